@@ -1,0 +1,80 @@
+"""The exceptions that steptime raises.
+
+    SteptimeError
+    └── InputError            what was asked for cannot be read; the command line prints it and exits with 2
+        ├── UnknownName       no such model, system, engine, key or family; carries the nearest names
+        ├── UnitError         a figure without the unit it needs, or with another quantity's unit
+        ├── DataFileError     a TOML or JSON file that is malformed or does not fit the schema: file and place
+        ├── ConfigError       a model's config.json lacks a field, or holds one of a wrong kind
+        ├── MappingError      a mapping that does not divide the model or the system
+        └── RangeError        a size, rate or share outside its range
+
+What is well asked but impossible (a model that does not fit) is an answer, not an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SteptimeError(Exception):
+    """Base of all errors that steptime raises on purpose."""
+
+
+class InputError(SteptimeError):
+    """The input is wrong; the message names the cause, the place and the nearest valid choice."""
+
+
+class UnknownName(InputError):
+    """A name that is not in the catalogue, the schema or the list of families."""
+
+    def __init__(self, kind: str, name: str, options: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name = kind, name
+        self.nearest = did_you_mean(name, options)
+        message = f"unknown {kind} {name!r}"
+        if self.nearest:
+            message += "; did you mean " + " or ".join(self.nearest) + "?"
+        if hint:
+            message += ("" if self.nearest else ".") + f" {hint}"
+        super().__init__(message)
+
+
+class UnitError(InputError):
+    """A text that is not a number with the unit that is needed."""
+
+
+class DataFileError(InputError):
+    """A data file that cannot be read: the file, the place and what is wrong."""
+
+    def __init__(self, path: object, problem: str, line: int | None = None) -> None:
+        self.path, self.line, self.problem = str(path), line, problem
+        where = f"{path}:{line}" if line else str(path)
+        super().__init__(f"{where}: {problem}")
+
+
+class ConfigError(InputError):
+    """A model configuration that cannot be turned into a model."""
+
+
+class MappingError(InputError):
+    """A mapping that does not divide the model or the system."""
+
+
+class RangeError(InputError):
+    """A number outside the range in which it means something."""
+
+
+def did_you_mean(name: str, options: Iterable[str], most: int = 3, *, alike: float = 0.5) -> tuple[str, ...]:
+    """Return the nearest of `options` to `name`, best first, at most `most` of them; `alike` is how near, from 0 to 1.
+
+    >>> did_you_mean("gb200-nvl", ["gb200-nvl72", "hgx-h100", "gb300-nvl72"])
+    ('gb200-nvl72', 'gb300-nvl72')
+    """
+    by_folded: dict[str, str] = {}
+    for option in options:
+        by_folded.setdefault(option.casefold(), option)
+        by_folded.setdefault(option.casefold().rsplit("/", 1)[-1], option)
+    close = get_close_matches(name.casefold(), list(by_folded), n=2 * most, cutoff=alike)
+    close += [o for o in by_folded if name.casefold() in o and len(name) > 2][:most] if len(close) < most else []
+    return tuple(dict.fromkeys(by_folded[c] for c in close))[:most]

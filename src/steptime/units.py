@@ -1,0 +1,186 @@
+"""Units: the only place that knows prefixes.
+
+Everything inside steptime is in SI base units with bytes, FLOPs, tokens and US dollars: seconds, B/s, FLOP/s, USD/s.
+Text becomes a number in `parse` and a number becomes text in `show`, nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from steptime.errors import UnitError
+
+MINUTE: Final = 60.0
+HOUR: Final = 3600.0
+DAY: Final = 86400.0
+MILLION: Final = 1e6
+
+PREFIXES: Final[dict[str, float]] = {
+    "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+    "P": 1e15, "E": 1e18,
+}  # fmt: skip
+BINARY_PREFIXES: Final[dict[str, float]] = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+
+# symbol -> (dimension, size in the base unit, whether it takes prefixes)
+SYMBOLS: Final[dict[str, tuple[str, float, bool]]] = {
+    "B": ("B", 1.0, True),
+    "b": ("B", 0.125, True),
+    "bit": ("B", 0.125, True),
+    "FLOP": ("FLOP", 1.0, True),
+    "OP": ("FLOP", 1.0, True),
+    "s": ("s", 1.0, True),
+    "min": ("s", MINUTE, False),
+    "h": ("s", HOUR, False),
+    "d": ("s", DAY, False),
+    "W": ("W", 1.0, True),
+    "USD": ("USD", 1.0, False),
+    "$": ("USD", 1.0, False),
+    "tok": ("tok", 1.0, True),
+    "token": ("tok", 1.0, True),
+    "tokens": ("tok", 1.0, True),
+    "kg": ("kg", 1.0, False),
+    "t": ("kg", 1000.0, False),
+    "metre": ("m", 1.0, False),
+}
+CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}  # TFLOPS is TFLOP/s
+
+_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+
+
+def _symbol(text: str) -> tuple[str, float] | None:
+    """Return the dimension of one symbol with its prefix, and its size."""
+    if text in SYMBOLS:
+        dimension, size, _ = SYMBOLS[text]
+        return dimension, size
+    for symbol, (dimension, size, prefixed) in SYMBOLS.items():
+        prefix = text.removesuffix(symbol)
+        if prefixed and prefix != text:
+            scale = PREFIXES.get(prefix) or (BINARY_PREFIXES.get(prefix) if dimension == "B" else None)
+            if scale:
+                return dimension, size * scale
+    return None
+
+
+def _unit(text: str) -> tuple[str, float] | None:
+    """Return the dimension of a unit such as "TB/s" as "B/s", and its size."""
+    for short, long in CONTRACTIONS.items():
+        if text.endswith(short):
+            text = text.removesuffix(short) + long
+    parts = text.split("/")
+    if len(parts) > 2:
+        return None
+    found = [_symbol(p) for p in parts]
+    known = [f for f in found if f is not None]
+    if len(known) < len(parts):
+        return None
+    size = known[0][1] / (known[1][1] if len(known) == 2 else 1.0)
+    return "/".join(k[0] for k in known), size
+
+
+def parse(text: str | float, unit: str = "") -> float:
+    """Read a figure such as "1.8 TB/s" and return it in the base unit `unit`.
+
+    `unit` is the dimension that is needed, in base symbols ("B/s", "FLOP/s", "s", "USD/s", "" for a plain number).
+    Raises UnitError when the text is no number, lacks its unit or has another quantity's unit.
+
+    >>> parse("1.8 TB/s", "B/s")
+    1800000000000.0
+    >>> parse("400 Gb/s", "B/s")
+    50000000000.0
+    >>> round(parse("3.6 USD/h", "USD/s"), 6)
+    0.001
+    >>> parse("2 TFLOPS", "FLOP/s")
+    2000000000000.0
+    >>> parse("80 GiB", "B/s")
+    Traceback (most recent call last):
+        ...
+    steptime.errors.UnitError: '80 GiB' is a quantity in B, but one in B/s is needed, such as '1.8 TB/s'
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if unit:
+            raise UnitError(f"{text!r} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
+        return text
+    match = _NUMBER.fullmatch(str(text))
+    if not match:
+        raise UnitError(f"{text!r} is not a number" + (f" in {unit}, such as {_EXAMPLE.get(unit, unit)!r}" if unit else ""))
+    number = float(match[1].replace(",", "").replace("_", ""))
+    if not math.isfinite(number):
+        raise UnitError(f"{text!r} is not a finite number")
+    if not match[2]:
+        if unit:
+            raise UnitError(f"{text!r} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
+        return number
+    known = _unit(match[2])
+    if known is None:
+        if not unit and match[2] in PREFIXES:
+            return number * PREFIXES[match[2]]
+        raise UnitError(
+            f"{text!r}: {match[2]!r} is not a unit that steptime knows; use {_EXAMPLE.get(unit, unit or 'a plain number')!r}"
+        )
+    dimension, size = known
+    if dimension != unit:
+        needed = f"one in {unit} is needed, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "a plain number is needed"
+        raise UnitError(f"{text!r} is a quantity in {dimension}, but {needed}")
+    return number * size
+
+
+_EXAMPLE: Final = {
+    "B": "80 GB",
+    "B/s": "1.8 TB/s",
+    "FLOP/s": "989 TFLOP/s",
+    "s": "2 us",
+    "USD/s": "2.5 USD/h",
+    "USD/B": "5 USD/GB",
+    "W": "700 W",
+    "kg": "1360 kg",
+    "": "72",
+}
+
+_STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_SMALL: Final = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+
+def _digits(value: float, digits: int) -> str:
+    """Write `value` with `digits` significant digits and no exponent between 1e-6 and 1e15."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    if "." in text and decimals > digits - 1:  # 0.00120 -> 0.0012
+        text = text.rstrip("0").rstrip(".")
+    return text
+
+
+def show(value: float, unit: str = "", digits: int = 3) -> str:
+    """Write a number in base units for people, with the prefix that fits.
+
+    >>> show(1.8e12, "B/s"), show(0.0123, "s"), show(7.2e-6, "s"), show(671e9)
+    ('1.80 TB/s', '12.3 ms', '7.20 µs', '671 B')
+    >>> show(2.5 / 3600, "USD/s"), show(0.4567, "USD"), show(1234, "tok/s"), show(5400, "s")
+    ('2.50 USD/h', '0.457 USD', '1,234 tok/s', '1.50 h')
+    """
+    if not math.isfinite(value):
+        return {math.inf: "unlimited", -math.inf: "-unlimited"}.get(value, "none")
+    if unit == "USD/s":
+        return f"{_digits(value * HOUR, digits)} USD/h"
+    if unit == "s" and abs(value) >= 100:
+        size, symbol = (DAY, "d") if abs(value) >= 2 * DAY else (HOUR, "h") if abs(value) >= HOUR else (MINUTE, "min")
+        return f"{_digits(value / size, digits)} {symbol}"
+    if unit == "":  # counts: M, B (billion), T
+        if abs(value) < 1e6 and value == round(value):
+            return f"{value:,.0f}"
+        for size, symbol in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
+            if abs(value) >= size:
+                return _digits(value / size, digits) + symbol
+        return _digits(value, max(digits, 4) if abs(value) >= 1000 else digits)
+    if unit in ("USD", "kg", "tok/s") or unit.startswith("USD/"):
+        whole = max(digits, len(str(int(abs(value)))))
+        return f"{_digits(value, whole)} {unit}"
+    steps = _SMALL if abs(value) < 1 and unit in ("s",) else _STEPS
+    for size, prefix in steps:
+        if abs(value) >= size * 0.9995:
+            return f"{_digits(value / size, digits)} {prefix}{unit}"
+    size, prefix = steps[-1]
+    return f"{_digits(value / size, digits)} {prefix}{unit}"
