@@ -1,0 +1,33 @@
+"""Pareto fronts and constrained minima over arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def pareto(gain: Any, other_gain: Any) -> Any:
+    """Return the indices of the points that no other beats in both, in order of falling `gain`.
+
+    Points with a value that is not finite never belong to it; of equal points the first does.
+
+    >>> pareto(np.array([1.0, 2.0, 3.0, 2.0]), np.array([9.0, 5.0, 1.0, 4.0])).tolist()
+    [2, 1, 0]
+    """
+    gain, other = np.asarray(gain, dtype=float), np.asarray(other_gain, dtype=float)
+    order = np.lexsort((-other, -gain))
+    order = order[np.isfinite(gain[order]) & np.isfinite(other[order])]
+    best_before = np.maximum.accumulate(np.concatenate(([-np.inf], other[order][:-1]))) if len(order) else other[order]
+    return order[other[order] > best_before]
+
+
+def cheapest(cost: Any, feasible: Any) -> int | None:
+    """Return the flat index of the smallest cost among the feasible points, or None where there is none.
+
+    >>> cheapest(np.array([3.0, 1.0, 2.0]), np.array([True, False, True]))
+    2
+    """
+    masked = np.where(feasible, cost, np.inf)
+    index = int(np.argmin(masked))
+    return index if np.isfinite(masked.flat[index]) else None

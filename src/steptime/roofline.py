@@ -1,0 +1,72 @@
+r"""The time of one operator on one chip, from its FLOPs and bytes.
+
+An ideal chip computes and streams memory at once: $t = \max(F / P, Q / W)$ for $F$ FLOPs at peak rate $P$ and $Q$ bytes at
+bandwidth $W$ (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). A real one overlaps them imperfectly, which
+a $p$-norm of the two describes: $p = \infty$ is the ideal, $p = 1$ no overlap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.hardware import Number
+
+
+def compute_time(flops: Number, peak: Number, efficiency: Number = 1.0) -> Number:
+    """Time of the arithmetic: flops [FLOP], peak [FLOP/s], efficiency [share of peak] -> [s].
+
+    >>> compute_time(2 * 37e9, 5e15)
+    1.48e-05
+    """
+    return flops / (peak * efficiency)
+
+
+def memory_time(bytes_moved: Number, bandwidth: Number, efficiency: Number = 1.0) -> Number:
+    """Time of the traffic: bytes_moved [B], bandwidth [B/s], efficiency [share of bandwidth] -> [s].
+
+    >>> memory_time(671e9, 72 * 8e12)
+    0.0011649305555555556
+    """
+    return bytes_moved / (bandwidth * efficiency)
+
+
+def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
+    r"""Time of an operator whose arithmetic and traffic overlap: $(a^p + b^p)^{1/p}$, the larger of the two at $p = \infty$.
+
+    compute, memory [s] -> [s]. Lies between max(compute, memory) and compute + memory for every norm >= 1.
+
+    >>> float(overlap(3.0, 4.0)), float(overlap(3.0, 4.0, 2)), float(overlap(3.0, 4.0, 1))
+    (4.0, 5.0, 7.0)
+    """
+    if np.isinf(norm):
+        return np.maximum(compute, memory)
+    larger = np.maximum(np.maximum(compute, memory), np.finfo(float).tiny)
+    return larger * ((compute / larger) ** norm + (memory / larger) ** norm) ** (1 / norm)
+
+
+def experts_touched(experts: Number, active: Number, tokens: Number) -> Number:
+    r"""Expected number of distinct experts that a batch uses: $n (1 - (1 - k/n)^T)$.
+
+    experts $n$, active $k$ [per token], tokens $T$ -> [experts]. Tokens choose independently and uniformly. Source: lecture,
+    section 1 (the expected coverage of draws).
+
+    >>> [round(float(experts_touched(256, 8, tokens)), 1) for tokens in (1, 96)]
+    [8.0, 243.9]
+    """
+    return -experts * np.expm1(tokens * np.log1p(-np.minimum(active / experts, 1 - 1e-12)))
+
+
+def distinct_hit(experts: int, active: int, groups: Number) -> Number:
+    r"""Expected number of `groups` that hold at least one of a token's experts.
+
+    $g \left(1 - \binom{n - n/g}{k} / \binom{n}{k}\right)$: experts $n$ spread evenly over $g$ groups, $k$ active ones drawn
+    without return. Source: lecture, section 7.
+
+    >>> [round(float(distinct_hit(256, 8, g)), 2) for g in (64, 32, 16, 8, 1)]
+    [7.68, 7.27, 6.52, 5.29, 1.0]
+    """
+    kept = experts - experts / groups
+    missed: Number = 1.0
+    for drawn in range(active):
+        missed = missed * (np.maximum(kept - drawn, 0.0) / max(experts - drawn, 1))
+    return groups * (1 - missed)

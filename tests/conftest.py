@@ -1,0 +1,79 @@
+"""Machines and models that tests share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import steptime as st
+from steptime.formats import number_format
+from steptime.hardware import Chip, Domain, Link, MemoryTier, Rent, System
+from steptime.model import Attention, Layer, Model, Op
+
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
+
+RENT = Rent(low=2 / 3600, typical=2 / 3600, high=2 / 3600)
+
+
+def machine(*, flops=2e15, bandwidth=4e12, capacity=1e14, size=8, up=1e30, out=1e30, latency=0.0) -> System:
+    """A chip with one peak rate on a switch; by default the network is free and memory without end."""
+    memory = (MemoryTier(name="hbm", capacity=capacity, bandwidth=bandwidth),)
+    return System(
+        name="toy",
+        chip=Chip(name="toy", peak={"bf16": flops, "fp8": flops}, memory=memory),
+        chips=size,
+        domains=(
+            Domain(name="up", kind="scale-up", size=size, link=Link(bandwidth=up, latency=latency)),
+            Domain(name="out", kind="scale-out", size=math.inf, link=Link(bandwidth=out, latency=latency)),
+        ),
+        rent=RENT,
+    )
+
+
+def one_matrix(*, weights=1e9, layers=10, kv_bytes=1000.0, kv_flops=0.0, heads=64) -> Model:
+    """A model of one kind of layer with one matrix and a cache: what the lecture's blackboard assumes."""
+    op = Op(name="matrix", term="feed-forward", weights=weights, flops_per_row=2 * weights, format=number_format("fp8"))
+    cache = Attention(
+        name="attention",
+        kv_bytes=kv_bytes,
+        kv_shards=heads,
+        flops_per_pair_decode=kv_flops,
+        flops_per_pair_prefill=kv_flops,
+        heads=heads,
+    )
+    return Model(
+        name="one matrix",
+        layers=((Layer(name="layer", ops=(op,), attention=(cache,)), layers),),
+        width=1000,
+        vocabulary=1,
+        heads=heads,
+    )
+
+
+def sparse_matrix(*, weights=1e8, experts=64, active=8, layers=10, kv_bytes=100.0) -> Model:
+    """A model of nothing but routed experts and a cache."""
+    op = Op(
+        name="experts", term="experts", weights=weights, flops_per_row=2 * weights, format=number_format("fp8"), rows="routed",
+        split="experts", experts=experts, active=active,
+    )  # fmt: skip
+    cache = Attention(name="attention", kv_bytes=kv_bytes, kv_shards=1, heads=64)
+    return Model(
+        name="experts",
+        layers=((Layer(name="layer", ops=(op,), attention=(cache,)), layers),),
+        width=1000,
+        vocabulary=1,
+        heads=64,
+    )
+
+
+@pytest.fixture(scope="session")
+def deepseek() -> Model:
+    return st.load_model("deepseek-ai/DeepSeek-V3")
+
+
+@pytest.fixture(scope="session")
+def rack() -> System:
+    return st.load_system("gb200-nvl72")
