@@ -1,0 +1,5 @@
+"""`python -m steptime` is `steptime`."""
+
+from steptime.cli import main
+
+main()

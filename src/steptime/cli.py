@@ -1,0 +1,388 @@
+"""The command line. No formula lives here: it reads words, calls the library and prints what comes back."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from steptime.hardware import System
+    from steptime.model import Model
+
+app = typer.Typer(
+    name="steptime",
+    help="The arithmetic of training and serving large language models: step time, latency, throughput and dollars per token.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example:  steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2",
+)
+
+MODEL = Annotated[
+    str,
+    typer.Argument(help="Catalogue name, Hugging Face id, or path to a config.json or its folder.", show_default=False),
+]
+SYSTEM = Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
+JSON = Annotated[bool, typer.Option("--json", help="Print JSON in SI units instead of text.")]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
+    ),
+]
+CATALOG = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog",
+        metavar="FOLDER",
+        help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
+    ),
+]
+ENGINE = Annotated[str, typer.Option(help="Serving engine: ideal (the bound that physics sets), or a file of constants.")]
+WEIGHTS = Annotated[
+    str,
+    typer.Option(metavar="FORMAT", help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says."),
+]
+EXPERTS = Annotated[str, typer.Option(metavar="FORMAT", help="Store routed experts in this format.")]
+KV = Annotated[str, typer.Option("--kv", metavar="FORMAT", help="Keep the KV cache as fp8, bf16, fp8_ds_mla, ...")]
+IMBALANCE = Annotated[float, typer.Option(help="Rows on the busiest expert chip over the mean.")]
+
+
+@app.command(epilog="Example:  steptime plan qwen3-235b-a22b hgx-b200 --input 4000 --output 1000 --speed 40 --launch vllm")
+def plan(
+    model: MODEL,
+    system: SYSTEM,
+    input_: Annotated[int, typer.Option("--input", help="Prompt tokens of a request.")] = 1024,
+    output: Annotated[int, typer.Option("--output", help="Output tokens of a request.")] = 1024,
+    speed: Annotated[float | None, typer.Option(help="Least output speed for each user [tok/s].")] = None,
+    ttft: Annotated[float | None, typer.Option(help="Longest mean time to first token [s].")] = None,
+    chips: Annotated[int | None, typer.Option(help="Chips to use; by default one scale-up domain.")] = None,
+    cached: Annotated[float, typer.Option(help="Share of the prompt that a prefix cache holds (0 to 1).")] = 0.0,
+    mode: Annotated[
+        str, typer.Option(help="aggregated (prefill and decode share chips), disaggregated (pools), or any.")
+    ] = "any",
+    engine: ENGINE = "ideal",
+    weights: WEIGHTS = "",
+    experts: EXPERTS = "",
+    kv: KV = "",
+    imbalance: IMBALANCE = 1.0,
+    set_: SET = None,
+    catalog: CATALOG = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show each term's formula with its numbers and sources.")] = False,
+    launch: Annotated[str, typer.Option(metavar="ENGINE", help="Print launch commands for vllm, sglang, trtllm, or all.")] = "",
+    json: JSON = False,
+) -> None:
+    """Find the cheapest way to serve a model on a system within limits on speed and first token."""
+    from steptime.engine import load_engine, with_imbalance
+    from steptime.errors import UnknownName
+    from steptime.launch import ENGINES
+    from steptime.planner import MODES, DoesNotFit, smallest_system
+    from steptime.planner import plan as make_plan
+    from steptime.workload import Slo, Workload
+
+    if mode != "any" and mode not in MODES:
+        raise UnknownName("mode", mode, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+    if launch and launch != "all" and launch not in ENGINES:
+        raise UnknownName("engine", launch, [*ENGINES, "all"], "Known: vllm, sglang, trtllm, all.")
+    machine = _system(system, set_, catalog)
+    described = _model(model, weights, experts, kv, catalog)
+    runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
+    tpot = math.inf if speed is None else _reciprocal("speed", speed)
+    slo = Slo(tpot=tpot, ttft=math.inf if ttft is None else ttft)
+    workload = Workload(input_tokens=input_, output_tokens=output, cached_share=cached)
+    try:
+        found = make_plan(
+            described, machine, workload, slo, chips=chips, engine=runs_on, modes=MODES if mode == "any" else (mode,)
+        )
+    except DoesNotFit as problem:
+        other = smallest_system(described, _systems(catalog))
+        where = (
+            f"; the smallest system of the catalogue that holds it is {other.name} ({other.chips} x {other.chip.name})"
+            if other
+            else ""
+        )
+        raise DoesNotFit(f"{problem}{where}") from None
+    if json:
+        from steptime import launch as launcher
+        from steptime.export import plain
+
+        commands = {name: launcher.launch(found, name) for name in ENGINES} if found.feasible else {}
+        _print_json(plain(found) | {"launch": commands})
+    else:
+        from steptime.render import explain_plan, launch_view, plan_view
+
+        console = _console()
+        console.print(plan_view(found, console.width))
+        if explain and found.feasible:
+            console.print(explain_plan(described, machine, found, runs_on))
+        if launch and found.feasible:
+            console.print(launch_view(found, ENGINES if launch == "all" else (launch,)), soft_wrap=True)
+        if found.feasible and not (explain or launch):
+            console.print(
+                f"{found.evaluated:,} layouts in {found.search_seconds:.2f} s. More: --explain, --launch all, --json.",
+                style="bright_black",
+            )
+    if not found.feasible:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example:  steptime step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain")
+def step(
+    model: MODEL,
+    system: SYSTEM,
+    phase: Annotated[str, typer.Option(help="decode, prefill, or mixed.")] = "decode",
+    batch: Annotated[int, typer.Option(help="Sequences that decode in one replica.")] = 1,
+    context: Annotated[int, typer.Option(help="Tokens of context of each.")] = 4096,
+    query: Annotated[int, typer.Option(help="Tokens that each sequence gets in the pass (above 1: verified drafts).")] = 1,
+    prompts: Annotated[int | None, typer.Option(help="Prompts in the pass; by default one for each attention group.")] = None,
+    tokens: Annotated[int, typer.Option(help="New tokens of each prompt in the pass.")] = 8192,
+    prefix: Annotated[int, typer.Option(help="Cached tokens before them.")] = 0,
+    tp: Annotated[int, typer.Option(help="Tensor parallel ways.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option(help="Attention groups (data parallel attention).")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert parallel ways.")] = 1,
+    cp: Annotated[int, typer.Option(help="Context parallel ways.")] = 1,
+    microbatches: Annotated[int | None, typer.Option(help="Parts of the batch in flight; by default one a stage.")] = None,
+    engine: ENGINE = "ideal",
+    weights: WEIGHTS = "",
+    experts: EXPERTS = "",
+    kv: KV = "",
+    imbalance: IMBALANCE = 1.0,
+    set_: SET = None,
+    catalog: CATALOG = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show each term's formula with its numbers and sources.")] = False,
+    json: JSON = False,
+) -> None:
+    """Time one forward pass: decode, prefill, or both at once, on a mapping of your choice."""
+    from steptime.engine import load_engine, with_imbalance
+    from steptime.errors import RangeError, UnknownName
+    from steptime.mapping import Mapping, show_mapping
+    from steptime.memory import memory_per_chip
+    from steptime.step import mixed_step
+
+    if phase not in ("decode", "prefill", "mixed"):
+        raise UnknownName("phase", phase, ("decode", "prefill", "mixed"), "Known: decode, prefill, mixed.")
+    decodes, prefills = phase != "prefill", phase != "decode"
+    for name, value, needed in (("batch", batch, decodes), ("context", context, decodes), ("tokens", tokens, prefills)):
+        if needed and value < 1:
+            raise RangeError(f"--{name} must be at least 1, not {value}")
+    machine = _system(system, set_, catalog)
+    described = _model(model, weights, experts, kv, catalog)
+    runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
+    mapping = Mapping(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp if microbatches is None else microbatches)
+    given: dict[str, Any] = {"batch": batch, "context": context, "query": query} if decodes else {}
+    if prefills:
+        given |= {"prompts": dp if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
+    found = mixed_step(described, machine, **given, mapping=mapping, engine=runs_on)
+    rows = given.get("prompts", 0) * given.get("tokens", 0)
+    memory = memory_per_chip(
+        described,
+        machine,
+        batch=given.get("batch", 0) + given.get("prompts", 0) * (not decodes),
+        context=context if decodes else tokens + prefix,
+        mapping=mapping,
+        engine=runs_on,
+        step_tokens=rows / dp,
+    )
+    seconds = float(found.total)
+    if json:
+        from steptime.export import plain
+
+        _print_json(
+            {
+                "model": described.name,
+                "system": machine.name,
+                "mapping": plain(mapping),
+                "phase": phase,
+                **given,
+                "bound": str(found.bound),
+                **plain(found),
+                "memory": plain(memory) | {"fits": bool(memory.fits)},
+            }
+        )
+        return
+    from steptime.explain import explain_step
+    from steptime.render import lines_table, sources_table, step_view
+    from steptime.units import show
+
+    rates = {"Bound by": str(found.bound)}
+    if decodes:
+        rates["Speed for each user"] = f"{query / seconds:,.1f} tok/s"
+        rates["Output per chip"] = show(batch * query / seconds / int(mapping.chips), "tok/s")
+    if prefills:
+        rates["Prompt tokens per chip"] = show(rows / seconds / int(mapping.chips), "tok/s")
+    rates["Fits"] = "yes" if memory.fits else f"no, {show(float(memory.used - memory.capacity), 'B')} too much on a chip"
+    where = f"{int(mapping.chips)} x {machine.chip.name}, {show_mapping(mapping)}, engine {runs_on.name}"
+    title = f"{described.name} on {where}: one {phase} step"
+    console = _console()
+    console.print(step_view(title, found, rates, memory, console.width))
+    if explain:
+        console.print(lines_table(explain_step(described, machine, found, given=given, mapping=mapping, engine=runs_on)))
+        console.print(sources_table(machine))
+
+
+@app.command(epilog="Examples:  steptime models    steptime models deepseek-v3    steptime models --like qwen3")
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="A model to show; without it, the catalogue is listed.", show_default=False)
+    ] = None,
+    like: Annotated[str, typer.Option(help="List only names that contain this text.")] = "",
+    context: Annotated[int, typer.Option(help="Context for the figures that depend on one [tokens].")] = 8192,
+    weights: WEIGHTS = "",
+    experts: EXPERTS = "",
+    kv: KV = "",
+    catalog: CATALOG = None,
+    json: JSON = False,
+) -> None:
+    """List the models, or show what one is made of."""
+    from steptime import cards
+    from steptime.catalog import check_positive
+
+    check_positive(context=context)
+    if name is not None:
+        card = cards.model_card(_model(name, weights, experts, kv, catalog), context=context)
+        if json:
+            _print_json(card)
+            return
+        from steptime.render_cards import model_view
+
+        console = _console()
+        console.print(model_view(card, console.width))
+        return
+    rows = cards.model_rows(like, catalog)
+    if json:
+        _print_json(rows)
+        return
+    from steptime.render_cards import models_view
+
+    _console().print(models_view(rows))
+
+
+@app.command(epilog="Examples:  steptime systems    steptime systems gb200-nvl72")
+def systems(
+    name: Annotated[
+        str | None, typer.Argument(help="A system to show; without it, the catalogue is listed.", show_default=False)
+    ] = None,
+    set_: SET = None,
+    catalog: CATALOG = None,
+    json: JSON = False,
+) -> None:
+    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from."""
+    from steptime import cards
+
+    if name is not None:
+        card = cards.system_card(_system(name, set_, catalog))
+        if json:
+            _print_json(card)
+            return
+        from steptime.render_cards import system_view
+
+        _console().print(system_view(card))
+        return
+    rows = [cards.system_row(s) for s in _systems(catalog)]
+    if json:
+        _print_json(rows)
+        return
+    from steptime.render_cards import systems_view
+
+    _console().print(systems_view(rows))
+
+
+@app.command(epilog="Examples:  steptime engines    steptime engines ideal")
+def engines(
+    name: Annotated[
+        str | None, typer.Argument(help="An engine to show; without it, all are listed.", show_default=False)
+    ] = None,
+    catalog: CATALOG = None,
+    json: JSON = False,
+) -> None:
+    """List the engines, or show the constants of one."""
+    from steptime import cards
+    from steptime.catalog import files
+    from steptime.engine import load_engine
+
+    names = ("ideal", *files("engines", catalog)) if name is None else (name,)
+    shown = [cards.engine_card(load_engine(n, catalog)) for n in names]
+    if json:
+        _print_json(shown if name is None else shown[0])
+        return
+    from steptime.render_cards import engine_view, engines_view
+
+    _console().print(engines_view(shown) if name is None else engine_view(shown[0]))
+
+
+# --- reading what was asked ---------------------------------------------------------------------------------------------
+
+
+def _model(name: str, weights: str, experts: str, kv: str, catalog: str | None) -> Model:
+    from steptime.architectures.hf import load_model
+
+    return load_model(name, weights=weights, experts=experts, kv=kv, catalog=catalog)
+
+
+def _system(name: str, changes: list[str] | None, catalog: str | None) -> System:
+    from steptime.catalog import load_system
+    from steptime.hardware import read_changes, vary
+
+    system = load_system(name, catalog)
+    return vary(system, read_changes(system, tuple(changes or ())))
+
+
+def _systems(catalog: str | None) -> list[System]:
+    from steptime.catalog import files, load_system
+
+    return [load_system(name, catalog) for name in files("systems", catalog)]
+
+
+def _reciprocal(name: str, value: float) -> float:
+    from steptime.errors import RangeError
+
+    if not (math.isfinite(value) and value > 0):
+        raise RangeError(f"--{name} must be greater than 0, not {value:g}")
+    return 1 / value
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    from steptime.export import to_json
+
+    sys.stdout.write(to_json(value) + "\n")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"steptime {installed('steptime')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; wrong input gets one message and exit code 2."""
+    from steptime.errors import InputError
+
+    try:
+        app()
+    except InputError as problem:
+        typer.echo(f"steptime: {problem}", err=True)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        sys.stderr.close()
+        raise SystemExit(0) from None
+
+
+if __name__ == "__main__":
+    main()

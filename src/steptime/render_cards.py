@@ -1,0 +1,206 @@
+"""What the terminal shows of the catalogue: lists and cards of models, systems and engines."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from steptime.units import show
+from steptime.widgets import bar, sourced, table, usd
+
+PART_COLOURS = {
+    "projections": "blue", "experts": "green", "shared experts": "bright_green", "feed-forward": "cyan", "embedding": "magenta",
+    "head": "bright_magenta", "norms": "white", "vision": "yellow",
+}  # fmt: skip
+
+
+def models_view(rows: list[dict[str, Any]]) -> RenderableType:
+    """Return the list of models."""
+    shown = table("Model", "Parameters", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4))
+    for row in rows:
+        if "problem" in row:
+            shown.add_row(row["name"], Text("cannot be read: " + row["problem"], style="red"), "", "", "")
+            continue
+        shown.add_row(
+            row["name"],
+            show(row["total_parameters"]),
+            show(row["active_parameters"]),
+            f"{row['kv_bytes_per_token']:,.0f} B",
+            show(row["weight_bytes"], "B"),
+        )
+    return Group(shown, Text(f"{len(rows)} models. `steptime models NAME` shows one."))
+
+
+def _facts(pairs: list[tuple[str, str]]) -> Table:
+    shown = table("", "")
+    shown.show_header = False
+    for name, value in pairs:
+        shown.add_row(name, value)
+    return shown
+
+
+def model_view(card: dict[str, Any], width: int) -> RenderableType:
+    """Return one model's card."""
+    p, published = card["parameters"], card["published"]
+    stated = f"; the maker states {show(published['total'])}" if published.get("total") else ""
+    formats = ", ".join(f"{show(value, 'B')} {name}" for name, value in card["weight_bytes_by_format"].items())
+    growing, full = card["kv_bytes_per_token_growing"], card["kv_bytes_per_token"]
+    cache = f"{full:,.0f} B in {card['kv_format']}"
+    if growing != full:
+        cache += f", of which {growing:,.0f} B grow without bound"
+    pairs = [
+        ("Family", card["family"]),
+        ("Parameters", f"{p['total']:,.0f} ({show(p['total'])}{stated})"),
+        ("Active for a token", f"{p['active']:,.0f} ({p['active_share']:.1%})"),
+        ("Weights", f"{show(card['weight_bytes'], 'B')}: {formats}"),
+        ("KV cache of a token", cache),
+        (f"Cache at {card['context']:,} tokens", show(card["cache_bytes_at_context"], "B")),
+        ("KV reads equal weight reads at", _tokens(card["context_of_equal_reads"]) + " of one sequence"),
+        ("Longest context", _tokens(card["max_context"])),
+        ("Smallest system that holds it", _smallest(card)),
+        ("Source", _source(card["source"])),
+    ]
+    if card["state_bytes_per_sequence"]:
+        pairs.insert(5, ("State of a sequence", show(card["state_bytes_per_sequence"], "B")))
+    if p["draft"]:
+        pairs.insert(3, ("Multi-token prediction, apart", show(p["draft"])))
+    return Group(
+        Text(card["name"], style="bold"),
+        _facts(pairs),
+        _layers(card),
+        _parts(card, width),
+        _flops(card),
+        *(Text.assemble(("Note: ", "yellow"), note) for note in card["notes"]),
+    )
+
+
+def _smallest(card: dict[str, Any]) -> str:
+    found = card["smallest_system"]
+    return f"{found['title']} ({found['name']})" if found else "none in the catalogue"
+
+
+def _source(source: dict[str, str]) -> str:
+    if not source:
+        return "a local config"
+    return f"{source.get('url', '')} ({source.get('grade', 'not graded')}, {source.get('date', 'no date')})"
+
+
+def _tokens(value: float) -> str:
+    return f"{value:,.0f} tokens" if math.isfinite(value) else "no context"
+
+
+def _layers(card: dict[str, Any]) -> Table:
+    shown = table("Layers", "Count", "Parameters each", numbers=(1, 2))
+    for layer in card["layers"]:
+        shown.add_row(layer["kind"], str(layer["count"]), show(layer["parameters"]))
+    return shown
+
+
+def _parts(card: dict[str, Any], width: int) -> Table:
+    shown = table("Part", "Parameters", "Share", "", numbers=(1, 2))
+    total = card["parameters"]["total"]
+    cells = max(10, min(40, width - 44))
+    names = {"projections": "attention"}
+    for name, value in sorted(card["parts"].items(), key=lambda item: -item[1]):
+        shown.add_row(
+            names.get(name, name),
+            show(value),
+            f"{value / total:.1%}",
+            bar(value / total, cells, PART_COLOURS.get(name, "white")),
+        )
+    return shown
+
+
+def _flops(card: dict[str, Any]) -> Table:
+    shown = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
+    for row in card["flops_per_token"]:
+        shown.add_row(f"{row['context']:,}", show(row["decode"], "FLOP"), show(row["prefill"], "FLOP"))
+    return shown
+
+
+def systems_view(rows: list[dict[str, Any]]) -> RenderableType:
+    """Return the list of systems."""
+    shown = table("System", "Domain", "BF16", "FP8", "FP4", "HBM", "HBM speed", "Rent", numbers=range(1, 8))
+    for row in rows:
+        peak = row["peak"]
+        shown.add_row(
+            row["name"],
+            f"{row['scale_up_size']:,.0f}",
+            *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
+            show(row["hbm_capacity"], "B"),
+            show(row["hbm_bandwidth"], "B/s"),
+            f"{usd(row['rent'] * 3600)}/h" if math.isfinite(row["rent"]) else "-",
+        )
+    note = (
+        "Peak rates are dense TFLOP/s of a chip, memory and rent of a chip. `steptime systems NAME` shows one with its sources."
+    )
+    return Group(shown, Text(note))
+
+
+def system_view(card: dict[str, Any]) -> RenderableType:
+    """Return one system's card."""
+    rent = card["rent_range"]
+    known = math.isfinite(rent["typical"])
+    span = f"from {show(rent['low'], 'USD/s')} to {show(rent['high'], 'USD/s')}"
+    quotes = f"{show(rent['typical'], 'USD/s')} a chip ({span}; {rent['grade']}, {rent['date']})"
+    balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card["balance"].items())
+    pairs = [
+        ("Chip", f"{card['chip_title'] or card['chip']} ({card['vendor']}, {card['year']})"),
+        ("Balance R, multiplies per weight read", balances),
+        ("HBM drain time", show(card["drain_seconds"], "s")),
+        ("HBM of a usual deployment", f"{show(card['scale_up_hbm'], 'B')} on {card['chips']} chips"),
+        ("Scale-up over scale-out bandwidth", f"{card['up_over_out']:,.1f}"),
+        ("Rent", quotes if known else rent["note"]),
+    ]
+    rack = card["rack"]
+    if rack:
+        units = {"power": "W", "weight": "kg"}
+        text = ", ".join(
+            f"{name} {show(value, units[name])}" if name in units else f"{value:,.0f} {name}" for name, value in rack.items()
+        )
+        pairs.append(("Rack", text))
+    memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3))
+    for tier in card["memory"]:
+        memory.add_row(
+            tier["name"], show(tier["capacity"], "B"), show(tier["bandwidth"], "B/s"), show(tier["drain_seconds"], "s")
+        )
+    network = table("Network", "Kind", "Chips", "Bandwidth, one way", "Latency", "Topology", numbers=(2, 3, 4))
+    for d in card["domains"]:
+        network.add_row(
+            d["name"], d["kind"], show(d["size"]), show(d["bandwidth"], "B/s"), show(d["latency"], "s"), d["topology"]
+        )
+    rows = []
+    for path, knob in card["knobs"].items():
+        figure = card["figures"].get(path)
+        if figure:
+            rows.append((path, figure["text"], figure["grade"], figure["date"], figure["url"]))
+        elif path == "rent" and known:
+            rows.append((path, show(knob["value"], "USD/s"), rent["grade"], rent["date"], rent["url"]))
+    return Group(
+        Text(card["title"] or card["name"], style="bold"),
+        _facts(pairs),
+        memory,
+        network,
+        sourced("Figure (--set)", rows),
+    )
+
+
+def engines_view(cards: list[dict[str, Any]]) -> RenderableType:
+    """Return the list of engines."""
+    shown = table("Engine", "What it is")
+    for card in cards:
+        shown.add_row(card["name"], card["title"])
+    return shown
+
+
+def engine_view(card: dict[str, Any]) -> RenderableType:
+    """Return one engine's constants."""
+    shown = table("Constant", "Value", numbers=(1,))
+    for name, value in card["constants"].items():
+        unit = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else ""
+        shown.add_row(name.replace("_", " "), show(value, unit) if unit else f"{value:g}")
+    return Group(Text(f"{card['name']}: {card['title']}", style="bold"), shown)

@@ -1,0 +1,165 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
+
+
+def run(words: str, *, columns: int = 100, folder=None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(
+        [sys.executable, "-m", "steptime", *words.split()],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_main_job(columns):
+    shown = run(MAIN, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "per million output tokens",
+        "Runner-up",
+        "Memory of a chip",
+        "attention",
+        "Pareto front",
+        "cannot be cheaper",
+    ):
+        assert words in shown.stdout
+    assert max(len(line) for line in shown.stdout.splitlines()) <= columns
+
+
+def test_the_main_job_as_json():
+    shown = run(MAIN + " --json")
+    found = json.loads(shown.stdout)
+    assert found["feasible"]
+    assert found["tokens_per_second_per_user"] >= 50
+    assert found["tpot"] <= 0.02
+    assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
+    assert found["pools"][0]["mapping"]["ep"] >= 1
+
+
+def test_explain_shows_formulas_numbers_and_sources():
+    shown = run(MAIN + " --explain", columns=140).stdout
+    for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
+        assert words in shown
+
+
+def test_launch_commands():
+    shown = run(MAIN + " --launch all").stdout
+    for words in ("vllm serve", "sglang.launch_server", "trtllm-serve"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "--version", "models",
+        "models --like qwen3", "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
+        "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
+        "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
+        "plan llama-3.1-8b hgx-h100 --set rent=1USD/h --kv fp8 --weights fp8 --chips 2",
+    ],
+)  # fmt: skip
+def test_every_command_runs_at_80_columns(words):
+    shown = run(words, columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["models deepseek-v3", "systems gb200-nvl72", "engines", "models --like llama", "step llama-3.1-8b hgx-h100"]
+)
+def test_every_command_speaks_json(words):
+    json.loads(run(words + " --json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("plan deepsek-v3 gb200-nvl72", "did you mean deepseek-ai/DeepSeek-V3"),
+        ("plan deepseek-v3 gb200-nvl7", "did you mean gb200-nvl72"),
+        ("plan deepseek-v3 gb200-nvl72 --set chip.hbm.bandwith=3TB/s", "did you mean chip.hbm.bandwidth"),
+        ("plan deepseek-v3 gb200-nvl72 --set chip.hbm.bandwidth=3TB", "one in B/s is needed"),
+        ("plan deepseek-v3 gb200-nvl72 --speed 0", "--speed must be greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --ttft -1", "greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --input 0", "at least 1 token"),
+        ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "cached share"),
+        ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
+        ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
+        ("plan deepseek-v3 gb200-nvl72 --launch vlm", "did you mean vllm"),
+        ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
+        ("plan deepseek-v3 gb200-nvl72 --kv fp9", "unknown KV format"),
+        ("plan deepseek-v3 gb200-nvl72 --imbalance 0.5", "imbalance must be at least 1"),
+        ("plan llama-3.1-405b hgx-h100", "172 GB too little"),
+        ("plan llama-3.1-8b hgx-h100 --catalog nowhere", "nowhere: is not a folder"),
+        ("step llama-3.1-70b hgx-h100 --tp 7", "does not divide the 64 heads"),
+        ("step llama-3.1-70b hgx-h100 --ep 2", "has no experts"),
+        ("step deepseek-v3 hgx-h100 --tp 8 --ep 3", "try 2 or 4"),
+        ("step llama-3.1-70b hgx-h100 --pp 81", "more than the 80 layers"),
+        ("step llama-3.1-70b hgx-h100 --batch 0", "--batch must be at least 1"),
+        ("step llama-3.1-70b hgx-h100 --batch -5", "--batch must be at least 1"),
+        ("step llama-3.1-70b hgx-h100 --phase sleep", "Known: decode, prefill, mixed"),
+        ("models nothing-like-this", "unknown model"),
+        ("systems nowhere.toml", "no such file"),
+        ("plan missing/config.json hgx-h100", "no such file"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
+    shown = run(words)
+    assert shown.returncode == 2, shown.stdout + shown.stderr
+    assert says in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+    assert len(shown.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2}', "'hidden_size' is missing"),
+        ('{"model_type": "lama", "hidden_size": 10}', "did you mean llama"),
+        ('{"hidden_size": 10}', "'model_type' is missing"),
+        (
+            '{"model_type": "llama", "hidden_size": -4096, "num_attention_heads": 32, "num_hidden_layers": 2}',
+            "must be at least 1",
+        ),
+        ('{"model_type": "llama", "hidden_size": "big", "num_attention_heads": 32, "num_hidden_layers": 2}', "whole number"),
+        ('{"model_type": "llama",\n "hidden_size": }', "config.json:2: is not valid JSON"),
+    ],
+)
+def test_broken_configs_name_the_field_or_the_line(tmp_path, config, says):
+    path = tmp_path / "config.json"
+    path.write_text(config)
+    shown = run(f"models {path}")
+    assert shown.returncode == 2
+    assert says in " ".join(shown.stderr.split())
+
+
+def test_limits_that_nothing_meets_are_told_with_exit_code_1():
+    shown = run("plan deepseek-v3 gb200-nvl72 --speed 100000")
+    assert shown.returncode == 1
+    assert "Not possible" in shown.stdout
+
+
+def test_help_needs_no_arrays():
+    """Help starts at once: it imports neither numpy nor pydantic."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from steptime.cli import app; "
+        "r = CliRunner().invoke(app, ['--help']); print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["0", "False", "False"]
