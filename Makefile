@@ -1,0 +1,27 @@
+PYTHON ?= python3
+
+.PHONY: check test slow lint types imports docs bench
+
+check: test lint types imports docs
+
+test:
+	$(PYTHON) -m pytest
+
+slow:
+	$(PYTHON) -m pytest -m slow
+
+lint:
+	$(PYTHON) -m ruff check src tests benchmarks
+	$(PYTHON) -m ruff format --check src tests benchmarks
+
+types:
+	$(PYTHON) -m mypy
+
+imports:
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command as main; main()"
+
+docs:
+	$(PYTHON) docs/generate.py --check
+
+bench:
+	$(PYTHON) benchmarks/speed.py

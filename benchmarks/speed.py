@@ -1,0 +1,71 @@
+"""How fast steptime is: run `python benchmarks/speed.py`; the table goes into benchmarks/README.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import steptime as st
+from steptime.mapping import NAMES, legal, shaped, stacked
+
+MAIN = ["plan", "deepseek-ai/DeepSeek-V3", "gb200-nvl72", "--input", "8192", "--output", "1024", "--speed", "50", "--ttft", "2"]
+
+
+def best_of(run: Callable[[], object], times: int = 5) -> float:
+    """Seconds of the fastest of a few runs."""
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def command(*words: str) -> Callable[[], object]:
+    return lambda: subprocess.run([sys.executable, "-m", "steptime", *words], capture_output=True, check=True)
+
+
+def main() -> None:
+    model, system = st.load_model("deepseek-ai/DeepSeek-V3"), st.load_system("gb200-nvl72")
+    random = np.random.default_rng(0)
+    mappings = list(legal(model, system, 72))
+    points = 1_000_000
+    chosen = stacked([mappings[i] for i in random.integers(0, len(mappings), 4096)])
+    index = random.integers(0, 4096, points)
+    scattered = st.Mapping(**{name: getattr(chosen, name)[index] for name in NAMES})
+    batch, context = random.integers(1, 20_000, points), random.integers(1, 200_000, points)
+    grid = shaped(stacked(mappings[:500]), 2)
+
+    def every_point_its_own() -> object:
+        return st.decode_step(model, system, batch=batch, context=context, mapping=scattered)
+
+    def a_grid() -> object:
+        batches, contexts = np.geomspace(1, 20_000, 50).astype(int)[:, None], np.linspace(1, 2e5, 40)
+        return st.decode_step(model, system, batch=batches, context=contexts, mapping=grid)
+
+    def one() -> object:
+        return st.decode_step(model, system, batch=256, context=4096, mapping=st.Mapping(dp=8, ep=8))
+
+    rows = [
+        ("1,000,000 decode steps, every point its own batch, context and mapping", every_point_its_own, points),
+        ("1,000,000 decode steps, a grid of 500 mappings x 50 batches x 40 contexts", a_grid, points),
+        ("one decode step", one, 1),
+        ("the README's plan, process start included", command(*MAIN), 1),
+        ("steptime --help", command("--help"), 1),
+    ]
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}\n")
+    print("| what | seconds | a second |\n|---|---:|---:|")
+    for name, run, count in rows:
+        run()
+        seconds = best_of(run)
+        print(f"| {name} | {seconds:.3g} | {count / seconds:,.0f} |")
+
+
+if __name__ == "__main__":
+    main()
