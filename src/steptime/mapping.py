@@ -56,6 +56,7 @@ class Mapping:
 
 
 NAMES = tuple(f.name for f in fields(Mapping))
+LARGEST_REPLICA = 256  # chips; larger ones are tried only where one scale-up domain is larger
 
 
 def show_mapping(mapping: Mapping) -> str:
@@ -119,21 +120,21 @@ def divisors(number: int) -> list[int]:
 
 
 def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, ...] = (1, 2)) -> Iterator[Mapping]:
-    """Yield the mappings of `model` whose replicas fit `chips` chips, each replica inside what the domains allow.
+    """Yield the mappings of `model` whose replicas fit `chips` chips, with as many replicas as fit.
 
-    Tensor parallel groups stay inside the scale-up domain. Replicas fill the chips; a replica that leaves more than half
-    of them idle is not worth listing twice and is kept only where nothing larger is.
+    An attention group stays inside the scale-up domain; a stage may span several. `microbatches`: micro-batches a stage.
     """
     routed = next((layer.routed for layer, _ in model.layers if layer.routed is not None), None)
     domain = min(system.scale_up.size, chips)
+    largest = min(chips, max(domain, LARGEST_REPLICA))
     tps = [t for t in divisors(model.heads) if t <= domain]
     kv = max((a.kv_shards for layer, _ in model.layers for a in layer.attention), default=1)
     seen = set()
     for tp, pp in product(tps, [p for p in (1, 2, 3, 4, 6, 8, 9, 12, 16) if p <= min(model.depth, chips)]):
         for cp in (1, 2, 4, 8):
-            if tp * cp * pp > chips or (cp > 1 and (tp < kv or tp * cp > domain or model.heads % (tp * cp))):
+            if tp * cp * pp > largest or (cp > 1 and (tp < kv or tp * cp > domain or model.heads % (tp * cp))):
                 continue
-            for dp in _groups(chips // (tp * cp * pp), routed is not None):
+            for dp in _groups(largest // (tp * cp * pp), routed is not None):
                 stage = tp * cp * dp
                 if stage > domain and domain % (tp * cp):
                     continue  # an attention group would straddle two domains
@@ -169,11 +170,11 @@ def _groups(most: int, shared: bool) -> list[int]:
 
 
 def _expert_ways(stage: int, dp: int, experts: int) -> list[int]:
-    """Expert parallel ways: all chips of the stage, none, and, without attention groups, every way between."""
+    """Expert parallel ways: none, or all chips of the stage (as many as there are experts for)."""
     if not experts:
         return [1]
-    ways = {stage, 1} if dp > 1 else set(divisors(stage))
-    return sorted(w for w in ways if w <= experts)
+    most = max(w for w in divisors(stage) if w <= experts)
+    return sorted({1, most} if dp == 1 or most == stage else {1})
 
 
 def stacked(mappings: list[Mapping]) -> Mapping:

@@ -456,7 +456,18 @@ def _does_not_fit(case: Case) -> str:
     else:
         least = min((float(weights_per_chip(case.model, m)) for m in legal(case.model, case.system, case.chips)), default=need)
         message += f"; the best mapping puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
-    more = next((n for n in range(case.chips + 1, 4097) if n * capacity >= need and fitting(replace(case, chips=n))), None)
+    least = math.ceil(need / capacity)
+    domain = min(case.system.scale_up.size, 4096)
+    tries = sorted(
+        {
+            least,
+            least + least % 2,
+            8 * math.ceil(least / 8),
+            domain * math.ceil(least / domain),
+            2 ** math.ceil(math.log2(least)),
+        }
+    )
+    more = next((n for n in tries if case.chips < n <= 4096 and fitting(replace(case, chips=n))), None)
     if more:
         message += f". With --chips {more} it would fit"
     return message

@@ -71,13 +71,18 @@ def _violation(case: Case, state: State) -> Number:
         [
             np.broadcast_to(x, state.tpot.shape)
             for x in (
-                state.tpot / case.slo.tpot,
-                state.ttft / case.slo.ttft,
+                _over(state.tpot, case.slo.tpot),
+                _over(state.ttft, case.slo.ttft),
                 state.memory.used / state.memory.capacity,
                 state.utilisation / MOST_UTILISED,
             )
         ]
     )
+
+
+def _over(value: Number, limit: Number) -> Number:
+    """Value over limit; no limit is never near."""
+    return value / limit if math.isfinite(limit) else np.zeros_like(value)
 
 
 def _grid(layout: Layout) -> Number:
@@ -93,7 +98,7 @@ def _lowest_cost(case: Case, layout: Layout) -> float:
     state = state_of(case, layout, batch[:, None], chunks[None, :])
     rent = case.system.rent.typical if math.isfinite(case.system.rent.typical) else 1.0
     cost = np.log(rent * layout.mapping.chips / state.rate)
-    over = np.log(_violation(case, state))
+    over = np.log(np.maximum(_violation(case, state), 1e-300))
     inside = np.where(over <= 1e-9, cost, np.inf)
     over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
     crossing = (over[:-1] <= 0) & (over[1:] > 0) & (over[1:] < 700.0)
