@@ -221,3 +221,39 @@ def test_what_is_no_config_at_all_is_refused(junk: dict[str, Any]) -> None:
 def test_a_number_too_long_to_print_is_refused(field: str) -> None:
     for config in (found[0] for found in configs().values()):
         check({**shortened(config), field: 10**5000})
+
+
+def test_a_kind_or_name_that_is_a_number_too_long_to_print_is_refused_or_passed_over() -> None:
+    for config in (shortened(found[0]) for found in configs().values()):
+        assert not check({**config, "model_type": 10**5000, "architectures": None})
+        assert check({**config, "_name_or_path": 10**5000})
+    assert not check({"model_type": 10**5000, "architectures": [10**5000]})
+    assert not check({"model_type": "x" * 10**6})
+
+
+HOSTILE = (
+    "re:(a+)+$", "re:(a|a)*b", "re:(.*)*x", "re:(.*.*)*x", "re:" + "a?" * 40 + "a" * 40, "re:" + "(.|.)" * 40 + "x",
+    "re:" + ".*" * 30 + "x", "re:" + "(" * 500 + ")" * 500, "re:((.{1,90}){1,90}){1,90}x", "re:a**", "re:(", "re:[", "re:\\",
+    "re:" + "x" * 10**5, "*" * 10**5, "re:(?=(.*)*)x",
+)  # fmt: skip
+"""Patterns on which Python's matcher takes exponential time, or which are none."""
+
+
+@pytest.mark.parametrize("pattern", HOSTILE, ids=lambda pattern: pattern[:16])
+@pytest.mark.parametrize("field", ["modules_to_not_convert", "quantized_layers"])
+def test_a_pattern_that_would_take_long_is_refused(pattern: str, field: str) -> None:
+    config = shortened(configs()["deepseek_v3"][0])
+    listed = {pattern: {"quant_algo": "FP8"}} if field == "quantized_layers" else [pattern]
+    assert not check({**config, "quantization_config": {"quant_method": "fp8", field: listed}})
+
+
+def test_many_slow_patterns_end_in_an_error() -> None:
+    config = shortened(configs()["deepseek_v3"][0])
+    slow = [f"re:.*.*.*{n}x" for n in range(20_000)]
+    assert not check({**config, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": slow}})
+
+
+def test_many_plain_patterns_are_read() -> None:
+    config = configs()["deepseek_v3"][0]
+    many = [f"layers.{n}.elsewhere" for n in range(100_000)] + [f"layers.{n}.self_attn*" for n in range(61)]
+    assert check({**config, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": many}})

@@ -11,7 +11,7 @@ from steptime.architectures.hf import load_model
 from steptime.blackboard import balance, drain_seconds, multiplies
 from steptime.engine import CONSTANTS, Engine
 from steptime.errors import InputError
-from steptime.hardware import System, describe, knobs, read_knob
+from steptime.hardware import System, knobs, read_knob
 from steptime.model import (
     Model,
     active_parameters,
@@ -85,6 +85,11 @@ def model_card(model: Model, *, context: int) -> dict[str, Any]:
             "draft": draft_parameters(model),
         },
         "published": dict(model.published),
+        "counted_over_published": {
+            kind: counted / model.published[kind]
+            for kind, counted in (("total", total), ("active", active))
+            if model.published.get(kind)
+        },
         "parts": parts(model),
         "weight_bytes": weight_bytes(model),
         "weight_bytes_by_format": stored_formats(model),
@@ -94,6 +99,7 @@ def model_card(model: Model, *, context: int) -> dict[str, Any]:
         "state_bytes_per_sequence": state_bytes(model),
         "context": context,
         "cache_bytes_at_context": float(cache_bytes(model, context)),
+        "cache_bytes": [{"context": c, "bytes": float(cache_bytes(model, c))} for c in _contexts(model, context)],
         "context_of_equal_reads": context_of_equal_reads(model),
         "flops_per_token": [
             {
@@ -101,12 +107,38 @@ def model_card(model: Model, *, context: int) -> dict[str, Any]:
                 "decode": float(decode_flops_per_token(model, c)),
                 "prefill": float(prefill_flops(model, c)) / c,
             }
-            for c in sorted({*CONTEXTS, context})
-            if c <= max(model.max_context, context)
+            for c in _contexts(model, context)
         ],
-        "smallest_system": None if holds is None else {"name": holds.name, "chips": holds.chips, "title": describe(holds)},
+        "smallest_system": None if holds is None else {"name": holds.name, "chips": holds.chips, "title": holds.title},
         "source": dict(model.source),
         "notes": list(model.notes),
+    }
+
+
+def _contexts(model: Model, context: int) -> list[int]:
+    """Return the contexts that a card shows, up to the longest that the model takes."""
+    return [c for c in sorted({*CONTEXTS, context}) if c <= max(model.max_context, context)]
+
+
+def comparison_row(model: Model, *, context: int) -> dict[str, Any]:
+    """Return one line of the comparison of models."""
+    total, active = total_parameters(model), active_parameters(model)
+    return {
+        "name": model.name,
+        "family": model.family,
+        "total_parameters": total,
+        "active_parameters": active,
+        "active_share": active / total,
+        "weight_bytes": weight_bytes(model),
+        "kv_format": model.kv_format,
+        "kv_bytes_per_token": kv_bytes_per_token(model),
+        "kv_bytes_per_token_growing": growing_kv_bytes_per_token(model),
+        "state_bytes_per_sequence": state_bytes(model),
+        "context": context,
+        "cache_bytes_at_context": float(cache_bytes(model, context)),
+        "decode_flops_per_token": float(decode_flops_per_token(model, context)),
+        "context_of_equal_reads": context_of_equal_reads(model),
+        "max_context": model.max_context,
     }
 
 
@@ -152,6 +184,39 @@ def system_row(system: System) -> dict[str, Any]:
     }
 
 
+def scale_up_links(system: System) -> dict[str, Any]:
+    """Return how many links the scale-up domain has, as {count, basis}.
+
+    Where the links of a chip are known, each chip's count: on a switch every one has a cable of its own, between
+    neighbours two chips share one. Else the cables of a rack; else one link a chip, which is a floor.
+    """
+    domain, rack = system.scale_up, system.rack
+    if not math.isfinite(domain.size):
+        return {"count": 0.0, "basis": "no scale-up domain"}
+    if "links" in rack:
+        shared = domain.link.topology in ("mesh", "torus", "ring")
+        basis = f"{domain.size:,.0f} chips x {rack['links']:,.0f}" + (", each shared by two" if shared else " to switches")
+        return {"count": domain.size * rack["links"] / (2 if shared else 1), "basis": basis}
+    if "cables" in rack:
+        return {"count": rack["cables"], "basis": "cables of a rack"}
+    return {"count": float(domain.size), "basis": "at least one a chip; more is not known"}
+
+
+LIMITS = {"power": ("power", "power_limit"), "weight": ("weight", "weight_limit"), "cables": ("cables", "cable_limit")}
+
+
+def physical_limits(system: System) -> dict[str, Any]:
+    """Return what a rack uses of each published limit, and which of them is nearest (None where none is known)."""
+    used: dict[str, dict[str, Any]] = {}
+    for name, (has, limit) in LIMITS.items():
+        value, bound = system.rack.get(has), system.rack.get(limit)
+        if value is not None or bound is not None:
+            share = value / bound if value is not None and bound is not None else None
+            used[name] = {"value": value, "limit": bound, "share": share}
+    shares = {name: entry["share"] for name, entry in used.items() if entry["share"] is not None}
+    return {"used": used, "nearest": max(shares, key=lambda name: shares[name]) if shares else None}
+
+
 def system_card(system: System) -> dict[str, Any]:
     """Return everything that `steptime systems NAME` shows."""
     hbm = system.chip.hbm
@@ -188,6 +253,8 @@ def system_card(system: System) -> dict[str, Any]:
         "scale_up_hbm": system.chips * hbm.capacity,
         "rent_range": asdict(system.rent),
         "rack": dict(system.rack),
+        "scale_up_links": scale_up_links(system),
+        "physical_limits": physical_limits(system),
         "knobs": {path: {"value": read_knob(system, path), "unit": unit} for path, unit in knobs(system).items()},
         "figures": {path: asdict(figure) for path, figure in system.figures.items()},
     }

@@ -174,12 +174,21 @@ class DomainEntry(_Strict):
 
 
 class RackEntry(_Strict):
-    """What a rack weighs, draws and holds."""
+    """What a rack draws, weighs and holds, the limits that are published for it, and the scale-up links of one chip."""
 
     power: Entry | None = None
     weight: Entry | None = None
     cables: Entry | None = None
+    links: Entry | None = None
+    power_limit: Entry | None = None
+    weight_limit: Entry | None = None
+    cable_limit: Entry | None = None
     chips: int | None = None
+
+
+RACK_UNITS = {
+    "power": "W", "weight": "kg", "cables": "", "links": "", "power_limit": "W", "weight_limit": "kg", "cable_limit": "",
+}  # fmt: skip
 
 
 class SystemEntry(_Thing):
@@ -311,7 +320,7 @@ def load_system(name: str, catalog: str | os.PathLike[str] | None = None) -> Sys
         raise DataFileError(path, "domains: sizes must grow from the inner to the outer", _line_of(path, "size"))
     rack = {
         key: reader.number(f"rack.{key}", value, unit)
-        for key, unit in (("power", "W"), ("weight", "kg"), ("cables", ""))
+        for key, unit in RACK_UNITS.items()
         if (value := getattr(entry.rack, key)) is not None
     }
     if entry.rack.chips:

@@ -228,26 +228,42 @@ def step(
         console.print(sources_table(machine))
 
 
-@app.command(epilog="Examples:  steptime models    steptime models deepseek-v3    steptime models --like qwen3")
+@app.command(
+    epilog="Examples:  steptime models deepseek-v3    steptime models --like qwen3    "
+    "steptime models --table deepseek-v3 qwen3-235b-a22b kimi-k2 --context 131072"
+)
 def models(
-    name: Annotated[
-        str | None, typer.Argument(help="A model to show; without it, the catalogue is listed.", show_default=False)
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model to show, or several to compare; without one, the catalogue is listed.",
+            show_default=False,
+        ),
     ] = None,
+    compare: Annotated[bool, typer.Option("--table", help="Compare the models named, or those that --like finds.")] = False,
     like: Annotated[str, typer.Option(help="List only names that contain this text.")] = "",
-    context: Annotated[int, typer.Option(help="Context for the figures that depend on one [tokens].")] = 8192,
+    context: Annotated[int, typer.Option(help="Context in tokens, for the figures that depend on one.")] = 8192,
     weights: WEIGHTS = "",
     experts: EXPERTS = "",
     kv: KV = "",
     catalog: CATALOG = None,
     json: JSON = False,
 ) -> None:
-    """List the models, or show what one is made of."""
+    """List the models, compare some of them, or show what one is made of."""
     from steptime import cards
-    from steptime.catalog import check_positive
+    from steptime.catalog import check_positive, files
+    from steptime.errors import RangeError
 
     check_positive(context=context)
-    if name is not None:
-        card = cards.model_card(_model(name, weights, experts, kv, catalog), context=context)
+    chosen = names or []
+    if compare and not chosen:
+        chosen = [name for name in files("models", catalog) if like.casefold() in name.casefold()]
+        if not chosen:
+            raise RangeError(f"--like {like!r} finds no model to compare")
+    read = [_model(name, weights, experts, kv, catalog) for name in chosen]
+    if len(read) == 1 and not compare:
+        card = cards.model_card(read[0], context=context)
         if json:
             _print_json(card)
             return
@@ -255,6 +271,16 @@ def models(
 
         console = _console()
         console.print(model_view(card, console.width))
+        return
+    if read:
+        compared = [cards.comparison_row(model, context=context) for model in read]
+        if json:
+            _print_json(compared)
+            return
+        from steptime.render_cards import comparison_view
+
+        console = _console()
+        console.print(comparison_view(compared, console.width))
         return
     rows = cards.model_rows(like, catalog)
     if json:

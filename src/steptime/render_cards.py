@@ -12,6 +12,7 @@ from rich.text import Text
 from steptime.units import show
 from steptime.widgets import bar, sourced, table, usd
 
+RACK_LIMITS = ("power", "weight", "cables")
 PART_COLOURS = {
     "projections": "blue", "experts": "green", "shared experts": "bright_green", "feed-forward": "cyan", "embedding": "magenta",
     "head": "bright_magenta", "norms": "white", "vision": "yellow",
@@ -35,6 +36,47 @@ def models_view(rows: list[dict[str, Any]]) -> RenderableType:
     return Group(shown, Text(f"{len(rows)} models. `steptime models NAME` shows one."))
 
 
+def comparison_view(rows: list[dict[str, Any]], width: int) -> RenderableType:
+    """Return models side by side: what they are made of, and what a sequence costs them, with bars of its cache."""
+    context = rows[0]["context"]
+    names = _short_names(rows) if width < 110 else [row["name"] for row in rows]
+    made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6))
+    for name, row in zip(names, rows, strict=True):
+        made.add_row(
+            name,
+            show(row["total_parameters"]),
+            show(row["active_parameters"]),
+            f"{row['active_share']:.1%}",
+            show(row["weight_bytes"], "B"),
+            show(row["decode_flops_per_token"], "FLOP"),
+        )
+    cache = table("Model", "KV a token", "State", "KV = weights", numbers=range(1, 4))
+    picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,))
+    largest = max(row["cache_bytes_at_context"] for row in rows) or 1.0
+    cells = max(10, min(60, width - 32 - max(map(len, names))))
+    for name, row in zip(names, rows, strict=True):
+        equal = row["context_of_equal_reads"]
+        cache.add_row(
+            name,
+            f"{row['kv_bytes_per_token']:,.0f} B",
+            show(row["state_bytes_per_sequence"], "B") if row["state_bytes_per_sequence"] else "-",
+            show(equal) if math.isfinite(equal) else "never",
+        )
+        size = row["cache_bytes_at_context"]
+        picture.add_row(name, show(size, "B"), bar(size / largest, cells, "cyan"))
+    notes = (
+        f"FLOPs of one decode token, and cache with state of one sequence, at {context:,} tokens (--context). KV a token: "
+        "while no window is full. KV = weights: context [tokens] at which a token reads as much cache as the model has weights."
+    )
+    return Group(made, cache, picture, Text(notes, style="bright_black"))
+
+
+def _short_names(rows: list[dict[str, Any]]) -> list[str]:
+    """Return names without their makers where that leaves them distinct."""
+    short = [row["name"].rpartition("/")[2] for row in rows]
+    return [name if short.count(name) == 1 else row["name"] for name, row in zip(short, rows, strict=True)]
+
+
 def _facts(pairs: list[tuple[str, str]]) -> Table:
     shown = table("", "")
     shown.show_header = False
@@ -45,8 +87,7 @@ def _facts(pairs: list[tuple[str, str]]) -> Table:
 
 def model_view(card: dict[str, Any], width: int) -> RenderableType:
     """Return one model's card."""
-    p, published = card["parameters"], card["published"]
-    stated = f"; the maker states {show(published['total'])}" if published.get("total") else ""
+    p = card["parameters"]
     formats = ", ".join(f"{show(value, 'B')} {name}" for name, value in card["weight_bytes_by_format"].items())
     growing, full = card["kv_bytes_per_token_growing"], card["kv_bytes_per_token"]
     cache = f"{full:,.0f} B in {card['kv_format']}"
@@ -54,7 +95,7 @@ def model_view(card: dict[str, Any], width: int) -> RenderableType:
         cache += f", of which {growing:,.0f} B grow without bound"
     pairs = [
         ("Family", card["family"]),
-        ("Parameters", f"{p['total']:,.0f} ({show(p['total'])}{stated})"),
+        ("Parameters", f"{p['total']:,.0f} ({show(p['total'])})"),
         ("Active for a token", f"{p['active']:,.0f} ({p['active_share']:.1%})"),
         ("Weights", f"{show(card['weight_bytes'], 'B')}: {formats}"),
         ("KV cache of a token", cache),
@@ -62,6 +103,7 @@ def model_view(card: dict[str, Any], width: int) -> RenderableType:
         ("KV reads equal weight reads at", _tokens(card["context_of_equal_reads"]) + " of one sequence"),
         ("Longest context", _tokens(card["max_context"])),
         ("Smallest system that holds it", _smallest(card)),
+        ("Published", _published(card)),
         ("Source", _source(card["source"])),
     ]
     if card["state_bytes_per_sequence"]:
@@ -74,19 +116,30 @@ def model_view(card: dict[str, Any], width: int) -> RenderableType:
         _layers(card),
         _parts(card, width),
         _flops(card),
+        _cache_picture(card, width),
         *(Text.assemble(("Note: ", "yellow"), note) for note in card["notes"]),
     )
 
 
 def _smallest(card: dict[str, Any]) -> str:
     found = card["smallest_system"]
-    return f"{found['title']} ({found['name']})" if found else "none in the catalogue"
+    return f"{found['name']}, {found['chips']} chips: {found['title']}" if found else "none in the catalogue"
 
 
 def _source(source: dict[str, str]) -> str:
     if not source:
         return "a local config"
     return f"{source.get('url', '')} ({source.get('grade', 'not graded')}, {source.get('date', 'no date')})"
+
+
+def _published(card: dict[str, Any]) -> str:
+    """Say what the maker states and how far the count is from it."""
+    published, over = card["published"], card["counted_over_published"]
+    if not over:
+        return "no figure of the maker"
+    told = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
+    basis = ", ".join(str(published[key]) for key in ("basis", "grade") if published.get(key))
+    return ", ".join(told) + (f"; {basis}" if basis else "")
 
 
 def _tokens(value: float) -> str:
@@ -119,6 +172,20 @@ def _flops(card: dict[str, Any]) -> Table:
     shown = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
     for row in card["flops_per_token"]:
         shown.add_row(f"{row['context']:,}", show(row["decode"], "FLOP"), show(row["prefill"], "FLOP"))
+    return shown
+
+
+def _cache_picture(card: dict[str, Any], width: int) -> Table:
+    """Return the cache of a sequence by context, as bars on a logarithmic scale."""
+    shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1))
+    sizes = [row["bytes"] for row in card["cache_bytes"] if row["bytes"] > 0]
+    if not sizes:
+        return shown
+    low, high = math.floor(math.log10(min(sizes))), math.log10(max(sizes))
+    cells = max(10, min(60, width - 40))
+    for row in card["cache_bytes"]:
+        share = (math.log10(row["bytes"]) - low) / (high - low) if row["bytes"] else 0.0
+        shown.add_row(f"{row['context']:,}", show(row["bytes"], "B"), bar(share, cells, "cyan"))
     return shown
 
 
@@ -156,13 +223,12 @@ def system_view(card: dict[str, Any]) -> RenderableType:
         ("Scale-up over scale-out bandwidth", f"{card['up_over_out']:,.1f}"),
         ("Rent", quotes if known else rent["note"]),
     ]
-    rack = card["rack"]
-    if rack:
-        units = {"power": "W", "weight": "kg"}
-        text = ", ".join(
-            f"{name} {show(value, units[name])}" if name in units else f"{value:,.0f} {name}" for name, value in rack.items()
-        )
-        pairs.append(("Rack", text))
+    links = card["scale_up_links"]
+    pairs += [
+        ("Scale-up links", f"{links['count']:,.0f} ({links['basis']})"),
+        ("Rack", _rack(card)),
+        ("Nearest physical limit", _nearest(card)),
+    ]
     memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3))
     for tier in card["memory"]:
         memory.add_row(
@@ -180,6 +246,8 @@ def system_view(card: dict[str, Any]) -> RenderableType:
             rows.append((path, figure["text"], figure["grade"], figure["date"], figure["url"]))
         elif path == "rent" and known:
             rows.append((path, show(knob["value"], "USD/s"), rent["grade"], rent["date"], rent["url"]))
+    rack = ((path, figure) for path, figure in card["figures"].items() if path.startswith("rack."))
+    rows += [(path, figure["text"], figure["grade"], figure["date"], figure["url"]) for path, figure in rack]
     return Group(
         Text(card["title"] or card["name"], style="bold"),
         _facts(pairs),
@@ -187,6 +255,36 @@ def system_view(card: dict[str, Any]) -> RenderableType:
         network,
         sourced("Figure (--set)", rows),
     )
+
+
+RACK_UNITS = {"power": "W", "weight": "kg"}
+
+
+def _amount(name: str, value: float) -> str:
+    return show(value, RACK_UNITS[name]) if name in RACK_UNITS else f"{value:,.0f}"
+
+
+def _rack(card: dict[str, Any]) -> str:
+    rack = card["rack"]
+    known = [f"{_amount(name, rack[name])} {name}" for name in ("chips", "power", "weight", "cables") if name in rack]
+    return ", ".join(known) or "not known"
+
+
+def _nearest(card: dict[str, Any]) -> str:
+    """Say what is nearest to its limit, with the others, and which limits nobody has published."""
+    limits = card["physical_limits"]
+    used = limits["used"]
+    open_ended = [name for name in RACK_LIMITS if used.get(name, {}).get("share") is None]
+    listed = " or ".join(", ".join(open_ended).rsplit(", ", 1))
+    ends = f"no limit of {listed} is known" if open_ended else ""
+    if limits["nearest"] is None:
+        return f"not known: {ends}"
+    known = sorted((name for name in used if used[name]["share"] is not None), key=lambda name: -used[name]["share"])
+    told = [
+        f"{name}, {_amount(name, used[name]['value'])} of {_amount(name, used[name]['limit'])} ({used[name]['share']:.0%})"
+        for name in known
+    ]
+    return "; ".join([*told, ends] if ends else told)
 
 
 def engines_view(cards: list[dict[str, Any]]) -> RenderableType:

@@ -25,7 +25,8 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
     Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
     steptime does not know.
     """
-    name = name or str(fields.get("_name_or_path") or fields.get("model_type") or "model")
+    named = (fields.get(key) for key in ("_name_or_path", "model_type"))
+    name = name or next((text for text in named if isinstance(text, str) and text), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
     outer = Config(fields, name=name, kv_format="" if kv_format == "fp8_ds_mla" else kv_format)
@@ -59,9 +60,9 @@ def _family(c: Config) -> Family:
         if isinstance(kind, str) and kind in known:
             return known[kind]
     if not any(isinstance(kind, str) and kind for kind in kinds):
-        raise c.error("model_type", "is missing: it says which family of models this is; known: " + ", ".join(sorted(known)))
-    kind = next(str(kind) for kind in kinds if kind)
-    raise UnknownName("architecture", kind, known, "Known families: " + ", ".join(sorted(known)) + ".")
+        raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
+    kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
+    raise UnknownName("architecture", kind[:60], known, "Known families: " + ", ".join(sorted(known)) + ".")
 
 
 def load_model(

@@ -6,18 +6,13 @@ awq and bitsandbytes. Embeddings, head, norms and routers stay in the base forma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from fnmatch import translate
-from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
+from steptime.architectures.patterns import Patterns
 from steptime.formats import Format, number_format
 
-PREFIXES: Final = (
-    "", "model.", "language_model.model.", "model.language_model.", "language_model.", "backbone.", "transformer.",
-)  # fmt: skip
 NEVER: Final = ("embed_tokens", "lm_head", "norm", "router", "gate", "shared_expert_gate")
 ALGORITHMS: Final = {
     "FP8": "fp8", "FP8_PB_WO": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_REAL": "fp8", "NVFP4": "nvfp4",
@@ -57,15 +52,20 @@ class Quantization:
         if not isinstance(method, str) or method not in readers:
             raise error("quantization_config.quant_method", f"is {shown(method)}; known: {', '.join(readers)}")
         readers[method](fields)
+        self._listed = list(self._layers.values())
+        self._by_module = Patterns(self._layers, self._refused)
+        self._kept = Patterns(self._skipped, self._refused)
+
+    def _refused(self, problem: str) -> Exception:
+        return self._error("quantization_config", problem)
 
     def format_of(self, module: str) -> Format | None:
         """Return the format of `module`, or None for the base format."""
-        for pattern, named in self._layers.items():
-            if _matches(pattern, module):
-                return named
+        if self._layers and (found := self._by_module.first(module)) is not None:
+            return self._listed[found]
         if self._default is None or module.rpartition(".")[2] in NEVER or module.startswith("visual"):
             return None
-        return None if any(_matches(pattern, module) for pattern in self._skipped) else self._default
+        return self._default if self._kept.first(module) is None else None
 
     def _strings(self, fields: Mapping[str, Any], *names: str) -> tuple[str, ...]:
         for name in names:
@@ -185,26 +185,3 @@ class Quantization:
             return "fp8" if scheme.get("num_bits") == 8 else ""
         name = scheme.upper() if isinstance(scheme, str) else ""
         return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(name, "")
-
-
-@lru_cache(maxsize=8192)
-def _compiled(pattern: str) -> re.Pattern[str] | None:
-    try:
-        return re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else translate(pattern))
-    except re.error:
-        return None
-
-
-def _matches(pattern: str, module: str) -> bool:
-    """Whether a module, or a parent of it, is named by `pattern`: a name, a glob, or a regular expression after "re:"."""
-    if not pattern.startswith("re:") and "*" not in pattern and "?" not in pattern:
-        return any(
-            f"{prefix}{module}" == pattern or f"{prefix}{module}".startswith(pattern + ".") for prefix in PREFIXES
-        ) or module.endswith("." + pattern)
-    compiled = _compiled(pattern)
-    if compiled is None:
-        return False
-    parents = [module]
-    while "." in parents[-1]:
-        parents.append(parents[-1].rpartition(".")[0])
-    return any(compiled.fullmatch(prefix + parent) for parent in parents for prefix in PREFIXES)

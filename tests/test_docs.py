@@ -1,0 +1,32 @@
+"""The generated pages are what the generator writes today."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+
+
+@pytest.fixture(scope="module")
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", PAGE.with_name("generate.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_models_is_up_to_date(generator):
+    assert PAGE.read_text(encoding="utf-8") == generator.page()
+
+
+def test_every_model_has_a_verdict_on_the_total_that_is_counted(generator):
+    lines = [line for line in generator.page().splitlines() if line.count("|") > 10 and "---" not in line][1:]
+    judged = {line.split(" | ")[0].strip("| "): line.rpartition(" | ")[2].strip("| ") for line in lines}
+    assert len(judged) >= 100
+    assert not [name for name, words in judged.items() if words in ("not judged", "differs")]
+    assert [name for name, words in judged.items() if words.startswith("text part")] == [
+        "google/gemma-3n-E2B-it", "google/gemma-3n-E4B-it",
+    ]  # fmt: skip
