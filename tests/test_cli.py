@@ -163,3 +163,40 @@ def test_help_needs_no_arrays():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["0", "False", "False"]
+
+
+RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
+a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
+b,llama-3.1-8b,hgx-h100,vllm,1024,512,64,1,1,1,1,bf16,,0.2,0.0125
+"""
+
+
+def test_validate_and_calibrate(tmp_path):
+    pytest.importorskip("scipy")
+    (tmp_path / "runs.csv").write_text(RUNS)
+    shown = run("validate runs.csv --predictions out.csv", columns=80, folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "Time per output token" in shown.stdout
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    assert json.loads(run("validate runs.csv --json", folder=tmp_path).stdout)["tpot"]["all"]["runs"] == 2
+    fitted = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
+    assert fitted.returncode == 0, fitted.stderr
+    assert "mine.toml" in fitted.stdout
+    planned = run("plan llama-3.1-8b hgx-h100 --chips 1 --engine mine.toml --json", folder=tmp_path)
+    assert json.loads(planned.stdout)["engine"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("id,model\n", "runs.csv:1: lacks the columns system"),
+        (RUNS.replace("0.0095", "-1"), "runs.csv:2: tpot_s must be a time greater than 0"),
+        (RUNS.replace("hgx-h100", "hgx-h101"), "did you mean hgx-h100"),
+    ],
+)
+def test_broken_runs_are_named(tmp_path, text, says):
+    (tmp_path / "runs.csv").write_text(text)
+    shown = run("validate runs.csv", folder=tmp_path)
+    assert shown.returncode == 2
+    assert says in " ".join(shown.stderr.split())

@@ -10,7 +10,10 @@ import math
 import os
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from steptime import catalog as catalogue
 from steptime.errors import DataFileError, RangeError, did_you_mean
@@ -19,14 +22,20 @@ from steptime.hardware import Number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Constants of an engine. Efficiencies are shares of peak, overheads are seconds.
+    """Constants of an engine. Efficiencies are shares of peak, overheads are seconds; the ideal engine has neither.
 
     memory_efficiency, compute_efficiency, expert_efficiency, attention_efficiency (of its arithmetic),
-    attention_memory_efficiency, network_efficiency: share of the peak rate that operators reach. seconds_per_layer,
-    seconds_per_collective, seconds_per_step, seconds_per_sequence: fixed costs. roofline_norm: how well arithmetic and
-    traffic of one operator overlap.
-    activation_traffic: share of activations that go through memory. expert_imbalance: rows on the busiest chip over the mean.
-    reserved_bytes: memory per chip that the engine keeps for itself; memory_share: share of the rest that it uses.
+    attention_memory_efficiency, network_efficiency: share of the peak rate that operators reach.
+    seconds_per_layer, seconds_per_kernel (matrices that share an input are one; a mixer is two), seconds_per_quantised_kernel
+    (to quantise its input), seconds_per_expert_layer (routing, sorting), seconds_per_state_layer (recurrent mixers),
+    seconds_per_selected_layer (sparse attention), seconds_per_collective, seconds_per_sequence and seconds_per_step (host),
+    seconds_per_request (before its prefill). first_token_factor: time to first token over what an orderly prompt queue gives.
+    roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
+    through memory. expert_imbalance: rows on the busiest chip over the mean; expert_tile_rows: rows to which those of an expert
+    are padded. prefill_first: prompts are read before decoding goes on, so that requests which start together stay together;
+    length_spread: how far, as a share of the output, lengths differ and pull them apart again. small_kv: KV cache in 8 bits
+    where the weights have 8 or fewer. reserved_bytes: memory per chip that the engine keeps for itself; memory_share: share of
+    the rest that it uses.
     """
 
     name: str = "ideal"
@@ -38,20 +47,32 @@ class Engine:
     attention_memory_efficiency: Number = 1.0
     network_efficiency: Number = 1.0
     seconds_per_layer: Number = 0.0
+    seconds_per_kernel: Number = 0.0
+    seconds_per_quantised_kernel: Number = 0.0
+    seconds_per_expert_layer: Number = 0.0
+    seconds_per_state_layer: Number = 0.0
+    seconds_per_selected_layer: Number = 0.0
     seconds_per_collective: Number = 0.0
     seconds_per_step: Number = 0.0
+    seconds_per_request: Number = 0.0
+    first_token_factor: Number = 1.0
     seconds_per_sequence: Number = 0.0
     roofline_norm: Number = math.inf
     activation_traffic: Number = 0.0
     expert_imbalance: Number = 1.0
+    expert_tile_rows: Number = 0.0
+    prefill_first: Number = 0.0
+    length_spread: Number = 0.2
+    small_kv: Number = 0.0
     reserved_bytes: Number = 0.0
     memory_share: Number = 1.0
+    fit: MappingABC[str, Any] = field(default_factory=dict)
     source: MappingABC[str, Any] = field(default_factory=dict)
 
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
 SHARES = ("memory_share", "activation_traffic")
-CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source"))
+CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source", "fit"))
 
 
 def load_engine(name: str | Engine = "ideal", catalog: str | os.PathLike[str] | None = None) -> Engine:
@@ -75,8 +96,34 @@ def load_engine(name: str | Engine = "ideal", catalog: str | os.PathLike[str] | 
         name=str(data.get("name", path.stem)),
         title=str(data.get("title", "")),
         source=data.get("source", {}),
+        fit=_read_fit(path, data),
         **constants,
     )
+
+
+def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fit of an engine file: fitted names, covariance of their logarithms, residual scatter by regime."""
+    fit = data.get("fit", {})
+    if not fit:
+        return {}
+    names, covariance = fit.get("names"), fit.get("covariance")
+    if not isinstance(names, list) or any(name not in CONSTANTS for name in names):
+        raise DataFileError(path, "fit.names: must be a list of names of constants")
+    try:
+        matrix = np.array(covariance, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataFileError(path, "fit.covariance: must be rows of numbers") from None
+    if matrix.shape != (len(names), len(names)):
+        raise DataFileError(
+            path, f"fit.covariance: must be {len(names)} x {len(names)} numbers, not {' x '.join(map(str, matrix.shape))}"
+        )
+    if (
+        not np.all(np.isfinite(matrix))
+        or not np.allclose(matrix, matrix.T, atol=1e-12)
+        or np.linalg.eigvalsh(matrix).min() < -1e-9
+    ):
+        raise DataFileError(path, "fit.covariance: is no covariance: it must be symmetric, finite and of no negative variance")
+    return dict(fit)
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:

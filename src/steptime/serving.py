@@ -28,6 +28,7 @@ from steptime.step import Step, decode_step, mixed_step, prefill_step
 from steptime.workload import Workload
 
 SPREAD = 3.0  # standard deviations of the cache's fill that a deployment keeps free
+STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.95  # of a prompt queue: beyond it waits are long and drift for minutes
 
 
@@ -200,6 +201,40 @@ def prefill_pool(
         ),
         step=step,
     )
+
+
+def closed_loop(
+    model: Model,
+    system: System,
+    *,
+    mapping: Mapping,
+    concurrency: Number,
+    input_tokens: Number,
+    output_tokens: Number,
+    engine: Engine,
+) -> tuple[Number, Number, Step]:
+    r"""Return mean TPOT and TTFT [s] of a closed loop of `concurrency` requests in one replica, and its decode step.
+
+    Every request that ends is followed by another, so that a decode step brings $C/O$ prompts, whose prefill $P$ delays all
+    who decode: $t = t_{decode} + (C/O) P$. An engine that reads prompts first starts the requests of a burst together, and they
+    end together unless their lengths differ: of the share $\omega = CP / (CP + s O t_{decode})$ that stays together, half of
+    the prefill is waited for before the first token. $s$ is `engine.length_spread`.
+
+    Valid while the requests in flight fit in memory. Source: conservation of requests (Little's law), lecture section 4.
+    """
+    groups = mapping.dp
+    decode = decode_step(
+        model, system, batch=concurrency, context=input_tokens + output_tokens / 2, mapping=mapping, engine=engine
+    )
+    prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, mapping=mapping, engine=engine).total
+    in_group = concurrency / groups
+    burst = in_group * prefill
+    together = engine.prefill_first * burst / (burst + engine.length_spread * output_tokens * decode.total)
+    tpot = decode.total + burst / output_tokens * (1 - together / 2)
+    busy = burst / (burst + output_tokens * decode.total)
+    started = STARTING * burst / 2  # the first requests all come at once
+    queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
+    return tpot, engine.seconds_per_request + engine.first_token_factor * queued, decode
 
 
 def first_token(prefill: Prefill, utilisation: Number) -> Number:

@@ -25,6 +25,7 @@ the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping as MappingABC
@@ -47,6 +48,7 @@ from steptime.network import Traffic
 from steptime.roofline import compute_time, distinct_hit, experts_touched, memory_time, overlap
 
 NETWORK_TERMS = ("all-reduce", "context exchange", "dispatch", "combine", "pipeline")
+QUANTISED = 1.5  # bytes per weight below which inputs are quantised too
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
 
@@ -189,6 +191,8 @@ def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine
         touched = experts_touched(slots, slots * op.active / copies, work.everywhere)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
         rows = work.everywhere * op.active / mapping.ep * engine.expert_imbalance
+        if np.any(engine.expert_tile_rows):
+            rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
         weights, efficiency = touched * op.weights, engine.expert_efficiency
     else:
         sharing, weights, efficiency = weight_ways(op, mapping), op.weights, engine.compute_efficiency
@@ -338,6 +342,25 @@ def _run_exchange(
             _run_collective(clock, term, gathered.resized(value_bytes) * count, system, engine)
 
 
+@lru_cache(maxsize=256)
+def launches(model: Model) -> dict[str, int]:
+    """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
+    found = dict.fromkeys(("layer", "kernel", "quantised_kernel", "expert_layer", "state_layer", "selected_layer"), 0)
+    for layer, n in model.layers:
+        kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
+        found["layer"] += n
+        found["kernel"] += n * (len(kernels) + 2 * len(layer.attention))
+        found["quantised_kernel"] += n * sum(op.format.bytes < QUANTISED for op in kernels.values())
+        found["expert_layer"] += n * (layer.routed is not None)
+        found["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
+        found["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)
+    return found
+
+
+def _layer_overhead(model: Model, engine: Engine) -> Number:
+    return sum(count * getattr(engine, f"seconds_per_{name}") for name, count in launches(model).items())
+
+
 def _evaluate(model: Model, system: System, mapping: Mapping, engine: Engine, work: Work) -> Step:
     """Return the step of one micro-batch's work, cycled over micro-batches and stages."""
     ledger = _ledger(model, merged=not np.any(engine.activation_traffic))
@@ -351,7 +374,7 @@ def _evaluate(model: Model, system: System, mapping: Mapping, engine: Engine, wo
         if op.rows != "none":
             _run(stem, op.term, operator_demand(op, work, system, mapping, engine), system, engine)
     _run_network(links, model, work, system, mapping, engine)
-    overhead = model.depth * engine.seconds_per_layer
+    overhead = _layer_overhead(model, engine)
     if np.any(overhead):
         layers.add("overhead", overhead, {"overhead": overhead}, {"overhead": overhead})
     fixed = engine.seconds_per_step + engine.seconds_per_sequence * work.sequences

@@ -1,0 +1,195 @@
+"""Predictions against measured runs, fitted engines, and what a file of runs may do wrong."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.calibrate import NAMES, engine_file, engine_from
+from steptime.engine import CONSTANTS, Engine, load_engine
+from steptime.errors import DataFileError
+from steptime.validate import COLUMNS, errors, predict, read_runs, report, write_predictions
+
+RUNS = Path(__file__).parents[2] / "shared" / "data" / "measured" / "serving.csv"
+SHIPPED = ("vllm", "sglang", "trtllm", "typical")
+
+
+def one(**changes: str) -> dict[str, str]:
+    row = {
+        "id": "a", "model": "llama-3.1-8b", "system": "hgx-h100", "engine": "vllm",
+        "input_tokens": "1024", "output_tokens": "256", "concurrency": "16",
+        "tp": "1", "pp": "1", "dp": "1", "ep": "1", "weight_dtype": "bf16", "expert_dtype": "",
+        "ttft_s": "0.1", "tpot_s": "0.01",
+    }  # fmt: skip
+    return row | changes
+
+
+def written(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_engines_are_physical(name):
+    engine = load_engine(name)
+    assert engine.fit["names"] == list(NAMES)
+    assert engine.source["grade"] == "measured"
+    for constant in CONSTANTS:
+        assert getattr(engine, constant) >= 0
+    assert 0.7 < engine.memory_efficiency < 1.1
+    for table in engine.fit["interval"].values():
+        assert all(low < 1 < high or (low < high) for low, high in table.values())
+
+
+def test_a_real_engine_is_slower_than_the_ideal():
+    rows = [
+        one(),
+        one(concurrency="128"),
+        one(model="deepseek-v3", system="hgx-h200", tp="8", weight_dtype="fp8", expert_dtype="fp8"),
+    ]
+    real, ideal = predict(rows), predict(rows, engine=Engine())
+    assert np.all(real.tpot > ideal.tpot)
+    assert np.all(real.ttft > ideal.ttft)
+    assert np.all((real.tpot_low < real.tpot) & (real.tpot < real.tpot_high))
+
+
+def test_an_engine_that_is_not_known_gets_the_typical_one():
+    known, unknown = predict([one(engine="typical")]), predict([one(engine="another")])
+    assert unknown.tpot == known.tpot
+
+
+def test_predictions_keep_the_order_and_every_row(tmp_path):
+    rows = [one(id=str(i), concurrency=str(2**i), engine=SHIPPED[i % 3]) for i in range(9)]
+    together = predict(rows)
+    for i, row in enumerate(rows):
+        assert together.tpot[i] == pytest.approx(predict([row]).tpot[0])
+    write_predictions(tmp_path / "out.csv", rows, together)
+    back = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [row["id"] for row in back] == [row["id"] for row in rows]
+    assert set(back[0]) == {"id", "tpot_s", "tpot_low_s", "tpot_high_s", "ttft_s", "ttft_low_s", "ttft_high_s", "bound"}
+
+
+def test_error_figures():
+    found = errors(np.array([1.0, 1.0, 1.0, 1.0]), np.array([1.1, 0.9, 1.5, 1.0]), np.full(4, 0.95), np.full(4, 1.05))
+    assert found == pytest.approx(
+        {"runs": 4, "median": 0.1, "mean": 0.175, "p90": 0.38, "bias": 0.05, "within_25": 0.75, "coverage": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"concurrency": "-1"}, "concurrency must be a whole number of at least 1"),
+        ({"tp": "two"}, "tp is 'two', not a number"),
+        ({"tpot_s": "0"}, "tpot_s must be a time greater than 0"),
+        ({"tpot_s": "nan"}, "tpot_s must be a time greater than 0"),
+        ({"ttft_s": "-3"}, "ttft_s must be a time greater than 0"),
+        ({"model": "lama-3.1-8b"}, "did you mean"),
+        ({"system": "hgx-h1000"}, "did you mean"),
+        ({"weight_dtype": "fp9"}, "unknown number format"),
+    ],
+)
+def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, changes, says):
+    path = written(tmp_path / "runs.csv", one(), one(id="bad", **changes))
+    with pytest.raises(DataFileError, match=says) as caught:
+        read_runs(path)
+    assert caught.value.line == 3
+    rows, problems = read_runs(path, skip_bad=True)
+    assert [row["id"] for row in rows] == ["a"]
+    assert problems[0].startswith("line 3: ")
+
+
+def test_missing_columns_and_files_are_named(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("id,model\n1,llama-3.1-8b\n")
+    with pytest.raises(DataFileError, match="lacks the columns system, engine"):
+        read_runs(path)
+    with pytest.raises(DataFileError, match="No such file"):
+        read_runs(tmp_path / "none.csv")
+    path.write_text(",".join(COLUMNS) + "\n")
+    with pytest.raises(DataFileError, match="has no runs"):
+        read_runs(path)
+
+
+def test_an_engine_file_is_read_as_it_was_written(tmp_path):
+    engine = load_engine("vllm")
+    path = tmp_path / "mine.toml"
+    path.write_text(engine_file(replace(engine, name="mine"), {"url": "", "date": "2026-11-20", "grade": "measured"}))
+    back = load_engine(str(path))
+    assert back.name == "mine"
+    for constant in CONSTANTS:
+        assert getattr(back, constant) == pytest.approx(getattr(engine, constant), rel=1e-3)
+    assert back.fit["interval"] == engine.fit["interval"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("memory_efficiency = ", "memory_eficiency = ", "did you mean memory_efficiency"),
+        ("memory_efficiency = 0", "memory_efficiency = -0", "must be a number of at least 0"),
+        ("covariance = [\n  [", "covariance = [\n  [1.0, ", "fit.covariance"),
+        ("covariance = [\n  [", 'covariance = [\n  ["a", ', "fit.covariance"),
+        ('names = ["memory_efficiency"', 'names = ["mimory"', "fit.names"),
+        ("[constants]", "[constants", "not valid TOML"),
+    ],
+)
+def test_a_broken_engine_file_is_named(tmp_path, old, new, says):
+    path = tmp_path / "broken.toml"
+    text = engine_file(load_engine("vllm"), {})
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(DataFileError, match=says):
+        load_engine(str(path))
+
+
+def test_constants_may_be_arrays():
+    """The fit evaluates many engines at once: each row of constants gives what it gives alone."""
+    from steptime.calibrate import USUAL
+    from steptime.validate import grouped, predict_runs
+
+    (runs,) = grouped([one(), one(concurrency="64")])
+    logs = USUAL + np.array([[0.0], [0.1], [-0.2]])
+    together = predict_runs(runs, engine_from(logs, name="vllm"))[0]
+    for i in range(3):
+        assert together[i] == pytest.approx(predict_runs(runs, engine_from(logs[i], name="vllm"))[0])
+
+
+def test_calibration_finds_the_constants_that_made_the_runs():
+    """Runs made with a slower memory are fitted back to it, from a prior that does not know."""
+    pytest.importorskip("scipy")
+    from steptime.calibrate import calibrate
+
+    made = replace(load_engine("vllm"), memory_efficiency=0.7, seconds_per_kernel=7e-6)
+    rows = [
+        one(id=str(i), concurrency=str(c), tp=str(t))
+        for i, (c, t) in enumerate((c, t) for c in (1, 4, 16, 64) for t in (1, 2, 4, 8))
+    ]
+    truth = predict(rows, engine=made)
+    times = zip(rows, truth.tpot, truth.ttft, strict=True)
+    rows = [row | {"tpot_s": str(a), "ttft_s": str(b)} for row, a, b in times]
+    fitted = calibrate(rows, name="mine", prior=load_engine("vllm"))
+    again = predict(rows, engine=fitted)
+    assert np.median(np.abs(again.tpot / truth.tpot - 1)) < 0.03
+    assert fitted.memory_efficiency < 0.8
+
+
+@pytest.mark.skipif(not RUNS.is_file(), reason="the measured runs are not beside this checkout")
+def test_shipped_engines_on_the_measured_runs():
+    """What the shipped engines were fitted to: every row answered, with the errors that docs/validation.md states."""
+    rows, problems = read_runs(RUNS)
+    assert not problems
+    found = predict(rows)
+    assert np.all(np.isfinite(found.tpot) & np.isfinite(found.ttft) & (found.tpot > 0))
+    tables = report(rows, found)
+    assert tables["tpot"]["all"]["median"] < 0.09
+    assert tables["tpot"]["all"]["p90"] < 0.30
+    assert abs(tables["tpot"]["all"]["bias"]) < 0.03
+    assert tables["ttft"]["all"]["median"] < 0.35
+    assert 0.85 <= tables["tpot"]["all"]["coverage"] <= 0.97
