@@ -25,3 +25,4 @@ docs:
 
 bench:
 	$(PYTHON) benchmarks/speed.py
+	$(PYTHON) benchmarks/simulate.py

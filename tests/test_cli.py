@@ -66,7 +66,8 @@ def test_launch_commands():
 @pytest.mark.parametrize(
     "words",
     [
-        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "--version", "models",
+        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "simulate --help",
+        "--version", "models",
         "models --like qwen3", "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
         "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
         "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
@@ -115,6 +116,19 @@ def test_every_command_speaks_json(words):
         ("step llama-3.1-70b hgx-h100 --batch -5", "--batch must be at least 1"),
         ("step llama-3.1-70b hgx-h100 --phase sleep", "Known: decode, prefill, mixed"),
         ("models nothing-like-this", "unknown model"),
+        ("simulate llama-3.1-8b hgx-h100", "one of --trace FILE"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 0", "greater than 0 requests/s"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 0", "requests must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 0", "concurrency must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --policy fifo", "unknown policy 'fifo'"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --input 0", "at least 1 token"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefix-cache hmb=1GB", "did you mean hbm"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefix-cache hbm=1GB", "needs block hashes"),
+        ("simulate llama-3.1-8b hgx-h100 --trace nowhere.csv", "no such file"),
+        ("simulate llama-3.1-70b hgx-h100 --rate 1", "leave no room"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --prefill-replicas 1", "separate pools"),
+        ("simulate llama-3.1-8b hgx-h100 --quantile p42 --find-rate", "quantile"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
         ("systems nowhere.toml", "no such file"),
         ("plan missing/config.json hgx-h100", "no such file"),
     ],
@@ -147,6 +161,41 @@ def test_broken_configs_name_the_field_or_the_line(tmp_path, config, says):
     shown = run(f"models {path}")
     assert shown.returncode == 2
     assert says in " ".join(shown.stderr.split())
+
+
+SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 200 "
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rate 20", "--rate 2000 --max-sequences 8", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
+        "--rate 5 --policy static --patience 1", "--rate 20 --prefill-replicas 1", "--rate 20 --fast-share 0.2",
+        "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
+        "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
+        "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
+        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1",
+    ],
+)  # fmt: skip
+def test_simulate(words):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    shown = run(SIMULATE + words, columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert "requests/s" in shown.stdout.lower()
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+
+
+def test_simulate_as_json_and_files(tmp_path):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,10\n1,0,10\n1.5,200,20\n")
+    shown = run(f"simulate llama-3.1-8b hgx-h100 --trace {trace} --export {tmp_path}/r.csv --chrome {tmp_path}/t.json --json")
+    found = json.loads(shown.stdout)
+    assert (found["answers"]["sent"], found["answers"]["served"], found["answers"]["rejected"]) == (3, 2, 1)
+    assert (tmp_path / "r.csv").read_text().count("served") == 2
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    plan = run("plan llama-3.1-8b hgx-h100 --input 1024 --output 256 --speed 60 --chips 2 --simulate --json")
+    assert json.loads(plan.stdout)["simulated"]["answers"]["served"] > 0
 
 
 def test_limits_that_nothing_meets_are_told_with_exit_code_1():

@@ -77,6 +77,12 @@ def plan(
     catalog: CATALOG = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show each term's formula with its numbers and sources.")] = False,
     launch: Annotated[str, typer.Option(metavar="ENGINE", help="Print launch commands for vllm, sglang, trtllm, or all.")] = "",
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Replay it with random arrivals, and lower the batch until percentiles hold.")
+    ] = False,
+    quantile: Annotated[
+        str, typer.Option(help="At which the limits hold with --simulate: mean, p50, p90, p95 or p99.")
+    ] = "p90",
     json: JSON = False,
 ) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token."""
@@ -109,17 +115,24 @@ def plan(
             else ""
         )
         raise DoesNotFit(f"{problem}{where}") from None
+    from steptime.cli_simulate import replay_json, replay_of
+
+    replayed = replay_of(simulate, described, machine, found, runs_on, quantile)
     if json:
         from steptime import launch as launcher
         from steptime.export import plain
 
         commands = {name: launcher.launch(found, name) for name in ENGINES} if found.feasible else {}
-        _print_json(plain(found) | {"launch": commands})
+        _print_json(plain(found) | {"launch": commands} | replay_json(replayed))
     else:
         from steptime.render import explain_plan, launch_view, plan_view
 
         console = _console()
         console.print(plan_view(found, console.width))
+        if replayed is not None:
+            from steptime.render_simulation import replay_view
+
+            console.print(replay_view(replayed))
         if explain and found.feasible:
             console.print(explain_plan(described, machine, found, runs_on))
         if launch and found.feasible:
@@ -467,6 +480,11 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
         typer.echo(f"steptime {installed('steptime')}")
         raise typer.Exit
+
+
+from steptime.cli_simulate import simulate  # noqa: E402  it takes the options above, and its place after `step`
+
+app.command(epilog="Example:  steptime simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2")(simulate)
 
 
 def main() -> None:

@@ -1,0 +1,250 @@
+"""What happens to a request in the event loop: it arrives, is seated, joins the decode batch, is preempted, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from steptime.simulate.pool import (
+    BLOCK_SECONDS,
+    BUSY,
+    CLOCK,
+    CONTEXT,
+    DECODE_SECONDS,
+    DECODES,
+    DECODING,
+    DONE,
+    EVERY,
+    FREE,
+    GAPS,
+    LIVE,
+    NEXT_RECORD,
+    PARTIAL,
+    PREFILLING,
+    QUEUE,
+    QUEUED,
+    RECORDED,
+    RECORDS,
+    REJECTED,
+    SEAT,
+    SEAT_SECONDS,
+    SEATS,
+    SHORTEST,
+    STALL,
+    STATIC,
+    STEPS,
+    TOKEN_STEPS,
+    WAITING,
+    WIDTH,
+    Replicas,
+    Rules,
+    append,
+    blocks_held,
+    blocks_of,
+    compiled,
+    drop,
+    held,
+    prepend,
+    push,
+    remove,
+    sink,
+)
+
+
+@compiled
+def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
+    """Queue request `i` at replica `r`, or reject what could never be served."""
+    room = q[i].inputs + q[i].outputs
+    q[i].replica = r
+    if (
+        q[i].inputs < 1
+        or q[i].outputs < 1
+        or room > rules.longest
+        or blocks_of(rules, room * rules.unit + (rules.growth if rules.unit > 1 else 0)) > rules.blocks
+    ):
+        q[i].status = REJECTED
+        return False
+    q[i].status = WAITING
+    append(q, p.lists, r, QUEUE, i)
+    p.count[r, QUEUED] += 1
+    return True
+
+
+@compiled
+def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Move request `i` from its queue to a seat and take the blocks of its prompt."""
+    remove(q, p.lists, r, QUEUE, i)
+    append(q, p.lists, r, SEAT, i)
+    p.count[r, QUEUED] -= 1
+    p.count[r, SEATS] += 1
+    q[i].status = PREFILLING
+    q[i].read = q[i].cached
+    q[i].left = q[i].inputs + q[i].made - q[i].cached
+    p.count[r, FREE] -= blocks_held(q, p, rules, r, i)
+    if np.isnan(q[i].scheduled):
+        q[i].scheduled = p.seconds[r, CLOCK]
+
+
+@compiled
+def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Let a request whose prompt is read decode what it still owes."""
+    steps = p.count[r, STEPS]
+    owed = (q[i].outputs - q[i].made - 1) * rules.unit
+    q[i].joined, q[i].end = steps, steps + (owed + rules.growth - 1) // rules.growth
+    q[i].status = DECODING
+    push(q, p.heap, r, p.count[r, LIVE], i)
+    p.count[r, LIVE] += 1
+    p.count[r, DECODES] += 1
+    p.residue[r, (held(q, p, rules, r, i) - steps) % rules.block] += 1
+    p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
+
+
+@compiled
+def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Give back the seat, the blocks and the share in the decode batch of request `i`."""
+    p.count[r, FREE] += blocks_held(q, p, rules, r, i)
+    remove(q, p.lists, r, SEAT, i)
+    p.count[r, SEATS] -= 1
+    if q[i].status == DECODING:
+        units = held(q, p, rules, r, i)
+        p.count[r, DECODES] -= 1
+        p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
+        p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
+
+
+@compiled
+def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
+    """Send the last seated request of the last class back to the front of its queue; what it had is computed again."""
+    rank = rules.ranks - 1
+    while p.lists[r, rank, SEAT + 1] < 0:
+        rank -= 1
+    i = p.lists[r, rank, SEAT + 1]
+    made = q[i].made
+    if q[i].status == DECODING:
+        drop(q, p.heap, r, p.count[r, LIVE], i)
+        p.count[r, LIVE] -= 1
+        made += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
+    else:
+        k = 0
+        while p.partials[r, k] != i:
+            k += 1
+        p.count[r, PARTIAL] -= 1
+        for j in range(k, p.count[r, PARTIAL]):
+            p.partials[r, j] = p.partials[r, j + 1]
+    leave(q, p, rules, r, i)
+    if q[i].cached == q[i].inputs:  # its cache came from a prefill pool
+        q[i].cached = 0
+    q[i].made, q[i].status, q[i].load = made, WAITING, 0.0
+    q[i].preempted += 1
+    prepend(q, p.lists, r, QUEUE, i)
+    p.count[r, QUEUED] += 1
+
+
+@compiled
+def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
+    """End request `i`; in a closed loop its client sends the next at once."""
+    q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
+    ask_again(q, p, rules, r, following)
+
+
+@compiled
+def ask_again(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
+    """Let a client of a closed loop send its next request to replica `r`, and the one after where that is rejected."""
+    while rules.closed and following[0] < len(q):
+        k = following[0]
+        following[0] += 1
+        q[k].arrival = p.seconds[r, CLOCK]
+        if arrive(q, p, rules, r, k):
+            break
+
+
+@compiled
+def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
+    """Let time pass for what is counted by time: busy seconds, occupancy (`free` blocks in the mean) and the timeline."""
+    p.seconds[r, CLOCK] += seconds
+    p.seconds[r, BUSY] += seconds
+    p.seconds[r, SEAT_SECONDS] += seconds * p.count[r, SEATS]
+    p.seconds[r, BLOCK_SECONDS] += seconds * free
+    p.seconds[r, DECODE_SECONDS] += seconds * p.count[r, DECODES]
+    if p.seconds[r, CLOCK] < p.seconds[r, NEXT_RECORD]:
+        return
+    k = p.count[r, RECORDED]
+    if k == RECORDS:
+        k = RECORDS // 2
+        for j in range(k):
+            p.records[r, j] = p.records[r, 2 * j]
+        p.seconds[r, EVERY] *= 2
+    p.records[r, k, 0], p.records[r, k, 1] = p.seconds[r, CLOCK], p.count[r, SEATS]
+    p.records[r, k, 2], p.records[r, k, 3] = p.count[r, DECODES], p.count[r, FREE]
+    p.count[r, RECORDED] = k + 1
+    p.seconds[r, NEXT_RECORD] = p.seconds[r, CLOCK] + p.seconds[r, EVERY]
+
+
+@compiled
+def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
+    """Count the inter-token times of `n` decode steps that take `seconds` together; the first waits for the stall."""
+    b = p.count[r, DECODES]
+    p.seconds[r, TOKEN_STEPS] += n * b
+    mean = seconds / n
+    at = min(GAPS - 1, max(0, int(np.log(max(mean, SHORTEST) / SHORTEST) / WIDTH)))
+    stalled = p.seconds[r, STALL]
+    if stalled > 0.0:
+        first = min(GAPS - 1, max(0, int(np.log(max(mean + stalled, SHORTEST) / SHORTEST) / WIDTH)))
+        p.gaps[r, first] += b
+        n -= 1
+    p.gaps[r, at] += n * b
+    p.seconds[r, STALL] = 0.0
+
+
+@compiled
+def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
+    """End every decoding request whose last step is done."""
+    while p.count[r, LIVE] > 0 and q[p.heap[r, 0]].end <= p.count[r, STEPS]:
+        i = p.heap[r, 0]
+        size = p.count[r, LIVE] - 1
+        sink(q, p.heap, r, size, 0, p.heap[r, size])
+        p.count[r, LIVE] = size
+        if rules.kind != STATIC:
+            leave(q, p, rules, r, i)
+        finish(q, p, rules, r, i, following)
+    if rules.kind == STATIC and p.count[r, LIVE] == 0:
+        clear(p, rules, r)
+
+
+@compiled
+def clear(p: Replicas, rules: Rules, r: int) -> None:
+    """Empty the seats of a static batch that is done."""
+    p.count[r, DECODES], p.count[r, SEATS], p.count[r, FREE] = 0, 0, rules.blocks
+    p.seconds[r, CONTEXT] = 0.0
+    for k in range(rules.block):
+        p.residue[r, k] = 0
+    for rank in range(rules.ranks):
+        p.lists[r, rank, SEAT], p.lists[r, rank, SEAT + 1] = -1, -1
+
+
+@compiled
+def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
+    """Give the requests whose prompts were read their next token; those that owe more join the decode batch."""
+    for k in range(ends):
+        i = p.ends[k]
+        if np.isnan(q[i].first):
+            q[i].first = p.seconds[r, CLOCK]
+        if q[i].outputs > q[i].made + 1:
+            join(q, p, rules, r, i)
+        elif rules.kind == STATIC:
+            finish(q, p, rules, r, i, following)
+        else:
+            leave(q, p, rules, r, i)
+            finish(q, p, rules, r, i, following)
+    if rules.kind == STATIC and p.count[r, LIVE] == 0:
+        clear(p, rules, r)
+
+
+@compiled
+def next_waiting(p: Replicas, rules: Rules, r: int) -> int:
+    """The request that is served next, or -1: the front of the first class that has one."""
+    for rank in range(rules.ranks):
+        if p.lists[r, rank, QUEUE] >= 0:
+            return int(p.lists[r, rank, QUEUE])
+    return -1

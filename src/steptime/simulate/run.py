@@ -1,0 +1,312 @@
+"""A model on a system under traffic: pace, policy and loop joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.cost import rent_of
+from steptime.engine import IDEAL, Engine
+from steptime.errors import RangeError
+from steptime.hardware import System
+from steptime.mapping import Mapping
+from steptime.memory import sequences_that_fit
+from steptime.model import Model, cache_bytes
+from steptime.simulate import loop
+from steptime.simulate.cache import Cache, CacheUse, use_cache
+from steptime.simulate.metrics import Answers, answers, timeline
+from steptime.simulate.pace import Pace, pace_of
+from steptime.simulate.policy import Policy
+from steptime.simulate.pool import DONE, Replicas, Rules, new_replicas, new_requests
+from steptime.simulate.traffic import Traffic
+from steptime.workload import Slo
+
+PORTION = 50_000  # requests between two reports of progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A finished run: its figures, every request (rows of `pool.REQUEST`), the timeline, and what it was run with.
+
+    `pace` carries how far its coefficients are from the steps they stand for. kv_tokens: room of a replica.
+    """
+
+    answers: Answers
+    requests: Any
+    timeline: dict[str, Any]
+    traffic: Traffic
+    policy: Policy
+    pace: Pace
+    replicas: int
+    chips: int
+    cache: CacheUse | None = None
+    prefill_replicas: int = 0
+
+
+def serve(
+    traffic: Traffic,
+    policy: Policy,
+    pace: Pace,
+    *,
+    replicas: int = 1,
+    cached: Any = 0,
+    load: Any = 0.0,
+    route: Any = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Any, Rules, Replicas]:
+    """Serve traffic on `replicas` of a pool whose steps take `pace`; return the requests, the rules and the replicas.
+
+    cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request.
+    """
+    if replicas < 1:
+        raise RangeError(f"replicas must be at least 1, not {replicas}")
+    if len(pace.decode) <= policy.max_sequences:
+        raise RangeError(
+            f"the pace covers {len(pace.decode) - 1} sequences, fewer than the {policy.max_sequences} of the policy"
+        )
+    n = len(traffic)
+    if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
+        policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
+    rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
+    requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
+    pool = new_replicas(rules, replicas)
+    if route is None:
+        least = policy.route == "least-loaded" and replicas > 1 and not traffic.clients
+        route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
+    following = np.array([min(traffic.clients, n) if traffic.clients else n], dtype=np.int64)
+    rates = pace.rates
+    for begin in range(0, n + 1, PORTION):
+        loop.serve(requests, pool, rules, rates, route, following, begin, begin + PORTION)
+        if progress is not None:
+            progress(min(n, begin + PORTION))
+    return requests, rules, pool
+
+
+def kv_room(model: Model, system: System, *, mapping: Mapping, engine: Engine, context: float, step_tokens: int) -> float:
+    """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step."""
+    tokens = step_tokens / mapping.microbatches
+    fits = sequences_that_fit(model, system, context=context, mapping=mapping, engine=engine, step_tokens=tokens)
+    each = float(fits) / mapping.dp
+    return float(max(0.0, each) * mapping.dp * context)
+
+
+def simulate(
+    model: Model,
+    system: System,
+    traffic: Traffic,
+    *,
+    mapping: Mapping | None = None,
+    engine: Engine = IDEAL,
+    policy: Policy | None = None,
+    slo: Slo | tuple[Slo, ...] | None = None,
+    prefill: Mapping | None = None,
+    prefill_policy: Policy | None = None,
+    cache: Cache | None = None,
+    cached: int = 0,
+    fast: Policy | None = None,
+    fast_replicas: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Simulation:
+    """Serve `traffic` with `mapping.replicas` replicas of the model, and say what its users see.
+
+    With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
+    of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
+    chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
+    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class. Raises
+    RangeError where the weights leave no room for any request.
+    """
+    mapping, policy, slo = mapping or Mapping(), policy or Policy(), slo or Slo()
+    policy = _fitted(model, system, mapping, engine, policy, traffic)
+    chips = int(mapping.chips * mapping.replicas)
+    replicas = int(mapping.replicas)
+    pace = _pace(model, system, mapping, engine, policy, traffic)
+    use = None
+    given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
+    if cache is not None:
+        per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
+        use = use_cache(cache, traffic, pace, bytes_per_token=per_token, replicas=replicas, route=policy.route)
+        given = {"cached": use.cached, "load": use.load, "route": use.route}
+    if fast_replicas:
+        if prefill is not None or cache is not None:
+            raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
+        chips += fast_replicas * int(mapping.chips)
+        quick = _fitted(model, system, mapping, engine, fast or policy, traffic)
+        fast_pace = _pace(model, system, mapping, engine, quick, traffic)
+        tiers = [(quick, fast_pace, fast_replicas), (policy, pace, replicas)]
+        requests, pools = serve_tiers(traffic, tiers, progress=progress)
+        rules, pool = pools[-1]
+    elif prefill is None:
+        requests, rules, pool = serve(traffic, policy, pace, replicas=replicas, progress=progress, **given)
+        pools = [(rules, pool)]
+    else:
+        if traffic.clients:
+            raise RangeError("separate pools need arrivals that do not wait for answers: use a rate or a trace")
+        chips += int(prefill.chips * prefill.replicas)
+        first_policy = _fitted(
+            model, system, prefill, engine, prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous"), traffic
+        )
+        first_pace = _pace(model, system, prefill, engine, first_policy, traffic)
+        near = chips <= system.scale_up.size
+        link = (system.scale_up if near else system.scale_out).link
+
+        def sent(tokens: Any) -> Any:
+            return link.latency + cache_bytes(model, tokens) / (link.bandwidth * prefill.group)
+
+        requests, pools = serve_apart(
+            traffic,
+            (first_policy, first_pace, int(prefill.replicas)),
+            (policy, pace, replicas),
+            sent,
+            **{k: v for k, v in given.items() if k != "route"},
+        )
+        rules, pool = pools[-1]
+    rent = float(rent_of(chips, system.rent.typical))
+    return Simulation(
+        answers=answers(traffic, requests, pools, slo=slo, usd_per_second=rent),
+        requests=requests,
+        timeline=timeline(requests, rules, pool),
+        traffic=traffic,
+        policy=policy,
+        pace=pace,
+        replicas=replicas,
+        chips=chips,
+        cache=use,
+        prefill_replicas=0 if prefill is None else int(prefill.replicas),
+    )
+
+
+def serve_apart(
+    traffic: Traffic,
+    first: tuple[Policy, Pace, int],
+    second: tuple[Policy, Pace, int],
+    sent: Callable[[Any], Any],
+    **given: Any,
+) -> tuple[Any, list[tuple[Rules, Replicas]]]:
+    """Serve prompts on one pool and outputs on another; `sent` gives the seconds that a cache of some tokens is on its way.
+
+    The first token comes from the first pool. Caches do not wait for each other on the links, and a full decode pool does not
+    stop the first.
+    """
+    reading = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
+    a, a_rules, a_pool = serve(reading, first[0], first[1], replicas=first[2], **given)
+    a["outputs"] = traffic.outputs
+    go_on = np.flatnonzero((a["status"] == DONE) & (a["outputs"] > 1))
+    there = a["finish"][go_on] + np.asarray(sent(a["inputs"][go_on].astype(np.float64)))
+    order = np.argsort(there, kind="stable")
+    go_on, there = go_on[order], there[order]
+    moved = Traffic(arrival=there, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])
+    b, b_rules, b_pool = serve(moved, second[0], second[1], replicas=second[2], cached=moved.inputs)
+    a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
+    return a, [(a_rules, a_pool), (b_rules, b_pool)]
+
+
+def serve_tiers(
+    traffic: Traffic, pools: list[tuple[Policy, Pace, int]], *, progress: Callable[[int], None] | None = None
+) -> tuple[Any, list[tuple[Rules, Replicas]]]:
+    """Serve each class of `traffic` on a pool of its own: class k on `pools[k]` (policy, pace, replicas)."""
+    if traffic.clients:
+        raise RangeError("pools by class need arrivals that do not wait for answers: use a rate or a trace")
+    ranks = traffic.ranks
+    if int(np.max(ranks)) >= len(pools):
+        raise RangeError(f"{int(np.max(ranks)) + 1} classes need as many pools, not {len(pools)}")
+    whole = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, ranks, 0, 0.0)
+    used, before = [], 0
+    for rank, (policy, pace, replicas) in enumerate(pools):
+        mine = np.flatnonzero(ranks == rank)
+        part = Traffic(arrival=traffic.arrival[mine], inputs=traffic.inputs[mine], outputs=traffic.outputs[mine])
+        found, rules, pool = serve(part, policy, pace, replicas=replicas, progress=progress)
+        found["rank"], found["replica"] = rank, found["replica"] + before
+        whole[mine] = found
+        used.append((rules, pool))
+        before += replicas
+    return whole, used
+
+
+def _contexts(traffic: Traffic) -> tuple[float, float]:
+    inputs, outputs = np.maximum(traffic.inputs, 1), np.maximum(traffic.outputs, 1)
+    return float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))
+
+
+def _pace(model: Model, system: System, mapping: Mapping, engine: Engine, policy: Policy, traffic: Traffic) -> Pace:
+    return pace_of(
+        model,
+        system,
+        mapping=mapping,
+        engine=engine,
+        max_sequences=policy.max_sequences,
+        token_budget=min(policy.token_budget, 1 << 16),
+        contexts=_contexts(traffic),
+        query=policy.drafted + 1,
+    )
+
+
+def _fitted(model: Model, system: System, mapping: Mapping, engine: Engine, policy: Policy, traffic: Traffic) -> Policy:
+    """Return the policy with the room that the chips have, and no longer contexts than the model's."""
+    policy = replace(policy, max_context=min(policy.max_context, float(model.max_context)))
+    if math.isfinite(policy.kv_tokens):
+        return policy
+    context = float(np.mean(np.maximum(traffic.inputs, 1)) + np.mean(traffic.outputs) / 2)
+    room = kv_room(model, system, mapping=mapping, engine=engine, context=context, step_tokens=policy.token_budget)
+    if room < 1:
+        raise RangeError(
+            f"the weights of {model.name} leave no room for a request of {context:,.0f} tokens on {int(mapping.chips)} x "
+            f"{system.chip.name}; use more chips (--tp), or smaller weights"
+        )
+    return replace(policy, kv_tokens=room)
+
+
+def closed_loop_ttft(
+    model: Model,
+    system: System,
+    rows: Any,
+    *,
+    mapping: Mapping,
+    engine: Engine = IDEAL,
+    token_budget: int = 2048,
+    requests_per_client: int = 10,
+    spread: float = 0.0,
+    seed: int = 0,
+) -> tuple[Any, Any]:
+    """Mean TTFT and TPOT [s] of closed loops: `rows` are (input tokens, output tokens, concurrency), all on one mapping.
+
+    Each loop serves `requests_per_client` requests per client, lengths uniform in nominal (1 - spread) to nominal. One pace is
+    sampled for all rows. A row that can serve no request gives NaN.
+    """
+    from steptime.simulate.traffic import Lengths, closed_loop
+
+    rows = [(int(i), int(o), max(1, math.ceil(c / mapping.replicas))) for i, o, c in rows]
+    seats = max(c for _, _, c in rows)
+    low, high = min(i for i, _, _ in rows), max(i + o for i, o, _ in rows)
+    pace = pace_of(
+        model,
+        system,
+        mapping=mapping,
+        engine=engine,
+        max_sequences=seats,
+        token_budget=token_budget,
+        contexts=(low, high),
+        check=False,
+    )
+    ttft, tpot = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for k, (inputs, outputs, clients) in enumerate(rows):
+        room = kv_room(model, system, mapping=mapping, engine=engine, context=inputs + outputs / 2, step_tokens=token_budget)
+        if room < inputs + outputs:
+            continue
+        centre = 1 - spread / 2
+        part: dict[str, Any] = {"shape": "uniform", "spread": spread / 2 / centre}
+        traffic = closed_loop(
+            clients, requests_per_client * clients, Lengths(mean=inputs * centre, **part), Lengths(mean=outputs * centre,
+            **part), seed=seed,
+        )  # fmt: skip
+        policy = Policy(max_sequences=seats, token_budget=token_budget, kv_tokens=room)
+        found, _, _ = serve(traffic, policy, pace)
+        done = found[found["status"] == DONE]
+        if len(done):
+            ttft[k] = np.mean(done["first"] - done["arrival"])
+            owing = done["outputs"] > 1
+            tpot[k] = np.mean(((done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1))[owing])
+    return ttft, tpot

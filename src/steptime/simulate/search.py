@@ -1,0 +1,187 @@
+"""Simulation inside a search: the highest rate that meets the limits, and a plan replayed with its percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from steptime.engine import IDEAL, Engine
+from steptime.errors import RangeError
+from steptime.hardware import System
+from steptime.mapping import Mapping
+from steptime.model import Model
+from steptime.simulate.metrics import OVERLOADED, Answers
+from steptime.simulate.policy import Policy
+from steptime.simulate.run import Simulation, simulate
+from steptime.simulate.traffic import Lengths, open_loop
+from steptime.workload import Slo, Workload
+
+QUANTILES = ("mean", "p50", "p90", "p95", "p99")
+LOWER = 0.9  # of the batch, where percentiles do not hold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePoint:
+    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the quantile of the limits, and whether all is well."""
+
+    rate: float
+    ttft: float
+    tpot: float
+    verdict: str
+    good: bool
+
+
+def meets(answers: Answers, slo: Slo, quantile: str) -> bool:
+    """Whether a run meets the limits at a quantile ("mean", "p50", "p90", "p95", "p99") and kept up."""
+    if quantile not in QUANTILES:
+        raise RangeError(f"the quantile of the limits must be one of {', '.join(QUANTILES)}, not {quantile}")
+    ttft, tpot = getattr(answers.ttft, quantile), getattr(answers.tpot, quantile)
+    late = ttft > slo.ttft or (tpot > slo.tpot and not math.isnan(tpot))
+    return answers.verdict != OVERLOADED and answers.rejected < answers.sent and not late
+
+
+def highest_rate(
+    run: Callable[[float], Answers], *, slo: Slo, quantile: str = "p99", start: float = 1.0, tolerance: float = 0.02
+) -> tuple[float, list[RatePoint]]:
+    """Return the highest rate [requests/s] at which `run(rate)` meets the limits, and every rate tried, by rate.
+
+    Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails.
+    """
+    points: list[RatePoint] = []
+
+    def good(rate: float) -> bool:
+        found = run(rate)
+        well = meets(found, slo, quantile)
+        points.append(
+            RatePoint(
+                rate=rate,
+                ttft=getattr(found.ttft, quantile),
+                tpot=getattr(found.tpot, quantile),
+                verdict=found.verdict,
+                good=well,
+            )
+        )
+        return well
+
+    low, high = 0.0, start
+    if good(start):
+        low = start
+        while low < start * 2**20:
+            high = 2 * low
+            if not good(high):
+                break
+            low = high
+    else:
+        while high > start / 1024:
+            if good(high / 2):
+                low = high / 2
+                break
+            high /= 2
+    while low > 0 and high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low, sorted(points, key=lambda point: point.rate)
+
+
+class PoolLike(Protocol):
+    """What a replay needs of a plan's pool."""
+
+    @property
+    def role(self) -> str: ...  # noqa: D102
+    @property
+    def mapping(self) -> Mapping: ...  # noqa: D102
+    @property
+    def batch(self) -> int: ...  # noqa: D102
+    @property
+    def chunk(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A plan under random arrivals: the run that meets the limits at `quantile`, its batch and rate, and how many tries."""
+
+    simulation: Simulation
+    batch: int
+    planned_batch: int
+    rate: float
+    planned_rate: float
+    quantile: str
+    good: bool
+    tried: int
+
+
+def replay(
+    model: Model,
+    system: System,
+    workload: Workload,
+    slo: Slo,
+    pools: Sequence[PoolLike],
+    rate: float,
+    *,
+    engine: Engine = IDEAL,
+    quantile: str = "p90",
+    requests: int = 4000,
+    seed: int = 0,
+    tries: int = 24,
+) -> Replay:
+    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower batch and rate until the limits hold.
+
+    A plan's rate fills its batch to the last seat, so that random arrivals queue without end; the rate is lowered together
+    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`.
+    """
+    server = pools[-1]
+    prefill = pools[0].mapping if len(pools) > 1 else None
+    fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
+    skipped = round(workload.input_tokens) - fresh
+    share, tried, batch, now = 1.0, 0, server.batch, rate
+    while True:
+        tried += 1
+        batch, now = max(1, math.floor(server.batch * share)), rate * share
+        groups = int(server.mapping.dp)
+        policy = Policy(
+            max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),
+            token_budget=math.ceil(batch / groups) + (max(server.chunk, 1) if prefill is None else 2048),
+        )
+        traffic = open_loop(now, requests, Lengths(mean=fresh + skipped), Lengths(mean=workload.output_tokens), seed=seed)
+        last = simulate(
+            model,
+            system,
+            traffic,
+            mapping=server.mapping,
+            engine=engine,
+            policy=policy,
+            slo=slo,
+            prefill=prefill,
+            prefill_policy=None if prefill is None else _prefill_policy(pools[0], fresh),
+            cached=skipped,
+        )
+        good = meets(last.answers, slo, quantile)
+        if good or batch == 1 or tried == tries:
+            break
+        share *= LOWER
+    return Replay(
+        simulation=last,
+        batch=batch,
+        planned_batch=server.batch,
+        rate=now,
+        planned_rate=rate,
+        quantile=quantile,
+        good=good,
+        tried=tried,
+    )
+
+
+def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
+    each = max(1, int(pool.batch) // int(pool.mapping.dp))
+    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
+
+
+def rates(model: Model, system: System, inputs: Lengths, outputs: Lengths, *, requests: int, seed: int, **given: Any) -> Any:
+    """Return a function from rate [requests/s] to the answers of a Poisson run; `given` goes to `simulate`."""
+
+    def run(rate: float) -> Answers:
+        return simulate(model, system, open_loop(rate, requests, inputs, outputs, seed=seed), **given).answers
+
+    return run

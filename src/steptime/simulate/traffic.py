@@ -1,0 +1,182 @@
+"""Requests: when they come and how long they are, drawn from a distribution or read from a trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError, UnknownName
+
+ARRIVALS = ("poisson", "gamma", "constant")
+SHAPES = ("fixed", "uniform", "lognormal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests in order of arrival, all arrays of one length.
+
+    arrival [s], inputs and outputs [tokens], rank (class, 0 is served first). clients: of a closed loop, each with one
+    request in flight; 0 where requests come when they come. blocks: hashes of the prompt's blocks of `block_tokens` each,
+    request i having those from `starts[i]` to `starts[i + 1]`.
+    """
+
+    arrival: Any
+    inputs: Any
+    outputs: Any
+    rank: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    clients: int = 0
+    blocks: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    starts: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    block_tokens: int = 512
+    name: str = ""
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    @property
+    def ranks(self) -> Any:
+        """The class of each request; 0 where none was given."""
+        return self.rank if len(self.rank) else np.zeros(len(self), dtype=np.int64)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second from the first to the last arrival; NaN in a closed loop."""
+        if self.clients or len(self) < 2:
+            return math.nan
+        span = float(self.arrival[-1] - self.arrival[0])
+        return (len(self) - 1) / span if span > 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of requests: "fixed" at mean, "uniform" in mean (1 ± spread), or "lognormal" with deviation spread x mean.
+
+    >>> Lengths(mean=100).draw(np.random.default_rng(0), 3).tolist()
+    [100, 100, 100]
+    """
+
+    mean: float
+    shape: str = "fixed"
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise UnknownName("length distribution", self.shape, SHAPES, f"Known: {', '.join(SHAPES)}.")
+        if not (self.mean >= 1 and math.isfinite(self.mean)):
+            raise RangeError(f"a mean length must be at least 1 token, not {self.mean:g}")
+        if not 0 <= self.spread <= (1 if self.shape == "uniform" else math.inf):
+            raise RangeError(f"spread must be at least 0, and at most 1 for uniform lengths, not {self.spread:g}")
+
+    def draw(self, random: np.random.Generator, n: int) -> Any:
+        """Return `n` lengths of at least 1 token."""
+        if self.shape == "uniform":
+            low, high = max(1, round(self.mean * (1 - self.spread))), max(1, round(self.mean * (1 + self.spread)))
+            return random.integers(low, high + 1, n)
+        if self.shape == "lognormal" and self.spread > 0:
+            sigma = math.sqrt(math.log1p(self.spread**2))
+            return np.maximum(1, np.rint(random.lognormal(math.log(self.mean) - sigma**2 / 2, sigma, n))).astype(np.int64)
+        return np.full(n, round(self.mean), dtype=np.int64)
+
+
+def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "poisson", burst: float = 1.0) -> Any:
+    """Return `n` times of arrival [s] at `rate` [requests/s].
+
+    kind: "poisson", "constant", or "gamma" with intervals whose squared coefficient of variation is `burst` (1 is Poisson).
+    """
+    if kind not in ARRIVALS:
+        raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
+    if not (rate > 0 and math.isfinite(rate)):
+        raise RangeError(f"a rate must be greater than 0 requests/s, not {rate:g}")
+    if not burst > 0:
+        raise RangeError(f"burst must be greater than 0, not {burst:g}")
+    if kind == "constant":
+        return np.arange(n) / rate
+    gaps = random.exponential(1 / rate, n) if kind == "poisson" else random.gamma(1 / burst, burst / rate, n)
+    return np.cumsum(gaps)
+
+
+def open_loop(
+    rate: float,
+    n: int,
+    inputs: Lengths,
+    outputs: Lengths,
+    *,
+    kind: str = "poisson",
+    burst: float = 1.0,
+    seed: int = 0,
+) -> Traffic:
+    """Return `n` requests that come at `rate` [requests/s] whatever the server does; the seed reproduces them."""
+    if n < 1:
+        raise RangeError(f"requests must be at least 1, not {n}")
+    random = np.random.default_rng(seed)
+    return Traffic(
+        arrival=arrivals(rate, n, random, kind=kind, burst=burst),
+        inputs=inputs.draw(random, n),
+        outputs=outputs.draw(random, n),
+        name=f"{kind} at {rate:g}/s",
+    )
+
+
+def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
+    """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
+    for name, value in (("concurrency", clients), ("requests", n)):
+        if value < 1:
+            raise RangeError(f"{name} must be at least 1, not {value}")
+    random = np.random.default_rng(seed)
+    return Traffic(
+        arrival=np.zeros(n),
+        inputs=inputs.draw(random, n),
+        outputs=outputs.draw(random, n),
+        clients=min(clients, n),
+        name=f"{clients} clients",
+    )
+
+
+def resampled(traffic: Traffic, rate: float, n: int, *, seed: int = 0) -> Traffic:
+    """Return Poisson arrivals at `rate` [requests/s] with the lengths of another traffic, drawn with replacement."""
+    random = np.random.default_rng(seed)
+    pick = random.integers(0, len(traffic), n)
+    return Traffic(
+        arrival=arrivals(rate, n, random), inputs=traffic.inputs[pick], outputs=traffic.outputs[pick], name=f"{rate:g}/s"
+    )
+
+
+def scaled(traffic: Traffic, factor: float) -> Traffic:
+    """Return the same requests at `factor` times the rate."""
+    if not (factor > 0 and math.isfinite(factor)):
+        raise RangeError(f"a rate scale must be greater than 0, not {factor:g}")
+    return replace(traffic, arrival=np.asarray(traffic.arrival) / factor)
+
+
+def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
+    """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
+    random = np.random.default_rng(seed)
+    which = random.integers(0, prefixes, len(traffic))
+    shared = np.minimum(prefix_tokens, traffic.inputs) // block_tokens
+    total = np.asarray(traffic.inputs) // block_tokens
+    starts = np.concatenate([[0], np.cumsum(total)]).astype(np.int64)
+    own = prefixes * (prefix_tokens // block_tokens + 1)
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], total)
+    ids = np.where(
+        place < np.repeat(shared, total),
+        np.repeat(which, total) * (prefix_tokens // block_tokens + 1) + place,
+        own + np.arange(starts[-1]),
+    )
+    return replace(traffic, blocks=ids.astype(np.int64), starts=starts, block_tokens=block_tokens)
+
+
+def merged(parts: list[Traffic]) -> Traffic:
+    """Return several open traffics as one, each a class: the first is served first where priorities count."""
+    arrival = np.concatenate([t.arrival for t in parts])
+    order = np.argsort(arrival, kind="stable")
+    rank = np.concatenate([np.full(len(t), k) for k, t in enumerate(parts)])
+    return Traffic(
+        arrival=arrival[order],
+        inputs=np.concatenate([t.inputs for t in parts])[order],
+        outputs=np.concatenate([t.outputs for t in parts])[order],
+        rank=rank[order],
+        name=" + ".join(t.name for t in parts),
+    )
