@@ -221,7 +221,7 @@ def _delivered(case: Case, layout: Layout) -> dict[str, Any]:
         "pools": pools,
         "tpot": float(state.tpot),
         "tpot_interval": (float(state.lower), float(state.upper)),
-        "ttft": float(state.ttft if prefill is None else first_token(prefill, utilisation)),
+        "ttft": float(state.ttft if prefill is None else first_token(prefill, utilisation, case.engine)),
         "utilisation": float(utilisation),
         "requests_per_second": float(rate),
         "concurrency": float(layout.batch * layout.mapping.replicas * rate / served),

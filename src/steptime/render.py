@@ -328,6 +328,9 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
             parts += [Text(), Text(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})", style="bold")]
             given = step_given(pool, plan.workload, mixed=mixed)
             parts.append(lines_table(explain_step(model, system, step, given=given, mapping=pool.mapping, engine=engine)))
+    origin = model.source or {"url": "a local config"}
+    where = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
+    parts.append(Text(f"Model: {origin['url']}" + (f" ({where})" if where else ""), no_wrap=True, overflow="ignore"))
     return Group(*parts, sources_table(system))
 
 

@@ -203,7 +203,7 @@ def search_disaggregated(case: Case, mappings: list[Mapping]) -> Table:
         for other in sizes:
             if other not in decode or size + other > chips:
                 continue
-            chosen.append(_matched(size, pre, other, decode[other], chips))
+            chosen.append(_matched(size, pre, other, decode[other], chips, case.engine))
     if not chosen:
         return _empty(DISAGGREGATED, mappings)
     columns = [np.concatenate(parts) for parts in zip(*chosen, strict=True)]
@@ -238,13 +238,13 @@ class _Pre:
     pool: Prefill
     row: tuple[int, int]
 
-    def ttft(self, utilisation: Number) -> Number:
+    def ttft(self, utilisation: Number, engine: Engine) -> Number:
         one = replace(
             self.pool,
             seconds=self.pool.seconds[self.row],
             seats=np.broadcast_to(self.pool.seats, self.pool.seconds.shape)[self.row],
         )
-        return first_token(one, utilisation)
+        return first_token(one, utilisation, engine)
 
 
 def _best_prefill(case: Case, table: Mapping) -> dict[int, _Pre]:
@@ -301,7 +301,7 @@ def _fastest_first(tpot: Number, rate: Number) -> Number:
     return order[rate[order] > best]
 
 
-def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips: int) -> tuple[Number, ...]:
+def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips: int, engine: Engine) -> tuple[Number, ...]:
     """Divide the chips between prefill replicas of `size` and decode replicas of `other`, for the highest matched rate."""
     mapping, batch, tpot, rate, memory = decode
     count = np.arange(1, (chips - other) // size + 1)[:, None]
@@ -315,7 +315,7 @@ def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips
     n = len(rate)
     return (
         mapping, batch, tpot, memory, total, decoders, np.full(n, pre.mapping), np.full(n, pre.prompts), count, utilisation,
-        pre.ttft(utilisation), share,
+        pre.ttft(utilisation, engine), share,
     )  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def aggregated(
     sequences = batch / groups
     return State(
         tpot=tpot,
-        ttft=tpot / 2 + service + queue_wait(service / together, share),
+        ttft=answered(tpot / 2 + service + queue_wait(service / together, share), engine),
         rate=batch / (steps * tpot),
         utilisation=share,
         input_share=used * (mixed.total - alone.total) / tpot,
@@ -189,7 +189,7 @@ def prefill_pool(
         seconds=step.total,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(step.total, ttft, seats, ceiling),
+        most_utilised=highest_utilisation(step.total, orderly(ttft, engine), seats, ceiling),
         memory=memory_per_chip(
             model,
             system,
@@ -234,12 +234,22 @@ def closed_loop(
     busy = burst / (burst + output_tokens * decode.total)
     started = STARTING * burst / 2  # the first requests all come at once
     queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
-    return tpot, engine.seconds_per_request + engine.first_token_factor * queued, decode
+    return tpot, answered(queued, engine), decode
 
 
-def first_token(prefill: Prefill, utilisation: Number) -> Number:
+def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number:
     """Mean time to first token of a prefill replica at a utilisation [s]."""
-    return prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats)
+    return answered(prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats), engine)
+
+
+def answered(queued: Number, engine: Engine) -> Number:
+    """Time to first token [s] of an engine whose prompt queue, were it orderly, would take `queued` [s]."""
+    return engine.seconds_per_request + engine.first_token_factor * queued
+
+
+def orderly(ttft: Number, engine: Engine) -> Number:
+    """What an orderly prompt queue may take [s] for a time to first token of `ttft` [s]: the inverse of `answered`."""
+    return (ttft - engine.seconds_per_request) / engine.first_token_factor
 
 
 def transfer_seconds(model: Model, system: System, workload: Workload, *, sender_chips: Number, within_domain: bool) -> Number:
