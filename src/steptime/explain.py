@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.demand import Demand, Work, attention_demands, operator_demand, work_of
 from steptime.engine import Engine
 from steptime.hardware import System
 from steptime.mapping import NAMES, Mapping
@@ -14,7 +15,7 @@ from steptime.memory import sequences_per_group, stage_share
 from steptime.model import Model
 from steptime.planner import Pool
 from steptime.serving import decode_steps, fresh_tokens, mean_context
-from steptime.step import Demand, Step, Work, attention_demands, operator_demand, work_of
+from steptime.step import Step
 from steptime.units import show
 from steptime.workload import Workload
 

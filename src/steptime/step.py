@@ -25,30 +25,26 @@ the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Mapping as MappingABC
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from steptime import network
+from steptime.demand import Demand, Work, attention_demands, launches, ledger, operator_demand, work_of
 from steptime.engine import IDEAL, Engine, load_engine
 from steptime.errors import RangeError
-from steptime.formats import peak_rate
 from steptime.hardware import Number, System, is_scalar
 from steptime.mapping import NAMES, Mapping, check
-from steptime.memory import ACTIVATION_BYTES, expert_slots, stage_share, weight_ways
-from steptime.model import Attention, Model, Op, entries_read, pairs
+from steptime.memory import ACTIVATION_BYTES, stage_share
+from steptime.model import Attention, Model, Op
 from steptime.network import Traffic
-from steptime.roofline import compute_time, distinct_hit, experts_touched, memory_time, overlap
+from steptime.roofline import compute_time, distinct_hit, memory_time, overlap
 
 NETWORK_TERMS = ("all-reduce", "context exchange", "dispatch", "combine", "pipeline")
-QUANTISED = 1.5  # bytes per weight below which inputs are quantised too
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
 
@@ -74,76 +70,6 @@ class Step:
         return np.array(names)[np.argmax(np.stack(values), axis=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Rows that one micro-batch brings to one attention group, and to all of them together."""
-
-    sequences: Number
-    decode: Number
-    prompts: Number
-    prefill: Number
-    everywhere: Number
-    context: Number
-    tokens: Number
-    prefix: Number
-
-    @property
-    def logits(self) -> Number:
-        """Rows whose logits are needed: every decoded token, and the last of each prompt."""
-        return self.decode + self.prompts
-
-
-@dataclass(frozen=True, slots=True)
-class _Ledger:
-    """What a pass runs: operators of the layers and of the stem, and mixers with their counts."""
-
-    layers: tuple[Op, ...]
-    stem: tuple[Op, ...]
-    mixers: tuple[tuple[Attention, int], ...]
-
-
-@lru_cache(maxsize=256)
-def _ledger(model: Model, *, merged: bool) -> _Ledger:
-    """Return distinct operators, each standing for all that are equal to it.
-
-    The time of an operator is homogeneous: $n$ equal ones take the time of one with $n$ times the weights and FLOPs. Where
-    activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
-    to weights, too.
-    """
-    ops: dict[Any, list[Op]] = {}
-    mixers: Counter[Attention] = Counter()
-    for layer, n in model.layers:
-        for op in layer.ops:
-            key = (
-                op.term,
-                op.rows,
-                op.split,
-                op.split_limit,
-                op.format,
-                op.experts,
-                op.flops_per_row / op.weights if op.weights else 0,
-            )
-            ops.setdefault(key if merged and op.rows != "routed" else op, []).append(
-                replace(
-                    op,
-                    weights=n * op.weights,
-                    flops_per_row=n * op.flops_per_row,
-                    inputs=n * op.inputs,
-                    outputs=n * op.outputs,
-                )
-            )
-        for attention in layer.attention:
-            mixers[attention] += n
-    return _Ledger(tuple(_joined(same) for same in ops.values()), model.stem, tuple(mixers.items()))
-
-
-def _joined(same: list[Op]) -> Op:
-    if len(same) == 1:
-        return same[0]
-    sums = {key: sum(getattr(op, key) for op in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
-    return replace(same[0], **sums)
-
-
 class _Clock:
     """Adds up seconds by term and by resource, and the busy seconds of each resource for the bounds."""
 
@@ -165,67 +91,6 @@ class _Clock:
 
 def _add(sums: dict[str, Number], name: str, value: Number) -> None:
     sums[name] = sums[name] + value if name in sums else value
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What an operator asks of one chip: FLOPs at a peak rate, bytes of weights, of activations and of cache."""
-
-    flops: Number
-    peak: Number
-    weights: Number = 0.0
-    activations: Number = 0.0
-    kv: Number = 0.0
-    efficiency: Number = 1.0
-
-
-def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine: Engine) -> Demand:
-    """Return what an operator with weights asks of the busiest chip for one micro-batch."""
-    peak = peak_rate(system.chip.peak, op.format.arithmetic)
-    if op.rows in ("none", "lookup"):
-        looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / mapping.group
-        return Demand(0.0, peak, activations=looked_up * engine.activation_traffic)
-    if op.rows == "routed":
-        slots, sharing = expert_slots(op, mapping), mapping.stage / mapping.ep
-        copies = slots * mapping.ep  # that the tokens choose among
-        touched = experts_touched(slots, slots * op.active / copies, work.everywhere)
-        touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / mapping.ep * engine.expert_imbalance
-        if np.any(engine.expert_tile_rows):
-            rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
-        weights, efficiency = touched * op.weights, engine.expert_efficiency
-    else:
-        sharing, weights, efficiency = weight_ways(op, mapping), op.weights, engine.compute_efficiency
-        rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
-    activations: Number = 0.0
-    if np.any(engine.activation_traffic):
-        activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.activation_traffic
-    return Demand(
-        rows * op.flops_per_row / sharing, peak, weights * op.format.bytes / sharing, activations, efficiency=efficiency
-    )
-
-
-def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping, engine: Engine) -> dict[str, Demand]:
-    """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
-    kv_ways = np.minimum(mapping.tp, a.kv_shards) * mapping.cp
-    state_ways = np.minimum(mapping.tp, a.heads)
-    peak = peak_rate(system.chip.peak, a.arithmetic)
-    found = {}
-    if np.any(work.decode):
-        read = entries_read(a, work.context)
-        flops = work.decode * (a.flops_per_pair_decode * read / mapping.cp + a.state_flops_per_token) / mapping.tp
-        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.attention_efficiency)
-    if np.any(work.prefill):
-        flops = work.prompts * (
-            a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
-            + a.expand_flops * work.prefix
-            + a.state_flops_per_token * work.tokens
-        )
-        kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
-        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["prefill"] = Demand(flops / mapping.group, peak, kv=moved, efficiency=engine.attention_efficiency)
-    return found
 
 
 def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engine, count: Number = 1) -> None:
@@ -295,7 +160,7 @@ def _run_network(links: _Clock, model: Model, work: Work, system: System, mappin
         once = network.all_reduce(system, mapping.group, row_bytes)
         _run_collective(links, "all-reduce", once * reductions, system, engine)
     if np.any(np.asarray(mapping.cp) > 1):
-        for attention, n in _ledger(model, merged=True).mixers:
+        for attention, n in ledger(model, merged=True).mixers:
             _run_collective(links, "context exchange", _context_exchange(attention, work, system, mapping) * n, system, engine)
     if sparse and np.any(apart):
         for layer, n in model.layers:
@@ -342,35 +207,20 @@ def _run_exchange(
             _run_collective(clock, term, gathered.resized(value_bytes) * count, system, engine)
 
 
-@lru_cache(maxsize=256)
-def launches(model: Model) -> dict[str, int]:
-    """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
-    found = dict.fromkeys(("layer", "kernel", "quantised_kernel", "expert_layer", "state_layer", "selected_layer"), 0)
-    for layer, n in model.layers:
-        kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
-        found["layer"] += n
-        found["kernel"] += n * (len(kernels) + 2 * len(layer.attention))
-        found["quantised_kernel"] += n * sum(op.format.bytes < QUANTISED for op in kernels.values())
-        found["expert_layer"] += n * (layer.routed is not None)
-        found["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
-        found["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)
-    return found
-
-
 def _layer_overhead(model: Model, engine: Engine) -> Number:
     return sum(count * getattr(engine, f"seconds_per_{name}") for name, count in launches(model).items())
 
 
 def _evaluate(model: Model, system: System, mapping: Mapping, engine: Engine, work: Work) -> Step:
     """Return the step of one micro-batch's work, cycled over micro-batches and stages."""
-    ledger = _ledger(model, merged=not np.any(engine.activation_traffic))
+    found = ledger(model, merged=not np.any(engine.activation_traffic))
     layers, stem, links = _Clock(), _Clock(), _Clock()
-    for op in ledger.layers:
+    for op in found.layers:
         _run(layers, op.term, operator_demand(op, work, system, mapping, engine), system, engine)
-    for mixer, n in ledger.mixers:
+    for mixer, n in found.mixers:
         for demand in attention_demands(mixer, work, system, mapping, engine).values():
             _run(layers, "attention", demand, system, engine, n)
-    for op in ledger.stem:
+    for op in found.stem:
         if op.rows != "none":
             _run(stem, op.term, operator_demand(op, work, system, mapping, engine), system, engine)
     _run_network(links, model, work, system, mapping, engine)
@@ -517,23 +367,6 @@ def _one_block(model: Model, system: System, engine: Engine, given: dict[str, An
     mapping = Mapping(**{name: given[name] for name in NAMES})
     check(mapping, model, system)
     return _evaluate(model, system, mapping, engine, work_of(given, mapping))
-
-
-def work_of(given: MappingABC[str, Any], mapping: Mapping) -> Work:
-    """Return the rows that one micro-batch brings to an attention group; `given` are the arguments of `mixed_step`."""
-    m, dp = mapping.microbatches, mapping.dp
-    sequences = np.ceil(given["batch"] / (dp * m) - 1e-9)
-    group_prompts = np.ceil(given["prompts"] / dp - 1e-9) / m
-    return Work(
-        sequences=sequences,
-        decode=sequences * given["query"],
-        prompts=group_prompts,
-        prefill=group_prompts * given["tokens"],
-        everywhere=(given["batch"] * given["query"] + given["prompts"] * given["tokens"]) / m,
-        context=given["context"] * 1.0,
-        tokens=given["tokens"] * 1.0,
-        prefix=given["prefix"] * 1.0,
-    )
 
 
 def decode_step(
