@@ -2,27 +2,62 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+
+from steptime.cli import main
 
 MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
 
 
-def run(words: str, *, columns: int = 100, folder=None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(
-        [sys.executable, "-m", "steptime", *words.split()],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=120,
+@dataclass
+class Shown:
+    """What a command printed and returned."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(words: str, *, columns: int = 100, folder: Path | None = None) -> Shown:
+    """Run the command line in this process, as `main` does."""
+    environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+    out, err = io.StringIO(), io.StringIO()
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, environment))
+        stack.enter_context(patch.object(sys, "argv", ["steptime", *words.split()]))
+        stack.enter_context(chdir(folder or "."))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
+        try:
+            main()
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+    return Shown(code, out.getvalue(), err.getvalue())
+
+
+def test_the_program_as_it_is_installed():
+    """One run in a process of its own: the words, the exit codes, and no traceback."""
+    good, bad = (
+        subprocess.run(
+            [sys.executable, "-m", "steptime", *words.split()], capture_output=True, text=True, check=False, timeout=120
+        )
+        for words in ("systems gb200-nvl72", "systems gb200-nvl7")
     )
+    assert good.returncode == 0
+    assert "NVL72" in good.stdout
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("steptime: unknown system 'gb200-nvl7'; did you mean gb200-nvl72")
 
 
 @pytest.mark.parametrize("columns", [80, 120])
