@@ -11,7 +11,7 @@ import pytest
 
 from steptime.calibrate import NAMES, engine_file, engine_from
 from steptime.engine import CONSTANTS, Engine, load_engine
-from steptime.errors import DataFileError
+from steptime.errors import DataFileError, InputError
 from steptime.validate import COLUMNS, errors, predict, read_runs, report, write_predictions
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "measured" / "serving.csv"
@@ -178,6 +178,13 @@ def test_calibration_finds_the_constants_that_made_the_runs():
     again = predict(rows, engine=fitted)
     assert np.median(np.abs(again.tpot / truth.tpot - 1)) < 0.03
     assert fitted.memory_efficiency < 0.8
+
+
+def test_calibration_needs_measured_times():
+    from steptime.calibrate import calibrate
+
+    with pytest.raises(InputError, match="needs tpot_s of every run; 1 have none, the first is 'b'"):
+        calibrate([one(), one(id="b", tpot_s="")], name="mine", prior=load_engine("vllm"))
 
 
 @pytest.mark.skipif(not RUNS.is_file(), reason="the measured runs are not beside this checkout")

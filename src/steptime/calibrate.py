@@ -152,10 +152,23 @@ class Calibration:
     regime: Number
 
 
+def _log_tpot(rows: list[dict[str, str]]) -> Number:
+    """log(measured TPOT) of every row; an engine cannot be fitted to a run without one."""
+    without = [row["id"] for row in rows if not row.get("tpot_s")]
+    if without:
+        raise InputError(f"calibrate needs tpot_s of every run; {len(without)} have none, the first is {without[0]!r}")
+    return np.log([float(row["tpot_s"]) for row in rows])
+
+
+def _first_tokens(rows: list[dict[str, str]]) -> Number:
+    """Measured TTFT of every row [s], not a number where there is none."""
+    return np.array([float(row.get("ttft_s") or "nan") for row in rows])
+
+
 def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibration:
     """Fit a typical engine and each engine of the rows; with `leave_out`, again without each model-system pair."""
     groups = grouped(rows)
-    target = np.log([float(row["tpot_s"]) for row in rows])
+    target = _log_tpot(rows)
     names = sorted({row["engine"] for row in rows})
     pairs = {(runs.model.name, runs.system.name) for runs in groups}
     typical, spread = fit(groups, target, USUAL, SPREAD)
@@ -164,7 +177,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     for name in names:
         mine = [runs for runs in groups if runs.engine == name]
         logs[name], covariances[name] = fit(mine, target, typical, BETWEEN, typical)
-    first = np.array([float(row.get("ttft_s") or "nan") for row in rows])
+    first = _first_tokens(rows)
     made = {name: engine_from(values, name=name) for name, values in logs.items()}
     queue = {name: fit_queue([r for r in groups if name in ("typical", r.engine)], _under(made, name), first) for name in logs}
     fitted, out, out_ttft = (np.full(len(rows), np.nan) for _ in range(3))
@@ -183,7 +196,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             of, _ = fit(mine, target, without, BETWEEN, logs[name]) if mine else (without, None)
             engine = engine_from(of, name=name)
             known = mine or rest
-            engine = _with_queue(engine, fit_queue(known, {r.engine: replace(engine) for r in known}, first))
+            engine = _with_queue(engine, fit_queue(known, {r.engine: engine for r in known}, first))
             for runs in left:
                 tpot, ttft, _, _ = predict_runs(runs, engine)
                 out[runs.index] = np.log(tpot) - target[runs.index]
@@ -222,11 +235,11 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine) -> Engine
     The interval is the prior's until there are 50 runs or more of a regime.
     """
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows)]
-    target = np.log([float(row["tpot_s"]) for row in rows])
+    target = _log_tpot(rows)
     mean = np.log([getattr(prior, n) for n in NAMES])
     logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE)
     fitted = engine_from(logs, name=prior.name)
-    first = np.array([float(row.get("ttft_s") or "nan") for row in rows])
+    first = _first_tokens(rows)
     usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
     fitted = _with_queue(fitted, fit_queue(groups, {prior.name: fitted}, first, usual))
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}

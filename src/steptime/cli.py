@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from steptime.hardware import System
-    from steptime.model import Model
+from steptime.cli_options import (
+    CATALOG,
+    ENGINE,
+    EXPERTS,
+    IMBALANCE,
+    JSON,
+    KV,
+    MODEL,
+    SET,
+    SYSTEM,
+    WEIGHTS,
+    console_of,
+    print_json,
+    read_model,
+    read_system,
+    read_systems,
+    reciprocal,
+)
+from steptime.cli_simulate import simulate
 
 app = typer.Typer(
     name="steptime",
@@ -22,37 +38,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example:  steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2",
 )
-
-MODEL = Annotated[
-    str,
-    typer.Argument(help="Catalogue name, Hugging Face id, or path to a config.json or its folder.", show_default=False),
-]
-SYSTEM = Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON in SI units instead of text.")]
-SET = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
-    ),
-]
-CATALOG = Annotated[
-    str | None,
-    typer.Option(
-        "--catalog",
-        metavar="FOLDER",
-        help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
-    ),
-]
-ENGINE = Annotated[str, typer.Option(help="Serving engine: ideal (the bound that physics sets), or a file of constants.")]
-WEIGHTS = Annotated[
-    str,
-    typer.Option(metavar="FORMAT", help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says."),
-]
-EXPERTS = Annotated[str, typer.Option(metavar="FORMAT", help="Store routed experts in this format.")]
-KV = Annotated[str, typer.Option("--kv", metavar="FORMAT", help="Keep the KV cache as fp8, bf16, fp8_ds_mla, ...")]
-IMBALANCE = Annotated[float, typer.Option(help="Rows on the busiest expert chip over the mean.")]
 
 
 @app.command(epilog="Example:  steptime plan qwen3-235b-a22b hgx-b200 --input 4000 --output 1000 --speed 40 --launch vllm")
@@ -97,10 +82,10 @@ def plan(
         raise UnknownName("mode", mode, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
     if launch and launch != "all" and launch not in ENGINES:
         raise UnknownName("engine", launch, [*ENGINES, "all"], "Known: vllm, sglang, trtllm, all.")
-    machine = _system(system, set_, catalog)
-    described = _model(model, weights, experts, kv, catalog)
+    machine = read_system(system, set_, catalog)
+    described = read_model(model, weights, experts, kv, catalog)
     runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
-    tpot = math.inf if speed is None else _reciprocal("speed", speed)
+    tpot = math.inf if speed is None else reciprocal("speed", speed)
     slo = Slo(tpot=tpot, ttft=math.inf if ttft is None else ttft)
     workload = Workload(input_tokens=input_, output_tokens=output, cached_share=cached)
     try:
@@ -108,7 +93,7 @@ def plan(
             described, machine, workload, slo, chips=chips, engine=runs_on, modes=MODES if mode == "any" else (mode,)
         )
     except DoesNotFit as problem:
-        other = smallest_system(described, _systems(catalog))
+        other = smallest_system(described, read_systems(catalog))
         where = (
             f"; the smallest system of the catalogue that holds it is {other.name} ({other.chips} x {other.chip.name})"
             if other
@@ -123,11 +108,11 @@ def plan(
         from steptime.export import plain
 
         commands = {name: launcher.launch(found, name) for name in ENGINES} if found.feasible else {}
-        _print_json(plain(found) | {"launch": commands} | replay_json(replayed))
+        print_json(plain(found) | {"launch": commands} | replay_json(replayed))
     else:
         from steptime.render import explain_plan, launch_view, plan_view
 
-        console = _console()
+        console = console_of()
         console.print(plan_view(found, console.width))
         if replayed is not None:
             from steptime.render_simulation import replay_view
@@ -186,8 +171,8 @@ def step(
     for name, value, needed in (("batch", batch, decodes), ("context", context, decodes), ("tokens", tokens, prefills)):
         if needed and value < 1:
             raise RangeError(f"--{name} must be at least 1, not {value}")
-    machine = _system(system, set_, catalog)
-    described = _model(model, weights, experts, kv, catalog)
+    machine = read_system(system, set_, catalog)
+    described = read_model(model, weights, experts, kv, catalog)
     runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
     mapping = Mapping(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp if microbatches is None else microbatches)
     given: dict[str, Any] = {"batch": batch, "context": context, "query": query} if decodes else {}
@@ -208,7 +193,7 @@ def step(
     if json:
         from steptime.export import plain
 
-        _print_json(
+        print_json(
             {
                 "model": described.name,
                 "system": machine.name,
@@ -234,7 +219,7 @@ def step(
     rates["Fits"] = "yes" if memory.fits else f"no, {show(float(memory.used - memory.capacity), 'B')} too much on a chip"
     where = f"{int(mapping.chips)} x {machine.chip.name}, {show_mapping(mapping)}, engine {runs_on.name}"
     title = f"{described.name} on {where}: one {phase} step"
-    console = _console()
+    console = console_of()
     console.print(step_view(title, found, rates, memory, console.width))
     if explain:
         console.print(lines_table(explain_step(described, machine, found, given=given, mapping=mapping, engine=runs_on)))
@@ -274,34 +259,34 @@ def models(
         chosen = [name for name in files("models", catalog) if like.casefold() in name.casefold()]
         if not chosen:
             raise RangeError(f"--like {like!r} finds no model to compare")
-    read = [_model(name, weights, experts, kv, catalog) for name in chosen]
+    read = [read_model(name, weights, experts, kv, catalog) for name in chosen]
     if len(read) == 1 and not compare:
         card = cards.model_card(read[0], context=context)
         if json:
-            _print_json(card)
+            print_json(card)
             return
         from steptime.render_cards import model_view
 
-        console = _console()
+        console = console_of()
         console.print(model_view(card, console.width))
         return
     if read:
         compared = [cards.comparison_row(model, context=context) for model in read]
         if json:
-            _print_json(compared)
+            print_json(compared)
             return
         from steptime.render_cards import comparison_view
 
-        console = _console()
+        console = console_of()
         console.print(comparison_view(compared, console.width))
         return
     rows = cards.model_rows(like, catalog)
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
     from steptime.render_cards import models_view
 
-    _console().print(models_view(rows))
+    console_of().print(models_view(rows))
 
 
 @app.command(epilog="Examples:  steptime systems    steptime systems gb200-nvl72")
@@ -317,21 +302,21 @@ def systems(
     from steptime import cards
 
     if name is not None:
-        card = cards.system_card(_system(name, set_, catalog))
+        card = cards.system_card(read_system(name, set_, catalog))
         if json:
-            _print_json(card)
+            print_json(card)
             return
         from steptime.render_cards import system_view
 
-        _console().print(system_view(card))
+        console_of().print(system_view(card))
         return
-    rows = [cards.system_row(s) for s in _systems(catalog)]
+    rows = [cards.system_row(s) for s in read_systems(catalog)]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
     from steptime.render_cards import systems_view
 
-    _console().print(systems_view(rows))
+    console_of().print(systems_view(rows))
 
 
 @app.command(epilog="Examples:  steptime engines    steptime engines ideal")
@@ -350,11 +335,11 @@ def engines(
     names = ("ideal", *files("engines", catalog)) if name is None else (name,)
     shown = [cards.engine_card(load_engine(n, catalog)) for n in names]
     if json:
-        _print_json(shown if name is None else shown[0])
+        print_json(shown if name is None else shown[0])
         return
     from steptime.render_cards import engine_view, engines_view
 
-    _console().print(engines_view(shown) if name is None else engine_view(shown[0]))
+    console_of().print(engines_view(shown) if name is None else engine_view(shown[0]))
 
 
 @app.command(epilog="Example:  steptime validate runs.csv --predictions predicted.csv")
@@ -380,7 +365,7 @@ def validate(
     from steptime.validate import predict, read_runs, report, write_predictions
 
     if columns:
-        _console().print(columns_view())
+        console_of().print(columns_view())
         return
     if not file:
         raise RangeError("give a CSV file of runs; --columns lists what it holds")
@@ -391,9 +376,9 @@ def validate(
         write_predictions(predictions, rows, found)
     tables = report(rows, found)
     if json:
-        _print_json(tables | {"left_out": problems})
+        print_json(tables | {"left_out": problems})
         return
-    console = _console()
+    console = console_of()
     console.print(validation_view(rows, found, tables, problems, console.width))
 
 
@@ -427,50 +412,7 @@ def calibrate(
         "note": f"{len(rows)} runs of {Path(file).name}",
     }
     path.write_text(engine_file(fitted, source), encoding="utf-8")
-    _console().print(calibration_view(before, fitted, rows, problems, str(path)))
-
-
-# --- reading what was asked ---------------------------------------------------------------------------------------------
-
-
-def _model(name: str, weights: str, experts: str, kv: str, catalog: str | None) -> Model:
-    from steptime.architectures.hf import load_model
-
-    return load_model(name, weights=weights, experts=experts, kv=kv, catalog=catalog)
-
-
-def _system(name: str, changes: list[str] | None, catalog: str | None) -> System:
-    from steptime.catalog import load_system
-    from steptime.hardware import read_changes, vary
-
-    system = load_system(name, catalog)
-    return vary(system, read_changes(system, tuple(changes or ())))
-
-
-def _systems(catalog: str | None) -> list[System]:
-    from steptime.catalog import files, load_system
-
-    return [load_system(name, catalog) for name in files("systems", catalog)]
-
-
-def _reciprocal(name: str, value: float) -> float:
-    from steptime.errors import RangeError
-
-    if not (math.isfinite(value) and value > 0):
-        raise RangeError(f"--{name} must be greater than 0, not {value:g}")
-    return 1 / value
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def _print_json(value: Any) -> None:
-    from steptime.export import to_json
-
-    sys.stdout.write(to_json(value) + "\n")
+    console_of().print(calibration_view(before, fitted, rows, problems, str(path)))
 
 
 @app.callback(invoke_without_command=True)
@@ -481,8 +423,6 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         typer.echo(f"steptime {installed('steptime')}")
         raise typer.Exit
 
-
-from steptime.cli_simulate import simulate  # noqa: E402  it takes the options above, and its place after `step`
 
 app.command(epilog="Example:  steptime simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2")(simulate)
 

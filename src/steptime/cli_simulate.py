@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli import CATALOG, ENGINE, EXPERTS, IMBALANCE, JSON, KV, MODEL, SET, SYSTEM, WEIGHTS
-from steptime.cli import _console as console_of
-from steptime.cli import _model as read_model
-from steptime.cli import _print_json as print_json
-from steptime.cli import _reciprocal as reciprocal
-from steptime.cli import _system as read_system
+from steptime.cli_options import (
+    CATALOG,
+    ENGINE,
+    EXPERTS,
+    IMBALANCE,
+    JSON,
+    KV,
+    MODEL,
+    SET,
+    SYSTEM,
+    WEIGHTS,
+    console_of,
+    print_json,
+    read_model,
+    read_system,
+    reciprocal,
+)
 
 if TYPE_CHECKING:
     from steptime.engine import Engine

@@ -71,7 +71,6 @@ class Engine:
 
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
-SHARES = ("memory_share", "activation_traffic")
 CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source", "fit"))
 
 

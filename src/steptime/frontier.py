@@ -20,14 +20,3 @@ def pareto(gain: Any, other_gain: Any) -> Any:
     order = order[np.isfinite(gain[order]) & np.isfinite(other[order])]
     best_before = np.maximum.accumulate(np.concatenate(([-np.inf], other[order][:-1]))) if len(order) else other[order]
     return order[other[order] > best_before]
-
-
-def cheapest(cost: Any, feasible: Any) -> int | None:
-    """Return the flat index of the smallest cost among the feasible points, or None where there is none.
-
-    >>> cheapest(np.array([3.0, 1.0, 2.0]), np.array([True, False, True]))
-    2
-    """
-    masked = np.where(feasible, cost, np.inf)
-    index = int(np.argmin(masked))
-    return index if np.isfinite(masked.flat[index]) else None

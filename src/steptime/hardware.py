@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.errors import RangeError, UnknownName
 from steptime.sourced import Figure
-from steptime.units import parse, show
+from steptime.units import parse
 
 Number = Any  # a float or an array of floats; every formula broadcasts
 
@@ -222,9 +222,3 @@ def _vary_domain(domain: Domain, head: str, key: str, value: Number) -> Domain:
     if key == "size":
         return replace(domain, size=value)
     return replace(domain, link=replace(domain.link, **{key: value}))
-
-
-def describe(system: System) -> str:
-    """Return one line: what the system is."""
-    up = system.scale_up
-    return f"{show(up.size)} x {system.chip.title or system.chip.name}, {show(up.link.bandwidth, 'B/s')} scale-up"

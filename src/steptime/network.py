@@ -36,11 +36,6 @@ class Traffic:
         return Traffic(tuple(b * factor for b in self.busy), self.latency, self.calls)
 
 
-def none(system: System) -> Traffic:
-    """No traffic at all."""
-    return Traffic(tuple(0.0 for _ in system.domains), 0.0, 0.0)
-
-
 def spread(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tuple[Number, ...]:
     """How many members of a packed group of `size`, one every `stride` chips, meet at each level; their product is `size`.
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from steptime.cost import rent_of
 from steptime.engine import Engine
+from steptime.frontier import pareto
 from steptime.hardware import Number, System
 from steptime.mapping import NAMES, Mapping, legal, show_mapping, stacked
 from steptime.memory import weights_per_chip
@@ -281,7 +282,7 @@ def _best_decode(case: Case, table: Mapping) -> dict[int, tuple[Number, ...]]:
         if not np.any(fits):
             continue
         m, b = np.nonzero(fits)
-        keep = _fastest_first(state.tpot[rows][m, b], state.rate[rows][m, b])
+        keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
         m, b = m[keep], b[keep]
         mapping = rows[m]
         found[int(size)] = (
@@ -292,13 +293,6 @@ def _best_decode(case: Case, table: Mapping) -> dict[int, tuple[Number, ...]]:
             used[mapping, b],
         )
     return found
-
-
-def _fastest_first(tpot: Number, rate: Number) -> Number:
-    """Indices of the layouts that are not beaten in both time per token and rate, fastest first."""
-    order = np.lexsort((-rate, tpot))
-    best = np.maximum.accumulate(np.concatenate(([-np.inf], rate[order][:-1])))
-    return order[rate[order] > best]
 
 
 def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips: int, engine: Engine) -> tuple[Number, ...]:

@@ -27,12 +27,3 @@ class Figure:
     date: str = ""
     grade: str = "guess"
     note: str = ""
-
-
-def weakest(figures: tuple[Figure, ...]) -> str:
-    """Return the lowest grade among `figures`: a result is as good as its weakest source.
-
-    >>> weakest((Figure(value=1.0, unit="", text="1", grade="vendor"), Figure(value=1.0, unit="", text="1", grade="recalled")))
-    'recalled'
-    """
-    return max((f.grade for f in figures), key=GRADES.index, default="guess")

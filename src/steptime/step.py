@@ -44,7 +44,6 @@ from steptime.model import Attention, Model, Op
 from steptime.network import Traffic
 from steptime.roofline import compute_time, distinct_hit, memory_time, overlap
 
-NETWORK_TERMS = ("all-reduce", "context exchange", "dispatch", "combine", "pipeline")
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
 

@@ -1,0 +1,92 @@
+"""Options that several commands take, and how what was asked is read and answered."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from steptime.hardware import System
+    from steptime.model import Model
+
+MODEL = Annotated[
+    str,
+    typer.Argument(help="Catalogue name, Hugging Face id, or path to a config.json or its folder.", show_default=False),
+]
+SYSTEM = Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
+JSON = Annotated[bool, typer.Option("--json", help="Print JSON in SI units instead of text.")]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
+    ),
+]
+CATALOG = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog",
+        metavar="FOLDER",
+        help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
+    ),
+]
+ENGINE = Annotated[str, typer.Option(help="Serving engine: ideal (the bound that physics sets), or a file of constants.")]
+WEIGHTS = Annotated[
+    str,
+    typer.Option(metavar="FORMAT", help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says."),
+]
+EXPERTS = Annotated[str, typer.Option(metavar="FORMAT", help="Store routed experts in this format.")]
+KV = Annotated[str, typer.Option("--kv", metavar="FORMAT", help="Keep the KV cache as fp8, bf16, fp8_ds_mla, ...")]
+IMBALANCE = Annotated[float, typer.Option(help="Rows on the busiest expert chip over the mean.")]
+
+
+def read_model(name: str, weights: str, experts: str, kv: str, catalog: str | None) -> Model:
+    """Return the model of a name or a path, in the formats asked for."""
+    from steptime.architectures.hf import load_model
+
+    return load_model(name, weights=weights, experts=experts, kv=kv, catalog=catalog)
+
+
+def read_system(name: str, changes: list[str] | None, catalog: str | None) -> System:
+    """Return the system of a name or a path, with its what-ifs."""
+    from steptime.catalog import load_system
+    from steptime.hardware import read_changes, vary
+
+    system = load_system(name, catalog)
+    return vary(system, read_changes(system, tuple(changes or ())))
+
+
+def read_systems(catalog: str | None) -> list[System]:
+    """Return every system of the catalogue."""
+    from steptime.catalog import files, load_system
+
+    return [load_system(name, catalog) for name in files("systems", catalog)]
+
+
+def reciprocal(name: str, value: float) -> float:
+    """Return 1 / value; a value that is not above zero is the user's slip."""
+    from steptime.errors import RangeError
+
+    if not (math.isfinite(value) and value > 0):
+        raise RangeError(f"--{name} must be greater than 0, not {value:g}")
+    return 1 / value
+
+
+def console_of() -> Console:
+    """Return where text is printed."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    from steptime.export import to_json
+
+    sys.stdout.write(to_json(value) + "\n")
