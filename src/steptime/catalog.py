@@ -46,7 +46,7 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
     found: dict[str, Path] = {}
     suffix = SUFFIXES.get(kind, ".toml")
     for folder in folders(kind, catalog):
-        for path in sorted(folder.glob("*" + suffix)):
+        for path in sorted(folder.glob("*" + suffix), key=lambda path: path.name):
             found.setdefault(path.stem.replace("--", "/"), path)
     return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
 

@@ -1,7 +1,7 @@
 """Predicted against measured: reads serving runs, predicts TPOT and TTFT of each, and says how far off it is.
 
 A run is a closed loop of `concurrency` requests on one deployment. Nominal lengths are upper bounds: benchmarks draw lengths
-from a range below them, `LENGTH_SHARE` of nominal on average.
+from a range below them, `LENGTH_SHARE` of nominal on average. Where means are known they stand in columns of their own.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,18 @@ from steptime.engine import Engine, load_engine
 from steptime.errors import DataFileError, InputError
 from steptime.formats import number_format
 from steptime.hardware import Number, System
-from steptime.mapping import Mapping
+from steptime.mapping import Mapping, check
 from steptime.model import Model
 from steptime.serving import closed_loop
 
 LENGTH_SHARE = 0.9  # mean of lengths drawn evenly from 0.8 to 1.0 of nominal, as serving benchmarks do
-NUMBERS = ("input_tokens", "output_tokens", "concurrency", "tp", "pp", "dp", "ep")
+AXES = ("tp", "pp", "dp", "ep")
+NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
+MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
+OPTIONAL = ("kv_dtype", *MEANS)
+CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TYPICAL = "typical"  # the engine that stands for one that is not known
 WIDE = (0.5, 2.0)  # of an engine without a fit
 REGIMES = ("decode", "mixed")  # most of the time goes to decode, or a good part to others' prompts
@@ -51,20 +56,26 @@ class Runs:
     output_tokens: Number
 
 
-def read_runs(path: str | os.PathLike[str], *, skip_bad: bool = False) -> tuple[list[dict[str, str]], list[str]]:
+def read_runs(
+    path: str | os.PathLike[str], *, skip_bad: bool = False, catalog: str | None = None
+) -> tuple[list[dict[str, str]], list[str]]:
     """Return the rows of a CSV of runs, and what was wrong with those that were left out.
 
     Raises DataFileError, with the line, for missing columns and for a bad row unless `skip_bad`.
     """
+    problem_of = checker(catalog)
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            missing = [name for name in COLUMNS if name not in header]
             if missing:
                 raise DataFileError(path, f"lacks the columns {', '.join(missing)}", 1)
+            header += [name for name in OPTIONAL if name not in header]
             rows, problems = [], []
-            for row in reader:
-                problem = _problem(row)
+            for cells in filter(None, reader):
+                row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
+                problem = problem_of(row)
                 if problem and not skip_bad:
                     raise DataFileError(path, f"{problem}; --skip-bad leaves such rows out", reader.line_num)
                 if problem:
@@ -80,61 +91,103 @@ def read_runs(path: str | os.PathLike[str], *, skip_bad: bool = False) -> tuple[
     return rows, problems
 
 
-def _problem(row: MappingABC[str, str]) -> str:
-    for name in NUMBERS:
-        try:
-            value = float(row[name])
-        except (TypeError, ValueError):
-            return f"{name} is {row[name]!r}, not a number"
-        if not (math.isfinite(value) and value >= 1 and value == int(value)):
-            return f"{name} must be a whole number of at least 1, not {row[name]!r}"
-    for name in MEASURED:
-        if row.get(name):
+def checker(catalog: str | None = None) -> Callable[[MappingABC[str, str]], str]:
+    """Return what tells what is wrong with a row, "" for nothing; it reads each name of the catalogue once."""
+    system = lru_cache(maxsize=None)(partial(load_system, catalog=catalog))
+    model = lru_cache(maxsize=None)(partial(load_model, catalog=catalog))
+    names = lru_cache(maxsize=None)(partial(_wrong_name, system, model))
+    cells = lru_cache(maxsize=None)(partial(_wrong_cell, names))
+    checked = itemgetter(*CHECKED)
+    return lambda row: _wrong_measure(row) or cells(*checked(row))
+
+
+def _wrong_measure(row: MappingABC[str, str]) -> str:
+    for name in (*MEASURED, *MEANS):
+        text = row.get(name)
+        if text:
             try:
-                good = 0 < float(row[name]) < math.inf
+                good = 0 < float(text) < math.inf
             except ValueError:
                 good = False
             if not good:
-                return f"{name} must be a time greater than 0, not {row[name]!r}"
-    return _unknown(row["model"], row["system"], row["weight_dtype"], row["expert_dtype"])
+                return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
+    return ""
 
 
-@lru_cache(maxsize=4096)
-def _unknown(model: str, system: str, weights: str, experts: str) -> str:
+def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
+    """Return what is wrong with the cells `CHECKED`."""
+    for name, text in zip(NUMBERS, cells, strict=False):
+        try:
+            value = float(text)
+        except ValueError:
+            return f"{name} is {text!r}, not a number"
+        if not (value >= 1 and value % 1 == 0):
+            return f"{name} must be a whole number of at least 1, not {text!r}"
+    return names(*cells[len(NUMBERS) - len(AXES) :])
+
+
+def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cells: str) -> str:
+    """Return what is wrong with the ways, names and formats of a run."""
+    *ways, machine, name, weights, experts, kv = cells
     try:
-        load_system(system)
-        load_model(model)
-        number_format(weights or "bf16")
-        number_format(experts or "bf16")
+        described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)
+        check(Mapping(**{n: int(float(way)) for n, way in zip(AXES, ways, strict=True)}), described, system(machine))
     except InputError as problem:
         return str(problem)
     return ""
 
 
-def grouped(rows: list[dict[str, str]], *, small_kv: MappingABC[str, bool] | None = None) -> list[Runs]:
+def grouped(
+    rows: list[dict[str, str]], *, small_kv: MappingABC[str, bool] | None = None, catalog: str | None = None
+) -> list[Runs]:
     """Return the rows as groups of runs that share model, formats, system and engine."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for position, row in enumerate(rows):
-        key = tuple(row[name] for name in ("model", "system", "engine", "weight_dtype", "expert_dtype"))
+        key = (row["model"], row["system"], row["engine"], row["weight_dtype"], row["expert_dtype"], row.get("kv_dtype") or "")
         groups.setdefault(key, []).append(position)
-    return [_runs(rows, key, index, small_kv or {}) for key, index in groups.items()]
+    columns = _columns(rows)
+    systems = {name: load_system(name, catalog) for name in {key[1] for key in groups}}
+    return [
+        _runs(key, {n: of[index] for n, of in columns.items()}, np.array(index), systems[key[1]], small_kv or {}, catalog)
+        for key, index in groups.items()
+    ]
 
 
-def _runs(rows: list[dict[str, str]], key: tuple[str, ...], index: list[int], small_kv: MappingABC[str, bool]) -> Runs:
-    name, system, engine, weights, experts = key
+def _columns(rows: list[dict[str, str]]) -> dict[str, Number]:
+    """Return the numbers of rows as arrays; lengths are means, the known ones or a share of nominal ones."""
+    cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
+    columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
+    columns["input_tokens"] = np.maximum(1.0, LENGTH_SHARE * columns["input_tokens"])
+    columns["output_tokens"] = np.maximum(2.0, LENGTH_SHARE * columns["output_tokens"])
+    for name, mean in zip(NUMBERS, MEANS, strict=False):
+        known = [row.get(mean) for row in rows]
+        if any(known):
+            columns[name] = np.where([bool(text) for text in known], [float(text or 1) for text in known], columns[name])
+    return columns
+
+
+def _runs(
+    key: tuple[str, ...],
+    columns: MappingABC[str, Number],
+    index: Number,
+    system: System,
+    small_kv: MappingABC[str, bool],
+    catalog: str | None,
+) -> Runs:
+    """Return one group; its KV cache is in 8 bits, unless the rows name a format, where the engine keeps it so."""
+    name, _, engine, weights, experts, kv = key
     weights = weights or "bf16"
     narrow = small_kv.get(engine, True) and number_format(weights).bytes < 1.5
-    columns = {n: np.array([float(rows[i][n]) for i in index]) for n in NUMBERS}
-    stages = columns["pp"]
+    kv = kv or ("fp8" if narrow else "bf16")
     return Runs(
-        index=np.array(index),
-        model=load_model(name, weights=weights, experts=experts or weights, kv="fp8" if narrow else "bf16"),
-        system=load_system(system),
+        index=index,
+        model=load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog),
+        system=system,
         engine=engine,
-        mapping=Mapping(**{n: columns[n] for n in ("tp", "pp", "dp", "ep")}, microbatches=stages),
+        mapping=Mapping(**{n: columns[n] for n in AXES}, microbatches=columns["pp"]),
         concurrency=columns["concurrency"],
-        input_tokens=np.maximum(1.0, LENGTH_SHARE * columns["input_tokens"]),
-        output_tokens=np.maximum(2.0, LENGTH_SHARE * columns["output_tokens"]),
+        input_tokens=columns["input_tokens"],
+        output_tokens=columns["output_tokens"],
     )
 
 
@@ -184,7 +237,7 @@ def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog
     small = {name: bool(engines[name].small_kv) for name in names}
     out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
     labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
-    for runs in grouped(rows, small_kv=small):
+    for runs in grouped(rows, small_kv=small, catalog=catalog):
         of = engines[runs.engine]
         tpot, ttft, bound, regime = predict_runs(runs, of)
         out["tpot"][runs.index], out["ttft"][runs.index] = tpot, ttft
@@ -198,8 +251,9 @@ def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog
 def interval(engine: Engine, name: str, regime: Number) -> tuple[Number, Number]:
     """Return the factors of the 90 % interval of "tpot" or "ttft" by regime: 5th and 95th percentile of left-out errors."""
     table = engine.fit.get("interval", {}).get(name, {})
-    low, high = (np.array([table.get(r, WIDE)[side] for r in np.asarray(regime).ravel()]) for side in (0, 1))
-    return low.reshape(np.shape(regime)), high.reshape(np.shape(regime))
+    of = [np.asarray(regime) == r for r in REGIMES]
+    low, high = (np.select(of, [table.get(r, WIDE)[side] for r in REGIMES], WIDE[side]) for side in (0, 1))
+    return low, high
 
 
 # --- how far off --------------------------------------------------------------------------------------------------------
@@ -259,7 +313,5 @@ def write_predictions(path: str | os.PathLike[str], rows: list[dict[str, str]], 
         writer = csv.writer(file)
         times = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
         writer.writerow(["id", *(f"{name}_s" for name in times), "bound"])
-        for position, row in enumerate(rows):
-            writer.writerow(
-                [row["id"], *(f"{getattr(predictions, n)[position]:.6g}" for n in times), predictions.bound[position]]
-            )
+        columns = [map("{:.6g}".format, getattr(predictions, name).tolist()) for name in times]
+        writer.writerows(zip((row["id"] for row in rows), *columns, predictions.bound.tolist(), strict=True))
