@@ -229,12 +229,12 @@ def intervals(log_errors: Number, regime: Number, chosen: Number) -> dict[str, l
     return found
 
 
-def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine) -> Engine:
+def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
     """Return an engine fitted to a user's runs, with a shipped engine as prior: few runs move it little.
 
     The interval is the prior's until there are 50 runs or more of a regime.
     """
-    groups = [replace(runs, engine=prior.name) for runs in grouped(rows)]
+    groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = _log_tpot(rows)
     mean = np.log([getattr(prior, n) for n in NAMES])
     logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from steptime.cli_measured import calibrate, validate
 from steptime.cli_options import (
     CATALOG,
     ENGINE,
@@ -342,79 +343,6 @@ def engines(
     console_of().print(engines_view(shown) if name is None else engine_view(shown[0]))
 
 
-@app.command(epilog="Example:  steptime validate runs.csv --predictions predicted.csv")
-def validate(
-    file: Annotated[
-        str, typer.Argument(help="CSV of measured runs; `steptime validate --columns` lists its columns.", show_default=False)
-    ] = "",
-    predictions: Annotated[
-        str | None, typer.Option(metavar="OUT.csv", help="Write predicted times with 90 % intervals of every row.")
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="Predict every row with this engine instead of its own (ideal: the bound).")
-    ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and say which.")] = False,
-    columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
-    catalog: CATALOG = None,
-    json: JSON = False,
-) -> None:
-    """Hold predictions against measured serving runs: how far off, how biased, and do the intervals hold?"""
-    from steptime.engine import load_engine
-    from steptime.errors import RangeError
-    from steptime.render_validation import columns_view, validation_view
-    from steptime.validate import predict, read_runs, report, write_predictions
-
-    if columns:
-        console_of().print(columns_view())
-        return
-    if not file:
-        raise RangeError("give a CSV file of runs; --columns lists what it holds")
-    rows, problems = read_runs(file, skip_bad=skip_bad)
-    given = load_engine(engine, catalog) if engine else None
-    found = predict(rows, engine=given, catalog=catalog)
-    if predictions:
-        write_predictions(predictions, rows, found)
-    tables = report(rows, found)
-    if json:
-        print_json(tables | {"left_out": problems})
-        return
-    console = console_of()
-    console.print(validation_view(rows, found, tables, problems, console.width))
-
-
-@app.command(epilog="Example:  steptime calibrate runs.csv --prior vllm --engine mine --out mine.toml")
-def calibrate(
-    file: Annotated[str, typer.Argument(help="CSV of your measured runs, as for validate.", show_default=False)],
-    engine: Annotated[str, typer.Option(help="Name of the engine to make.", show_default=False)],
-    prior: Annotated[str, typer.Option(help="Shipped engine to start from: few runs move it little.")] = "typical",
-    out: Annotated[str | None, typer.Option(metavar="FILE", help="Engine file to write; by default NAME.toml.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and say which.")] = False,
-    catalog: CATALOG = None,
-) -> None:
-    """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior."""
-    import datetime
-    from pathlib import Path
-
-    from steptime.calibrate import calibrate as fit
-    from steptime.calibrate import engine_file
-    from steptime.engine import load_engine
-    from steptime.render_validation import calibration_view
-    from steptime.validate import read_runs
-
-    rows, problems = read_runs(file, skip_bad=skip_bad)
-    before = load_engine(prior, catalog)
-    fitted = fit(rows, name=engine, prior=before)
-    path = Path(out or f"{engine}.toml")
-    source = {
-        "url": "",
-        "date": datetime.date.today().isoformat(),
-        "grade": "measured",
-        "note": f"{len(rows)} runs of {Path(file).name}",
-    }
-    path.write_text(engine_file(fitted, source), encoding="utf-8")
-    console_of().print(calibration_view(before, fitted, rows, problems, str(path)))
-
-
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
@@ -424,6 +352,14 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
         raise typer.Exit
 
 
+app.command(
+    epilog="Examples:  steptime validate runs.csv --predictions predicted.csv    "
+    "steptime validate vllm-result.json --system hgx-h200 --tp 4 --weights fp8"
+)(validate)
+app.command(
+    epilog="Examples:  steptime calibrate runs.csv --prior vllm --engine mine --out mine.toml    "
+    "steptime calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8"
+)(calibrate)
 app.command(epilog="Example:  steptime simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2")(simulate)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.text import Text
 
 from steptime.calibrate import NAMES, QUEUE_NAMES
 from steptime.engine import Engine
 from steptime.units import show
-from steptime.validate import COLUMNS, MEASURED, Predictions, predict, report
+from steptime.validate import COLUMNS, MEASURED, OPTIONAL, Predictions, predict, report
 from steptime.widgets import table
 
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
@@ -33,14 +34,18 @@ MEANINGS = {
     "expert_dtype": "format of routed experts; empty for dense models",
     "ttft_s": "measured time to first token [s]; may be absent",
     "tpot_s": "measured time per output token [s]; may be absent",
+    "kv_dtype": "fp8, bf16, ...; by default as the engine keeps it",
+    "input_mean": "mean prompt tokens, instead of 0.9 of nominal",
+    "output_mean": "mean output tokens, instead of 0.9 of nominal",
+    "concurrency_mean": "mean requests in flight, instead of concurrency",
 }
 
 
 def columns_view() -> RenderableType:
     """Return the columns that a file of runs has."""
     shown = table("Column", "What it holds")
-    for name in (*COLUMNS, *MEASURED):
-        shown.add_row(name, MEANINGS[name])
+    for name in (*COLUMNS, *MEASURED, *OPTIONAL):
+        shown.add_row(name, escape(MEANINGS[name]) + ("; optional" if name in OPTIONAL else ""))
     return shown
 
 
@@ -101,7 +106,7 @@ def _scatter(rows: list[dict[str, str]], predictions: Predictions, width: int) -
 
 
 def calibration_view(
-    before: Engine, fitted: Engine, rows: list[dict[str, str]], problems: list[str], path: str
+    before: Engine, fitted: Engine, rows: list[dict[str, str]], problems: list[str], path: str, catalog: str | None = None
 ) -> RenderableType:
     """Return constants before and after, and the errors on the runs that were fitted."""
     shown = table("Constant", before.name, fitted.name, numbers=(1, 2))
@@ -111,7 +116,7 @@ def calibration_view(
         shown.add_row(name.replace("_", " "), *cells)
     errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8))
     for engine in (before, fitted):
-        for name, found in report(rows, predict(rows, engine=engine)).items():
+        for name, found in report(rows, predict(rows, engine=engine, catalog=catalog)).items():
             errors.add_row(f"{name.upper()}, {engine.name}", *_cells(found["all"]))
     parts: list[RenderableType] = [shown, errors, Text(f"Written to {path}: use it with --engine {path}")]
     return Group(*parts, *(Text.assemble(("Left out: ", "yellow"), problem) for problem in problems))
