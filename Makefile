@@ -26,3 +26,4 @@ docs:
 bench:
 	$(PYTHON) benchmarks/speed.py
 	$(PYTHON) benchmarks/simulate.py
+	$(PYTHON) benchmarks/validate.py

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steptime import validate
 from steptime.calibrate import NAMES, engine_file, engine_from
 from steptime.engine import CONSTANTS, Engine, load_engine
 from steptime.errors import DataFileError, InputError
-from steptime.validate import COLUMNS, errors, predict, read_runs, report, write_predictions
+from steptime.validate import COLUMNS, OPTIONAL, errors, predict, read_runs, report, write_predictions
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "measured" / "serving.csv"
 SHIPPED = ("vllm", "sglang", "trtllm", "typical")
@@ -94,16 +95,47 @@ def test_error_figures():
         ({"model": "lama-3.1-8b"}, "did you mean"),
         ({"system": "hgx-h1000"}, "did you mean"),
         ({"weight_dtype": "fp9"}, "unknown number format"),
+        ({"tp": "7"}, "tp=7 does not divide the 32 heads"),
+        ({"kv_dtype": "fp9"}, "unknown KV format"),
+        ({"input_mean": "-1"}, "input_mean must be a number greater than 0"),
+        ({"concurrency_mean": "many"}, "concurrency_mean must be a number greater than 0"),
     ],
 )
 def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, changes, says):
-    path = written(tmp_path / "runs.csv", one(), one(id="bad", **changes))
+    optional = dict.fromkeys(OPTIONAL, "")
+    path = written(tmp_path / "runs.csv", one(**optional), one(**optional | {"id": "bad"} | changes))
     with pytest.raises(DataFileError, match=says) as caught:
         read_runs(path)
     assert caught.value.line == 3
     rows, problems = read_runs(path, skip_bad=True)
     assert [row["id"] for row in rows] == ["a"]
     assert problems[0].startswith("line 3: ")
+
+
+def test_each_name_of_the_catalogue_is_read_once(tmp_path, monkeypatch):
+    """A file of many rows costs what its distinct names cost."""
+    read = []
+
+    def counted(load):
+        return lambda name, *rest, **options: read.append(name) or load(name, *rest, **options)
+
+    for load in (validate.load_system, validate.load_model):
+        monkeypatch.setattr(validate, load.__name__, counted(load))
+    path = written(tmp_path / "runs.csv", *(one(id=str(i), concurrency=str(i + 1), tp=str(2 ** (i % 4))) for i in range(40)))
+    rows, _ = read_runs(path)
+    assert sorted(read) == ["hgx-h100", "llama-3.1-8b"]
+    predict(rows)
+    assert sorted(read) == ["hgx-h100", "hgx-h100", "llama-3.1-8b", "llama-3.1-8b"]
+
+
+def test_rows_that_are_short_or_blank(tmp_path):
+    path = written(tmp_path / "runs.csv", one(), one(id="b"))
+    path.write_text("\ufeff" + path.read_text().replace("b,llama", "\nb,llama").removesuffix(",0.1,0.01\n") + "\n")
+    rows, _ = read_runs(path)
+    assert [(row["id"], row["tpot_s"]) for row in rows] == [("a", "0.01"), ("b", "")]
+    path.write_text(",".join(COLUMNS) + "\na,llama-3.1-8b,hgx-h100\n")
+    with pytest.raises(DataFileError, match="input_tokens is '', not a number"):
+        read_runs(path)
 
 
 def test_missing_columns_and_files_are_named(tmp_path):

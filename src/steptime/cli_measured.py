@@ -113,7 +113,7 @@ def calibrate(
     before = load_engine(prior, catalog)
     fitted = fit(rows, name=engine, prior=before, catalog=catalog)
     path = Path(out or f"{engine}.toml")
-    first, *others = (Path(file).name for file in files)
+    first, *others = (Path(file).resolve().name for file in files)
     source = {
         "url": "",
         "date": datetime.date.today().isoformat(),

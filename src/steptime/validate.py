@@ -35,6 +35,7 @@ COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_
 MEASURED = ("ttft_s", "tpot_s")
 MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
 OPTIONAL = ("kv_dtype", *MEANS)
+POSITIVE = (*MEASURED, *MEANS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TYPICAL = "typical"  # the engine that stands for one that is not known
 WIDE = (0.5, 2.0)  # of an engine without a fit
@@ -102,15 +103,14 @@ def checker(catalog: str | None = None) -> Callable[[MappingABC[str, str]], str]
 
 
 def _wrong_measure(row: MappingABC[str, str]) -> str:
-    for name in (*MEASURED, *MEANS):
+    for name in POSITIVE:
         text = row.get(name)
-        if text:
-            try:
-                good = 0 < float(text) < math.inf
-            except ValueError:
-                good = False
-            if not good:
-                return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
+        try:
+            good = not text or 0 < float(text) < math.inf
+        except ValueError:
+            good = False
+        if not good:
+            return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
     return ""
 
 
