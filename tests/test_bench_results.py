@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from steptime.bench_results import objects, read_files, row_of
 from steptime.engine import load_engine
 from steptime.errors import DataFileError, InputError
-from steptime.validate import grouped, predict
+from steptime.validate import checker, grouped, predict
 from tests.test_cli import run
 from tests.test_validation import one, written
 
@@ -159,6 +160,26 @@ def test_runs_that_no_prediction_is_of_are_named_and_may_be_left_out(tmp_path, r
     rows, problems = read_files([tmp_path / "runs.jsonl"], given=GIVEN | {"model": "llama-3.1-8b"}, skip_bad=True)
     assert [found["id"] for found in rows] == ["runs.jsonl:1"]
     assert problems[0].startswith("line 2: ")
+
+
+def test_no_value_of_a_field_is_more_than_an_error_or_a_row_with_a_prediction():
+    odd = [None, "", [], {}, -1, 0, float("inf"), float("nan"), True, "x", 10**400, 1e-320, 1e308, [None], {"a": 1}, 0.5]
+    more = dict.fromkeys(
+        ("accept_length", "cache_report", "errors", "failed", "num_prompts", "ramp_up_strategy", "server_info")
+    )
+    results = [base | {key: value} for base in (VLLM, VLLM_OLD, SGLANG) for key in base | more for value in odd]
+    results += [SGLANG | {"server_info": SERVER | {key: value}} for key in SERVER for value in odd]
+    rows, problem_of = [], checker()
+    for result in results:
+        try:
+            found = row_of(result, GIVEN | {"model": "llama-3.1-8b"}, id_="a")
+        except InputError:
+            continue
+        if not problem_of(found):
+            rows.append(found)
+    predicted = predict(rows)
+    assert len(results) // 2 < len(rows) < len(results)
+    assert np.all(np.isfinite(predicted.tpot) & (predicted.tpot > 0) & np.isfinite(predicted.ttft))
 
 
 def test_objects_one_a_line_spread_over_lines_or_in_a_list():

@@ -89,6 +89,8 @@ def test_error_figures():
     [
         ({"concurrency": "-1"}, "concurrency must be a whole number of at least 1"),
         ({"tp": "two"}, "tp is 'two', not a number"),
+        ({"dp": "1e300"}, "dp must be at most 1,000,000,000, not '1e300'"),
+        ({"tp": "1e9", "dp": "1e9", "pp": "1e9"}, "does not divide the 32 heads"),
         ({"tpot_s": "0"}, "tpot_s must be a time greater than 0"),
         ({"tpot_s": "nan"}, "tpot_s must be a time greater than 0"),
         ({"ttft_s": "-3"}, "ttft_s must be a time greater than 0"),

@@ -36,6 +36,7 @@ OPTIONS = {
 MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}  # one way each; the engine's own formats
 ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}  # by start of backend
 SUFFIXES = (".json", ".jsonl", ".csv")  # of what is read in a folder
+LEAST, MOST = 1e-9, 1e15  # of any time, length or count that is believed
 CACHED = 1.0  # per cent of prompts found in a prefix cache, from which a run is not one of fresh prompts
 
 
@@ -180,7 +181,7 @@ def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]
     flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
     told = dict.fromkeys(OPTIONS, "") | MAY_LACK | _of_server(server or {}) | _written(result) | dict(given)
     backend = str(result.get("backend") or result.get("endpoint_type") or "")
-    engine = next((name for start, name in ENGINES.items() if backend.startswith(start)), backend or TYPICAL)
+    engine = next((name for start, name in ENGINES.items() if backend.startswith(start)), TYPICAL)
     date = re.match(r"(\d{4})(\d\d)(\d\d)-", str(result.get("date", "")))
     return {
         "id": id_,
@@ -203,7 +204,7 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
     if value is None:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
         raise InputError(f"{key} must be a number greater than 0, not {str(value)[:40]}")
     return float(value)
 
@@ -218,7 +219,7 @@ def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
     if completed == 0:
         raise InputError("completed no request")
     if isinstance(failed, int | float) and failed > 0:
-        raise InputError(f"has {failed:g} failed requests beside {completed} completed ones")
+        raise InputError(f"has {failed!s:.40} failed requests beside {completed!s:.40} completed ones")
     cache = result.get("cache_report")
     drafts = server.get("speculative_algorithm") or result.get("accept_length")
     hits = cache.get("cache_hit_rate_pct") if isinstance(cache, dict) else None

@@ -35,6 +35,7 @@ COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_
 MEASURED = ("ttft_s", "tpot_s")
 MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
 OPTIONAL = ("kv_dtype", *MEANS)
+LARGEST = 1e9  # of a length, a number of requests or of ways
 POSITIVE = (*MEASURED, *MEANS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TYPICAL = "typical"  # the engine that stands for one that is not known
@@ -123,6 +124,8 @@ def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
             return f"{name} is {text!r}, not a number"
         if not (value >= 1 and value % 1 == 0):
             return f"{name} must be a whole number of at least 1, not {text!r}"
+        if value > LARGEST:
+            return f"{name} must be at most {LARGEST:,.0f}, not {text[:40]!r}"
     return names(*cells[len(NUMBERS) - len(AXES) :])
 
 
