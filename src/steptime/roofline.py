@@ -38,7 +38,7 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     >>> float(overlap(3.0, 4.0)), float(overlap(3.0, 4.0, 2)), float(overlap(3.0, 4.0, 1))
     (4.0, 5.0, 7.0)
     """
-    if np.isinf(norm):
+    if np.all(np.isinf(norm)):
         return np.maximum(compute, memory)
     larger = np.maximum(np.maximum(compute, memory), np.finfo(float).tiny)
     return larger * ((compute / larger) ** norm + (memory / larger) ** norm) ** (1 / norm)

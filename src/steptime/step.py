@@ -114,7 +114,7 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
 def _overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
     """Return the seconds of an operator, and how they divide between arithmetic and traffic, as each brought them about."""
     seconds = overlap(compute, memory, norm)
-    if np.isinf(norm):
+    if np.all(np.isinf(norm)):
         to_memory = memory * (memory > compute)
     else:
         larger = np.maximum(np.maximum(compute, memory), 1e-300)
@@ -329,7 +329,8 @@ def mixed_step(
     if len(blocks) == 1:
         return _one_block(model, system, engine, arrays)
     with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
-        return _joined_steps(list(pool.map(lambda block: _one_block(model, system, engine, block), blocks)))
+        steps = list(pool.map(lambda block: _one_block(model, system, engine, block), blocks))
+    return _joined_steps(steps, axis=-max(a.ndim for a in arrays.values()))
 
 
 def _blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
@@ -346,19 +347,23 @@ def _blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _joined_steps(steps: list[Step]) -> Step:
+def _joined_steps(steps: list[Step], axis: int) -> Step:
+    """Join the steps of blocks along the axis that was cut; constants of an engine may have axes before it."""
+
     def joined(name: str) -> dict[str, Any]:
         tables = [getattr(step, name) for step in steps]
         keys = dict.fromkeys(key for table in tables for key in table)
         return {
-            key: np.concatenate([t[key] if key in t else np.zeros(s.total.shape) for t, s in zip(tables, steps, strict=True)])
+            key: np.concatenate(
+                [t[key] if key in t else np.zeros(s.total.shape) for t, s in zip(tables, steps, strict=True)], axis=axis
+            )
             for key in keys
         }
 
     return Step(
         terms=joined("terms"),
         resources=joined("resources"),
-        **{name: np.concatenate([getattr(step, name) for step in steps]) for name in ("lower", "total", "upper")},
+        **{name: np.concatenate([getattr(step, name) for step in steps], axis=axis) for name in ("lower", "total", "upper")},
     )
 
 
