@@ -315,8 +315,9 @@ def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
-        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,))
-        found = replay(model, system, workload, slo, plan.pools, plan.requests_per_second, requests=3000)
+        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal")
+        rate = plan.requests_per_second
+        found = replay(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good
         assert found.rate <= plan.requests_per_second
         assert found.rate > 0.4 * plan.requests_per_second

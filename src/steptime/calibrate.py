@@ -19,7 +19,7 @@ import numpy as np
 from steptime.engine import CONSTANTS, Engine
 from steptime.errors import InputError
 from steptime.hardware import Number
-from steptime.uncertainty import REGIMES, with_variance
+from steptime.uncertainty import REGIMES, with_variances
 from steptime.validate import Runs, grouped, predict_runs
 
 NOISE = 0.2  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
@@ -228,14 +228,14 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     The variance is that which the errors of left-out runs hold already (`uncertainty`), by quantity and regime.
     """
     regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
-    found: dict[str, dict[str, float]] = {}
+
+    def times(runs: Runs, varied: Engine) -> tuple[Number, ...]:
+        return predict_runs(runs, varied)[:2]
+
+    parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
+    found = {}
     for position, quantity in enumerate(("tpot", "ttft")):
-
-        def seconds(varied: Engine, runs: Runs, position: int = position) -> Number:
-            return predict_runs(runs, varied)[position]
-
-        parts = [with_variance(partial(seconds, runs=runs), engine, dimensions=1)[1] for runs in groups]
-        variance = np.concatenate(parts)
+        variance = np.concatenate([part[position][1] for part in parts])
         found[quantity] = {name: float(np.mean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
     return {"vendors": sorted({runs.system.chip.vendor for runs in groups}), "parameter_variance": found}
 

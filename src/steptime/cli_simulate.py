@@ -21,6 +21,7 @@ from steptime.cli_options import (
     WEIGHTS,
     console_of,
     print_json,
+    read_engine,
     read_model,
     read_system,
     reciprocal,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from steptime.engine import Engine
     from steptime.hardware import System
     from steptime.model import Model
-    from steptime.planner import Plan
+    from steptime.plans import Plan
     from steptime.simulate.cache import Cache
     from steptime.simulate.search import Replay
     from steptime.simulate.traffic import Lengths, Traffic
@@ -111,11 +112,11 @@ def simulate(
     speed: Annotated[float | None, typer.Option(help="Least output speed for each user [tok/s].")] = None,
     ttft: Annotated[float | None, typer.Option(help="Longest time to first token [s].")] = None,
     quantile: Annotated[str, typer.Option(help="At which the limits hold: mean, p50, p90, p95 or p99.")] = "p99",
-    engine: ENGINE = "ideal",
+    engine: ENGINE = None,
     weights: WEIGHTS = "",
     experts: EXPERTS = "",
     kv: KV = "",
-    imbalance: IMBALANCE = 1.0,
+    imbalance: IMBALANCE = None,
     set_: SET = None,
     catalog: CATALOG = None,
     export: Annotated[str, typer.Option(metavar="FILE", help="Write every request to a .csv or .parquet file.")] = "",
@@ -123,7 +124,6 @@ def simulate(
     json: JSON = False,
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
-    from steptime.engine import load_engine, with_imbalance
     from steptime.errors import RangeError
     from steptime.mapping import Mapping
     from steptime.workload import Slo
@@ -138,7 +138,7 @@ def simulate(
 
     machine = read_system(system, set_, catalog)
     described = read_model(model, weights, experts, kv, catalog)
-    runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
+    runs_on = read_engine(engine, imbalance, machine, catalog)
     sizes = (Lengths(mean=input_, shape=lengths, spread=spread), Lengths(mean=output, shape=lengths, spread=spread))
     hbm = machine.chip.hbm
     schedule = Policy(

@@ -42,7 +42,7 @@ from steptime.mapping import NAMES, Mapping, check
 from steptime.memory import ACTIVATION_BYTES, stage_share
 from steptime.model import Attention, Model, Op
 from steptime.network import Traffic
-from steptime.roofline import compute_time, distinct_hit, memory_time, overlap
+from steptime.roofline import compute_time, distinct_hit, memory_time, overlap, smaller_power
 
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
@@ -117,9 +117,8 @@ def _overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, 
     if np.all(np.isinf(norm)):
         to_memory = memory * (memory > compute)
     else:
-        larger = np.maximum(np.maximum(compute, memory), 1e-300)
-        powers = (compute / larger) ** norm, (memory / larger) ** norm
-        to_memory = seconds * powers[1] / np.maximum(powers[0] + powers[1], 1e-300)
+        smaller = smaller_power(compute, memory, norm)
+        to_memory = seconds * np.where(memory > compute, 1.0, smaller) / (1 + smaller)
     return seconds, seconds - to_memory, to_memory
 
 

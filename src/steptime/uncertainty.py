@@ -60,15 +60,17 @@ def has_range(engine: Engine) -> bool:
     return engine.name != IDEAL.name
 
 
-def _nudged(function: Callable[[Engine], Number], engine: Engine, dimensions: int) -> Number:
-    """Return what `function` gives for the engine and for each fitted constant a little larger: shape (1 + constants, ...)."""
+def _nudged(engine: Engine, dimensions: int) -> Engine:
+    """Return the engine with constants of shape (1 + constants, 1, ...): as they are, then each fitted one a little larger."""
     names = engine.fit.get("names", ())
-    factors = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
-    constants = {n: (getattr(engine, n) * factors[:, i]).reshape((-1,) + (1,) * dimensions) for i, n in enumerate(names)}
-    values = np.asarray(function(replace(engine, **constants)))
-    if values.ndim > dimensions and values.shape[0] == len(factors):
-        return values
-    return np.broadcast_to(values, (len(factors), *values.shape))  # depends on no constant
+    table = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
+    shape = (-1,) + (1,) * dimensions
+    return replace(engine, **{n: (getattr(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
+
+
+def _gradient(values: Number) -> Number:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
 
 
 def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Number:
@@ -82,12 +84,15 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
     >>> log_gradient(lambda e: 3 / e.memory_efficiency, engine).round(6).tolist()
     [-1.0, 0.0]
     """
-    return _gradient(_nudged(function, engine, dimensions))
+    return _gradient(_rows(function(_nudged(engine, dimensions)), engine, dimensions))
 
 
-def _gradient(values: Number) -> Number:
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
+def _rows(values: Number, engine: Engine, dimensions: int) -> Number:
+    """Return values with a row for each nudged engine, be it that they depend on no constant."""
+    count = 1 + len(engine.fit.get("names", ()))
+    shape = np.shape(values)
+    inner = shape[1:] if len(shape) > dimensions else shape
+    return np.broadcast_to(values, (count, *inner))
 
 
 def parameter_variance(gradient: Number, engine: Engine) -> Number:
@@ -96,10 +101,12 @@ def parameter_variance(gradient: Number, engine: Engine) -> Number:
     return np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
 
 
-def with_variance(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> tuple[Number, Number]:
-    """Return what `function` gives for the engine, and the variance of its logarithm, from one evaluation."""
-    values = _nudged(function, engine, dimensions)
-    return values[0], parameter_variance(_gradient(values), engine)
+def with_variances(
+    function: Callable[[Engine], tuple[Number, ...]], engine: Engine, *, dimensions: int = 0
+) -> list[tuple[Number, Number]]:
+    """Return each value that `function` gives for the engine with the variance of its logarithm, from one evaluation."""
+    tables = [_rows(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
+    return [(table[0], parameter_variance(_gradient(table), engine)) for table in tables]
 
 
 def measured_on(engine: Engine, system: System) -> bool:
@@ -141,8 +148,8 @@ def step_range(model: Model, system: System, *, engine: Engine | str, **given: A
     if not has_range(engine):
         return None
     shape = np.shape(mixed_step(model, system, engine=engine, **given).total)
-    seconds, variance = with_variance(
-        lambda varied: mixed_step(model, system, engine=varied, **given).total, engine, dimensions=len(shape)
+    ((seconds, variance),) = with_variances(
+        lambda varied: (mixed_step(model, system, engine=varied, **given).total,), engine, dimensions=len(shape)
     )
     reads = np.asarray(given.get("prompts", 0)) * np.asarray(given.get("tokens", 0)) > 0
     low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=system)
