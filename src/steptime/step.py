@@ -300,6 +300,7 @@ def mixed_step(
 
     batch [sequences per replica] at context [tokens], each getting query [tokens]; prompts [per replica] of tokens [new tokens
     each] after prefix [cached tokens each]. All numbers and the fields of mapping may be arrays that broadcast.
+    The engine is the ideal one unless named: a step is physics. `uncertainty.step_range` says how sure that of a real one is.
     Raises MappingError where the mapping does not divide the model, RangeError for negative sizes or no work at all.
     """
     mapping, engine = mapping or Mapping(), load_engine(engine)
