@@ -41,7 +41,7 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     larger = np.maximum(compute, memory)
     if np.all(np.isinf(norm)):
         return larger
-    return larger * _root(1 + smaller_power(compute, memory, norm), norm)
+    return larger * root(1 + smaller_power(compute, memory, norm), norm)
 
 
 def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
@@ -56,7 +56,12 @@ def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
     return ratio**norm
 
 
-def _root(value: Number, norm: Number) -> Number:
+def root(value: Number, norm: Number) -> Number:
+    """The `norm`-th root of a number.
+
+    >>> float(root(16.0, 4)), float(root(27.0, 3))
+    (2.0, 3.0)
+    """
     if np.ndim(norm) == 0 and norm == 4:
         return np.sqrt(np.sqrt(value))
     return value ** (1 / norm)

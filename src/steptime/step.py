@@ -42,7 +42,7 @@ from steptime.mapping import NAMES, Mapping, check
 from steptime.memory import ACTIVATION_BYTES, stage_share
 from steptime.model import Attention, Model, Op
 from steptime.network import Traffic
-from steptime.roofline import compute_time, distinct_hit, memory_time, overlap, smaller_power
+from steptime.roofline import compute_time, distinct_hit, memory_time, root, smaller_power
 
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
@@ -104,21 +104,24 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
         memory = memory_time(count * demand.weights, bandwidth, engine.memory_efficiency)
         seconds, to_compute, blame["weights"] = _overlapped(compute, memory, engine.roofline_norm)
     else:
-        memory = memory_time(count * (demand.weights + demand.activations), bandwidth, engine.memory_efficiency)
+        moved = demand.weights + demand.activations
+        memory = memory_time(count * moved, bandwidth, engine.memory_efficiency)
         seconds, to_compute, to_memory = _overlapped(compute, memory, engine.roofline_norm)
-        blame["weights"] = to_memory * demand.weights / np.maximum(demand.weights + demand.activations, 1e-300)
+        blame["weights"] = to_memory * (demand.weights / np.maximum(moved, 1e-300))
         blame["activations"] = to_memory - blame["weights"]
     clock.add(term, seconds, {"compute": to_compute, **blame}, {"compute": compute, "memory": memory})
 
 
 def _overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
     """Return the seconds of an operator, and how they divide between arithmetic and traffic, as each brought them about."""
-    seconds = overlap(compute, memory, norm)
+    larger = np.maximum(compute, memory)
     if np.all(np.isinf(norm)):
-        to_memory = memory * (memory > compute)
-    else:
+        seconds, to_memory = larger, memory * (memory > compute)
+    else:  # as `overlap` has it, the powers kept for the shares
         smaller = smaller_power(compute, memory, norm)
-        to_memory = seconds * np.where(memory > compute, 1.0, smaller) / (1 + smaller)
+        both = 1 + smaller
+        seconds = larger * root(both, norm)
+        to_memory = seconds * np.where(memory > compute, 1.0, smaller) / both
     return seconds, seconds - to_memory, to_memory
 
 
