@@ -257,7 +257,7 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
         "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
         "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
         "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
-        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1",
+        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
     ],
 )  # fmt: skip
 def test_simulate(words):
@@ -266,6 +266,15 @@ def test_simulate(words):
     assert shown.returncode == 0, shown.stderr
     assert "requests/s" in shown.stdout.lower()
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+
+
+def test_a_simulation_at_the_ends_of_its_range():
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    found = json.loads(run(SIMULATE + "--rate 20 --range --json").stdout)
+    (fast, slow), asked = found["range"], found["answers"]
+    assert fast["slowness"] < 1 < slow["slowness"]
+    assert fast["answers"]["tpot"]["mean"] < asked["tpot"]["mean"] < slow["answers"]["tpot"]["mean"]
+    assert json.loads(run(SIMULATE + "--rate 20 --range --engine ideal --json").stdout)["range"] == []
 
 
 def test_simulate_as_json_and_files(tmp_path):

@@ -134,6 +134,12 @@ def factors(
     return low, high
 
 
+def widest(engine: Engine, system: System) -> tuple[float, float]:
+    """Return the factors of the 90 % range of a time per token whatever its regime: the lowest and the highest."""
+    low, high = factors(engine, "tpot", np.array(REGIMES), system=system)
+    return float(np.min(low)), float(np.max(high))
+
+
 def _by_regime(table: MappingABC[str, float], default: float, regime: Number | str) -> Number:
     decode, mixed = (table.get(name, default) for name in REGIMES)
     return np.where(np.asarray(regime) == REGIMES[1], mixed, decode)
