@@ -10,7 +10,8 @@ import numpy as np
 
 from steptime.calibrate import Calibration, engine_file, fit_all
 from steptime.hardware import Number
-from steptime.validate import REGIMES, read_runs
+from steptime.uncertainty import REGIMES
+from steptime.validate import read_runs
 
 HERE = Path(__file__).parent
 ENGINES = HERE.parent / "src" / "steptime" / "data" / "engines"

@@ -66,13 +66,16 @@ def test_the_main_job(columns):
     assert shown.returncode == 0, shown.stderr
     for words in (
         "per million output tokens",
+        "90 % range",
+        "Ideal",
         "Runner-up",
-        "Memory of a chip",
+        "--engine ideal",
+        "Memory of a",
         "attention",
         "Pareto front",
         "cannot be cheaper",
     ):
-        assert words in shown.stdout
+        assert words in " ".join(shown.stdout.split())
     assert max(len(line) for line in shown.stdout.splitlines()) <= columns
 
 
@@ -88,8 +91,53 @@ def test_the_main_job_as_json():
 
 def test_explain_shows_formulas_numbers_and_sources():
     shown = run(MAIN + " --explain", columns=140).stdout
+    for words in ("4-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
+        assert words in shown
+    shown = run(MAIN + " --explain --engine ideal --mode aggregated", columns=140).stdout
     for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
         assert words in shown
+
+
+def test_the_bound_is_one_flag_away():
+    shown = " ".join(run(MAIN + " --engine ideal", columns=80).stdout.split())
+    for words in ("the bound that physics sets", "were all overlapped", "Memory of a chip"):
+        assert words in shown
+    assert "90 % range" not in shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_step_shows_its_range_and_the_ideal(columns):
+    words = "step llama-3.1-70b hgx-h100 --tp 8 --batch 64"
+    shown = run(words, columns=columns).stdout
+    assert "Time (90 % range)" in shown
+    assert "Ideal, were nothing lost" in shown
+    assert max(len(line) for line in shown.splitlines()) <= columns
+    assert "range" not in run(words + " --engine ideal", columns=columns).stdout
+
+
+def test_ranges_as_json():
+    found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --json").stdout)
+    assert found["engine"] == "vllm"
+    assert found["range"][0] < found["total"] < found["range"][1]
+    assert found["ideal"]["total"] < found["total"]
+    found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --engine ideal --json").stdout)
+    assert (found["engine"], found["range"], found["ideal"]) == ("ideal", None, None)
+    found = json.loads(run("plan llama-3.1-8b hgx-h100 --chips 1 --json").stdout)
+    for value, limits in (
+        ("tpot", "tpot_range"),
+        ("ttft", "ttft_range"),
+        ("usd_per_million_output_tokens", "cost_range"),
+        ("tokens_per_second_per_user", "speed_range"),
+        ("tokens_per_second_per_chip", "throughput_range"),
+    ):
+        assert found[limits][0] < found[value] < found[limits][1]
+    assert found["ideal"]["tokens_per_second_per_user"] > found["tokens_per_second_per_user"]
+
+
+def test_imbalance_is_the_engines_unless_it_is_given():
+    words = "step deepseek-v3 gb200-nvl72 --dp 8 --ep 8 --batch 4096 --json"
+    usual, even, uneven = (json.loads(run(words + more).stdout)["total"] for more in ("", " --imbalance 1", " --imbalance 3"))
+    assert even < usual < uneven
 
 
 def test_launch_commands():
@@ -209,7 +257,7 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
         "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
         "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
         "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
-        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1",
+        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
     ],
 )  # fmt: skip
 def test_simulate(words):
@@ -218,6 +266,15 @@ def test_simulate(words):
     assert shown.returncode == 0, shown.stderr
     assert "requests/s" in shown.stdout.lower()
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+
+
+def test_a_simulation_at_the_ends_of_its_range():
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    found = json.loads(run(SIMULATE + "--rate 20 --range --json").stdout)
+    (fast, slow), asked = found["range"], found["answers"]
+    assert fast["slowness"] < 1 < slow["slowness"]
+    assert fast["answers"]["tpot"]["mean"] < asked["tpot"]["mean"] < slow["answers"]["tpot"]["mean"]
+    assert json.loads(run(SIMULATE + "--rate 20 --range --engine ideal --json").stdout)["range"] == []
 
 
 def test_simulate_as_json_and_files(tmp_path):

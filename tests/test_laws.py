@@ -183,8 +183,8 @@ def test_kv_is_replicated_past_its_heads(name, copies):
 
 def test_doubling_rent_doubles_usd(deepseek, rack):
     workload, slo = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
-    once = st.plan(deepseek, rack, workload, slo, chips=16)
-    twice = st.plan(deepseek, scale(rack, "rent", 2.0), workload, slo, chips=16)
+    once = st.plan(deepseek, rack, workload, slo, chips=16, engine="ideal")
+    twice = st.plan(deepseek, scale(rack, "rent", 2.0), workload, slo, chips=16, engine="ideal")
     for figure in ("usd_per_million_output_tokens", "usd_per_million_input", "usd_per_million_output", "usd_per_request"):
         assert getattr(twice, figure) == pytest.approx(2 * getattr(once, figure), rel=1e-12)
     assert once.elasticities["rent"] == pytest.approx(1, abs=1e-9)

@@ -20,9 +20,10 @@ CHAT = st.Workload(input_tokens=8192, output_tokens=1024)
 LIMITS = st.Slo(tpot=0.02, ttft=2)
 
 
-@pytest.fixture(scope="module")
-def plan(deepseek, rack):
-    return st.plan(deepseek, rack, CHAT, LIMITS)
+@pytest.fixture(scope="module", params=["ideal", "vllm"])
+def plan(request, deepseek, rack):
+    """The README's plan, of the bound and of a real engine."""
+    return st.plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
 
 
 def test_the_plan_meets_its_limits(plan):
@@ -71,19 +72,24 @@ def test_elasticities_have_the_right_sign(plan):
     for name, value in plan.elasticities.items():
         assert value >= -1e-6 if name in ("rent", "KV bytes") else value <= 1e-6, name
     improving = sum(-v for n, v in plan.elasticities.items() if n in ("HBM bandwidth", "arithmetic", "scale-up bandwidth"))
-    assert improving == pytest.approx(1, abs=0.15)  # a machine twice as fast in all is twice as cheap
+    if plan.engine == "ideal":  # which has no time of its own: a machine twice as fast in all is twice as cheap
+        assert improving == pytest.approx(1, abs=0.15)
 
 
 def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, plan):
     """Ten per cent more arithmetic, planned anew, is about as much cheaper as the elasticity says."""
-    better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS)
+    better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS, engine=plan.engine)
     change = math.log(better.usd_per_million_output_tokens / plan.usd_per_million_output_tokens) / math.log(1.1)
     assert change == pytest.approx(plan.elasticities["arithmetic"], abs=0.2)
 
 
 def test_tighter_limits_never_cost_less(deepseek, rack, plan):
-    for slo in (replace(LIMITS, tpot=0.01), replace(LIMITS, ttft=0.3), st.Slo(tpot=0.005, ttft=0.5)):
-        tight = st.plan(deepseek, rack, CHAT, slo)
+    tighter = {
+        "ideal": (replace(LIMITS, tpot=0.01), replace(LIMITS, ttft=0.3), st.Slo(tpot=0.005, ttft=0.5)),
+        "vllm": (replace(LIMITS, tpot=0.017), replace(LIMITS, ttft=1.0)),
+    }
+    for slo in tighter[plan.engine]:
+        tight = st.plan(deepseek, rack, CHAT, slo, engine=plan.engine)
         assert tight.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
 
 
@@ -100,7 +106,9 @@ def test_modes_can_be_chosen(deepseek, rack):
 def test_the_batch_follows_the_blackboard():
     """One chip, one kind of layer, prompts of one token, no limits: the batch stops about where weights are paid for."""
     system = machine(flops=2e15, bandwidth=4e12, size=1)
-    found = st.plan(one_matrix(kv_bytes=0.0), system, st.Workload(input_tokens=1, output_tokens=100_000), chips=1)
+    found = st.plan(
+        one_matrix(kv_bytes=0.0), system, st.Workload(input_tokens=1, output_tokens=100_000), chips=1, engine="ideal"
+    )
     assert found.binding == ("saturation",)
     assert found.pools[-1].batch == pytest.approx(250, rel=0.05)  # R = 1e15 x 1 / 4e12
 
@@ -113,7 +121,7 @@ def test_the_batch_follows_the_blackboard():
     ],
 )
 def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
-    found = st.plan(deepseek, rack, CHAT, slo)
+    found = st.plan(deepseek, rack, CHAT, slo, engine="ideal")
     assert not found.feasible
     assert says in found.reason
 
@@ -121,7 +129,8 @@ def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
 def test_limits_that_only_clash_are_told_apart():
     """Sixteen tokens of output on one node: speed needs chips of its own for decode, a soon first token needs all of them."""
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
-    found = st.plan(model, system, st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.25))
+    workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.25)
+    found = st.plan(model, system, workload, slo, engine="ideal")
     assert "not both: at 50.0 tok/s per user the soonest first token comes after" in found.reason
 
 
@@ -168,6 +177,75 @@ def test_one_output_token_is_all_prefill():
     found = st.plan(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1))
     assert found.feasible
     assert found.usd_per_million_input > 0
+
+
+# --- engines and ranges -----------------------------------------------------------------------------------------------
+
+
+def test_the_default_is_a_real_engine(deepseek, rack):
+    """One that is slower than the bound beside it, whatever its constants are."""
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16)
+    assert found.engine == "vllm"
+    assert found.ideal.layout == found.layout
+    assert found.ideal.batch == found.pools[-1].batch
+    assert found.ideal.tokens_per_second_per_user > found.tokens_per_second_per_user
+    assert found.ideal.usd_per_million_output_tokens < found.usd_per_million_output_tokens
+    assert found.ideal.ttft < found.ttft
+
+
+@pytest.mark.parametrize("system", ["tpu7x", "mi300x-8", "trn2-16"])
+def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
+    found = st.plan(st.load_model("llama-3.1-70b"), st.load_system(system), st.Workload(input_tokens=1000, output_tokens=500))
+    assert found.engine == "typical"
+    assert any("was measured" in warning for warning in found.warnings)
+    low, high = found.tpot_range
+    assert low <= 0.5 * found.tpot
+    assert high >= 2 * found.tpot
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_ranges_hold_the_plan(deepseek, rack, mode):
+    found = st.plan(deepseek, rack, CHAT, st.Slo(tpot=0.03, ttft=5), engine="vllm", modes=(mode,))
+    assert found.tpot_range[0] < found.tpot < found.tpot_range[1]
+    assert found.ttft_range[0] < found.ttft < found.ttft_range[1]
+    assert found.cost_range[0] < found.usd_per_million_output_tokens < found.cost_range[1]
+    assert found.speed_range == pytest.approx((1 / found.tpot_range[1], 1 / found.tpot_range[0]))
+    low, high = found.throughput_range
+    assert low < found.tokens_per_second_per_chip < high
+    for output, cost in ((low, found.cost_range[1]), (high, found.cost_range[0])):
+        assert output * cost == pytest.approx(found.tokens_per_second_per_chip * found.usd_per_million_output_tokens)
+
+
+def test_a_shared_pool_costs_as_its_tokens_take(deepseek, rack):
+    """Where prompts and decode share the chips, twice the time per token is twice the cost."""
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), engine="vllm", modes=("aggregated",))
+    cost, tpot = found.usd_per_million_output_tokens, found.tpot
+    for side in (0, 1):
+        assert found.cost_range[side] / cost == pytest.approx(found.tpot_range[side] / tpot)
+
+
+def test_the_ideal_has_neither_range_nor_ideal(deepseek, rack):
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal")
+    assert (found.tpot_range, found.ttft_range, found.cost_range, found.speed_range, found.throughput_range) == (None,) * 5
+    assert found.ideal is None
+    assert found.interval[0] <= found.usd_per_million_output_tokens <= found.interval[1]
+
+
+@pytest.mark.parametrize("scale_", [4.0, 100.0])
+def test_constants_known_less_well_never_make_a_plan_surer(scale_):
+    model, system, workload = (
+        st.load_model("llama-3.1-8b"),
+        st.load_system("hgx-h100"),
+        st.Workload(input_tokens=500, output_tokens=500),
+    )
+    engine = st.load_engine("vllm")
+    doubtful = replace(engine, fit=engine.fit | {"covariance": (np.array(engine.fit["covariance"]) * scale_).tolist()})
+    sure, unsure = (st.plan(model, system, workload, chips=1, engine=e) for e in (engine, doubtful))
+    assert unsure.usd_per_million_output_tokens == pytest.approx(sure.usd_per_million_output_tokens)
+    for name in ("tpot_range", "ttft_range", "cost_range"):
+        (low, high), (wider_low, wider_high) = getattr(sure, name), getattr(unsure, name)
+        assert wider_low <= low
+        assert high <= wider_high
 
 
 # --- queues -------------------------------------------------------------------------------------------------------------

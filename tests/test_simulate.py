@@ -311,12 +311,22 @@ def test_highest_rate_meets_the_limits_and_a_little_more_does_not(llama):
     assert run(1.1 * best).tpot.p99 > slo.tpot
 
 
+def test_steps_twice_as_slow_are_a_server_twice_as_slow(llama):
+    """With arrivals twice as far apart, every time doubles."""
+    given = Lengths(mean=300), Lengths(mean=60)
+    once = simulate(*llama, open_loop(20, 400, *given, seed=1)).answers
+    twice = simulate(*llama, open_loop(10, 400, *given, seed=1), slowness=2.0).answers
+    assert twice.ttft.p99 == pytest.approx(2 * once.ttft.p99, rel=1e-6)
+    assert twice.tpot.mean == pytest.approx(2 * once.tpot.mean, rel=1e-6)
+
+
 def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
-        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,))
-        found = replay(model, system, workload, slo, plan.pools, plan.requests_per_second, requests=3000)
+        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal")
+        rate = plan.requests_per_second
+        found = replay(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good
         assert found.rate <= plan.requests_per_second
         assert found.rate > 0.4 * plan.requests_per_second

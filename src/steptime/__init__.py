@@ -7,7 +7,8 @@
     st.decode_step(model, system, batch=8192, context=4096, mapping=st.Mapping(dp=72, ep=72)).total
     st.plan(model, system, st.Workload(input_tokens=8192, output_tokens=1024), st.Slo(tpot=0.02, ttft=2))
 
-Any number may be an array. Names are loaded when they are first used.
+A step is that of the ideal engine unless one is named; a plan is that of a real one. Any number may be an array. Names are
+loaded when they are first used.
 """
 
 from importlib import import_module
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from steptime.memory import memory_per_chip
     from steptime.planner import plan
     from steptime.step import decode_step, mixed_step, prefill_step
+    from steptime.uncertainty import step_range
     from steptime.workload import Slo, Workload
 
 _HOMES = {
@@ -39,6 +41,7 @@ _HOMES = {
     "mixed_step": "step",
     "plan": "planner",
     "prefill_step": "step",
+    "step_range": "uncertainty",
     "vary": "hardware",
 }
 
@@ -56,6 +59,7 @@ __all__ = [
     "mixed_step",
     "plan",
     "prefill_step",
+    "step_range",
     "vary",
 ]
 

@@ -25,9 +25,10 @@ from typing import Any
 
 from steptime.architectures.hf import load_model
 from steptime.catalog import check_positive, load_system
+from steptime.engine import TYPICAL
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.formats import number_format
-from steptime.validate import AXES, TYPICAL, checker, read_runs
+from steptime.validate import AXES, checker, read_runs
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy as np
 from steptime.engine import CONSTANTS, Engine
 from steptime.errors import InputError
 from steptime.hardware import Number
-from steptime.validate import REGIMES, Runs, grouped, predict_runs
+from steptime.uncertainty import REGIMES, with_variances
+from steptime.validate import Runs, grouped, predict_runs
 
 NOISE = 0.2  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
 OWN, OWN_NOISE = 3.0, 0.05  # one deployment departs further from an engine's mean, and repeats itself better
@@ -209,13 +211,33 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             "ttft": intervals(out_ttft, regime, of_name),
         }
         info = {"names": list(NAMES), "covariance": covariances[name].tolist(), "interval": table, "runs": int(of_name.sum())}
-        engines[name] = replace(_with_queue(made[name], queue[name]), fit=info)
+        engine = replace(_with_queue(made[name], queue[name]), fit=info)
+        mine = [runs for runs in groups if name in ("typical", runs.engine)]
+        engines[name] = replace(engine, fit=info | known_from(mine, engine))
     return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime)
 
 
 def _under(made: MappingABC[str, Engine], name: str) -> dict[str, Engine]:
     """The engines that runs are predicted with when `name` is fitted: the typical one for all, or its own."""
     return dict.fromkeys(made, made[name])
+
+
+def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
+    """Return what a fit says of its runs: the vendors of their chips, and the mean variance of log(time) from the constants.
+
+    The variance is that which the errors of left-out runs hold already (`uncertainty`), by quantity and regime.
+    """
+    regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
+
+    def times(runs: Runs, varied: Engine) -> tuple[Number, ...]:
+        return predict_runs(runs, varied)[:2]
+
+    parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
+    found = {}
+    for position, quantity in enumerate(("tpot", "ttft")):
+        variance = np.concatenate([part[position][1] for part in parts])
+        found[quantity] = {name: float(np.mean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
+    return {"vendors": sorted({runs.system.chip.vendor for runs in groups}), "parameter_variance": found}
 
 
 def intervals(log_errors: Number, regime: Number, chosen: Number) -> dict[str, list[float]]:
@@ -243,7 +265,9 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
     usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
     fitted = _with_queue(fitted, fit_queue(groups, {prior.name: fitted}, first, usual))
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
-    info["interval"] = prior.fit.get("interval", {})
+    info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
+    if "vendors" in prior.fit:
+        info["vendors"] = sorted({*prior.fit["vendors"], *(runs.system.chip.vendor for runs in groups)})
     return replace(fitted, name=name, title=f"{prior.name} fitted to {len(rows)} runs", fit=info)
 
 
@@ -257,12 +281,16 @@ def engine_file(engine: Engine, source: MappingABC[str, str]) -> str:
         value = float(getattr(engine, name))
         if value != getattr(default, name):
             lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
-    lines += ["", "[fit]", f"runs = {engine.fit['runs']}", f"names = {list(engine.fit['names'])}".replace("'", '"')]
+    lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
+    lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
     lines.append("covariance = [")
     symmetric = np.array(engine.fit["covariance"])
     lines += ["  [" + ", ".join(f"{x:.3e}" for x in row) + "]," for row in (symmetric + symmetric.T) / 2]
     lines.append("]")
-    for quantity, table in engine.fit["interval"].items():
+    for quantity, means in engine.fit.get("parameter_variance", {}).items():
+        lines += ["", f"[fit.parameter_variance.{quantity}]"]
+        lines += [f"{regime} = {mean:.3e}" for regime, mean in means.items()]
+    for quantity, table in engine.fit.get("interval", {}).items():
         lines += ["", f"[fit.interval.{quantity}]"]
         lines += [f"{regime} = {list(factors)}" for regime, factors in table.items()]
     return "\n".join(lines) + "\n"

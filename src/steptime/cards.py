@@ -261,6 +261,7 @@ def system_card(system: System) -> dict[str, Any]:
 
 
 def engine_card(engine: Engine) -> dict[str, Any]:
-    """Return an engine's constants."""
+    """Return an engine's constants, and how far off it was on the runs that were left out of its fit."""
     constants = {name: getattr(engine, name) for name in CONSTANTS}
-    return {"name": engine.name, "title": engine.title, "constants": constants, "source": dict(engine.source)}
+    known = {key: engine.fit[key] for key in ("runs", "vendors", "interval", "parameter_variance") if key in engine.fit}
+    return {"name": engine.name, "title": engine.title, "constants": constants, "fit": known, "source": dict(engine.source)}

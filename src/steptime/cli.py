@@ -22,6 +22,7 @@ from steptime.cli_options import (
     WEIGHTS,
     console_of,
     print_json,
+    read_engine,
     read_model,
     read_system,
     read_systems,
@@ -54,11 +55,11 @@ def plan(
     mode: Annotated[
         str, typer.Option(help="aggregated (prefill and decode share chips), disaggregated (pools), or any.")
     ] = "any",
-    engine: ENGINE = "ideal",
+    engine: ENGINE = None,
     weights: WEIGHTS = "",
     experts: EXPERTS = "",
     kv: KV = "",
-    imbalance: IMBALANCE = 1.0,
+    imbalance: IMBALANCE = None,
     set_: SET = None,
     catalog: CATALOG = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show each term's formula with its numbers and sources.")] = False,
@@ -72,7 +73,6 @@ def plan(
     json: JSON = False,
 ) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token."""
-    from steptime.engine import load_engine, with_imbalance
     from steptime.errors import UnknownName
     from steptime.launch import ENGINES
     from steptime.planner import MODES, DoesNotFit, smallest_system
@@ -85,7 +85,7 @@ def plan(
         raise UnknownName("engine", launch, [*ENGINES, "all"], "Known: vllm, sglang, trtllm, all.")
     machine = read_system(system, set_, catalog)
     described = read_model(model, weights, experts, kv, catalog)
-    runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
+    runs_on = read_engine(engine, imbalance, machine, catalog)
     tpot = math.inf if speed is None else reciprocal("speed", speed)
     slo = Slo(tpot=tpot, ttft=math.inf if ttft is None else ttft)
     workload = Workload(input_tokens=input_, output_tokens=output, cached_share=cached)
@@ -149,22 +149,23 @@ def step(
     ep: Annotated[int, typer.Option(help="Expert parallel ways.")] = 1,
     cp: Annotated[int, typer.Option(help="Context parallel ways.")] = 1,
     microbatches: Annotated[int | None, typer.Option(help="Parts of the batch in flight; by default one a stage.")] = None,
-    engine: ENGINE = "ideal",
+    engine: ENGINE = None,
     weights: WEIGHTS = "",
     experts: EXPERTS = "",
     kv: KV = "",
-    imbalance: IMBALANCE = 1.0,
+    imbalance: IMBALANCE = None,
     set_: SET = None,
     catalog: CATALOG = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show each term's formula with its numbers and sources.")] = False,
     json: JSON = False,
 ) -> None:
     """Time one forward pass: decode, prefill, or both at once, on a mapping of your choice."""
-    from steptime.engine import load_engine, with_imbalance
+    from steptime.engine import IDEAL
     from steptime.errors import RangeError, UnknownName
     from steptime.mapping import Mapping, show_mapping
     from steptime.memory import memory_per_chip
     from steptime.step import mixed_step
+    from steptime.uncertainty import step_range
 
     if phase not in ("decode", "prefill", "mixed"):
         raise UnknownName("phase", phase, ("decode", "prefill", "mixed"), "Known: decode, prefill, mixed.")
@@ -174,12 +175,15 @@ def step(
             raise RangeError(f"--{name} must be at least 1, not {value}")
     machine = read_system(system, set_, catalog)
     described = read_model(model, weights, experts, kv, catalog)
-    runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
+    runs_on = read_engine(engine, imbalance, machine, catalog)
     mapping = Mapping(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp if microbatches is None else microbatches)
     given: dict[str, Any] = {"batch": batch, "context": context, "query": query} if decodes else {}
     if prefills:
         given |= {"prompts": dp if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
     found = mixed_step(described, machine, **given, mapping=mapping, engine=runs_on)
+    limits = step_range(described, machine, **given, mapping=mapping, engine=runs_on)
+    low_high = None if limits is None else (float(limits[0]), float(limits[1]))
+    ideal = None if limits is None else mixed_step(described, machine, **given, mapping=mapping, engine=IDEAL)
     rows = given.get("prompts", 0) * given.get("tokens", 0)
     memory = memory_per_chip(
         described,
@@ -198,11 +202,14 @@ def step(
             {
                 "model": described.name,
                 "system": machine.name,
+                "engine": runs_on.name,
                 "mapping": plain(mapping),
                 "phase": phase,
                 **given,
                 "bound": str(found.bound),
                 **plain(found),
+                "range": low_high,
+                "ideal": ideal and {name: getattr(ideal, name) for name in ("lower", "total", "upper")},
                 "memory": plain(memory) | {"fits": bool(memory.fits)},
             }
         )
@@ -210,18 +217,23 @@ def step(
     from steptime.explain import explain_step
     from steptime.render import lines_table, sources_table, step_view
     from steptime.units import show
+    from steptime.widgets import ranged
+
+    def rate(amount: float) -> str:
+        slowest_fastest = low_high and (amount / low_high[1], amount / low_high[0])
+        return ranged(amount / seconds, slowest_fastest, lambda each: show(each, "tok/s"))
 
     rates = {"Bound by": str(found.bound)}
     if decodes:
-        rates["Speed for each user"] = f"{query / seconds:,.1f} tok/s"
-        rates["Output per chip"] = show(batch * query / seconds / int(mapping.chips), "tok/s")
+        rates["Speed for each user"] = rate(query)
+        rates["Output per chip"] = rate(batch * query / int(mapping.chips))
     if prefills:
-        rates["Prompt tokens per chip"] = show(rows / seconds / int(mapping.chips), "tok/s")
+        rates["Prompt tokens per chip"] = rate(rows / int(mapping.chips))
     rates["Fits"] = "yes" if memory.fits else f"no, {show(float(memory.used - memory.capacity), 'B')} too much on a chip"
     where = f"{int(mapping.chips)} x {machine.chip.name}, {show_mapping(mapping)}, engine {runs_on.name}"
     title = f"{described.name} on {where}: one {phase} step"
     console = console_of()
-    console.print(step_view(title, found, rates, memory, console.width))
+    console.print(step_view(title, found, rates, memory, console.width, limits=low_high, ideal=ideal))
     if explain:
         console.print(lines_table(explain_step(described, machine, found, given=given, mapping=mapping, engine=runs_on)))
         console.print(sources_table(machine))

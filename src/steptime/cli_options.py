@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from steptime.engine import Engine
     from steptime.hardware import System
     from steptime.model import Model
 
@@ -36,14 +37,22 @@ CATALOG = Annotated[
         help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
     ),
 ]
-ENGINE = Annotated[str, typer.Option(help="Serving engine: ideal (the bound that physics sets), or a file of constants.")]
+ENGINE = Annotated[
+    str | None,
+    typer.Option(
+        help="Serving engine: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
+        show_default="vllm on NVIDIA chips, typical on others",
+    ),
+]
 WEIGHTS = Annotated[
     str,
     typer.Option(metavar="FORMAT", help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says."),
 ]
 EXPERTS = Annotated[str, typer.Option(metavar="FORMAT", help="Store routed experts in this format.")]
 KV = Annotated[str, typer.Option("--kv", metavar="FORMAT", help="Keep the KV cache as fp8, bf16, fp8_ds_mla, ...")]
-IMBALANCE = Annotated[float, typer.Option(help="Rows on the busiest expert chip over the mean.")]
+IMBALANCE = Annotated[
+    float | None, typer.Option(help="Rows on the busiest expert chip over the mean.", show_default="the engine's")
+]
 
 
 def read_model(name: str, weights: str, experts: str, kv: str, catalog: str | None) -> Model:
@@ -60,6 +69,14 @@ def read_system(name: str, changes: list[str] | None, catalog: str | None) -> Sy
 
     system = load_system(name, catalog)
     return vary(system, read_changes(system, tuple(changes or ())))
+
+
+def read_engine(name: str | None, imbalance: float | None, system: System, catalog: str | None) -> Engine:
+    """Return the engine of a name or a path, or the default of the system, with the imbalance of experts asked for."""
+    from steptime.engine import default_engine, load_engine, with_imbalance
+
+    engine = load_engine(default_engine(system) if name is None else name, catalog)
+    return engine if imbalance is None else with_imbalance(engine, imbalance)
 
 
 def read_systems(catalog: str | None) -> list[System]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +23,7 @@ from steptime.cli_options import (
     WEIGHTS,
     console_of,
     print_json,
+    read_engine,
     read_model,
     read_system,
     reciprocal,
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
     from steptime.engine import Engine
     from steptime.hardware import System
     from steptime.model import Model
-    from steptime.planner import Plan
+    from steptime.plans import Plan
     from steptime.simulate.cache import Cache
+    from steptime.simulate.run import Simulation
     from steptime.simulate.search import Replay
     from steptime.simulate.traffic import Lengths, Traffic
 
@@ -111,19 +115,21 @@ def simulate(
     speed: Annotated[float | None, typer.Option(help="Least output speed for each user [tok/s].")] = None,
     ttft: Annotated[float | None, typer.Option(help="Longest time to first token [s].")] = None,
     quantile: Annotated[str, typer.Option(help="At which the limits hold: mean, p50, p90, p95 or p99.")] = "p99",
-    engine: ENGINE = "ideal",
+    engine: ENGINE = None,
     weights: WEIGHTS = "",
     experts: EXPERTS = "",
     kv: KV = "",
-    imbalance: IMBALANCE = 1.0,
+    imbalance: IMBALANCE = None,
     set_: SET = None,
     catalog: CATALOG = None,
     export: Annotated[str, typer.Option(metavar="FILE", help="Write every request to a .csv or .parquet file.")] = "",
+    range_: Annotated[
+        bool, typer.Option("--range", help="Run it again with every step at the ends of the engine's 90 % range.")
+    ] = False,
     chrome: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a Chrome trace.")] = "",
     json: JSON = False,
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
-    from steptime.engine import load_engine, with_imbalance
     from steptime.errors import RangeError
     from steptime.mapping import Mapping
     from steptime.workload import Slo
@@ -138,7 +144,7 @@ def simulate(
 
     machine = read_system(system, set_, catalog)
     described = read_model(model, weights, experts, kv, catalog)
-    runs_on = with_imbalance(load_engine(engine, catalog), imbalance)
+    runs_on = read_engine(engine, imbalance, machine, catalog)
     sizes = (Lengths(mean=input_, shape=lengths, spread=spread), Lengths(mean=output, shape=lengths, spread=spread))
     hbm = machine.chip.hbm
     schedule = Policy(
@@ -178,11 +184,9 @@ def simulate(
     traffic = _traffic(trace, rate, concurrency, requests, sizes, arrivals, burst, rate_scale, fast_share, seed)
     if prefixes:
         traffic = with_sessions(traffic, prefixes=prefixes, prefix_tokens=prefix_tokens, seed=seed)
-    found = _with_progress(
-        len(traffic),
-        json,
-        lambda progress: run(described, machine, traffic, cache=_cache(prefix_cache, machine), progress=progress, **given),
-    )
+    again = partial(run, described, machine, traffic, cache=_cache(prefix_cache, machine), **given)
+    found = _with_progress(len(traffic), json, lambda progress: again(progress=progress))
+    ends = _at_the_ends(runs_on, machine, again) if range_ else {}
     from steptime.simulate import export as files
 
     if export:
@@ -191,14 +195,23 @@ def simulate(
         files.write_chrome_trace(chrome, found)
     if json:
         print_json(
-            {"model": described.name, "system": machine.name, "engine": runs_on.name, "mapping": mapping} | files.report(found)
+            {"model": described.name, "system": machine.name, "engine": runs_on.name, "mapping": mapping}
+            | files.report(found)
+            | {"range": [{"slowness": slowness, "answers": end.answers} for slowness, end in ends.items()]}
         )
         return
-    from steptime.render_simulation import simulation_title, simulation_view
+    from steptime.render_simulation import range_view, simulation_title, simulation_view
 
     console = console_of()
     title = simulation_title(described.name, machine.chip.name, found, mapping, runs_on.name)
-    console.print(simulation_view(title, found, console.width))
+    console.print(simulation_view(title, found, console.width), *([range_view(found, ends)] if ends else []), sep="\n")
+
+
+def _at_the_ends(engine: Engine, system: System, run: Callable[..., Simulation]) -> dict[float, Simulation]:
+    """Return the simulation at both ends of the engine's 90 % range, by how slow its steps are; none for the ideal."""
+    from steptime.uncertainty import has_range, widest
+
+    return {slowness: run(slowness=slowness) for slowness in widest(engine, system)} if has_range(engine) else {}
 
 
 def need_numba() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from steptime import catalog as catalogue
 from steptime.errors import DataFileError, RangeError, did_you_mean
-from steptime.hardware import Number
+from steptime.hardware import Number, System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,18 @@ class Engine:
 
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
+DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
+TYPICAL = "typical"  # the engine that stands for one that is not known
 CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source", "fit"))
+
+
+def default_engine(system: System) -> str:
+    """Return the name of the engine that a plan takes for a system unless told: a real one.
+
+    `vllm` on the chips that it was measured on. Elsewhere no engine was (TPUs, Trainium, AMD and others run engines, or ports
+    of them, whose constants nobody has fitted), so that it is `typical`, which stands for one that is not known.
+    """
+    return DEFAULT if system.chip.vendor == DEFAULT_VENDOR else TYPICAL
 
 
 def load_engine(name: str | Engine = "ideal", catalog: str | os.PathLike[str] | None = None) -> Engine:
@@ -122,7 +133,29 @@ def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
         or np.linalg.eigvalsh(matrix).min() < -1e-9
     ):
         raise DataFileError(path, "fit.covariance: is no covariance: it must be symmetric, finite and of no negative variance")
+    _check_fit_tables(path, fit)
     return dict(fit)
+
+
+def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
+    """Raise DataFileError where the tables by quantity and regime that a range is made of cannot be right."""
+    for key in ("interval", "parameter_variance"):
+        tables = fit.get(key, {})
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+            raise DataFileError(path, f"fit.{key}: must have tables such as [fit.{key}.tpot]")
+        for quantity, table in tables.items():
+            for regime, value in table.items():
+                numbers = value if key == "interval" else [value]
+                good = isinstance(numbers, list) and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers)
+                if key == "interval" and not (good and len(numbers) == 2 and 0 < numbers[0] <= numbers[1]):
+                    raise DataFileError(
+                        path, f"fit.{key}.{quantity}.{regime}: must be two factors, the lower first, not {value!r}"
+                    )
+                if not good or min(numbers) < 0:
+                    raise DataFileError(path, f"fit.{key}.{quantity}.{regime}: must be a variance of at least 0, not {value!r}")
+    vendors = fit.get("vendors", [])
+    if not isinstance(vendors, list) or not all(isinstance(vendor, str) for vendor in vendors):
+        raise DataFileError(path, "fit.vendors: must be a list of makers of chips")
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:

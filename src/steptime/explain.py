@@ -13,7 +13,8 @@ from steptime.hardware import System
 from steptime.mapping import NAMES, Mapping
 from steptime.memory import sequences_per_group, stage_share
 from steptime.model import Model
-from steptime.planner import Pool
+from steptime.plans import Pool
+from steptime.roofline import overlap
 from steptime.serving import decode_steps, fresh_tokens, mean_context
 from steptime.step import Step
 from steptime.units import show
@@ -77,11 +78,12 @@ def _collect(
     memory = bytes_ / float(bandwidth) / float(efficiency)
     of_peak = f" / {float(demand.efficiency):.2f}" if demand.efficiency != 1 else ""
     of_memory = f" / {float(efficiency):.2f}" if efficiency != 1 else ""
+    joined = "max" if np.isinf(engine.roofline_norm) else f"{float(engine.roofline_norm):g}-norm"
     formula = (
-        f"max({show(float(demand.flops), 'FLOP')} / {show(float(demand.peak), 'FLOP/s')}{of_peak} = {show(compute, 's')}, "
+        f"{joined}({show(float(demand.flops), 'FLOP')} / {show(float(demand.peak), 'FLOP/s')}{of_peak} = {show(compute, 's')}, "
         f"{show(bytes_, 'B')} / {show(float(bandwidth), 'B/s')}{of_memory} = {show(memory, 's')})"
     )
-    seconds = max(compute, memory)
+    seconds = float(overlap(compute, memory, engine.roofline_norm))
     previous, total = lines.get((term, name, formula), (0, 0.0))
     lines[term, name, formula] = (previous + count, total + count * seconds)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.planner import Plan
+from steptime.plans import Plan
 
 
 def plain(value: Any) -> Any:
@@ -33,6 +33,8 @@ def _derived(value: Any) -> dict[str, Any]:
         return {
             "tokens_per_second_per_user": plain(value.tokens_per_second_per_user),
             "tokens_per_second_per_chip": plain(value.tokens_per_second_per_chip),
+            "speed_range": plain(value.speed_range),
+            "throughput_range": plain(value.throughput_range),
         }
     return {}
 

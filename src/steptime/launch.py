@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from steptime.planner import Plan, Pool
+from steptime.plans import Plan, Pool
 
 ENGINES = ("vllm", "sglang", "trtllm")
 

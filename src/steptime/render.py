@@ -19,10 +19,10 @@ from steptime.mapping import Mapping as Layout
 from steptime.mapping import show_mapping
 from steptime.memory import Memory
 from steptime.model import Model
-from steptime.planner import Plan, Point, mean_resources, mean_terms
+from steptime.plans import Plan, Point, mean_resources, mean_terms
 from steptime.step import Step
 from steptime.units import show
-from steptime.widgets import bar, share_table, sourced, table, usd
+from steptime.widgets import bar, ranged, share_table, sourced, table, usd
 
 COLOURS = {
     "projections": "blue",
@@ -62,6 +62,14 @@ RESOURCE_COLOURS = {
     "latency": "bright_red",
     "overhead": "bright_black",
 }
+FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("USD/M output tokens", "usd_per_million_output_tokens", usd),
+    ("Speed for each user", "tokens_per_second_per_user", lambda x: f"{x:,.1f} tok/s"),
+    ("First token, mean", "ttft", lambda x: show(x, "s")),
+    ("Output per chip", "tokens_per_second_per_chip", lambda x: show(x, "tok/s")),
+)
+MEANING = "90 % range: of measured runs that were left out of the engine's fit, nine in ten lie in it."
+
 # --- plan ---------------------------------------------------------------------------------------------------------------
 
 
@@ -97,15 +105,20 @@ def _question(plan: Plan) -> Text:
     what = Text.assemble((plan.model, "bold"), " on ", (plan.system, "bold"), f": {text}")
     if limits:
         what.append("; " + ", ".join(limits))
-    note = "the bound that physics sets" if plan.engine == "ideal" else "an engine fitted to measurements"
-    return what.append(f". Engine: {plan.engine}, {note}.")
+    real = "with its losses; --engine ideal gives the bound that physics sets"
+    return what.append(f". Engine: {plan.engine}, {'the bound that physics sets' if plan.engine == 'ideal' else real}.")
 
 
 def _answer(plan: Plan) -> Text:
-    low, high = plan.interval
+    if plan.cost_range is None:
+        spread = f"from {usd(plan.interval[0])}, were all overlapped, to {usd(plan.interval[1])}, were nothing"
+    else:
+        spread = f"90 % range {usd(plan.cost_range[0])} to {usd(plan.cost_range[1])}"
+    if plan.ideal is not None:
+        spread += f"; ideal {usd(plan.ideal.usd_per_million_output_tokens)}"
     return Text.assemble(
         (f"{usd(plan.usd_per_million_output_tokens)} per million output tokens", "bold green"),
-        f", prompts included (from {usd(low)}, were all overlapped, to {usd(high)}, were nothing). ",
+        f", prompts included ({spread}). ",
         f"Apart: {usd(plan.usd_per_million_input)} per million in, {usd(plan.usd_per_million_output)} per million out.",
     )
 
@@ -126,29 +139,35 @@ def _pools(plan: Plan) -> Table:
     return shown
 
 
-def _comparison(plan: Plan) -> Table:
-    shown = table("", "Cheapest", "Runner-up", numbers=(1, 2))
+def _comparison(plan: Plan) -> RenderableType:
+    """Return the plan's figures with their ranges beside those of the ideal and of the runner-up."""
+    others = {"Ideal": plan.ideal, "Runner-up": plan.runner_up}
+    points = {title: point for title, point in others.items() if point is not None}
+    ranges = (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range)
+    shown = table("", "Cheapest" + (" (90 % range)" if any(ranges) else ""), *points, numbers=range(1, 2 + len(points)))
     mine = _own_point(plan)
-    other = plan.runner_up
+    for (name, field, write), limits in zip(FIGURES, ranges, strict=True):
+        cells = [write(getattr(point, field)) for point in points.values()]
+        shown.add_row(name, ranged(getattr(mine, field), limits, write), *cells)
+    return Group(shown, *_beside(plan), Text())
 
-    def row(name: str, text: str, of: str | None) -> None:
-        shown.add_row(name, text, of if other and of is not None else "-")
 
-    def both(name: str, write: Callable[[Point], str]) -> None:
-        row(name, write(mine), write(other) if other else None)
-
-    shown.add_row("Layout", mine.layout, f"{other.layout}" if other else "-")
-    both("USD per million output tokens", lambda p: usd(p.usd_per_million_output_tokens))
-    both("Speed for each user", lambda p: f"{p.tokens_per_second_per_user:,.1f} tok/s")
-    both("Time to first token, mean", lambda p: show(p.ttft, "s"))
-    both("Output per chip", lambda p: show(p.tokens_per_second_per_chip, "tok/s"))
-    row("Requests", f"{plan.requests_per_second:,.3g} a second", None)
-    row("Sequences in flight", f"{plan.concurrency:,.0f}", None)
-    row("Prompt queue in use", f"{plan.utilisation:.0%}", None)
-    row("Rent", f"{show(plan.usd_per_second, 'USD/s')} for {plan.chips:,} chips", None)
+def _beside(plan: Plan) -> list[Text]:
+    """Say what the columns of the comparison are, and what else the plan comes to."""
+    facts = [
+        f"{plan.requests_per_second:,.3g} requests a second",
+        f"{plan.concurrency:,.0f} sequences in flight",
+        f"prompt queue {plan.utilisation:.0%} in use",
+        f"{show(plan.usd_per_second, 'USD/s')} for {plan.chips:,} chips",
+    ]
     if plan.transfer_seconds:
-        row("KV transfer between pools", f"{show(plan.transfer_seconds, 's')} a request", None)
-    return shown
+        facts.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
+    lines = [Text("; ".join(facts) + ".")]
+    if plan.runner_up:
+        lines.append(Text(f"Runner-up: {plan.runner_up.layout}, batch {plan.runner_up.batch:,}."))
+    if plan.ideal:
+        lines.append(Text(f"{MEANING} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
+    return lines
 
 
 def _own_point(plan: Plan) -> Point:
@@ -347,11 +366,23 @@ def sources_table(system: System) -> RenderableType:
 # --- step ---------------------------------------------------------------------------------------------------------------
 
 
-def step_view(title: str, step: Step, rates: Mapping[str, str], memory: Memory, width: int) -> RenderableType:
-    """Return one step: its time and bounds, what it delivers, its terms, and memory."""
+def step_view(
+    title: str,
+    step: Step,
+    rates: Mapping[str, str],
+    memory: Memory,
+    width: int,
+    *,
+    limits: tuple[float, float] | None = None,
+    ideal: Step | None = None,
+) -> RenderableType:
+    """Return one step: its time, the `limits` of its 90 % range, the `ideal`, what it delivers, its terms, and memory."""
     facts = table("", "", numbers=(1,))
     facts.show_header = False
-    facts.add_row("Time", Text(show(float(step.total), "s"), style="bold green"))
+    time = ranged(float(step.total), limits, lambda s: show(s, "s"))
+    facts.add_row("Time" + (" (90 % range)" if limits else ""), Text(time, style="bold green"))
+    if ideal is not None:
+        facts.add_row("Ideal, were nothing lost", show(float(ideal.total), "s"))
     facts.add_row("Bounds", bounds(step))
     for name, value in rates.items():
         facts.add_row(name, value)

@@ -292,7 +292,7 @@ def engines_view(cards: list[dict[str, Any]]) -> RenderableType:
     shown = table("Engine", "What it is")
     for card in cards:
         shown.add_row(card["name"], card["title"])
-    return shown
+    return Group(shown, Text("Without --engine: vllm on NVIDIA chips, on which it was measured, and typical on others."))
 
 
 def engine_view(card: dict[str, Any]) -> RenderableType:
@@ -301,4 +301,14 @@ def engine_view(card: dict[str, Any]) -> RenderableType:
     for name, value in card["constants"].items():
         unit = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else ""
         shown.add_row(name.replace("_", " "), show(value, unit) if unit else f"{value:g}")
-    return Group(Text(f"{card['name']}: {card['title']}", style="bold"), shown)
+    parts: list[RenderableType] = [Text(f"{card['name']}: {card['title']}", style="bold"), shown]
+    fit = card["fit"]
+    if fit.get("interval"):
+        ranges = table("90 % range, over the estimate", "Decode", "With prompts", numbers=(1, 2))
+        for quantity, title in (("tpot", "Time per token, step"), ("ttft", "Time to first token")):
+            found = fit["interval"].get(quantity, {})
+            cells = [f"{found[r][0]:.2f} to {found[r][1]:.2f}" if r in found else "-" for r in ("decode", "mixed")]
+            ranges.add_row(title, *cells)
+        makers = f" on chips of {', '.join(fit['vendors'])}" if fit.get("vendors") else ""
+        parts += [ranges, Text(f"From {fit['runs']:,} measured runs{makers}, each left out of the fit in its turn.")]
+    return Group(*parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,22 @@ def rate_view(rate: float, points: Sequence[RatePoint], quantile: str, width: in
         )
     best = f"{rate:,.4g} requests/s is the highest rate within the limits" if rate else "no rate is within the limits"
     return Group(*parts, shown, Text(best + f", at {quantile}.", style="bold green" if rate else "bold red"))
+
+
+def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> RenderableType:
+    """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range."""
+    runs = {"As predicted": found} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
+    shown = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
+
+    def row(name: str, write: Callable[[Answers], str]) -> None:
+        shown.add_row(name, *(write(end.answers) for end in runs.values()))
+
+    row("First token, p90", lambda a: show(a.ttft.p90, "s"))
+    row("Time per token, p90", lambda a: show(a.tpot.p90, "s"))
+    row("Throughput", lambda a: f"{a.requests_per_second:,.4g} requests/s")
+    row("Within the limits", lambda a: f"{a.within_limits:.1%}")
+    row("Verdict", lambda a: a.verdict)
+    return shown
 
 
 def replay_view(found: Replay) -> RenderableType:

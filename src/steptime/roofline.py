@@ -38,10 +38,33 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     >>> float(overlap(3.0, 4.0)), float(overlap(3.0, 4.0, 2)), float(overlap(3.0, 4.0, 1))
     (4.0, 5.0, 7.0)
     """
-    if np.isinf(norm):
-        return np.maximum(compute, memory)
-    larger = np.maximum(np.maximum(compute, memory), np.finfo(float).tiny)
-    return larger * ((compute / larger) ** norm + (memory / larger) ** norm) ** (1 / norm)
+    larger = np.maximum(compute, memory)
+    if np.all(np.isinf(norm)):
+        return larger
+    return larger * root(1 + smaller_power(compute, memory, norm), norm)
+
+
+def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
+    """Ratio of the smaller to the larger of two times, to the power `norm`: what the smaller adds in `overlap`, 0 to 1.
+
+    >>> float(smaller_power(1.0, 2.0, 4)), float(smaller_power(0.0, 0.0, 4))
+    (0.0625, 0.0)
+    """
+    ratio = np.minimum(compute, memory) / np.maximum(np.maximum(compute, memory), np.finfo(float).tiny)
+    if np.ndim(norm) == 0 and norm == 4:  # the norm of fitted engines, where a general power takes most of a step
+        return np.square(np.square(ratio))
+    return ratio**norm
+
+
+def root(value: Number, norm: Number) -> Number:
+    """The `norm`-th root of a number.
+
+    >>> float(root(16.0, 4)), float(root(27.0, 3))
+    (2.0, 3.0)
+    """
+    if np.ndim(norm) == 0 and norm == 4:
+        return np.sqrt(np.sqrt(value))
+    return value ** (1 / norm)
 
 
 def experts_touched(experts: Number, active: Number, tokens: Number) -> Number:

@@ -32,7 +32,6 @@ from steptime.workload import Slo, Workload
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
-AS_CHEAP = 0.005  # costs this near are the same
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
@@ -141,6 +140,12 @@ def chunk_sizes(workload: Workload) -> Number:
     """Chunk sizes to try: powers of two, and the whole prompt."""
     fresh = fresh_tokens(workload)
     return np.unique([c for c in CHUNKS if c < 2 * fresh or c <= 2048] + [min(fresh, 2 * LARGEST_PASS)])
+
+
+def search(case: Case, modes: tuple[str, ...], mappings: list[Mapping]) -> list[Table]:
+    """Evaluate the layouts of all modes asked for."""
+    tables = [search_aggregated(case, mappings)] if AGGREGATED in modes else []
+    return [*tables, search_disaggregated(case, mappings)] if DISAGGREGATED in modes else tables
 
 
 def search_aggregated(case: Case, mappings: list[Mapping]) -> Table:
@@ -374,44 +379,3 @@ def prefill_of(case: Case, layout: Layout) -> Prefill | None:
         engine=case.engine,
         ttft=case.slo.ttft,
     )
-
-
-def within(case: Case, state: State) -> Number:
-    """Whether a state meets the limits and fits."""
-    return (
-        (state.tpot <= case.slo.tpot) & (state.ttft <= case.slo.ttft) & state.memory.fits & (state.utilisation <= MOST_UTILISED)
-    )
-
-
-def refined(case: Case, layout: Layout) -> Layout:
-    """Return the layout with the batch (in whole sequences per group and micro-batch) and the chunk that serve most.
-
-    Of batches that cost the same to within half a percent, the fastest for the user.
-    """
-    unit = int(layout.mapping.dp * layout.mapping.microbatches)
-    middle = max(1, round(layout.batch / unit))
-    low, high = max(1, int(middle / 1.5)), int(middle * 1.5) + 1
-    batch = unit * np.unique(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
-    sizes = chunk_sizes(case.workload) if layout.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
-    state = state_of(case, layout, batch[:, None], sizes[None, :])
-    rate = state.rate * layout.mapping.replicas
-    prefill = prefill_of(case, layout)
-    if prefill is not None and layout.prefill_mapping is not None:
-        rate = np.minimum(rate, prefill.rate * prefill.most_utilised * layout.prefill_mapping.replicas)
-    rate = np.where(within(case, state), rate, -np.inf)
-    most = np.max(rate)
-    if not np.isfinite(most):
-        return layout
-    as_cheap = np.where(rate >= most * (1 - AS_CHEAP), state.tpot, np.inf)
-    i, j = np.unravel_index(int(np.argmin(as_cheap)), rate.shape)
-    return replace(layout, batch=int(batch[i]), chunk=int(sizes[j]))
-
-
-def matched_rate(layout: Layout, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
-    """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = state.rate * layout.mapping.replicas
-    if prefill is None or layout.prefill_mapping is None:
-        return rate, state.utilisation
-    can = prefill.rate * layout.prefill_mapping.replicas
-    rate = np.minimum(rate, can * prefill.most_utilised)
-    return rate, rate / can

@@ -42,7 +42,7 @@ from steptime.mapping import NAMES, Mapping, check
 from steptime.memory import ACTIVATION_BYTES, stage_share
 from steptime.model import Attention, Model, Op
 from steptime.network import Traffic
-from steptime.roofline import compute_time, distinct_hit, memory_time, overlap
+from steptime.roofline import compute_time, distinct_hit, memory_time, root, smaller_power
 
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
@@ -104,22 +104,24 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
         memory = memory_time(count * demand.weights, bandwidth, engine.memory_efficiency)
         seconds, to_compute, blame["weights"] = _overlapped(compute, memory, engine.roofline_norm)
     else:
-        memory = memory_time(count * (demand.weights + demand.activations), bandwidth, engine.memory_efficiency)
+        moved = demand.weights + demand.activations
+        memory = memory_time(count * moved, bandwidth, engine.memory_efficiency)
         seconds, to_compute, to_memory = _overlapped(compute, memory, engine.roofline_norm)
-        blame["weights"] = to_memory * demand.weights / np.maximum(demand.weights + demand.activations, 1e-300)
+        blame["weights"] = to_memory * (demand.weights / np.maximum(moved, 1e-300))
         blame["activations"] = to_memory - blame["weights"]
     clock.add(term, seconds, {"compute": to_compute, **blame}, {"compute": compute, "memory": memory})
 
 
 def _overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
     """Return the seconds of an operator, and how they divide between arithmetic and traffic, as each brought them about."""
-    seconds = overlap(compute, memory, norm)
-    if np.isinf(norm):
-        to_memory = memory * (memory > compute)
-    else:
-        larger = np.maximum(np.maximum(compute, memory), 1e-300)
-        powers = (compute / larger) ** norm, (memory / larger) ** norm
-        to_memory = seconds * powers[1] / np.maximum(powers[0] + powers[1], 1e-300)
+    larger = np.maximum(compute, memory)
+    if np.all(np.isinf(norm)):
+        seconds, to_memory = larger, memory * (memory > compute)
+    else:  # as `overlap` has it, the powers kept for the shares
+        smaller = smaller_power(compute, memory, norm)
+        both = 1 + smaller
+        seconds = larger * root(both, norm)
+        to_memory = seconds * np.where(memory > compute, 1.0, smaller) / both
     return seconds, seconds - to_memory, to_memory
 
 
@@ -301,6 +303,7 @@ def mixed_step(
 
     batch [sequences per replica] at context [tokens], each getting query [tokens]; prompts [per replica] of tokens [new tokens
     each] after prefix [cached tokens each]. All numbers and the fields of mapping may be arrays that broadcast.
+    The engine is the ideal one unless named: a step is physics. `uncertainty.step_range` says how sure that of a real one is.
     Raises MappingError where the mapping does not divide the model, RangeError for negative sizes or no work at all.
     """
     mapping, engine = mapping or Mapping(), load_engine(engine)
@@ -329,7 +332,8 @@ def mixed_step(
     if len(blocks) == 1:
         return _one_block(model, system, engine, arrays)
     with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
-        return _joined_steps(list(pool.map(lambda block: _one_block(model, system, engine, block), blocks)))
+        steps = list(pool.map(lambda block: _one_block(model, system, engine, block), blocks))
+    return _joined_steps(steps, axis=-max(a.ndim for a in arrays.values()))
 
 
 def _blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
@@ -346,19 +350,23 @@ def _blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _joined_steps(steps: list[Step]) -> Step:
+def _joined_steps(steps: list[Step], axis: int) -> Step:
+    """Join the steps of blocks along the axis that was cut; constants of an engine may have axes before it."""
+
     def joined(name: str) -> dict[str, Any]:
         tables = [getattr(step, name) for step in steps]
         keys = dict.fromkeys(key for table in tables for key in table)
         return {
-            key: np.concatenate([t[key] if key in t else np.zeros(s.total.shape) for t, s in zip(tables, steps, strict=True)])
+            key: np.concatenate(
+                [t[key] if key in t else np.zeros(s.total.shape) for t, s in zip(tables, steps, strict=True)], axis=axis
+            )
             for key in keys
         }
 
     return Step(
         terms=joined("terms"),
         resources=joined("resources"),
-        **{name: np.concatenate([getattr(step, name) for step in steps]) for name in ("lower", "total", "upper")},
+        **{name: np.concatenate([getattr(step, name) for step in steps], axis=axis) for name in ("lower", "total", "upper")},
     )
 
 

@@ -20,13 +20,14 @@ import numpy as np
 
 from steptime.architectures.hf import load_model
 from steptime.catalog import load_system
-from steptime.engine import Engine, load_engine
+from steptime.engine import TYPICAL, Engine, load_engine
 from steptime.errors import DataFileError, InputError
 from steptime.formats import number_format
 from steptime.hardware import Number, System
 from steptime.mapping import Mapping, check
 from steptime.model import Model
 from steptime.serving import closed_loop
+from steptime.uncertainty import factors, regime_of
 
 LENGTH_SHARE = 0.9  # mean of lengths drawn evenly from 0.8 to 1.0 of nominal, as serving benchmarks do
 AXES = ("tp", "pp", "dp", "ep")
@@ -38,10 +39,6 @@ OPTIONAL = ("kv_dtype", *MEANS)
 LARGEST = 1e9  # of a length, a number of requests or of ways
 POSITIVE = (*MEASURED, *MEANS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
-TYPICAL = "typical"  # the engine that stands for one that is not known
-WIDE = (0.5, 2.0)  # of an engine without a fit
-REGIMES = ("decode", "mixed")  # most of the time goes to decode, or a good part to others' prompts
-PREFILL_SHARE = 0.15  # of a token's time from which a run is "mixed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +216,7 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
         output_tokens=runs.output_tokens,
         engine=engine,
     )
-    regime = np.where(1 - decode.total / tpot > PREFILL_SHARE, REGIMES[1], REGIMES[0])
-    return tpot, ttft, decode.bound, regime
+    return tpot, ttft, decode.bound, regime_of(1 - decode.total / tpot)
 
 
 def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
@@ -234,7 +230,10 @@ def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = N
 
 
 def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None) -> Predictions:
-    """Return predictions for every row, in their order."""
+    """Return predictions for every row, in their order.
+
+    Intervals are those of left-out runs: what constants add for an unusual run (`uncertainty`) would cost twenty times as much.
+    """
     names = sorted({row["engine"] for row in rows})
     engines = {name: engine_of(name, given=engine, catalog=catalog) for name in names}
     small = {name: bool(engines[name].small_kv) for name in names}
@@ -246,17 +245,9 @@ def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog
         out["tpot"][runs.index], out["ttft"][runs.index] = tpot, ttft
         labels["bound"][runs.index], labels["regime"][runs.index] = bound, regime
         for name, value in (("tpot", tpot), ("ttft", ttft)):
-            low, high = interval(of, name, regime)
+            low, high = factors(of, name, regime, system=runs.system)
             out[f"{name}_low"][runs.index], out[f"{name}_high"][runs.index] = value * low, value * high
     return Predictions(**out, **labels)
-
-
-def interval(engine: Engine, name: str, regime: Number) -> tuple[Number, Number]:
-    """Return the factors of the 90 % interval of "tpot" or "ttft" by regime: 5th and 95th percentile of left-out errors."""
-    table = engine.fit.get("interval", {}).get(name, {})
-    of = [np.asarray(regime) == r for r in REGIMES]
-    low, high = (np.select(of, [table.get(r, WIDE)[side] for r in REGIMES], WIDE[side]) for side in (0, 1))
-    return low, high
 
 
 # --- how far off --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -36,6 +36,24 @@ def usd(value: float) -> str:
     if not math.isfinite(value):
         return "unknown"
     return f"${value:,.2f}" if value >= 1 else f"${float(f'{value:.3g}'):f}".rstrip("0").rstrip(".")
+
+
+def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str]) -> str:
+    """Write a value with its 90 % range, the unit once where it is one.
+
+    >>> ranged(0.0234, (0.0179, 0.0312), lambda s: show(s, "s"))
+    '23.4 ms (17.9 to 31.2)'
+    >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), lambda s: show(s, "s")), ranged(2.0, None, usd)
+    ('950 µs (800 µs to 1.20 ms)', '$2.00')
+    """
+    text = write(value)
+    if limits is None or not all(math.isfinite(x) for x in (value, *limits)):
+        return text
+    low, high = (write(limit) for limit in limits)
+    units = {part.partition(" ")[2] for part in (text, low, high)}
+    if len(units) == 1:
+        low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return f"{text} ({low} to {high})"
 
 
 def share_table(seconds: Mapping[str, float], colours: Mapping[str, str], width: int, title: str) -> Table:

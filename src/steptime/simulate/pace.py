@@ -99,6 +99,21 @@ def linear_pace(
     )
 
 
+def slowed(pace: Pace, slowness: float) -> Pace:
+    """Return the pace of steps that all take `slowness` times as long.
+
+    >>> round(float(slowed(linear_pace(step=0.01), 1.5).seconds(10, 0)), 6)
+    0.015
+    """
+    if slowness == 1:
+        return pace
+    if not slowness > 0:
+        raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
+    names = ("decode", "context", "rows", "pair", "key", "chunk") + (() if pace.lone is None else ("lone",))
+    longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names}
+    return replace(pace, **longer)
+
+
 def pace_of(
     model: Model,
     system: System,

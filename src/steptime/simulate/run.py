@@ -19,7 +19,7 @@ from steptime.model import Model, cache_bytes
 from steptime.simulate import loop
 from steptime.simulate.cache import Cache, CacheUse, use_cache
 from steptime.simulate.metrics import Answers, answers, timeline
-from steptime.simulate.pace import Pace, pace_of
+from steptime.simulate.pace import Pace, pace_of, slowed
 from steptime.simulate.policy import Policy
 from steptime.simulate.pool import DONE, Replicas, Rules, new_replicas, new_requests
 from steptime.simulate.traffic import Traffic
@@ -109,6 +109,7 @@ def simulate(
     cached: int = 0,
     fast: Policy | None = None,
     fast_replicas: int = 0,
+    slowness: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
     """Serve `traffic` with `mapping.replicas` replicas of the model, and say what its users see.
@@ -116,14 +117,14 @@ def simulate(
     With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
-    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class. Raises
-    RangeError where the weights leave no room for any request.
+    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class.
+    slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
     mapping, policy, slo = mapping or Mapping(), policy or Policy(), slo or Slo()
     policy = _fitted(model, system, mapping, engine, policy, traffic)
     chips = int(mapping.chips * mapping.replicas)
     replicas = int(mapping.replicas)
-    pace = _pace(model, system, mapping, engine, policy, traffic)
+    pace = slowed(_pace(model, system, mapping, engine, policy, traffic), slowness)
     use = None
     given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
     if cache is not None:
@@ -135,7 +136,7 @@ def simulate(
             raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
         chips += fast_replicas * int(mapping.chips)
         quick = _fitted(model, system, mapping, engine, fast or policy, traffic)
-        fast_pace = _pace(model, system, mapping, engine, quick, traffic)
+        fast_pace = slowed(_pace(model, system, mapping, engine, quick, traffic), slowness)
         tiers = [(quick, fast_pace, fast_replicas), (policy, pace, replicas)]
         requests, pools = serve_tiers(traffic, tiers, progress=progress)
         rules, pool = pools[-1]
@@ -149,7 +150,7 @@ def simulate(
         first_policy = _fitted(
             model, system, prefill, engine, prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous"), traffic
         )
-        first_pace = _pace(model, system, prefill, engine, first_policy, traffic)
+        first_pace = slowed(_pace(model, system, prefill, engine, first_policy, traffic), slowness)
         near = chips <= system.scale_up.size
         link = (system.scale_up if near else system.scale_out).link
 

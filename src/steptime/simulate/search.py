@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from steptime.engine import IDEAL, Engine
+from steptime.engine import Engine
 from steptime.errors import RangeError
 from steptime.hardware import System
 from steptime.mapping import Mapping
@@ -120,7 +120,7 @@ def replay(
     pools: Sequence[PoolLike],
     rate: float,
     *,
-    engine: Engine = IDEAL,
+    engine: Engine,
     quantile: str = "p90",
     requests: int = 4000,
     seed: int = 0,
