@@ -23,7 +23,8 @@ from steptime.memory import ACTIVATION_BYTES, expert_slots, weight_ways
 from steptime.model import Attention, Model, Op, entries_read, pairs
 from steptime.roofline import experts_touched
 
-QUANTISED = 1.5  # bytes per weight below which inputs are quantised too
+QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
+NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,10 @@ def _joined(same: list[Op]) -> Op:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an operator asks of one chip: FLOPs at a peak rate, bytes of weights, of activations and of cache."""
+    """What an operator asks of one chip: FLOPs at a peak rate, bytes of weights, of activations and of cache.
+
+    efficiency, memory_efficiency: of its arithmetic, and of reading its weights.
+    """
 
     flops: Number
     peak: Number
@@ -123,6 +127,7 @@ class Demand:
     activations: Number = 0.0
     kv: Number = 0.0
     efficiency: Number = 1.0
+    memory_efficiency: Number = 1.0
 
 
 def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine: Engine) -> Demand:
@@ -134,21 +139,21 @@ def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine
     if op.rows == "routed":
         slots, sharing = expert_slots(op, mapping), mapping.stage / mapping.ep
         copies = slots * mapping.ep  # that the tokens choose among
-        touched = experts_touched(slots, slots * op.active / copies, work.everywhere)
+        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.expert_evenness)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
         rows = work.everywhere * op.active / mapping.ep * engine.expert_imbalance
         if np.any(engine.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
-        weights, efficiency = touched * op.weights, engine.expert_efficiency
+        weights, efficiency, reading = touched * op.weights, engine.expert_efficiency, engine.expert_memory_efficiency
     else:
         sharing, weights, efficiency = weight_ways(op, mapping), op.weights, engine.compute_efficiency
+        reading = engine.memory_efficiency * (engine.narrow_efficiency if op.format.bytes < NARROW else 1.0)
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
     activations: Number = 0.0
     if np.any(engine.activation_traffic):
         activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.activation_traffic
-    return Demand(
-        rows * op.flops_per_row / sharing, peak, weights * op.format.bytes / sharing, activations, efficiency=efficiency
-    )
+    flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
+    return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
 
 def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping, engine: Engine) -> dict[str, Demand]:
@@ -174,16 +179,23 @@ def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping
     return found
 
 
+LAUNCHED = (
+    "layer", "kernel", "quantised_kernel", "expert_layer", "attention_layer", "latent_layer", "state_layer", "selected_layer",
+)  # fmt: skip
+
+
 @lru_cache(maxsize=256)
 def launches(model: Model) -> dict[str, int]:
     """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
-    found = dict.fromkeys(("layer", "kernel", "quantised_kernel", "expert_layer", "state_layer", "selected_layer"), 0)
+    found = dict.fromkeys(LAUNCHED, 0)
     for layer, n in model.layers:
         kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
         found["layer"] += n
-        found["kernel"] += n * (len(kernels) + 2 * len(layer.attention))
-        found["quantised_kernel"] += n * sum(op.format.bytes < QUANTISED for op in kernels.values())
+        found["kernel"] += n * sum(op.rows != "routed" for op in kernels.values())
+        found["quantised_kernel"] += n * sum(op.format.arithmetic[0] in QUANTISED for op in kernels.values())
         found["expert_layer"] += n * (layer.routed is not None)
+        found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
+        found["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
         found["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
         found["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)
     return found

@@ -24,25 +24,31 @@ from steptime.hardware import Number, System
 class Engine:
     """Constants of an engine. Efficiencies are shares of peak, overheads are seconds; the ideal engine has neither.
 
-    memory_efficiency, compute_efficiency, expert_efficiency, attention_efficiency (of its arithmetic),
-    attention_memory_efficiency, network_efficiency: share of the peak rate that operators reach.
-    seconds_per_layer, seconds_per_kernel (matrices that share an input are one; a mixer is two), seconds_per_quantised_kernel
-    (to quantise its input), seconds_per_expert_layer (routing, sorting), seconds_per_state_layer (recurrent mixers),
-    seconds_per_selected_layer (sparse attention), seconds_per_collective, seconds_per_sequence and seconds_per_step (host),
-    seconds_per_request (before its prefill). first_token_factor: time to first token over what an orderly prompt queue gives.
+    memory_efficiency, compute_efficiency: share of the peak rates that matrices reach; narrow_efficiency: of the former, with
+    weights of less than 5 bits; expert_memory_efficiency, expert_efficiency: of grouped matrices; attention_memory_efficiency,
+    attention_efficiency: of attention; network_efficiency: of links.
+    seconds_per_layer (norms, activations), seconds_per_kernel (dense matrices; those that share an input are one),
+    seconds_per_quantised_kernel (to quantise its input), seconds_per_expert_layer (routing, sorting, grouped matrices),
+    seconds_per_attention_layer, seconds_per_latent_layer (its extra products), seconds_per_state_layer (recurrent mixers),
+    seconds_per_selected_layer (index and selection of sparse attention), seconds_per_collective (each time all wait for
+    all), seconds_per_sequence and seconds_per_step (host), seconds_per_request (before its prefill). first_token_factor: time to
+    first token over what an orderly prompt queue gives.
     roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
-    through memory. expert_imbalance: rows on the busiest chip over the mean; expert_tile_rows: rows to which those of an expert
-    are padded. prefill_first: prompts are read before decoding goes on, so that requests which start together stay together;
+    through memory. expert_imbalance: rows on the busiest chip over the mean; expert_evenness: shape of the distribution of
+    experts' popularity, infinite where all are alike; expert_tile_rows: rows to which those of an expert are padded.
+    prefill_first: prompts are read before decoding goes on, so that requests which start together stay together;
     length_spread: how far, as a share of the output, lengths differ and pull them apart again. small_kv: KV cache in 8 bits
-    where the weights have 8 or fewer. reserved_bytes: memory per chip that the engine keeps for itself; memory_share: share of
-    the rest that it uses.
+    where the model is computed in 8 or fewer. reserved_bytes: memory per chip that the engine keeps for itself; memory_share:
+    share of the rest that it uses.
     """
 
     name: str = "ideal"
     title: str = ""
     memory_efficiency: Number = 1.0
+    narrow_efficiency: Number = 1.0
     compute_efficiency: Number = 1.0
     expert_efficiency: Number = 1.0
+    expert_memory_efficiency: Number = 1.0
     attention_efficiency: Number = 1.0
     attention_memory_efficiency: Number = 1.0
     network_efficiency: Number = 1.0
@@ -50,6 +56,8 @@ class Engine:
     seconds_per_kernel: Number = 0.0
     seconds_per_quantised_kernel: Number = 0.0
     seconds_per_expert_layer: Number = 0.0
+    seconds_per_attention_layer: Number = 0.0
+    seconds_per_latent_layer: Number = 0.0
     seconds_per_state_layer: Number = 0.0
     seconds_per_selected_layer: Number = 0.0
     seconds_per_collective: Number = 0.0
@@ -60,6 +68,7 @@ class Engine:
     roofline_norm: Number = math.inf
     activation_traffic: Number = 0.0
     expert_imbalance: Number = 1.0
+    expert_evenness: Number = math.inf
     expert_tile_rows: Number = 0.0
     prefill_first: Number = 0.0
     length_spread: Number = 0.2

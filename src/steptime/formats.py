@@ -34,7 +34,7 @@ FORMATS: Final[dict[str, Format]] = {
         Format(name="fp8", bytes=1.0, arithmetic=("fp8", *_WIDE)),
         Format(name="int8", bytes=1.0, arithmetic=("int8", *_WIDE)),
         Format(name="nvfp4", bytes=0.5 + 1 / 16, arithmetic=("fp4", "fp8", *_WIDE)),
-        Format(name="mxfp4", bytes=0.5 + 1 / 32, arithmetic=("fp4", "fp8", *_WIDE)),
+        Format(name="mxfp4", bytes=0.5 + 1 / 32, arithmetic=("fp6", *_WIDE)),
         Format(name="mxfp8", bytes=1.0 + 1 / 32, arithmetic=("fp8", *_WIDE)),
         Format(name="fp4", bytes=0.5, arithmetic=("fp4", "fp8", *_WIDE)),
         Format(name="int4", bytes=0.5 + 2 / 128, arithmetic=_WIDE),  # weight only, 16-bit scale for each 128 values

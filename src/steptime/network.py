@@ -18,7 +18,7 @@ from steptime.roofline import distinct_hit
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Seconds that each link level is busy, inner to outer, seconds of latency, and the number of collectives."""
+    """Seconds that each link level is busy, inner to outer, seconds of latency, and how often all members wait for all."""
 
     busy: tuple[Number, ...]
     latency: Number
@@ -66,14 +66,36 @@ def steps(link: Link, members: Number) -> Number:
     return (members > 1) * 1.0
 
 
-def all_reduce(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
-    r"""Sum `bytes_` [B per chip] over a group and give every member the sum.
+def all_reduce(
+    system: System, size: Number, bytes_: Number, stride: Number = 1, *, overhead: Number = 0.0, efficiency: Number = 1.0
+) -> Traffic:
+    r"""Sum `bytes_` [B per chip] over a group and give every member the sum, in the faster of two ways.
 
-    Reduce-scatter and all-gather at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members, and $1/g$ of the data on the
-    next. `size` [chips], `bytes_` [B]; [s].
+    In two phases, reduce-scatter and all-gather, at each level: $2 (g-1)/g \cdot n / W$ on a level of $g$ members, and $1/g$ of
+    the data on the next. In one, behind a switch: each member reads what the $g - 1$ others hold, $(g-1) n / W$, which saves a
+    latency and so wins for the short messages of decoding. `size` [chips], `bytes_` [B]; [s]. overhead [s] of each phase and
+    the share of bandwidth reached (`efficiency`) decide between them and are the caller's to add.
     """
+    two = _reduce_and_gather(system, size, bytes_, stride)
+    link = system.domains[0].link
+    members, *beyond = spread(system.domains, size, stride)
+    if link.topology in ("ring", "torus"):
+        return two
+    moved = (members - 1) * bytes_ / link.bandwidth
+    one = Traffic((moved, *(0.0 for _ in beyond)), (members > 1) * link.latency, (members > 1) * 1.0)
+    within = np.asarray(beyond[0] <= 1) if beyond else np.asarray(True)
+    saved = two.latency - one.latency + (two.calls - one.calls) * overhead - (one.busy[0] - two.busy[0]) / efficiency
+    direct = within & (saved > 0)
+    if not np.any(direct):
+        return two
+    busy = tuple(np.where(direct, a, b) for a, b in zip(one.busy, two.busy, strict=True))
+    return Traffic(busy, np.where(direct, one.latency, two.latency), np.where(direct, one.calls, two.calls))
+
+
+def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
     busy = []
     latency: Number = 0.0
+    calls: Number = 0.0
     for domain, members in zip(system.domains, spread(system.domains, size, stride), strict=True):
         if not np.any(members > 1):
             busy.append(0.0)
@@ -81,14 +103,14 @@ def all_reduce(system: System, size: Number, bytes_: Number, stride: Number = 1)
         rest = bytes_ / members
         busy.append((bytes_ - rest) * (2 / domain.link.bandwidth))
         latency = latency + 2 * steps(domain.link, members) * domain.link.latency
+        calls = calls + 2.0 * (members > 1)
         bytes_ = rest
-    return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
+    return Traffic(tuple(busy), latency, calls)
 
 
 def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
     r"""Give every member of a group the `bytes_` [B] that they hold together: half an all-reduce. Also a reduce-scatter."""
-    whole = all_reduce(system, size, bytes_, stride)
-    return Traffic(tuple(b / 2 for b in whole.busy), whole.latency / 2, whole.calls)
+    return _reduce_and_gather(system, size, bytes_, stride) * 0.5
 
 
 def all_to_all(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:

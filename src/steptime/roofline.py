@@ -67,16 +67,22 @@ def root(value: Number, norm: Number) -> Number:
     return value ** (1 / norm)
 
 
-def experts_touched(experts: Number, active: Number, tokens: Number) -> Number:
-    r"""Expected number of distinct experts that a batch uses: $n (1 - (1 - k/n)^T)$.
+def experts_touched(experts: Number, active: Number, tokens: Number, evenness: Number = np.inf) -> Number:
+    r"""Expected number of distinct experts that a batch uses: $n (1 - (1 - k/n)^T)$, fewer where some are more popular.
 
-    experts $n$, active $k$ [per token], tokens $T$ -> [experts]. Tokens choose independently and uniformly. Source: lecture,
-    section 1 (the expected coverage of draws).
+    experts $n$, active $k$ [per token], tokens $T$ -> [experts]. Tokens choose independently and, by default, uniformly
+    (lecture, section 1: the expected coverage of draws). With popularities that follow a gamma distribution of shape
+    `evenness` $\kappa$, draws are negative binomial, and $n (1 - (1 + kT / (n \kappa))^{-\kappa})$ experts are hit.
 
     >>> [round(float(experts_touched(256, 8, tokens)), 1) for tokens in (1, 96)]
     [8.0, 243.9]
+    >>> round(float(experts_touched(256, 8, 96, evenness=1.0)), 1)
+    192.0
     """
-    return -experts * np.expm1(tokens * np.log1p(-np.minimum(active / experts, 1 - 1e-12)))
+    even = -experts * np.expm1(tokens * np.log1p(-np.minimum(active / experts, 1 - 1e-12)))
+    if np.all(np.isinf(evenness)):
+        return even
+    return np.minimum(even, -experts * np.expm1(-evenness * np.log1p(tokens * active / (experts * evenness))))
 
 
 def distinct_hit(experts: int, active: int, groups: Number) -> Number:

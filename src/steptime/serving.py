@@ -21,7 +21,7 @@ import numpy as np
 from steptime.engine import Engine
 from steptime.hardware import Number, System
 from steptime.mapping import Mapping
-from steptime.memory import Memory, memory_per_chip
+from steptime.memory import Memory, memory_per_chip, sequences_that_fit
 from steptime.model import Model, cache_bytes
 from steptime.queueing import highest_utilisation, lockstep_wait, queue_wait
 from steptime.step import Step, decode_step, mixed_step, prefill_step
@@ -30,6 +30,7 @@ from steptime.workload import Workload
 SPREAD = 3.0  # standard deviations of the cache's fill that a deployment keeps free
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.95  # of a prompt queue: beyond it waits are long and drift for minutes
+STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,23 +219,33 @@ def closed_loop(
     Every request that ends is followed by another, so that a decode step brings $C/O$ prompts, whose prefill $P$ delays all
     who decode: $t = t_{decode} + (C/O) P$. An engine that reads prompts first starts the requests of a burst together, and they
     end together unless their lengths differ: of the share $\omega = CP / (CP + s O t_{decode})$ that stays together, half of
-    the prefill is waited for before the first token. $s$ is `engine.length_spread`.
+    the prefill is waited for before the first token. $s$ is `engine.length_spread`. Of the $C$ requests, those run whose caches
+    fit in memory; the others wait for a seat, and their wait is part of TTFT.
 
-    Valid while the requests in flight fit in memory. Source: conservation of requests (Little's law), lecture section 4.
+    Source: conservation of requests (Little's law), lecture section 4.
     """
-    groups = mapping.dp
-    decode = decode_step(
-        model, system, batch=concurrency, context=input_tokens + output_tokens / 2, mapping=mapping, engine=engine
-    )
+    groups, context = mapping.dp, input_tokens + output_tokens / 2
+    running = seats(model, system, context=context, mapping=mapping, engine=engine, wanted=concurrency)
+    decode = decode_step(model, system, batch=running, context=context, mapping=mapping, engine=engine)
     prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, mapping=mapping, engine=engine).total
-    in_group = concurrency / groups
+    in_group = running / groups
     burst = in_group * prefill
     together = engine.prefill_first * burst / (burst + engine.length_spread * output_tokens * decode.total)
     tpot = decode.total + burst / output_tokens * (1 - together / 2)
     busy = burst / (burst + output_tokens * decode.total)
     started = STARTING * burst / 2  # the first requests all come at once
     queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
-    return tpot, answered(queued, engine), decode
+    waiting = (concurrency - running) / running * output_tokens * tpot
+    return tpot, answered(queued, engine) + waiting, decode
+
+
+def seats(model: Model, system: System, *, context: Number, mapping: Mapping, engine: Engine, wanted: Number) -> Number:
+    """Return how many of the sequences `wanted` [per replica] run at once: as many as have room for `context` [tokens].
+
+    Where not one has room by this count, all are taken to run: who measured them had found room.
+    """
+    fit = sequences_that_fit(model, system, context=context, mapping=mapping, engine=engine, step_tokens=STEP_TOKENS)
+    return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
 
 
 def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number:

@@ -101,13 +101,13 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
         memory = memory_time(count * demand.kv, bandwidth, engine.attention_memory_efficiency)
         seconds, to_compute, blame["kv"] = _overlapped(compute, memory, engine.roofline_norm)
     elif not np.any(demand.activations):
-        memory = memory_time(count * demand.weights, bandwidth, engine.memory_efficiency)
+        memory = memory_time(count * demand.weights, bandwidth, demand.memory_efficiency)
         seconds, to_compute, blame["weights"] = _overlapped(compute, memory, engine.roofline_norm)
     else:
-        moved = demand.weights + demand.activations
-        memory = memory_time(count * moved, bandwidth, engine.memory_efficiency)
+        reading = memory_time(count * demand.weights, bandwidth, demand.memory_efficiency)
+        memory = reading + memory_time(count * demand.activations, bandwidth, engine.memory_efficiency)
         seconds, to_compute, to_memory = _overlapped(compute, memory, engine.roofline_norm)
-        blame["weights"] = to_memory * (demand.weights / np.maximum(moved, 1e-300))
+        blame["weights"] = to_memory * (reading / np.maximum(memory, 1e-300))
         blame["activations"] = to_memory - blame["weights"]
     clock.add(term, seconds, {"compute": to_compute, **blame}, {"compute": compute, "memory": memory})
 
@@ -158,7 +158,9 @@ def _run_network(links: _Clock, model: Model, work: Work, system: System, mappin
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
     reductions = blocks + sparse * (1 - apart)
     if np.any(np.asarray(mapping.group) > 1):
-        once = network.all_reduce(system, mapping.group, row_bytes)
+        once = network.all_reduce(
+            system, mapping.group, row_bytes, overhead=engine.seconds_per_collective, efficiency=engine.network_efficiency
+        )
         _run_collective(links, "all-reduce", once * reductions, system, engine)
     if np.any(np.asarray(mapping.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:

@@ -166,6 +166,13 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Number]:
     return columns
 
 
+def _narrow(weights: str, experts: str, system: System) -> bool:
+    """Whether a model is computed in 8 bits or fewer: where its experts alone have 4, on chips with arithmetic for them."""
+    if number_format(weights).bytes < 1.5:
+        return True
+    return number_format(experts).bytes < 1 and "fp4" in system.chip.peak
+
+
 def _runs(
     key: tuple[str, ...],
     columns: MappingABC[str, Number],
@@ -177,8 +184,7 @@ def _runs(
     """Return one group; its KV cache is in 8 bits, unless the rows name a format, where the engine keeps it so."""
     name, _, engine, weights, experts, kv = key
     weights = weights or "bf16"
-    narrow = small_kv.get(engine, True) and number_format(weights).bytes < 1.5
-    kv = kv or ("fp8" if narrow else "bf16")
+    kv = kv or ("fp8" if small_kv.get(engine, True) and _narrow(weights, experts or weights, system) else "bf16")
     return Runs(
         index=index,
         model=load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog),
