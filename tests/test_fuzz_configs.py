@@ -20,7 +20,7 @@ from steptime import model as counted
 from steptime.architectures.hf import read_model
 from steptime.errors import InputError
 
-SECONDS = 2.0
+SECONDS = 10.0
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 KV_FORMATS = ("", "", "", "fp8", "fp8_ds_mla")
 JUNK: tuple[Any, ...] = (

@@ -115,9 +115,11 @@ def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
     capacity = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
     need, have = weight_bytes(case.model), case.chips * capacity
+    whole = case.chips * case.system.chip.hbm.capacity
+    used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
     message = (
         f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "
-        f"the chips hold {show(have, 'B')}"
+        f"the chips hold {show(have, 'B')}{used}"
     )
     if need > have:
         message += f", {show(need - have, 'B')} too little"
