@@ -121,7 +121,7 @@ def _overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, 
         smaller = smaller_power(compute, memory, norm)
         both = 1 + smaller
         seconds = larger * root(both, norm)
-        to_memory = seconds * np.where(memory > compute, 1.0, smaller) / both
+        to_memory = seconds * (smaller + (memory > compute) * (1 - smaller)) / both
     return seconds, seconds - to_memory, to_memory
 
 
