@@ -272,3 +272,10 @@ def test_other_requests_prefill_delays_the_decoders(batch, chunk):
     assert state.decode.total < state.tpot <= state.mixed.total
     assert 0 < state.input_share < 1
     assert np.isinf(state.ttft) == (state.utilisation >= 1)
+
+
+@given(a=some.floats(0, 1e3), b=some.floats(0, 1e3), norm=some.floats(1, 50))
+def test_short_ways_of_a_norm_are_the_general_one(a, b, norm):
+    """The norms of the ideal and of fitted engines, and any norm as an array."""
+    for one in (np.inf, 4.0, norm):
+        assert overlap(a, b, np.array([one]))[0] == pytest.approx(float(overlap(a, b, one)), rel=1e-12)

@@ -162,6 +162,29 @@ def test_variance_of_a_sum_of_constants():
     assert parameter_variance(gradient, engine) == pytest.approx(1.01)
 
 
+def test_a_fit_says_what_its_runs_hold():
+    """The mean variance over the fitted runs and the makers of their chips, which the ranges of other runs are measured by."""
+    pytest.importorskip("scipy")
+    from steptime.calibrate import calibrate, known_from
+    from steptime.validate import grouped, predict
+
+    row = {
+        "id": "a", "model": "llama-3.1-8b", "system": "mi300x-8", "engine": "vllm", "input_tokens": "1024",
+        "output_tokens": "256", "tp": "1", "pp": "1", "dp": "1", "ep": "1", "weight_dtype": "bf16", "expert_dtype": "",
+        "ttft_s": "0.1",
+    }  # fmt: skip
+    rows = [row | {"concurrency": str(c), "tpot_s": str(t)} for c, t in ((1, 0.006), (8, 0.007), (64, 0.012))]
+    prior = load_engine("vllm")
+    known = known_from(grouped(rows), prior)
+    assert known["vendors"] == ["AMD"]
+    for table in known["parameter_variance"].values():
+        assert all(0 < mean < 1 for mean in table.values())
+    mine = calibrate(rows, name="mine", prior=prior)
+    assert mine.fit["vendors"] == ["AMD", "NVIDIA"]
+    found, before = predict(rows, engine=mine), predict(rows, engine=prior)
+    assert np.all(found.tpot_high / found.tpot < before.tpot_high / before.tpot)  # measured now
+
+
 @pytest.mark.parametrize(
     ("fit", "says"),
     [

@@ -160,7 +160,8 @@ def test_an_engine_file_is_read_as_it_was_written(tmp_path):
     assert back.name == "mine"
     for constant in CONSTANTS:
         assert getattr(back, constant) == pytest.approx(getattr(engine, constant), rel=1e-3)
-    assert back.fit["interval"] == engine.fit["interval"]
+    for key in ("names", "vendors", "interval", "parameter_variance"):
+        assert back.fit[key] == engine.fit[key], key
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import numpy as np
 
 from steptime.hardware import Number
 
+TINY = 1e-300  # instead of nothing, where it divides
+
 
 def compute_time(flops: Number, peak: Number, efficiency: Number = 1.0) -> Number:
     """Time of the arithmetic: flops [FLOP], peak [FLOP/s], efficiency [share of peak] -> [s].
@@ -39,9 +41,14 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     (4.0, 5.0, 7.0)
     """
     larger = np.maximum(compute, memory)
-    if np.all(np.isinf(norm)):
+    if is_norm(norm, np.inf):
         return larger
     return larger * root(1 + smaller_power(compute, memory, norm), norm)
+
+
+def is_norm(norm: Number, value: float) -> bool:
+    """Whether a norm is the one number `value`, for which there is a shorter way; the general one holds for all."""
+    return bool(np.ndim(norm) == 0 and norm == value)
 
 
 def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
@@ -50,8 +57,8 @@ def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
     >>> float(smaller_power(1.0, 2.0, 4)), float(smaller_power(0.0, 0.0, 4))
     (0.0625, 0.0)
     """
-    ratio = np.minimum(compute, memory) / np.maximum(np.maximum(compute, memory), np.finfo(float).tiny)
-    if np.ndim(norm) == 0 and norm == 4:  # the norm of fitted engines, where a general power takes most of a step
+    ratio = np.minimum(compute, memory) / np.maximum(np.maximum(compute, memory), TINY)
+    if is_norm(norm, 4):  # that of fitted engines, where a general power takes most of a step
         return np.square(np.square(ratio))
     return ratio**norm
 
@@ -62,7 +69,7 @@ def root(value: Number, norm: Number) -> Number:
     >>> float(root(16.0, 4)), float(root(27.0, 3))
     (2.0, 3.0)
     """
-    if np.ndim(norm) == 0 and norm == 4:
+    if is_norm(norm, 4):
         return np.sqrt(np.sqrt(value))
     return value ** (1 / norm)
 

@@ -42,7 +42,7 @@ from steptime.mapping import NAMES, Mapping, check
 from steptime.memory import ACTIVATION_BYTES, stage_share
 from steptime.model import Attention, Model, Op
 from steptime.network import Traffic
-from steptime.roofline import compute_time, distinct_hit, memory_time, root, smaller_power
+from steptime.roofline import compute_time, distinct_hit, is_norm, memory_time, root, smaller_power
 
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
@@ -115,13 +115,13 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
 def _overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
     """Return the seconds of an operator, and how they divide between arithmetic and traffic, as each brought them about."""
     larger = np.maximum(compute, memory)
-    if np.all(np.isinf(norm)):
+    if is_norm(norm, np.inf):
         seconds, to_memory = larger, memory * (memory > compute)
     else:  # as `overlap` has it, the powers kept for the shares
         smaller = smaller_power(compute, memory, norm)
         both = 1 + smaller
         seconds = larger * root(both, norm)
-        to_memory = seconds * np.where(memory > compute, 1.0, smaller) / both
+        to_memory = seconds * (smaller + (memory > compute) * (1 - smaller)) / both
     return seconds, seconds - to_memory, to_memory
 
 
