@@ -91,7 +91,7 @@ def test_the_main_job_as_json():
 
 def test_explain_shows_formulas_numbers_and_sources():
     shown = run(MAIN + " --explain", columns=140).stdout
-    for words in ("4-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
+    for words in ("2.5-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
         assert words in shown
     shown = run(MAIN + " --explain --engine ideal --mode aggregated", columns=140).stdout
     for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
@@ -189,7 +189,7 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
         ("plan deepseek-v3 gb200-nvl72 --kv fp9", "unknown KV format"),
         ("plan deepseek-v3 gb200-nvl72 --imbalance 0.5", "imbalance must be at least 1"),
-        ("plan llama-3.1-405b hgx-h100", "172 GB too little"),
+        ("plan llama-3.1-405b hgx-h100", "223 GB too little"),
         ("plan llama-3.1-8b hgx-h100 --catalog nowhere", "nowhere: is not a folder"),
         ("step llama-3.1-70b hgx-h100 --tp 7", "does not divide the 64 heads"),
         ("step llama-3.1-70b hgx-h100 --ep 2", "has no experts"),

@@ -23,8 +23,8 @@ from steptime.uncertainty import REGIMES, with_variances
 from steptime.validate import Runs, grouped, predict_runs
 
 NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
-OWN, OWN_NOISE = 3.0, 0.05  # one deployment departs further from an engine's mean, and repeats itself better
 ROBUST = 1.0  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
+OWN, OWN_NOISE, OWN_ROBUST = 3.0, 0.05, 10.0  # one's own runs depart further from an engine's mean, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
 
 
@@ -80,17 +80,20 @@ QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_SPREAD = np.array([0.7, 0.4])
 
 
-def engine_from(logs: Number, *, name: str) -> Engine:
-    """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1)."""
+def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engine:
+    """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1).
+
+    What is not fitted is that of `base`, by default `HELD`.
+    """
     values = np.exp(logs)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
-    first = 1.0 if name in PREFILL_FIRST else 0.0
-    return Engine(name=name, prefill_first=first, **HELD, **constants)
+    base = base or Engine(name=name, prefill_first=1.0 if name in PREFILL_FIRST else 0.0, **HELD)
+    return replace(base, **constants)
 
 
-def _log_errors(logs: Number, groups: list[Runs], target: Number) -> Number:
+def _log_errors(logs: Number, groups: list[Runs], target: Number, base: Engine | None) -> Number:
     """log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
-    parts = [np.log(predict_runs(runs, engine_from(logs, name=runs.engine))[0]) for runs in groups]
+    parts = [np.log(predict_runs(runs, engine_from(logs, name=runs.engine, base=base))[0]) for runs in groups]
     order = np.concatenate([runs.index for runs in groups])
     joined = np.concatenate(
         [np.broadcast_to(p, (*np.shape(logs)[:-1], len(r.index))) for p, r in zip(parts, groups, strict=True)], axis=-1
@@ -105,10 +108,13 @@ def fit(
     spread: Number,
     start: Number | None = None,
     noise: float = NOISE,
+    robust: float = ROBUST,
+    base: Engine | None = None,
 ) -> tuple[Number, Number]:
     """Return the fitted logarithms of the constants, and their covariance.
 
-    groups: runs; target: log of measured TPOT by index; mean and spread: prior of the logarithms.
+    groups: runs; target: log of measured TPOT by index; mean and spread: prior of the logarithms; noise: of log(TPOT); robust:
+    from how many times the noise an error stops to pull (the loss of a Cauchy distribution); base: what is not fitted.
     """
     try:
         from scipy.optimize import least_squares
@@ -117,15 +123,15 @@ def fit(
 
     def soft(errors: Number) -> Number:
         scaled = errors / noise
-        return np.sign(scaled) * ROBUST * np.sqrt(np.log1p((scaled / ROBUST) ** 2))
+        return np.sign(scaled) * robust * np.sqrt(np.log1p((scaled / robust) ** 2))
 
     def residuals(logs: Number) -> Number:
-        return np.concatenate([soft(_log_errors(logs, groups, target)), (logs - mean) / spread])
+        return np.concatenate([soft(_log_errors(logs, groups, target, base)), (logs - mean) / spread])
 
     def jacobian(logs: Number) -> Number:
         step = 1e-4
         table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(NAMES))])
-        errors = soft(_log_errors(table, groups, target))
+        errors = soft(_log_errors(table, groups, target, base))
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / spread)])
 
     found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
@@ -272,8 +278,8 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = _log_tpot(rows)
     mean = np.log([getattr(prior, n) for n in NAMES])
-    logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE)
-    fitted = engine_from(logs, name=prior.name)
+    logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
+    fitted = engine_from(logs, name=prior.name, base=prior)
     first = _first_tokens(rows)
     usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
     fitted = _with_queue(fitted, fit_queue(groups, {prior.name: fitted}, first, usual))

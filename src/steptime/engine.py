@@ -31,8 +31,8 @@ class Engine:
     seconds_per_quantised_kernel (to quantise its input), seconds_per_expert_layer (routing, sorting, grouped matrices),
     seconds_per_attention_layer, seconds_per_latent_layer (its extra products), seconds_per_state_layer (recurrent mixers),
     seconds_per_selected_layer (index and selection of sparse attention), seconds_per_collective (each time all wait for
-    all), seconds_per_sequence and seconds_per_step (host), seconds_per_request (before its prefill). first_token_factor: time to
-    first token over what an orderly prompt queue gives.
+    all), seconds_per_sequence and seconds_per_step (host), seconds_per_request (before its prefill). first_token_factor: time
+    to first token over what an orderly prompt queue gives.
     roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
     through memory. expert_imbalance: rows on the busiest chip over the mean; expert_evenness: shape of the distribution of
     experts' popularity, infinite where all are alike; expert_tile_rows: rows to which those of an expert are padded.

@@ -91,7 +91,8 @@ def _collect(
 def _collectives(model: Model, system: System, step: Step, work: Work, mapping: Mapping) -> list[Line]:
     rows = float(work.decode + work.prefill)
     described = {
-        "all-reduce": f"2 (g-1)/g x {rows:,.0f} rows x {model.width:,} x 2 B over g = {int(mapping.group)} chips, each block",
+        "all-reduce": f"2 (g-1)/g x {rows:,.0f} rows x {model.width:,} x 2 B over g = {int(mapping.group)} chips, each block, "
+        "or g-1 in one phase where that is faster",
         "dispatch": f"{float(work.everywhere / mapping.stage):,.1f} tokens of a chip to experts on {int(mapping.ep)} chips",
         "combine": "the same way back in 16 bits",
         "context exchange": f"queries and partial outputs over cp {int(mapping.cp)} chips",
