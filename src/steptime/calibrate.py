@@ -135,7 +135,25 @@ def fit(
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / spread)])
 
     found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
-    return found.x, np.linalg.inv(found.jac.T @ found.jac)
+    pairs = np.concatenate([np.full(len(runs.index), f"{runs.model.name} {runs.system.name}", dtype=object) for runs in groups])
+    return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], spread, pairs)
+
+
+def shared_covariance(errors: Number, jacobian: Number, spread: Number, pairs: Number) -> Number:
+    r"""Covariance of fitted constants when the runs of a model-system pair share their errors.
+
+    $A^{-1} \left(\sum_p g_p g_p^T + \Lambda\right) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
+    $\Lambda = diag(1/s^2)$: the sandwich of clustered errors. errors $r$ (runs,), jacobian $J$ (runs, constants), spread $s$
+    (constants,), pairs: a label of each run. What no run tells keeps the variance of its prior.
+    Source: Liang and Zeger, Biometrika 73 (1986), 13-22.
+
+    >>> shared_covariance(np.zeros(1), np.zeros((1, 2)), np.array([0.5, 1.0]), np.array(["a"])).tolist()
+    [[0.25, 0.0], [0.0, 1.0]]
+    """
+    prior = np.diag(1 / np.square(spread))
+    scores = np.stack([jacobian[pairs == pair].T @ errors[pairs == pair] for pair in sorted(set(pairs))])
+    bread = np.linalg.inv(jacobian.T @ jacobian + prior)
+    return bread @ (scores.T @ scores + prior) @ bread
 
 
 def fit_queue(groups: list[Runs], engines: MappingABC[str, Engine], measured: Number, mean: Number = QUEUE_USUAL) -> Number:
