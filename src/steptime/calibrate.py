@@ -18,12 +18,13 @@ import numpy as np
 from steptime.engine import CONSTANTS, Engine
 from steptime.errors import InputError
 from steptime.hardware import Number
-from steptime.validate import REGIMES, Runs, grouped, predict_runs
+from steptime.validate import REGIMES, Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
 
 NOISE = 0.2  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
 OWN, OWN_NOISE = 3.0, 0.05  # one deployment departs further from an engine's mean, and repeats itself better
 ROBUST = 1.5  # in units of the noise: errors beyond it count linearly
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
+STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ SPREAD = np.array([PRIORS[n].spread for n in NAMES])
 BETWEEN = np.array([PRIORS[n].between for n in NAMES])
 
 
+WAIT_NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
 QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_SPREAD = np.array([0.7, 0.4])
@@ -70,7 +72,7 @@ def engine_from(logs: Number, *, name: str) -> Engine:
     values = np.exp(logs)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
     first = 1.0 if name in PREFILL_FIRST else 0.0
-    return Engine(name=name, roofline_norm=4.0, activation_traffic=1.0, small_kv=1.0, prefill_first=first, **constants)
+    return Engine(name=name, roofline_norm=4.0, activation_traffic=1.0, small_kv=1.0, prefill_first=first, step_tokens=STEP_TOKENS.get(name, 2048.0), **constants)
 
 
 def _log_errors(logs: Number, groups: list[Runs], target: Number) -> Number:
@@ -137,6 +139,27 @@ def fit_queue(groups: list[Runs], engines: MappingABC[str, Engine], measured: Nu
 QUEUE_NOISE = 0.3
 
 
+def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engine | None = None, passes: int = 2) -> Engine:
+    """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT [s] by index.
+
+    The loops are simulated anew with what was found, `passes` times in all. A user's few runs start from a `prior` engine.
+    Without numba the engine stays as it is.
+    """
+    if not can_simulate():
+        return engine
+    from steptime.simulate import first_token
+
+    mean, spread = first_token.USUAL, first_token.SPREAD
+    if prior is not None:
+        mean, spread = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
+    seen = np.concatenate([measured[runs.index] for runs in groups])
+    constants = np.exp(mean)
+    for _ in range(passes if np.isfinite(seen).any() else 0):
+        engine = first_token.with_constants(engine, constants)
+        constants = first_token.fit([loops_of(runs, engine) for runs in groups], seen, mean, spread)
+    return first_token.with_constants(engine, constants)
+
+
 def _with_queue(engine: Engine, logs: Number) -> Engine:
     return replace(engine, **dict(zip(QUEUE_NAMES, np.exp(logs), strict=True)))
 
@@ -197,8 +220,11 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             engine = engine_from(of, name=name)
             known = mine or rest
             engine = _with_queue(engine, fit_queue(known, {r.engine: engine for r in known}, first))
+            engine = with_waits(known, engine, first, passes=1)
             for runs in left:
                 tpot, ttft, _, _ = predict_runs(runs, engine)
+                if can_simulate():
+                    ttft = first_tokens(runs, engine)
                 out[runs.index] = np.log(tpot) - target[runs.index]
                 out_ttft[runs.index] = np.log(ttft / first[runs.index])
     engines = {}
@@ -209,7 +235,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             "ttft": intervals(out_ttft, regime, of_name),
         }
         info = {"names": list(NAMES), "covariance": covariances[name].tolist(), "interval": table, "runs": int(of_name.sum())}
-        engines[name] = replace(_with_queue(made[name], queue[name]), fit=info)
+        of_engine = [runs for runs in groups if name in ("typical", runs.engine)]
+        engines[name] = replace(with_waits(of_engine, _with_queue(made[name], queue[name]), first), fit=info)
     return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime)
 
 
@@ -242,6 +269,7 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine) -> Engine
     first = _first_tokens(rows)
     usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
     fitted = _with_queue(fitted, fit_queue(groups, {prior.name: fitted}, first, usual))
+    fitted = with_waits(groups, replace(fitted, step_tokens=prior.step_tokens), first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info["interval"] = prior.fit.get("interval", {})
     return replace(fitted, name=name, title=f"{prior.name} fitted to {len(rows)} runs", fit=info)

@@ -1,7 +1,8 @@
 """Predicted against measured: reads serving runs, predicts TPOT and TTFT of each, and says how far off it is.
 
 A run is a closed loop of `concurrency` requests on one deployment. Nominal lengths are upper bounds: benchmarks draw lengths
-from a range below them, `LENGTH_SHARE` of nominal on average.
+from a range below them, `LENGTH_SHARE` of nominal on average. TPOT is a closed form; TTFT comes from a simulation of the loop
+where numba is installed, since the burst at the start is a good part of it, and else from a closed form too.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,8 @@ from steptime.model import Model
 from steptime.serving import closed_loop
 
 LENGTH_SHARE = 0.9  # mean of lengths drawn evenly from 0.8 to 1.0 of nominal, as serving benchmarks do
+DRAWN = re.compile(r"\d{4}_\d\d_\d\d|.*cfg")  # ids of runs whose lengths are drawn evenly from 0.8 to 1.0 of nominal
+SPREADS = (0.2, 0.02)  # how far below nominal lengths reach: drawn, or fixed but for the tokeniser's way with random text
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", "tp", "pp", "dp", "ep")
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
@@ -39,7 +44,10 @@ PREFILL_SHARE = 0.15  # of a token's time from which a run is "mixed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,)."""
+    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,).
+
+    input_tokens, output_tokens: means; longest: the nominal ones; spread: how far below these lengths reach, as a share.
+    """
 
     index: Number
     model: Model
@@ -49,6 +57,8 @@ class Runs:
     concurrency: Number
     input_tokens: Number
     output_tokens: Number
+    longest: tuple[Number, Number]
+    spread: Number
 
 
 def read_runs(path: str | os.PathLike[str], *, skip_bad: bool = False) -> tuple[list[dict[str, str]], list[str]]:
@@ -135,12 +145,17 @@ def _runs(rows: list[dict[str, str]], key: tuple[str, ...], index: list[int], sm
         concurrency=columns["concurrency"],
         input_tokens=np.maximum(1.0, LENGTH_SHARE * columns["input_tokens"]),
         output_tokens=np.maximum(2.0, LENGTH_SHARE * columns["output_tokens"]),
+        longest=(columns["input_tokens"], columns["output_tokens"]),
+        spread=np.array([SPREADS[0] if DRAWN.match(rows[i]["id"]) else SPREADS[1] for i in index]),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """Predicted times of runs [s] with 90 % intervals, what binds their decode steps, and the regime each is in."""
+    """Predicted times of runs [s] with 90 % intervals, what binds their decode steps, and the regime each is in.
+
+    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form.
+    """
 
     tpot: Number
     tpot_low: Number
@@ -150,6 +165,7 @@ class Predictions:
     ttft_high: Number
     bound: Number
     regime: Number
+    simulated: bool
 
 
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Number]:
@@ -165,6 +181,34 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
     )
     regime = np.where(1 - decode.total / tpot > PREFILL_SHARE, REGIMES[1], REGIMES[0])
     return tpot, ttft, decode.bound, regime
+
+
+def can_simulate() -> bool:
+    """Whether the simulator can run: it is compiled by numba, which the extra `simulate` installs."""
+    return find_spec("numba") is not None
+
+
+def loops_of(runs: Runs, engine: Engine) -> Any:
+    """Return the simulated closed loops of a group (`simulate.first_token.Loops`)."""
+    from steptime.simulate.first_token import closed_loops
+
+    return closed_loops(
+        runs.model,
+        runs.system,
+        mapping=runs.mapping,
+        concurrency=runs.concurrency,
+        input_tokens=runs.longest[0],
+        output_tokens=runs.longest[1],
+        spread=runs.spread,
+        engine=engine,
+    )
+
+
+def first_tokens(runs: Runs, engine: Engine) -> Number:
+    """Return mean TTFT [s] of a group by simulation."""
+    from steptime.simulate.first_token import constants_of
+
+    return loops_of(runs, engine).ttft(constants_of(engine))
 
 
 def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
@@ -184,15 +228,18 @@ def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog
     small = {name: bool(engines[name].small_kv) for name in names}
     out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
     labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
+    simulated = can_simulate()
     for runs in grouped(rows, small_kv=small):
         of = engines[runs.engine]
         tpot, ttft, bound, regime = predict_runs(runs, of)
+        if simulated:
+            ttft = first_tokens(runs, of)
         out["tpot"][runs.index], out["ttft"][runs.index] = tpot, ttft
         labels["bound"][runs.index], labels["regime"][runs.index] = bound, regime
         for name, value in (("tpot", tpot), ("ttft", ttft)):
             low, high = interval(of, name, regime)
             out[f"{name}_low"][runs.index], out[f"{name}_high"][runs.index] = value * low, value * high
-    return Predictions(**out, **labels)
+    return Predictions(**out, **labels, simulated=simulated)
 
 
 def interval(engine: Engine, name: str, regime: Number) -> tuple[Number, Number]:

@@ -33,8 +33,9 @@ from steptime.simulate.traffic import Lengths, closed_loop
 NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 USUAL = np.log([0.008, 4e-6, 4.0, 2.0])
 SPREAD = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
+LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero has no logarithm
 OWN = np.array([0.5, 0.5, 0.5, 0.5])  # of a user's deployment about an engine
-NOISE = 0.1  # scatter of log(TTFT) of runs that are what they seem
+NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
 STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
 EACH = 10  # requests of each client: benchmarks send ten for each in flight
 MEMORY_SHARE = 0.9  # of a chip that engines use unless told otherwise
