@@ -29,9 +29,10 @@ NOT_MODELLED = """## What is not modelled
   are counted by one rule for all models, which is why DeepSeek-R1 and gpt-oss are the worst when they are left out.
 - Waves: engines that read prompts first keep requests of equal length together. The share that stays together is a formula of
   one constant (`length_spread`); in fixed-length runs of SGLang it is nearly all.
-- Flags that no column tells, of which time to first token depends most: tokens sent in groups (SGLang's `--stream-interval`, 1 to
-  30 in these runs, so that a first token comes up to 30 steps late), batches that wait to fill (TensorRT-LLM), compilation in the
-  first requests (SGLang with DeepSeek, 5 to 9 s in the mean). One number of each engine stands for all.
+- Flags that no column tells, on which time to first token depends most. One number of each engine stands for what differs by
+  deployment: first tokens of SGLang come some 30 decode steps late for Qwen3.5 and DeepSeek, 10 for GLM-5, none for Qwen3-32B
+  (as `--stream-interval` of that size would do); of TensorRT-LLM with Llama-3.1-70B at 1024 in and out, 20 late on up to four
+  chips and none on eight; with attention groups, 40. First requests of SGLang with DeepSeek in nvfp4 wait 5 to 9 s in the mean.
 """
 
 

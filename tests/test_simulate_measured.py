@@ -1,8 +1,8 @@
 """Two measured vLLM 0.19 runs of 300 ShareGPT requests at 10/s, replayed: constants of one predict the other, both ways.
 
 One RTX 4090 with Llama-3.1-8B is short of KV cache (about 190 preemptions); two RTX PRO 6000 with Qwen3-32B are short of seats.
-Constants are fitted by `simulate.fit` with the shipped vLLM as prior. The link of the two boards (no peer-to-peer copies: 20 GB/s,
-of which vLLM reaches half) is a figure of their system, found on the first 40 requests of their run.
+Constants are fitted by `simulate.fit` with the shipped vLLM as prior. The link of the two boards (no peer-to-peer copies:
+20 GB/s, of which vLLM reaches half) is a figure of their system, found on the first 40 requests of their run.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_the_link_is_what_the_first_requests_ask_for(two_chips, of_one):
         run = replace(two_chips, system=system)
         return np.sqrt(np.mean(differences(run, replay(run, of_one))[:, :40] ** 2))
 
-    assert off(1.0) < 0.02
+    assert off(1.0) < 0.03
     assert off(1.0) < off(0.9)
     assert off(1.0) < off(1.1)
 
@@ -141,11 +141,11 @@ def test_the_shipped_engine_without_a_fit(one_chip, two_chips):
 
 def test_a_fit_finds_the_constants_that_made_a_run():
     """A run replayed with a faster memory is fitted back to it; links of one chip stay at the prior."""
-    made = replace(VLLM, memory_efficiency=0.93, attention_memory_efficiency=0.7)
+    made = replace(VLLM, memory_efficiency=0.93, attention_memory_efficiency=0.75)
     blank = Recorded(
-        traffic=open_loop(8.0, 150, Lengths(mean=700), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
+        traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
         model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), mapping=st.Mapping(),
-        policy=Policy(max_sequences=64, token_budget=2048),
+        policy=Policy(max_sequences=32, token_budget=2048),
     )  # fmt: skip
     truth = replay(blank, made)
     run = replace(blank, first=truth["first"], last=truth["finish"])

@@ -72,7 +72,15 @@ def engine_from(logs: Number, *, name: str) -> Engine:
     values = np.exp(logs)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
     first = 1.0 if name in PREFILL_FIRST else 0.0
-    return Engine(name=name, roofline_norm=4.0, activation_traffic=1.0, small_kv=1.0, prefill_first=first, step_tokens=STEP_TOKENS.get(name, 2048.0), **constants)
+    return Engine(
+        name=name,
+        roofline_norm=4.0,
+        activation_traffic=1.0,
+        small_kv=1.0,
+        prefill_first=first,
+        step_tokens=STEP_TOKENS.get(name, 2048.0),
+        **constants,
+    )
 
 
 def _log_errors(logs: Number, groups: list[Runs], target: Number) -> Number:

@@ -29,11 +29,11 @@ class Engine:
     seconds_per_layer, seconds_per_kernel (matrices that share an input are one; a mixer is two), seconds_per_quantised_kernel
     (to quantise its input), seconds_per_expert_layer (routing, sorting), seconds_per_state_layer (recurrent mixers),
     seconds_per_selected_layer (sparse attention), seconds_per_collective, seconds_per_sequence and seconds_per_step (host),
-    seconds_per_request (before its prefill), first_token_factor: of the closed form of a plan, the time to first token over what
-    an orderly prompt queue gives. Of the simulator: seconds_before_queue and seconds_before_queue_per_token (HTTP, tokenising),
-    steps_before_answer (decode steps from the end of a prompt until its first token is seen: a scheduler that runs ahead, tokens
-    sent in groups), steps_to_balance (more of them where attention groups wait for prompts of their own), step_tokens (tokens
-    of an attention group in a step; 0: a prompt and the decode batch).
+    seconds_per_request (before its prefill), first_token_factor: of the closed form of a plan, the time to first token over
+    what an orderly prompt queue gives. Of the simulator: seconds_before_queue and seconds_before_queue_per_token (HTTP,
+    tokenising), steps_before_answer (decode steps from the end of a prompt until its first token is seen: a scheduler that
+    runs ahead, tokens sent in groups), steps_to_balance (more of them where attention groups wait for prompts of their own),
+    step_tokens (tokens of an attention group in a step; 0: a prompt and the decode batch).
     roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
     through memory. expert_imbalance: rows on the busiest chip over the mean; expert_tile_rows: rows to which those of an expert
     are padded. prefill_first: prompts are read before decoding goes on, so that requests which start together stay together;

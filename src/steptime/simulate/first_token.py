@@ -1,14 +1,14 @@
 r"""Time to first token of benchmark runs: each row a closed loop of C clients that all ask at once at first, 10 C requests.
 
-The simulated queue gives what a request waits for prompts before it and for its own. On top of it come three constants of an
-engine that no step time holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode
-steps until its first token is seen, $w$ more where attention groups wait until each has a prompt:
+The simulated queue gives what a request waits for prompts before it and for its own. On top of it comes what no step time
+holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode steps until its first
+token is seen, $w$ more where attention groups wait until each has a prompt:
 
 $$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1])\, t $$
 
 $Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the four to measured times in their
-logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches that
-wait to fill, limits on sequences) that no column tells.
+logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
+that wait to fill, limits on sequences) that no column tells.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from steptime.hardware import Number, System
 from steptime.mapping import Mapping
 from steptime.model import Model
 from steptime.simulate.pace import Pace, pace_of
-from steptime.simulate.policy import Policy
+from steptime.simulate.policy import Policy, budget_of, kind_of
 from steptime.simulate.pool import DONE
 from steptime.simulate.run import kv_room, serve
 from steptime.simulate.traffic import Lengths, closed_loop
@@ -68,7 +68,8 @@ def constants_of(engine: Engine) -> Number:
 
 def with_constants(engine: Engine, constants: Number) -> Engine:
     """Return the engine with `constants` in the order of NAMES."""
-    return replace(engine, **{name: float(value) for name, value in zip(NAMES, constants, strict=True)})
+    changes: dict[str, Any] = {name: float(value) for name, value in zip(NAMES, constants, strict=True)}
+    return replace(engine, **changes)
 
 
 def closed_loops(
@@ -86,20 +87,20 @@ def closed_loops(
 ) -> Loops:
     """Simulate closed loops of one model on one system; ways of `mapping` and all others broadcast, one entry a run.
 
-    input_tokens and output_tokens are the longest; lengths are drawn evenly from (1 - spread) of them. Runs that share a mapping
-    share a pace. Requests in flight are limited by the cache that the chips have room for, never below two requests, since the
-    run was made. Prompts come first where `engine.prefill_first`.
+    input_tokens and output_tokens are the longest; lengths are drawn evenly from (1 - spread) of them. Runs that share a
+    mapping share a pace. Requests in flight are limited by the cache that the chips have room for, never below two requests,
+    since the run was made. Prompts come first where `engine.prefill_first`.
     """
     ways = np.broadcast_arrays(*(np.asarray(x) for x in (mapping.tp, mapping.pp, mapping.dp, mapping.ep, concurrency)))
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
     n = len(table)
     inputs, outputs, spreads = (np.broadcast_to(x, n) for x in (input_tokens, output_tokens, spread))
     fitted = replace(engine, memory_share=min(float(engine.memory_share), MEMORY_SHARE))
-    kind = "prefill-first" if float(engine.prefill_first) > 0.5 else "continuous"
+    kind = kind_of(engine)
     queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
     for chosen, one in _alike(table[:, :4]):
         clients, long = table[chosen, 4], inputs[chosen] + outputs[chosen]
-        budget = [_budget(fitted, inputs[k], table[k, 4] / one.dp) for k in chosen]
+        budget = [budget_of(fitted, prompt=float(inputs[k]), batch=table[k, 4] / one.dp) for k in chosen]
         pace = pace_of(
             model, system, mapping=one, engine=fitted, max_sequences=int(max(clients)), token_budget=max(budget),
             contexts=(float(min(inputs[chosen])), float(max(long))), check=False,
@@ -128,15 +129,10 @@ def _alike(ways: Number) -> Iterator[tuple[Number, Mapping]]:
         yield np.flatnonzero((ways == row).all(axis=1)), Mapping(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
 
 
-def _budget(engine: Engine, prompt: float, batch: float) -> int:
-    """Tokens of an attention group in a step."""
-    return int(engine.step_tokens) or math.ceil(prompt + batch)
-
-
 def _loop(
     pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], each: int, seed: int
 ) -> tuple[float, float, float]:
-    """Mean time from the queue to the end of a prompt [s], mean time between tokens [s] and mean prompt [tokens] of one loop."""
+    """Means of one loop: time from the queue to the end of a prompt [s], time between tokens [s], prompt [tokens]."""
     inputs, outputs, spread = lengths
     middle = 1 - spread / 2
     shape: dict[str, Any] = {"shape": "uniform", "spread": spread / 2 / middle}

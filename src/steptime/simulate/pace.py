@@ -35,8 +35,9 @@ class Pace:
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
     step]. lone: rows of a pass of one prompt, which one of `groups` attention groups reads while the others wait.
-    before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]: from
-    the end of its prompt until its first token is seen. `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
+    before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
+    from the end of its prompt until its first token is seen.
+    `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
     """
 
     decode: Any
