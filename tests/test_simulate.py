@@ -450,6 +450,20 @@ def test_no_room_for_the_model_is_told(llama):
         simulate(st.load_model("llama-3.1-70b"), llama[1], open_loop(1, 10, Lengths(mean=10), Lengths(mean=10)))
 
 
+@pytest.mark.parametrize("clients", [1, 7])
+def test_a_closed_loop_on_separate_pools(llama, clients):
+    """A client asks again the moment its answer ends, so that as many requests as clients are on their way, never more."""
+    n = 8 * clients
+    lengths = (Lengths(mean=700, shape="uniform", spread=0.2), Lengths(mean=60, shape="uniform", spread=0.2))
+    found = simulate(*llama, closed_loop(clients, n, *lengths), prefill=st.Mapping()).requests
+    assert set(found["status"]) == {DONE}
+    np.testing.assert_array_equal(np.sort(found["arrival"][clients:]), np.sort(found["finish"])[: n - clients])
+    moves = sorted([(time, 1) for time in found["arrival"]] + [(time, -1) for time in found["finish"]])
+    assert max(np.cumsum([move for _, move in moves])) == clients
+    assert np.all(found["first"] > found["arrival"])
+    assert np.all(found["finish"] > found["first"])
+
+
 def test_requests_as_parquet(llama, tmp_path):
     """What a parquet file holds is what the run says, column by column."""
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -155,8 +155,6 @@ def simulate(
         requests, rules, pool = serve(traffic, policy, pace, replicas=replicas, progress=progress, **given)
         pools = [(rules, pool)]
     else:
-        if traffic.clients:
-            raise RangeError("separate pools need arrivals that do not wait for answers: use a rate or a trace")
         chips += int(prefill.chips * prefill.replicas)
         first_policy = _fitted(
             model, system, prefill, engine, prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous"), traffic
@@ -168,7 +166,7 @@ def simulate(
         def sent(tokens: Any) -> Any:
             return link.latency + cache_bytes(model, tokens) / (link.bandwidth * prefill.group)
 
-        requests, pools = serve_apart(
+        requests, pools = (serve_apart_closed if traffic.clients else serve_apart)(
             traffic,
             (first_policy, first_pace, int(prefill.replicas)),
             (policy, pace, replicas),
@@ -216,6 +214,31 @@ def serve_apart(
     b, b_rules, b_pool = serve(moved, second[0], decode_pace, replicas=second[2], cached=moved.inputs)
     a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
     return a, [(a_rules, a_pool), (b_rules, b_pool)]
+
+
+def serve_apart_closed(
+    traffic: Traffic,
+    first: tuple[Policy, Pace, int],
+    second: tuple[Policy, Pace, int],
+    sent: Callable[[Any], Any],
+    **given: Any,
+) -> tuple[Any, list[tuple[Rules, Replicas]]]:
+    """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
+
+    Arrivals are guessed, both pools run, and requests come anew when answers ended, until nothing moves. What ends by a time
+    depends only on what came before it, so that each round sets right at least one more generation of requests, and the end
+    is exact.
+    """
+    n = len(traffic)
+    arrival = np.zeros(n)
+    for _ in range(n + 1):
+        a, pools = serve_apart(replace(traffic, arrival=arrival, clients=0), first, second, sent, **given)
+        ends = np.sort(np.where(a["status"] == DONE, a["finish"], a["arrival"]))
+        again = np.concatenate([np.zeros(traffic.clients), ends[: n - traffic.clients]])
+        if np.array_equal(again, arrival):
+            break
+        arrival = again
+    return a, pools
 
 
 def serve_tiers(
