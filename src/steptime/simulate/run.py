@@ -89,6 +89,8 @@ def serve(
 
 def answered(requests: Any, pace: Pace) -> Any:
     """Return finished requests as their users see them: every token `pace.answer` of their own decode steps later."""
+    if not pace.answer:
+        return requests
     later = requests.copy()
     owed = requests["outputs"] - 1
     each = (requests["finish"] - requests["first"]) / np.maximum(owed, 1)
