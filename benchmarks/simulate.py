@@ -17,10 +17,11 @@ import numpy as np
 import steptime as st
 from steptime.simulate import reference
 from steptime.simulate.cache import Cache, Tier
+from steptime.simulate.first_token import closed_loops
 from steptime.simulate.pace import pace_of
 from steptime.simulate.policy import Policy
 from steptime.simulate.pool import new_requests
-from steptime.simulate.run import closed_loop_ttft, simulate
+from steptime.simulate.run import simulate
 from steptime.simulate.traces import read_trace
 from steptime.simulate.traffic import Lengths, closed_loop, open_loop
 
@@ -99,11 +100,12 @@ def main() -> None:
             1000,
         )
     )
-    cases = [(1024, 256, c) for c in (1, 2, 4, 8, 16, 32, 64, 128)]
+    given = {"mapping": st.Mapping(), "input_tokens": 1024, "output_tokens": 256, "engine": st.load_engine()}
+    clients = np.array([1, 2, 4, 8, 16, 32, 64, 128])
     rows.append(
         (
             "8 closed loops for TTFT (10 requests a client)",
-            best_of(lambda: closed_loop_ttft(model, system, cases, mapping=st.Mapping())),
+            best_of(lambda: closed_loops(model, system, concurrency=clients, **given)),
             8,
         )
     )

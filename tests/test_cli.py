@@ -209,7 +209,6 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefix-cache hbm=1GB", "needs block hashes"),
         ("simulate llama-3.1-8b hgx-h100 --trace nowhere.csv", "no such file"),
         ("simulate llama-3.1-70b hgx-h100 --rate 1", "leave no room"),
-        ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --prefill-replicas 1", "separate pools"),
         ("simulate llama-3.1-8b hgx-h100 --quantile p42 --find-rate", "quantile"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
         ("systems nowhere.toml", "no such file"),

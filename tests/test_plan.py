@@ -203,7 +203,7 @@ def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
     assert any("was measured" in warning for warning in found.warnings)
     low, high = found.tpot_range
     assert low <= 0.5 * found.tpot
-    assert high >= 2 * found.tpot
+    assert high >= 2 * found.tpot * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])

@@ -19,11 +19,13 @@ from steptime.memory import memory_per_chip
 from steptime.serving import aggregated
 from steptime.simulate.cache import Cache, Tier, use_cache
 from steptime.simulate.export import report, write_chrome_trace, write_requests
+from steptime.simulate.first_token import closed_loops, with_constants
+from steptime.simulate.first_token import fit as fit_first_tokens
 from steptime.simulate.metrics import OVERLOADED, STABLE, answers, little
 from steptime.simulate.pace import Pace, linear_pace, pace_of
 from steptime.simulate.policy import Policy
 from steptime.simulate.pool import DONE, REJECTED
-from steptime.simulate.run import closed_loop_ttft, kv_room, serve, serve_apart, serve_tiers, simulate
+from steptime.simulate.run import kv_room, serve, serve_apart, serve_tiers, simulate
 from steptime.simulate.search import highest_rate, rates, replay
 from steptime.simulate.traces import read_trace
 from steptime.simulate.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
@@ -333,16 +335,50 @@ def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
         assert found.simulation.answers.tpot.p90 <= slo.tpot
 
 
-def test_closed_loop_ttft_of_many_rows(llama):
-    rows = [(1024, 128, 1), (1024, 128, 16), (128, 1024, 64)]
-    ttft, tpot = closed_loop_ttft(*llama, rows, mapping=st.Mapping())
+def loops(model, system, engine, mapping=None):  # of one, 16 and 64 clients
+    runs = {"concurrency": np.array([1, 16, 64]), "input_tokens": np.array([1024, 1024, 128])}
+    return closed_loops(
+        model, system, mapping=mapping or st.Mapping(), output_tokens=np.array([128, 128, 1024]), engine=engine, **runs
+    )
+
+
+def test_closed_loops_of_many_rows(llama):
+    found = loops(*llama, st.load_engine())
+    ttft = found.ttft(np.zeros(4))
     alone = st.prefill_step(*llama, tokens=1024).total
     assert ttft[0] == pytest.approx(float(alone), rel=0.02)
     assert ttft[1] > ttft[0]
-    assert np.all(tpot > 0)
+    assert np.all(found.step > 0)
     room = kv_room(*llama, mapping=st.Mapping(), engine=st.load_engine(), context=1000, step_tokens=2048)
     memory = memory_per_chip(*llama, batch=room // 1000, context=1000, step_tokens=2048)
     assert memory.fits
+
+
+def test_first_tokens_wait_for_the_host_and_for_steps(llama):
+    """Alone, a request waits for its own prompt, its way to the queue and the steps until it is seen, and for nothing else."""
+    constants = np.array([0.03, 1e-5, 4.0, 10.0])
+    engine = with_constants(st.load_engine(), constants)
+    found = loops(*llama, engine)
+    alone = float(st.prefill_step(*llama, tokens=1024).total)
+    assert found.ttft(constants)[0] == pytest.approx(0.03 + 1e-5 * 1024 + alone + 4 * found.step[0], rel=0.02)
+    grouped = replace(found, groups=np.full(3, 2))
+    late = grouped.ttft(constants) - grouped.ttft(np.array([0.03, 1e-5, 4.0, 0.0]))
+    np.testing.assert_allclose(late, 10 * grouped.step)
+    traffic = closed_loop(1, 10, Lengths(mean=1024), Lengths(mean=128))
+    seen = simulate(*llama, traffic, engine=engine).answers
+    assert seen.ttft.mean == pytest.approx(found.ttft(constants)[0], rel=0.02)
+    assert seen.tpot.mean == pytest.approx(found.step[0], rel=0.02)
+    assert seen.wait.mean == pytest.approx(0.03 + 1e-5 * 1024)
+
+
+def test_the_fit_of_first_tokens_finds_what_made_them(llama):
+    """Constants that made the times are found again, with one run in six off by a factor of ten."""
+    truth = np.array([0.02, 6e-6, 12.0, 2.0])
+    parts = [loops(*llama, st.load_engine(), st.Mapping(tp=tp)) for tp in (1, 2, 4, 8)]
+    times = np.concatenate([part.ttft(truth) for part in parts])
+    times[::6] *= 10
+    found = fit_first_tokens(parts, times)
+    np.testing.assert_allclose(np.concatenate([p.ttft(found) for p in parts])[1:6], times[1:6], rtol=0.05)
 
 
 # --- files and wrong input ----------------------------------------------------------------------------------------------
@@ -422,6 +458,32 @@ def test_wrong_settings_are_told(make, says):
 def test_no_room_for_the_model_is_told(llama):
     with pytest.raises(RangeError, match="leave no room"):
         simulate(st.load_model("llama-3.1-70b"), llama[1], open_loop(1, 10, Lengths(mean=10), Lengths(mean=10)))
+
+
+@pytest.mark.parametrize("clients", [1, 7])
+def test_a_closed_loop_on_separate_pools(llama, clients):
+    """A client asks again the moment its answer ends, so that as many requests as clients are on their way, never more."""
+    n = 8 * clients
+    lengths = (Lengths(mean=700, shape="uniform", spread=0.2), Lengths(mean=60, shape="uniform", spread=0.2))
+    found = simulate(*llama, closed_loop(clients, n, *lengths), prefill=st.Mapping()).requests
+    assert set(found["status"]) == {DONE}
+    np.testing.assert_array_equal(np.sort(found["arrival"][clients:]), np.sort(found["finish"])[: n - clients])
+    moves = sorted([(time, 1) for time in found["arrival"]] + [(time, -1) for time in found["finish"]])
+    assert max(np.cumsum([move for _, move in moves])) == clients
+    assert np.all(found["first"] > found["arrival"])
+    assert np.all(found["finish"] > found["first"])
+
+
+def test_requests_as_parquet(llama, tmp_path):
+    """What a parquet file holds is what the run says, column by column."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = simulate(*llama, open_loop(20, 50, Lengths(mean=300), Lengths(mean=40)))
+    write_requests(tmp_path / "requests.parquet", found.requests)
+    table = parquet.read_table(tmp_path / "requests.parquet")
+    assert table.num_rows == 50
+    for name in ("arrival", "scheduled", "first", "finish", "inputs", "outputs", "replica"):
+        np.testing.assert_array_equal(table[name].to_numpy(), found.requests[name])
+    assert set(table["status"].to_pylist()) == {"served"}
 
 
 def test_files(tmp_path, llama):

@@ -32,8 +32,8 @@ def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TIC
     )
 
 
-def run(policy, coefficients, requests, clients=0):
-    rules = policy.rules(closed=clients > 0, groups=coefficients.groups)
+def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0)):
+    rules = rules_of(policy, coefficients.groups, clients, before)
     replicas = new_replicas(rules, 1)
     n = len(requests)
     following = np.array([min(clients, n)])
@@ -41,7 +41,12 @@ def run(policy, coefficients, requests, clients=0):
     return replicas
 
 
+def rules_of(policy, groups, clients, before):
+    return policy.rules(closed=clients > 0, groups=groups)._replace(before=before[0], before_token=before[1])
+
+
 LENGTH = st_.integers(1, 70)
+BEFORE = st_.tuples(st_.sampled_from([0, 0, 700, 40_000]), st_.sampled_from([0, 60]))
 REQUEST = st_.tuples(st_.integers(0, 9000), LENGTH, LENGTH, st_.integers(0, 2), st_.integers(0, 60))
 POLICIES = st_.builds(
     lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks: Policy(
@@ -79,13 +84,14 @@ def made(rows, ranks=3, *, ready=False, tick=TICK):
     return new_requests(arrival, inputs, outputs, [min(r[3], ranks - 1) for r in rows], cached, load)
 
 
-def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK):
+def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=(0, 0)):
+    before = tuple(x * 16 * tick for x in before)
     decode, each, context, row, pair, groups = numbers
     coefficients = rates(
         policy.max_sequences, decode=decode, each=each, context=context, row=row, pair=pair, key=pair, tick=tick, groups=groups
     )
-    expected = reference.serve(requests.copy(), policy.rules(closed=clients > 0, groups=groups), coefficients, clients=clients)
-    run(policy, coefficients, requests, clients)
+    expected = reference.serve(requests.copy(), rules_of(policy, groups, clients, before), coefficients, clients=clients)
+    run(policy, coefficients, requests, clients, before)
     for name in ("arrival", "scheduled", "first", "finish", "preempted"):
         want = [getattr(job, name) for job in expected if name != "arrival" or not math.isnan(job.finish)]
         got = requests[name] if name != "arrival" else requests[name][requests["status"] == DONE]
@@ -94,17 +100,17 @@ def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK):
 
 
 @settings(max_examples=300)
-@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.booleans())
-def test_same_times_to_the_last_bit(policy, numbers, rows, ready):
-    same(policy, numbers, made(rows, policy.ranks, ready=ready and policy.kind == "continuous"))
+@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.booleans(), BEFORE)
+def test_same_times_to_the_last_bit(policy, numbers, rows, ready, before):
+    same(policy, numbers, made(rows, policy.ranks, ready=ready and policy.kind == "continuous"), before=before)
 
 
 @settings(max_examples=100)
-@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.integers(1, 12))
-def test_same_times_in_a_closed_loop(policy, numbers, rows, clients):
+@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.integers(1, 12), BEFORE)
+def test_same_times_in_a_closed_loop(policy, numbers, rows, clients, before):
     requests = made(rows, policy.ranks)
     requests["arrival"] = 0.0
-    same(policy, numbers, requests, clients=clients)
+    same(policy, numbers, requests, clients=clients, before=before)
 
 
 @settings(max_examples=60)

@@ -1,53 +1,35 @@
-"""Two measured vLLM 0.19 runs of 300 ShareGPT requests at 10/s, replayed: constants of one predict the other.
+"""Two measured vLLM 0.19 runs of 300 ShareGPT requests at 10/s, replayed: constants of one predict the other, both ways.
 
 One RTX 4090 with Llama-3.1-8B is short of KV cache (about 190 preemptions); two RTX PRO 6000 with Qwen3-32B are short of seats.
-A run on one chip says nothing of a link, so that the link of the two, which reaches a sixth of its data sheet (no peer-to-peer
-copies), is measured on the first 40 requests of its run; everything else comes from the other machine. The other way round the
-link hides the efficiency of arithmetic: constants of the run on two chips are off by a third on one.
+Constants are fitted by `simulate.fit` with the shipped vLLM as prior. The link of the two boards (no peer-to-peer copies:
+15.5 GB/s, of which vLLM reaches two thirds) is a figure of their system, found on the first 40 requests of their run.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+pytest.importorskip("scipy")
 
 import steptime as st
-from steptime.engine import Engine
+from steptime.engine import load_engine
+from steptime.simulate.fit import NOISE, PRIOR, Recorded, differences, fit, replay
 from steptime.simulate.metrics import timeline
 from steptime.simulate.pace import pace_of
 from steptime.simulate.policy import Policy
 from steptime.simulate.run import serve
-from steptime.simulate.traffic import Traffic
+from steptime.simulate.traffic import Lengths, Traffic, open_loop
 
 RUNS = Path(__file__).parents[2] / "shared/data/measured/vllm_runs"
-pytestmark = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM runs are not beside this checkout")
-
-NAMES = ("memory_efficiency", "compute_efficiency", "attention_efficiency", "seconds_per_step", "seconds_per_sequence")
-FITTED = (0.911, 0.939, 0.479, 1.57e-3, 1.44e-5)  # on the RTX 4090, by the slow test below
-LINK = 0.167  # of the data sheet's PCIe 5.0 x16: 9.2 GB/s
-START = (0.85, 1.0, 0.5, 2e-3, 2e-5)
-
-
-@dataclass
-class Run:
-    """A measured run, times from the first arrival."""
-
-    traffic: Traffic
-    first: Any
-    last: Any
-    model: Any
-    system: Any
-    mapping: Any
-    policy: Policy
-    folder: Path
+needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM runs are not beside this checkout")
+VLLM = load_engine("vllm")
 
 
 def measured(folder, model, system, mapping, policy):
@@ -55,12 +37,12 @@ def measured(folder, model, system, mapping, policy):
     column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
     offset = np.min(column["queued_ts"] - column["arrival_time"])  # two clocks
     start = column["arrival_time"].min() + offset
-    traffic = Traffic(
-        arrival=column["arrival_time"] + offset - start, inputs=column["input_toks"], outputs=column["output_toks"]
-    )
-    return Run(
-        traffic, column["first_token_ts"] - start, column["last_token_ts"] - start,
-        st.load_model(model), st.load_system(system), mapping, policy, RUNS / folder,
+    return Recorded(
+        traffic=Traffic(
+            arrival=column["arrival_time"] + offset - start, inputs=column["input_toks"], outputs=column["output_toks"]
+        ),
+        first=column["first_token_ts"] - start, last=column["last_token_ts"] - start,
+        model=st.load_model(model), system=st.load_system(system), mapping=mapping, policy=policy,
     )  # fmt: skip
 
 
@@ -73,20 +55,17 @@ def one_chip():
 @pytest.fixture(scope="module")
 def two_chips():
     policy = Policy(max_sequences=128, token_budget=2048, kv_tokens=400_000)
-    return measured("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-8", st.Mapping(tp=2), policy)
+    return measured("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-2", st.Mapping(tp=2), policy)
 
 
-def engine(values, link=1.0):
-    constants = dict(zip(NAMES, values, strict=True))
-    return Engine(attention_memory_efficiency=constants["memory_efficiency"], network_efficiency=link, **constants)
+@pytest.fixture(scope="module")
+def of_one(one_chip):
+    return fit(one_chip, VLLM)
 
 
-def replayed(run, constants):
-    pace = pace_of(
-        run.model, run.system, mapping=run.mapping, engine=constants, max_sequences=run.policy.max_sequences,
-        contexts=(300, 2500), check=False,
-    )  # fmt: skip
-    return serve(run.traffic, run.policy, pace)
+@pytest.fixture(scope="module")
+def of_two(two_chips):
+    return fit(two_chips, VLLM)
 
 
 def ratios(run, found):
@@ -102,11 +81,16 @@ def within(run, found, ttft, p90, tpot):
     return abs(a - 1) <= ttft and abs(b - 1) <= p90 and abs(c - 1) <= tpot
 
 
-def test_a_run_that_is_short_of_cache(one_chip):
-    found, rules, pool = replayed(one_chip, engine(FITTED))
+@needs_runs
+def test_a_run_that_is_short_of_cache(one_chip, of_one):
+    pace = pace_of(
+        one_chip.model, one_chip.system, mapping=one_chip.mapping, engine=of_one, max_sequences=256, contexts=(300, 2500),
+        check=False,
+    )  # fmt: skip
+    found, rules, pool = serve(one_chip.traffic, one_chip.policy, pace)
     assert within(one_chip, found, 0.02, 0.02, 0.02), ratios(one_chip, found)
     assert 100 < found["preempted"].sum() < 300
-    with (one_chip.folder / "timeseries.csv").open() as file:
+    with (RUNS / "RTX4090_Llama-3.1-8B" / "timeseries.csv").open() as file:
         seen = list(csv.DictReader(file))
     at = np.array([float(row["t"]) for row in seen])
     line = timeline(found, rules, pool, points=2000)
@@ -118,38 +102,56 @@ def test_a_run_that_is_short_of_cache(one_chip):
     assert np.mean(np.abs(decoding - running)[full]) < 0.12 * np.mean(running[full])
 
 
-def test_constants_of_one_run_predict_the_other(two_chips):
-    found, _, _ = replayed(two_chips, engine(FITTED, LINK))
+@needs_runs
+def test_constants_of_one_chip_predict_two(two_chips, of_one):
+    found = replay(two_chips, of_one)
     assert within(two_chips, found, 0.10, 0.10, 0.05), ratios(two_chips, found)
     assert found["preempted"].sum() == 0
-    waiting = np.sum((run := two_chips.traffic.arrival) <= 40) - np.sum(found["scheduled"] <= 40)
+    waiting = np.sum(two_chips.traffic.arrival <= 40) - np.sum(found["scheduled"] <= 40)
     assert waiting == pytest.approx(172, abs=3)  # its timeseries.csv, at 40 s
-    assert len(run) == 300
 
 
-@pytest.mark.slow
-def test_the_fit_itself(one_chip, two_chips):
-    optimize = pytest.importorskip("scipy.optimize")
+@needs_runs
+def test_constants_of_two_chips_predict_one(one_chip, of_two):
+    assert within(one_chip, replay(one_chip, of_two), 0.10, 0.10, 0.05), ratios(one_chip, replay(one_chip, of_two))
 
-    def errors(run, found, most):
-        decode, measured_decode = found["finish"] - found["first"], run.last - run.first
-        parts = (
-            (found["first"] - run.first) / np.mean(run.first - run.traffic.arrival),
-            (found["finish"] - run.last) / np.mean(measured_decode),
-            3 * (decode - measured_decode) / np.mean(measured_decode),
-        )
-        return float(np.sqrt(np.mean([part[:most] ** 2 for part in parts])))
 
-    start = np.log(START)
-    corners = np.vstack([start, start + 0.25 * np.eye(len(start))])
-    best = optimize.minimize(
-        lambda x: errors(one_chip, replayed(one_chip, engine(np.exp(x)))[0], None), start, method="Nelder-Mead",
-        options={"maxfev": 250, "initial_simplex": corners},
+@needs_runs
+def test_the_link_is_what_the_first_requests_ask_for(two_chips, of_one):
+    """At 15.5 GB/s the first 40 requests are closest; a tenth less or more is further off."""
+
+    def off(factor):
+        inner, *outer = two_chips.system.domains
+        link = replace(inner.link, bandwidth=factor * inner.link.bandwidth)
+        system = replace(two_chips.system, domains=(replace(inner, link=link), *outer))
+        run = replace(two_chips, system=system)
+        return np.sqrt(np.mean(differences(run, replay(run, of_one))[:, :40] ** 2))
+
+    assert off(1.0) < 0.03
+    assert off(1.0) < off(0.9)
+    assert off(1.0) < off(1.1)
+
+
+@needs_runs
+def test_the_shipped_engine_without_a_fit(one_chip, two_chips):
+    """Within 20 % on two boards; on one RTX 4090, which clocks above its data sheet, 22 % slow."""
+    assert within(two_chips, replay(two_chips, VLLM), 0.20, 0.20, 0.20), ratios(two_chips, replay(two_chips, VLLM))
+    assert within(one_chip, replay(one_chip, VLLM), 0.25, 0.25, 0.20), ratios(one_chip, replay(one_chip, VLLM))
+
+
+def test_a_fit_finds_the_constants_that_made_a_run():
+    """A run replayed with a faster memory is fitted back to it; links of one chip stay at the prior."""
+    made = replace(VLLM, memory_efficiency=0.93, attention_memory_efficiency=0.75)
+    blank = Recorded(
+        traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
+        model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), mapping=st.Mapping(),
+        policy=Policy(max_sequences=32, token_budget=2048),
     )  # fmt: skip
-    values = np.exp(best.x)
-    assert within(one_chip, replayed(one_chip, engine(values))[0], 0.02, 0.02, 0.02)
-    link = optimize.minimize_scalar(
-        lambda x: errors(two_chips, replayed(two_chips, engine(values, np.exp(x)))[0], 40), (-3, -1), method="brent"
-    )
-    found, _, _ = replayed(two_chips, engine(values, np.exp(link.x)))
-    assert within(two_chips, found, 0.10, 0.10, 0.06), (ratios(two_chips, found), values, np.exp(link.x))
+    truth = replay(blank, made)
+    run = replace(blank, first=truth["first"], last=truth["finish"])
+    before = np.sqrt(np.mean(differences(run, replay(run, VLLM)) ** 2))
+    fitted = fit(run, VLLM)
+    assert np.sqrt(np.mean(differences(run, replay(run, fitted)) ** 2)) < min(NOISE, before / 3)
+    assert fitted.memory_efficiency > VLLM.memory_efficiency
+    assert fitted.network_efficiency == VLLM.network_efficiency
+    assert "network_efficiency" not in PRIOR

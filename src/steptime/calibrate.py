@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from steptime.engine import CONSTANTS, Engine
+from steptime.engine import CONSTANTS, TYPICAL, Engine
 from steptime.errors import InputError
 from steptime.hardware import Number
 from steptime.uncertainty import REGIMES, with_variances
-from steptime.validate import Runs, grouped, predict_runs
+from steptime.validate import Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
 
 NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
 ROBUST = 1.0  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
 OWN, OWN_NOISE, OWN_ROBUST = 3.0, 0.05, 10.0  # one's own runs depart further from an engine's mean, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
+STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than k
     "activation_traffic": 1.0,
     "attention_efficiency": 0.6,
     "network_efficiency": 0.65,
+    "chip_departure": 0.5,
     "seconds_per_layer": 6e-6,
     "seconds_per_attention_layer": 10e-6,
     "seconds_per_latent_layer": 6e-6,
@@ -75,6 +77,7 @@ SPREAD = np.array([PRIORS[n].spread for n in NAMES])
 BETWEEN = np.array([PRIORS[n].between for n in NAMES])
 
 
+WAIT_NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
 QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_SPREAD = np.array([0.7, 0.4])
@@ -87,7 +90,9 @@ def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engin
     """
     values = np.exp(logs)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
-    base = base or Engine(name=name, prefill_first=1.0 if name in PREFILL_FIRST else 0.0, **HELD)
+    if base is None:
+        first = 1.0 if name in PREFILL_FIRST else 0.0
+        base = Engine(name=name, prefill_first=first, step_tokens=STEP_TOKENS.get(name, 2048.0), **HELD)
     return replace(base, **constants)
 
 
@@ -135,14 +140,14 @@ def fit(
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / spread)])
 
     found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
-    pairs = np.concatenate([np.full(len(runs.index), f"{runs.model.name} {runs.system.name}", dtype=object) for runs in groups])
+    pairs = np.concatenate([np.full(len(runs.index), " ".join(_pair(runs)), dtype=object) for runs in groups])
     return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], spread, pairs)
 
 
 def shared_covariance(errors: Number, jacobian: Number, spread: Number, pairs: Number) -> Number:
     r"""Covariance of fitted constants when the runs of a model-system pair share their errors.
 
-    $A^{-1} \left(\sum_p g_p g_p^T + \Lambda\right) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
+    $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
     $\Lambda = diag(1/s^2)$: the sandwich of clustered errors. errors $r$ (runs,), jacobian $J$ (runs, constants), spread $s$
     (constants,), pairs: a label of each run. What no run tells keeps the variance of its prior.
     Source: Liang and Zeger, Biometrika 73 (1986), 13-22.
@@ -174,6 +179,40 @@ def fit_queue(groups: list[Runs], engines: MappingABC[str, Engine], measured: Nu
 
 
 QUEUE_NOISE = 0.3
+PASSES = 2  # simulations, the second with the waits that the first found
+
+
+def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
+    """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT [s] by index, and its loops.
+
+    The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
+    numba or a measured time the engine stays as it is.
+    """
+    seen = np.concatenate([measured[runs.index] for runs in groups])
+    if not can_simulate() or not np.isfinite(seen).any():
+        return engine, []
+    from steptime.simulate import first_token
+
+    mean, spread = first_token.USUAL, first_token.SPREAD
+    if prior is not None:
+        mean, spread = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
+    constants = np.exp(mean)
+    loops: list[Any] = []
+    for _ in range(PASSES):
+        engine = first_token.with_constants(engine, constants)
+        loops = [loops_of(runs, engine) for runs in groups]
+        constants = first_token.fit(loops, seen, mean, spread)
+    return first_token.with_constants(engine, constants), loops
+
+
+def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Number) -> Engine:
+    """Return the engine with waits fitted to loops that were simulated before."""
+    if not loops:
+        return engine
+    from steptime.simulate import first_token
+
+    seen = np.concatenate([measured[runs.index] for runs in groups])
+    return first_token.with_constants(engine, first_token.fit(loops, seen))
 
 
 def _with_queue(engine: Engine, logs: Number) -> Engine:
@@ -182,13 +221,14 @@ def _with_queue(engine: Engine, logs: Number) -> Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Fitted engines by name, and log(predicted / measured) of TPOT and TTFT of every run, left out and not."""
+    """Fitted engines by name, log(predicted / measured) of TPOT and TTFT of every run, left out and not, and what binds it."""
 
     engines: dict[str, Engine]
     fitted: Number
     left_out: Number
     left_out_ttft: Number
     regime: Number
+    bound: Number
 
 
 def _log_tpot(rows: list[dict[str, str]]) -> Number:
@@ -205,58 +245,61 @@ def _first_tokens(rows: list[dict[str, str]]) -> Number:
 
 
 def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibration:
-    """Fit a typical engine and each engine of the rows; with `leave_out`, again without each model-system pair."""
-    groups = grouped(rows)
-    target = _log_tpot(rows)
+    """Fit a typical engine and each engine of the rows; with `leave_out`, again without each model-system pair.
+
+    What first tokens wait for is fitted anew without the pair too, to loops that the whole fit's engine simulated.
+    """
+    groups, target, first = grouped(rows), _log_tpot(rows), _first_tokens(rows)
     names = sorted({row["engine"] for row in rows})
-    pairs = {(runs.model.name, runs.system.name) for runs in groups}
     typical, spread = fit(groups, target, USUAL, SPREAD)
-    logs = {"typical": typical}
-    covariances = {"typical": spread}
+    logs, covariances = {TYPICAL: typical}, {TYPICAL: spread}
+    of = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
     for name in names:
-        mine = [runs for runs in groups if runs.engine == name]
-        logs[name], covariances[name] = fit(mine, target, typical, BETWEEN, typical)
-    first = _first_tokens(rows)
-    made = {name: engine_from(values, name=name) for name, values in logs.items()}
-    queue = {name: fit_queue([r for r in groups if name in ("typical", r.engine)], _under(made, name), first) for name in logs}
+        logs[name], covariances[name] = fit(of[name], target, typical, BETWEEN, typical)
+    made: dict[str, Engine] = {}
+    loops: dict[str, list[Any]] = {}
+    for name, values in logs.items():
+        engine = engine_from(values, name=name)
+        engine = _with_queue(engine, fit_queue(of[name], dict.fromkeys(logs, engine), first))
+        made[name], loops[name] = with_waits(of[name], engine, first)
     fitted, out, out_ttft = (np.full(len(rows), np.nan) for _ in range(3))
-    regime = np.empty(len(rows), dtype=object)
+    bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
     for runs in groups:
-        tpot, _, _, regime[runs.index] = predict_runs(runs, engine_from(logs[runs.engine], name=runs.engine))
+        tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, made[runs.engine])
         fitted[runs.index] = np.log(tpot) - target[runs.index]
-    for pair in sorted(pairs) if leave_out else ():
-        rest = [runs for runs in groups if (runs.model.name, runs.system.name) != pair]
-        without, _ = fit(rest, target, USUAL, SPREAD, typical)
-        for name in names:
-            left = [runs for runs in groups if (runs.model.name, runs.system.name) == pair and runs.engine == name]
-            if not left:
-                continue
-            mine = [runs for runs in rest if runs.engine == name]
-            of, _ = fit(mine, target, without, BETWEEN, logs[name]) if mine else (without, None)
-            engine = engine_from(of, name=name)
-            known = mine or rest
-            engine = _with_queue(engine, fit_queue(known, {r.engine: engine for r in known}, first))
-            for runs in left:
+    for pair in sorted({_pair(runs) for runs in groups}) if leave_out else ():
+        without, _ = fit([runs for runs in groups if _pair(runs) != pair], target, USUAL, SPREAD, typical)
+        for name in sorted({runs.engine for runs in groups if _pair(runs) == pair}):
+            known = name if any(_pair(runs) != pair for runs in of[name]) else TYPICAL
+            kept = [k for k, runs in enumerate(of[known]) if _pair(runs) != pair]
+            rest = [of[known][k] for k in kept]
+            values = fit(rest, target, without, BETWEEN, logs[name])[0] if known == name else without
+            engine = engine_from(values, name=name)
+            engine = _with_queue(engine, fit_queue(rest, dict.fromkeys(logs, engine), first))
+            engine = _refitted(engine, rest, [loops[known][k] for k in kept] if loops[known] else [], first)
+            for runs in of[name]:
+                if _pair(runs) != pair:
+                    continue
                 tpot, ttft, _, _ = predict_runs(runs, engine)
+                if can_simulate():
+                    ttft = first_tokens(runs, engine)
                 out[runs.index] = np.log(tpot) - target[runs.index]
                 out_ttft[runs.index] = np.log(ttft / first[runs.index])
     engines = {}
-    for name in logs:
-        of_name = np.array([name in ("typical", row["engine"]) for row in rows])
-        table = {
-            "tpot": intervals(out, regime, of_name),
-            "ttft": intervals(out_ttft, regime, of_name),
+    for name, engine in made.items():
+        of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
+        info = {
+            "names": list(NAMES),
+            "covariance": covariances[name].tolist(),
+            "interval": {"tpot": intervals(out, regime, of_name), "ttft": intervals(out_ttft, regime, of_name)},
+            "runs": int(of_name.sum()),
         }
-        info = {"names": list(NAMES), "covariance": covariances[name].tolist(), "interval": table, "runs": int(of_name.sum())}
-        engine = replace(_with_queue(made[name], queue[name]), fit=info)
-        mine = [runs for runs in groups if name in ("typical", runs.engine)]
-        engines[name] = replace(engine, fit=info | known_from(mine, engine))
-    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime)
+        engines[name] = replace(engine, fit=info | known_from(of[name], replace(engine, fit=info)))
+    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
 
 
-def _under(made: MappingABC[str, Engine], name: str) -> dict[str, Engine]:
-    """The engines that runs are predicted with when `name` is fitted: the typical one for all, or its own."""
-    return dict.fromkeys(made, made[name])
+def _pair(runs: Runs) -> tuple[str, str]:
+    return runs.model.name, runs.system.name
 
 
 def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
@@ -301,6 +344,7 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
     first = _first_tokens(rows)
     usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
     fitted = _with_queue(fitted, fit_queue(groups, {prior.name: fitted}, first, usual))
+    fitted, _ = with_waits(groups, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:

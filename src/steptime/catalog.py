@@ -160,6 +160,7 @@ class ChipEntry(_Thing):
     peak: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4"], Entry]
     memory: list[MemoryEntry] = Field(min_length=1)
     power: dict[Literal["tdp"], Entry] = {}
+    reached: dict[Literal["memory", "compute"], Entry] = {}
 
 
 class DomainEntry(_Strict):
@@ -299,6 +300,7 @@ def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple
         peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
         memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
         power_w=reader.number("chip.power", entry.power["tdp"], "W") if "tdp" in entry.power else math.nan,
+        reached={kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()},
     )
     return chip, reader.figures
 

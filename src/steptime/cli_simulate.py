@@ -70,10 +70,13 @@ def simulate(
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Reproduces the run.", rich_help_panel="Traffic")] = 0,
     policy: Annotated[
-        str, typer.Option(help="continuous, prefill-first, static or train.", rich_help_panel="Policy")
-    ] = "continuous",
+        str | None,
+        typer.Option(help="continuous, prefill-first, static or train; by default the engine's.", rich_help_panel="Policy"),
+    ] = None,
     max_sequences: Annotated[int, typer.Option(help="Seats of a replica.", rich_help_panel="Policy")] = 256,
-    token_budget: Annotated[int, typer.Option(help="Tokens of a step.", rich_help_panel="Policy")] = 2048,
+    token_budget: Annotated[
+        int | None, typer.Option(help="Tokens of a step; by default the engine's.", rich_help_panel="Policy")
+    ] = None,
     kv_tokens: Annotated[
         float | None,
         typer.Option(help="KV room of a replica [tokens]; by default what the chips hold.", rich_help_panel="Policy"),
@@ -138,7 +141,7 @@ def simulate(
         raise RangeError("give one of --trace FILE, --rate R, --concurrency C or --find-rate")
     need_numba()
     from steptime.blackboard import drain_seconds
-    from steptime.simulate.policy import Policy
+    from steptime.simulate.policy import Policy, budget_of, kind_of
     from steptime.simulate.run import simulate as run
     from steptime.simulate.traffic import Lengths, with_sessions
 
@@ -148,9 +151,9 @@ def simulate(
     sizes = (Lengths(mean=input_, shape=lengths, spread=spread), Lengths(mean=output, shape=lengths, spread=spread))
     hbm = machine.chip.hbm
     schedule = Policy(
-        kind=policy,
+        kind=policy or kind_of(runs_on),
         max_sequences=max_sequences,
-        token_budget=token_budget,
+        token_budget=budget_of(runs_on, prompt=input_, batch=max_sequences) if token_budget is None else token_budget,
         kv_tokens=math.inf if kv_tokens is None else kv_tokens,
         when_full=when_full,
         interval=float(drain_seconds(hbm.capacity, hbm.bandwidth)) if interval is None else interval,

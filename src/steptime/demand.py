@@ -146,8 +146,10 @@ def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine
             rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
         weights, efficiency, reading = touched * op.weights, engine.expert_efficiency, engine.expert_memory_efficiency
     else:
-        sharing, weights, efficiency = weight_ways(op, mapping), op.weights, engine.compute_efficiency
-        reading = engine.memory_efficiency * (engine.narrow_efficiency if op.format.bytes < NARROW else 1.0)
+        sharing, weights = weight_ways(op, mapping), op.weights
+        efficiency = engine.compute_efficiency * departure(system, "compute", engine)
+        reading = engine.memory_efficiency * departure(system, "memory", engine)
+        reading = reading * engine.narrow_efficiency if op.format.bytes < NARROW else reading
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
     activations: Number = 0.0
     if np.any(engine.activation_traffic):
@@ -177,6 +179,18 @@ def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping
         moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
         found["prefill"] = Demand(flops / mapping.group, peak, kv=moved, efficiency=engine.attention_efficiency)
     return found
+
+
+REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 products: mean of H100, H200, B200, B300, GB200
+
+
+def departure(system: System, kind: str, engine: Engine) -> Number:
+    """Return how far the chip's share of its data sheet ("memory" or "compute") is from the usual one, as a factor.
+
+    Of what kernels measured alone depart by, `engine.chip_departure` (as an exponent) shows in an engine; the ideal has none.
+    """
+    share = system.chip.reached.get(kind)
+    return 1.0 if share is None else (share / REACHED[kind]) ** engine.chip_departure
 
 
 LAUNCHED = (

@@ -26,13 +26,18 @@ class Engine:
 
     memory_efficiency, compute_efficiency: share of the peak rates that matrices reach; narrow_efficiency: of the former, with
     weights of less than 5 bits; expert_memory_efficiency, expert_efficiency: of grouped matrices; attention_memory_efficiency,
-    attention_efficiency: of attention; network_efficiency: of links.
+    attention_efficiency: of attention; network_efficiency: of links. chip_departure: how much of a chip's own departure from
+    the usual share of its data sheet shows (an exponent).
     seconds_per_layer (norms, activations), seconds_per_kernel (dense matrices; those that share an input are one),
     seconds_per_quantised_kernel (to quantise its input), seconds_per_expert_layer (routing, sorting, grouped matrices),
     seconds_per_attention_layer, seconds_per_latent_layer (its extra products), seconds_per_state_layer (recurrent mixers),
     seconds_per_selected_layer (index and selection of sparse attention), seconds_per_collective (each time all wait for
-    all), seconds_per_sequence and seconds_per_step (host), seconds_per_request (before its prefill). first_token_factor: time
-    to first token over what an orderly prompt queue gives.
+    all), seconds_per_sequence and seconds_per_step (host), seconds_per_request (before its prefill). first_token_factor: of
+    the closed form of a plan, the time to first token over what an orderly prompt queue gives.
+    Of the simulator: seconds_before_queue and seconds_before_queue_per_token (HTTP, tokenising), steps_before_answer (decode
+    steps from the end of a prompt until its first token is seen: a scheduler that runs ahead, tokens sent in groups),
+    steps_to_balance (more of them where attention groups wait for prompts of their own), step_tokens (tokens of an attention
+    group in a step; 0: a prompt and the decode batch).
     roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
     through memory. expert_imbalance: rows on the busiest chip over the mean; expert_evenness: shape of the distribution of
     experts' popularity, infinite where all are alike; expert_tile_rows: rows to which those of an expert are padded.
@@ -52,6 +57,7 @@ class Engine:
     attention_efficiency: Number = 1.0
     attention_memory_efficiency: Number = 1.0
     network_efficiency: Number = 1.0
+    chip_departure: Number = 0.0
     seconds_per_layer: Number = 0.0
     seconds_per_kernel: Number = 0.0
     seconds_per_quantised_kernel: Number = 0.0
@@ -64,6 +70,11 @@ class Engine:
     seconds_per_step: Number = 0.0
     seconds_per_request: Number = 0.0
     first_token_factor: Number = 1.0
+    seconds_before_queue: Number = 0.0
+    seconds_before_queue_per_token: Number = 0.0
+    steps_before_answer: Number = 0.0
+    steps_to_balance: Number = 0.0
+    step_tokens: Number = 2048.0
     seconds_per_sequence: Number = 0.0
     roofline_norm: Number = math.inf
     activation_traffic: Number = 0.0

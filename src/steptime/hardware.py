@@ -33,7 +33,10 @@ class MemoryTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first."""
+    """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first.
+
+    reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach.
+    """
 
     name: str
     title: str = ""
@@ -42,6 +45,7 @@ class Chip:
     peak: MappingABC[str, Number]
     memory: tuple[MemoryTier, ...]
     power_w: Number = math.nan
+    reached: MappingABC[str, Number] = field(default_factory=dict)
 
     @property
     def hbm(self) -> MemoryTier:

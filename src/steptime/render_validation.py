@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from steptime.calibrate import NAMES, QUEUE_NAMES
+from steptime.calibrate import NAMES, QUEUE_NAMES, WAIT_NAMES
 from steptime.engine import Engine
 from steptime.units import show
 from steptime.validate import COLUMNS, MEASURED, OPTIONAL, Predictions, predict, report
@@ -72,6 +72,8 @@ def validation_view(
         parts.append(shown)
     if "tpot" in tables:
         parts.append(_scatter(rows, predictions, width))
+    if "ttft" in tables and not predictions.simulated:
+        parts.append(Text("Time to first token is a closed form: pip install 'steptime[simulate]' to simulate each run."))
     parts += [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
     return Group(*parts) if parts else Text("No row has a measured time; --predictions writes what is predicted.")
 
@@ -110,7 +112,7 @@ def calibration_view(
 ) -> RenderableType:
     """Return constants before and after, and the errors on the runs that were fitted."""
     shown = table("Constant", before.name, fitted.name, numbers=(1, 2))
-    for name in (*NAMES, *QUEUE_NAMES):
+    for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES):
         unit = "s" if name.startswith("seconds") else ""
         cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (getattr(before, name), getattr(fitted, name))]
         shown.add_row(name.replace("_", " "), *cells)

@@ -1,7 +1,9 @@
 """Predicted against measured: reads serving runs, predicts TPOT and TTFT of each, and says how far off it is.
 
 A run is a closed loop of `concurrency` requests on one deployment. Nominal lengths are upper bounds: benchmarks draw lengths
-from a range below them, `LENGTH_SHARE` of nominal on average. Where means are known they stand in columns of their own.
+from a range below them, `LENGTH_SHARE` of nominal on average. Where means are known they stand in columns of their own. TPOT is
+a closed form; TTFT comes from a simulation of the loop where numba is installed, since the burst at the start is a good part
+of it, and else from a closed form too.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any
 
@@ -30,6 +33,8 @@ from steptime.serving import closed_loop
 from steptime.uncertainty import factors, regime_of
 
 LENGTH_SHARE = 0.9  # mean of lengths drawn evenly from 0.8 to 1.0 of nominal, as serving benchmarks do
+MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
+LENGTH_SPREAD = 0.1  # how far below the longest they reach: between 0.2 of runs that draw them and none of those that fix them
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
@@ -43,7 +48,7 @@ CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,)."""
+    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,); lengths are means."""
 
     index: Number
     model: Model
@@ -199,7 +204,10 @@ def _runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """Predicted times of runs [s] with 90 % intervals, what binds their decode steps, and the regime each is in."""
+    """Predicted times of runs [s] with 90 % intervals, what binds their decode steps, and the regime each is in.
+
+    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form.
+    """
 
     tpot: Number
     tpot_low: Number
@@ -209,6 +217,7 @@ class Predictions:
     ttft_high: Number
     bound: Number
     regime: Number
+    simulated: bool
 
 
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Number]:
@@ -225,6 +234,34 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
     return tpot, ttft, decode.bound, regime_of(1 - decode.total / tpot)
 
 
+def can_simulate() -> bool:
+    """Whether the simulator can run: it is compiled by numba, which the extra `simulate` installs."""
+    return find_spec("numba") is not None
+
+
+def loops_of(runs: Runs, engine: Engine) -> Any:
+    """Return the simulated closed loops of a group (`simulate.first_token.Loops`)."""
+    from steptime.simulate.first_token import closed_loops
+
+    return closed_loops(
+        runs.model,
+        runs.system,
+        mapping=runs.mapping,
+        concurrency=runs.concurrency,
+        input_tokens=runs.input_tokens / LENGTH_SHARE,
+        output_tokens=runs.output_tokens / LENGTH_SHARE,
+        spread=LENGTH_SPREAD,
+        engine=engine,
+    )
+
+
+def first_tokens(runs: Runs, engine: Engine) -> Number:
+    """Return mean TTFT [s] of a group by simulation."""
+    from steptime.simulate.first_token import constants_of
+
+    return loops_of(runs, engine).ttft(constants_of(engine))
+
+
 def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
     """Return the engine that predicts runs of `name`: the given one, its own file, or the typical engine."""
     if given is not None:
@@ -235,9 +272,12 @@ def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = N
         return load_engine(TYPICAL, catalog)
 
 
-def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None) -> Predictions:
+def predict(
+    rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None, simulate: bool | None = None
+) -> Predictions:
     """Return predictions for every row, in their order.
 
+    simulate: whether TTFT comes from simulated loops; by default where it can, for up to `MOST_SIMULATED` rows.
     Intervals are those of left-out runs: what constants add for an unusual run (`uncertainty`) would cost twenty times as much.
     """
     names = sorted({row["engine"] for row in rows})
@@ -245,15 +285,18 @@ def predict(rows: list[dict[str, str]], *, engine: Engine | None = None, catalog
     small = {name: bool(engines[name].small_kv) for name in names}
     out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
     labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
+    simulated = can_simulate() and len(rows) <= MOST_SIMULATED if simulate is None else simulate
     for runs in grouped(rows, small_kv=small, catalog=catalog):
         of = engines[runs.engine]
         tpot, ttft, bound, regime = predict_runs(runs, of)
+        if simulated:
+            ttft = first_tokens(runs, of)
         out["tpot"][runs.index], out["ttft"][runs.index] = tpot, ttft
         labels["bound"][runs.index], labels["regime"][runs.index] = bound, regime
         for name, value in (("tpot", tpot), ("ttft", ttft)):
             low, high = factors(of, name, regime, system=runs.system)
             out[f"{name}_low"][runs.index], out[f"{name}_high"][runs.index] = value * low, value * high
-    return Predictions(**out, **labels)
+    return Predictions(**out, **labels, simulated=simulated)
 
 
 # --- how far off --------------------------------------------------------------------------------------------------------

@@ -20,12 +20,14 @@ from steptime.simulate.moves import (
     ask_again,
     complete,
     join,
+    next_arrival,
     next_waiting,
     pass_time,
     preempt,
     prompts_end,
     record_gaps,
     seat,
+    soonest,
 )
 from steptime.simulate.pool import (
     CLOCK,
@@ -123,7 +125,7 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
     if rules.kind == STATIC and p.count[r, SEATS] == 0 and p.count[r, QUEUED] < rules.seats:
-        return max(now, q[next_waiting(p, rules, r)].arrival + rules.patience)
+        return max(now, next_arrival(q, p, rules, r, now) + rules.patience)
     return now
 
 
@@ -136,10 +138,14 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
     n = max(1, steps_with_room(p, rules, r, n))
     if rules.kind == TRAIN and run_time(rates, b, context + gain * (n - 1.0), gain, 1) > rules.interval:
         return 1  # late trains are timed one by one
-    blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or (p.count[r, QUEUED] > 0 and rules.ranks == 1)
-    if until == np.inf or (blocked and not stop):
+    waits = p.count[r, QUEUED] > 0 and rules.ranks == 1 and next_waiting(q, p, rules, r) >= 0
+    blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or waits
+    horizon = until if stop or not blocked else np.inf
+    if not blocked and p.count[r, QUEUED] > 0:
+        horizon = min(horizon, soonest(q, p, rules, r, p.seconds[r, CLOCK]))
+    if horizon == np.inf:
         return n
-    away = until - p.seconds[r, CLOCK]
+    away = horizon - p.seconds[r, CLOCK]
     if rules.kind == TRAIN:
         return min(n, max(1, int(np.ceil(away / rules.interval - ROUND))))
     return steps_until(rates, b, context, gain, away, n)
@@ -155,6 +161,11 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
     """
     static, first = rules.kind == STATIC, rules.kind == PREFILL_FIRST
     while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
+        if p.count[r, SEATS] == 0 and next_waiting(q, p, rules, r) < 0:  # all that came is still on its way to the queue
+            wakes = soonest(q, p, rules, r, p.seconds[r, CLOCK])
+            if wakes >= until and until < np.inf:
+                return
+            p.seconds[r, CLOCK] = wakes
         leaves = departure(q, p, rules, r)
         if leaves >= until and until < np.inf:
             return
@@ -183,7 +194,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 else:
                     if pressed or p.count[r, SEATS] >= rules.seats or (first and decode):
                         break
-                    i = next_waiting(p, rules, r)
+                    i = next_waiting(q, p, rules, r)
                     if i < 0:
                         break
                     needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit

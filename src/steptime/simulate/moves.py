@@ -57,6 +57,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
     """Queue request `i` at replica `r`, or reject what could never be served."""
     room = q[i].inputs + q[i].outputs
     q[i].replica = r
+    q[i].ready = q[i].arrival + rules.before + rules.before_token * q[i].inputs
     if (
         q[i].inputs < 1
         or q[i].outputs < 1
@@ -242,9 +243,31 @@ def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following:
 
 
 @compiled
-def next_waiting(p: Replicas, rules: Rules, r: int) -> int:
-    """The request that is served next, or -1: the front of the first class that has one."""
+def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
+    """The request that is served next, or -1: the front of the first class whose front is in the queue by now."""
     for rank in range(rules.ranks):
-        if p.lists[r, rank, QUEUE] >= 0:
-            return int(p.lists[r, rank, QUEUE])
+        i = p.lists[r, rank, QUEUE]
+        if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
+            return int(i)
     return -1
+
+
+@compiled
+def soonest(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
+    """When the first front of a class is in the queue that was not there by `after` [s]; infinite where there is none."""
+    found = np.inf
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        if i >= 0 and after < q[i].ready < found:
+            found = q[i].ready
+    return found
+
+
+@compiled
+def next_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> float:
+    """When the request came that is served next at `now` [s]."""
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        if i >= 0 and q[i].ready <= now:
+            return float(q[i].arrival)
+    return now

@@ -35,6 +35,8 @@ class Pace:
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
     step]. lone: rows of a pass of one prompt, which one of `groups` attention groups reads while the others wait.
+    before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
+    from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
     """
 
@@ -46,6 +48,9 @@ class Pace:
     chunk: float = 0.0
     lone: Any = None
     groups: int = 1
+    before: float = 0.0
+    before_token: float = 0.0
+    answer: float = 0.0
     decode_error: float = 0.0
     mixed_error: float = 0.0
 
@@ -142,7 +147,18 @@ def pace_of(
     pair, key = _attention(model, system, given, token_budget * int(mapping.dp), high)
     groups = int(mapping.dp)
     lone = _rows(model, system, given | {"prompts": 1}, int(min(MOST_ROWS, len(rows) - 1))) if groups > 1 else None
-    pace = Pace(decode=decode, context=slope, rows=rows, pair=pair, key=key, lone=lone, groups=groups)
+    pace = Pace(
+        decode=decode,
+        context=slope,
+        rows=rows,
+        pair=pair,
+        key=key,
+        lone=lone,
+        groups=groups,
+        before=float(engine.seconds_before_queue),
+        before_token=float(engine.seconds_before_queue_per_token),
+        answer=float(engine.steps_before_answer) + (float(engine.steps_to_balance) if groups > 1 else 0.0),
+    )
     if not check:
         return pace
     errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups, query)

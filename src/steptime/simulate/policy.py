@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from steptime.engine import Engine
 from steptime.errors import RangeError, UnknownName
 from steptime.simulate.pool import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
 
@@ -12,6 +13,16 @@ KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STA
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 UNIT = 64  # parts of a token in which contexts grow where drafts make it a fraction
 ENDLESS = 1 << 50
+
+
+def kind_of(engine: Engine) -> str:
+    """The schedule that an engine has: prompts before decode, or beside it."""
+    return "prefill-first" if float(engine.prefill_first) > 0.5 else "continuous"
+
+
+def budget_of(engine: Engine, *, prompt: float, batch: float) -> int:
+    """Tokens of an attention group in a step of an engine: its own figure, or a prompt and a decode batch [tokens]."""
+    return int(engine.step_tokens) or math.ceil(prompt + batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

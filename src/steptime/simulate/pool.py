@@ -32,6 +32,7 @@ SHORTEST, WIDTH = 1e-6, 0.0102  # s of the first bin; logarithm of the ratio of 
 REQUEST = np.dtype(
     [
         ("arrival", "f8"),
+        ("ready", "f8"),  # when it is in the queue: what comes before takes time of its own
         ("scheduled", "f8"),  # when it was first seated
         ("first", "f8"),  # when its first token came
         ("finish", "f8"),
@@ -86,6 +87,8 @@ class Rules(NamedTuple):
     ranks: int
     closed: bool
     longest: int
+    before: float = 0.0  # s from the arrival of a request to its place in the queue
+    before_token: float = 0.0  # s more for each prompt token
 
 
 class Rates(NamedTuple):

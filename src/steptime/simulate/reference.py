@@ -26,6 +26,7 @@ class Job:
     cached: int
     load: float
     turn: int = 0
+    ready: float = 0.0
     made: int = 0
     read: int = 0
     kept: int = 0
@@ -85,13 +86,18 @@ class Server:
         self.queue.sort(key=lambda job: (job.rank, job.turn))
         if not (self.queue or self.seats) or self.clock >= until:
             return False
+        if not self.seats and not self._front():
+            ready = min(job.ready for job in self._heads())
+            if ready >= until and until < math.inf:
+                return False
+            self.clock = ready
         if rules.kind == TRAIN:
             departs = math.ceil(self.clock / rules.interval - ROUND) * rules.interval
             if departs >= until:
                 return False
             self.clock = max(self.clock, departs)
         if rules.kind == STATIC and not self.seats and len(self.queue) < rules.seats:
-            leaves = max(self.clock, self.queue[0].arrival + rules.patience)
+            leaves = max(self.clock, self._front()[0].arrival + rules.patience)
             if leaves >= until and until < math.inf:
                 return False
             self.clock = leaves if leaves < math.inf else self.clock
@@ -138,15 +144,16 @@ class Server:
                 job = half.pop(0)
             else:
                 self.queue.sort(key=lambda job: (job.rank, job.turn))
-                if closed or not self.queue or len(self.seats) + len(self.padding) >= self.rules.seats:
+                front = self._front()
+                if closed or not front or len(self.seats) + len(self.padding) >= self.rules.seats:
                     break
-                job = self.queue[0]
+                job = front[0]
                 ready = job.cached == job.inputs + job.made
                 units = (job.inputs + (job.outputs if self.rules.reserve else job.made)) * self.rules.unit
                 units += self.rules.growth if ready and not self.rules.reserve else 0
                 if -(-units // self.rules.block) > self.free(self.rules.growth):
                     break
-                self.queue.pop(0)
+                self.queue.remove(job)
                 self.seats.append(job)
                 job.read, job.scheduled = job.cached, self.clock if math.isnan(job.scheduled) else job.scheduled
                 load += job.load
@@ -163,6 +170,14 @@ class Server:
             if job.read == job.inputs + job.made:
                 ended.append(job)
         return load
+
+    def _heads(self) -> list[Job]:
+        """The front of each class."""
+        return [job for k, job in enumerate(self.queue) if all(other.rank != job.rank for other in self.queue[:k])]
+
+    def _front(self) -> list[Job]:
+        """The request that is served next, if any front of a class is in the queue by now."""
+        return [job for job in self._heads() if job.ready <= self.clock][:1]
 
     def _join(self, job: Job) -> None:
         job.decoding, job.kept = True, (job.inputs + job.made) * self.rules.unit
@@ -238,5 +253,6 @@ def _admit(server: Server, job: Job, rules: Rules) -> bool:
         return False
     server.turns += 1
     job.turn = server.turns
+    job.ready = job.arrival + rules.before + rules.before_token * job.inputs
     server.queue.append(job)
     return True

@@ -72,6 +72,7 @@ def serve(
     if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
         policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
     rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
+    rules = rules._replace(before=pace.before, before_token=pace.before_token)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
     pool = new_replicas(rules, replicas)
     if route is None:
@@ -84,6 +85,19 @@ def serve(
         if progress is not None:
             progress(min(n, begin + PORTION))
     return requests, rules, pool
+
+
+def answered(requests: Any, pace: Pace) -> Any:
+    """Return finished requests as their users see them: every token `pace.answer` of their own decode steps later."""
+    if not pace.answer:
+        return requests
+    later = requests.copy()
+    owed = requests["outputs"] - 1
+    each = (requests["finish"] - requests["first"]) / np.maximum(owed, 1)
+    late = np.where(requests["status"] == DONE, np.minimum(pace.answer, owed) * each, 0.0)
+    later["first"] += late
+    later["finish"] += late
+    return later
 
 
 def kv_room(model: Model, system: System, *, mapping: Mapping, engine: Engine, context: float, step_tokens: int) -> float:
@@ -144,8 +158,6 @@ def simulate(
         requests, rules, pool = serve(traffic, policy, pace, replicas=replicas, progress=progress, **given)
         pools = [(rules, pool)]
     else:
-        if traffic.clients:
-            raise RangeError("separate pools need arrivals that do not wait for answers: use a rate or a trace")
         chips += int(prefill.chips * prefill.replicas)
         first_policy = _fitted(
             model, system, prefill, engine, prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous"), traffic
@@ -157,7 +169,7 @@ def simulate(
         def sent(tokens: Any) -> Any:
             return link.latency + cache_bytes(model, tokens) / (link.bandwidth * prefill.group)
 
-        requests, pools = serve_apart(
+        requests, pools = (serve_apart_closed if traffic.clients else serve_apart)(
             traffic,
             (first_policy, first_pace, int(prefill.replicas)),
             (policy, pace, replicas),
@@ -165,6 +177,7 @@ def simulate(
             **{k: v for k, v in given.items() if k != "route"},
         )
         rules, pool = pools[-1]
+    requests = answered(requests, pace)
     rent = float(rent_of(chips, system.rent.typical))
     return Simulation(
         answers=answers(traffic, requests, pools, slo=slo, usd_per_second=rent),
@@ -200,9 +213,35 @@ def serve_apart(
     order = np.argsort(there, kind="stable")
     go_on, there = go_on[order], there[order]
     moved = Traffic(arrival=there, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])
-    b, b_rules, b_pool = serve(moved, second[0], second[1], replicas=second[2], cached=moved.inputs)
+    decode_pace = replace(second[1], before=0.0, before_token=0.0)  # they came in by the first pool
+    b, b_rules, b_pool = serve(moved, second[0], decode_pace, replicas=second[2], cached=moved.inputs)
     a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
     return a, [(a_rules, a_pool), (b_rules, b_pool)]
+
+
+def serve_apart_closed(
+    traffic: Traffic,
+    first: tuple[Policy, Pace, int],
+    second: tuple[Policy, Pace, int],
+    sent: Callable[[Any], Any],
+    **given: Any,
+) -> tuple[Any, list[tuple[Rules, Replicas]]]:
+    """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
+
+    Arrivals are guessed, both pools run, and requests come anew when answers ended, until nothing moves. What ends by a time
+    depends only on what came before it, so that each round sets right at least one more generation of requests, and the end
+    is exact.
+    """
+    n = len(traffic)
+    arrival = np.zeros(n)
+    for _ in range(n + 1):
+        a, pools = serve_apart(replace(traffic, arrival=arrival, clients=0), first, second, sent, **given)
+        ends = np.sort(np.where(a["status"] == DONE, a["finish"], a["arrival"]))
+        again = np.concatenate([np.zeros(traffic.clients), ends[: n - traffic.clients]])
+        if np.array_equal(again, arrival):
+            break
+        arrival = again
+    return a, pools
 
 
 def serve_tiers(
@@ -258,56 +297,3 @@ def _fitted(model: Model, system: System, mapping: Mapping, engine: Engine, poli
             f"{system.chip.name}; use more chips (--tp), or smaller weights"
         )
     return replace(policy, kv_tokens=room)
-
-
-def closed_loop_ttft(
-    model: Model,
-    system: System,
-    rows: Any,
-    *,
-    mapping: Mapping,
-    engine: Engine = IDEAL,
-    token_budget: int = 2048,
-    requests_per_client: int = 10,
-    spread: float = 0.0,
-    seed: int = 0,
-) -> tuple[Any, Any]:
-    """Mean TTFT and TPOT [s] of closed loops: `rows` are (input tokens, output tokens, concurrency), all on one mapping.
-
-    Each loop serves `requests_per_client` requests per client, lengths uniform in nominal (1 - spread) to nominal. One pace is
-    sampled for all rows. A row that can serve no request gives NaN.
-    """
-    from steptime.simulate.traffic import Lengths, closed_loop
-
-    rows = [(int(i), int(o), max(1, math.ceil(c / mapping.replicas))) for i, o, c in rows]
-    seats = max(c for _, _, c in rows)
-    low, high = min(i for i, _, _ in rows), max(i + o for i, o, _ in rows)
-    pace = pace_of(
-        model,
-        system,
-        mapping=mapping,
-        engine=engine,
-        max_sequences=seats,
-        token_budget=token_budget,
-        contexts=(low, high),
-        check=False,
-    )
-    ttft, tpot = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    for k, (inputs, outputs, clients) in enumerate(rows):
-        room = kv_room(model, system, mapping=mapping, engine=engine, context=inputs + outputs / 2, step_tokens=token_budget)
-        if room < inputs + outputs:
-            continue
-        centre = 1 - spread / 2
-        part: dict[str, Any] = {"shape": "uniform", "spread": spread / 2 / centre}
-        traffic = closed_loop(
-            clients, requests_per_client * clients, Lengths(mean=inputs * centre, **part), Lengths(mean=outputs * centre,
-            **part), seed=seed,
-        )  # fmt: skip
-        policy = Policy(max_sequences=seats, token_budget=token_budget, kv_tokens=room)
-        found, _, _ = serve(traffic, policy, pace)
-        done = found[found["status"] == DONE]
-        if len(done):
-            ttft[k] = np.mean(done["first"] - done["arrival"])
-            owing = done["outputs"] > 1
-            tpot[k] = np.mean(((done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1))[owing])
-    return ttft, tpot

@@ -1,0 +1,176 @@
+r"""Time to first token of benchmark runs: each row a closed loop of C clients that all ask at once at first, 10 C requests.
+
+The simulated queue gives what a request waits for prompts before it and for its own. On top of it comes what no step time
+holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode steps until its first
+token is seen, $w$ more where attention groups wait until each has a prompt:
+
+$$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1])\, t $$
+
+$Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the four to measured times in their
+logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
+that wait to fill, limits on sequences) that no column tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.engine import Engine
+from steptime.hardware import Number, System
+from steptime.mapping import Mapping
+from steptime.model import Model
+from steptime.simulate.pace import Pace, pace_of
+from steptime.simulate.policy import Policy, budget_of, kind_of
+from steptime.simulate.pool import DONE
+from steptime.simulate.run import kv_room, serve
+from steptime.simulate.traffic import Lengths, closed_loop
+
+NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
+USUAL = np.log([0.008, 4e-6, 4.0, 2.0])
+SPREAD = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
+LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero has no logarithm
+OWN = np.array([0.5, 0.5, 0.5, 0.5])  # of a user's deployment about an engine
+NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
+STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
+EACH = 10  # requests of each client: benchmarks send ten for each in flight
+ROUNDS, MANY = 4, 16  # of them simulated, from so many clients on: the first, and three that stand for the others
+MEMORY_SHARE = 0.9  # of a chip that engines use unless told otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loops:
+    """Closed loops, all arrays of one shape: what each waits and how it goes on.
+
+    queued: mean time from the place in the queue to the end of the prompt [s]; step: mean time between tokens [s]; prompt: mean
+    prompt tokens; groups: attention groups.
+    """
+
+    queued: Number
+    step: Number
+    prompt: Number
+    groups: Number
+
+    def ttft(self, constants: Number) -> Number:
+        """Mean time to first token [s] with `constants` in the order of NAMES."""
+        a, b, n, w = constants
+        return a + b * self.prompt + self.queued + (n + w * (self.groups > 1)) * self.step
+
+
+def constants_of(engine: Engine) -> Number:
+    """Return the constants of an engine in the order of NAMES."""
+    return np.array([float(getattr(engine, name)) for name in NAMES])
+
+
+def with_constants(engine: Engine, constants: Number) -> Engine:
+    """Return the engine with `constants` in the order of NAMES."""
+    changes: dict[str, Any] = {name: float(value) for name, value in zip(NAMES, constants, strict=True)}
+    return replace(engine, **changes)
+
+
+def closed_loops(
+    model: Model,
+    system: System,
+    *,
+    mapping: Mapping,
+    concurrency: Number,
+    input_tokens: Number,
+    output_tokens: Number,
+    spread: Number = 0.0,
+    engine: Engine,
+    each: int = EACH,
+    seed: int = 0,
+) -> Loops:
+    """Simulate closed loops of one model on one system; ways of `mapping` and all others broadcast, one entry a run.
+
+    input_tokens and output_tokens are the longest; lengths are drawn evenly from (1 - spread) of them. Runs that share a
+    mapping share a pace. Requests in flight are limited by the cache that the chips have room for; where by this count not one
+    request has room, nothing limits them, since the run was made. Prompts come first where `engine.prefill_first`.
+    """
+    ways = np.broadcast_arrays(*(np.asarray(x) for x in (mapping.tp, mapping.pp, mapping.dp, mapping.ep, concurrency)))
+    table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
+    n = len(table)
+    inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
+    spreads = np.broadcast_to(spread, n)
+    fitted = replace(engine, memory_share=min(float(engine.memory_share), MEMORY_SHARE))
+    kind = kind_of(engine)
+    queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
+    for chosen, one in _alike(table[:, :4]):
+        clients, long = table[chosen, 4], inputs[chosen] + outputs[chosen]
+        budget = [budget_of(fitted, prompt=float(inputs[k]), batch=table[k, 4] / one.dp) for k in chosen]
+        pace = pace_of(
+            model, system, mapping=one, engine=fitted, max_sequences=int(max(clients)), token_budget=max(budget),
+            contexts=(float(min(inputs[chosen])), float(max(long))), check=False,
+        )  # fmt: skip
+        for k, tokens in zip(chosen, budget, strict=True):
+            room = kv_room(
+                model, system, mapping=one, engine=fitted, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
+            )
+            policy = Policy(
+                kind=kind,
+                max_sequences=int(table[k, 4]),
+                token_budget=tokens,
+                kv_tokens=room if room >= inputs[k] + outputs[k] else math.inf,
+                when_full="queue",
+            )
+            queued[k], step[k], prompt[k] = _loop(
+                pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), each, seed
+            )
+    return Loops(queued=queued, step=step, prompt=prompt, groups=table[:, 2])
+
+
+def _alike(ways: Number) -> Iterator[tuple[Number, Mapping]]:
+    """Rows that share ways of parallelism (tp, pp, dp, ep), and their mapping."""
+    for row in np.unique(ways, axis=0):
+        tp, pp, dp, ep = (int(x) for x in row)
+        yield np.flatnonzero((ways == row).all(axis=1)), Mapping(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
+
+
+def _loop(
+    pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], each: int, seed: int
+) -> tuple[float, float, float]:
+    """Means of one loop: time from the queue to the end of a prompt [s], time between tokens [s], prompt [tokens]."""
+    inputs, outputs, spread = lengths
+    middle = 1 - spread / 2
+    shape: dict[str, Any] = {"shape": "uniform", "spread": spread / 2 / middle}
+    rounds = min(each, ROUNDS) if clients >= MANY else each
+    traffic = closed_loop(
+        clients, rounds * clients, Lengths(mean=inputs * middle, **shape), Lengths(mean=outputs * middle, **shape), seed=seed
+    )
+    found, _, _ = serve(traffic, policy, pace)
+    served = found["status"] == DONE
+    weight = served * np.where(np.arange(len(found)) < clients, 1.0, (each - 1) / max(rounds - 1, 1))
+    if not weight.any():
+        return math.nan, math.nan, math.nan
+    between = (found["finish"] - found["first"]) / np.maximum(found["outputs"] - 1, 1)
+    means = (
+        np.average(np.where(served, of, 0.0), weights=weight)
+        for of in (found["first"] - found["ready"], between, found["inputs"])
+    )
+    queued, step, prompt = map(float, means)
+    return queued, step, prompt
+
+
+def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, spread: Number = SPREAD) -> Number:
+    """Return the constants, in the order of NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
+
+    mean and spread: prior of their logarithms.
+    """
+    from scipy.optimize import least_squares
+
+    all_of = Loops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Loops.__slots__})
+    known = np.isfinite(measured) & np.isfinite(all_of.queued)
+    loops = Loops(**{name: getattr(all_of, name)[known] for name in Loops.__slots__})
+    seen = np.log(measured[known])
+
+    def residuals(logs: Number) -> Number:
+        errors = (np.log(loops.ttft(np.exp(logs))) - seen) / NOISE
+        return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / spread])
+
+    starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3]]) for a, n in STARTS)]
+    found = min((least_squares(residuals, start) for start in starts), key=lambda one: one.cost)
+    return np.exp(found.x)
