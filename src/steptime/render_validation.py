@@ -14,7 +14,7 @@ from rich.text import Text
 from steptime.calibrate import NAMES, QUEUE_NAMES, WAIT_NAMES
 from steptime.engine import Engine
 from steptime.units import show
-from steptime.validate import COLUMNS, MEASURED, OPTIONAL, Predictions, predict, report
+from steptime.validate import COLUMNS, MEASURED, MOST_SIMULATED, OPTIONAL, Predictions, predict, report
 from steptime.widgets import table
 
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
@@ -49,6 +49,12 @@ def columns_view() -> RenderableType:
     return shown
 
 
+def _why_closed(rows: int) -> str:
+    if rows > MOST_SIMULATED:
+        return f"runs are simulated in files of up to {MOST_SIMULATED:,}."
+    return "pip install 'steptime[simulate]' to simulate each run."
+
+
 def validation_view(
     rows: list[dict[str, str]], predictions: Predictions, tables: Mapping[str, Any], problems: list[str], width: int
 ) -> RenderableType:
@@ -73,7 +79,7 @@ def validation_view(
     if "tpot" in tables:
         parts.append(_scatter(rows, predictions, width))
     if "ttft" in tables and not predictions.simulated:
-        parts.append(Text("Time to first token is a closed form: pip install 'steptime[simulate]' to simulate each run."))
+        parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
     parts += [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
     return Group(*parts) if parts else Text("No row has a measured time; --predictions writes what is predicted.")
 
