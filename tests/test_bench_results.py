@@ -256,8 +256,9 @@ def test_a_run_of_ones_own_is_validated_and_calibrated_in_one_command(tmp_path):
     assert "Time per output token" in shown.stdout
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("openai-infqps-concurrency16.json,")
-    fitted = run(f"calibrate runs --prior vllm --engine mine {OPTIONS} --kv bf16", folder=tmp_path)
+    fitted = run(f"calibrate runs --engine mine {OPTIONS} --kv bf16", folder=tmp_path)
     assert fitted.returncode == 0, fitted.stderr
+    assert "TPOT, vllm" in fitted.stdout  # the engine of the runs is the prior
     assert load_engine(str(tmp_path / "mine.toml")).source["note"] == "3 runs of runs"
     before, after = (
         json.loads(run(f"validate runs {OPTIONS} --engine {engine} --json", folder=tmp_path).stdout)["tpot"]["all"]["median"]

@@ -84,7 +84,9 @@ def validate(
 def calibrate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help=WHAT, show_default=False)],
     engine: Annotated[str, typer.Option(help="Name of the engine to make.", show_default=False)],
-    prior: Annotated[str, typer.Option(help="Shipped engine to start from: few runs move it little.")] = "typical",
+    prior: Annotated[
+        str, typer.Option(help="Engine to start from, which few runs move little; by default that of the runs, or typical.")
+    ] = "",
     out: Annotated[str | None, typer.Option(metavar="FILE", help="Engine file to write; by default NAME.toml.")] = None,
     skip_bad: SKIP = False,
     model: MODEL = "",
@@ -105,12 +107,14 @@ def calibrate(
     from steptime.bench_results import read_files
     from steptime.calibrate import calibrate as fit
     from steptime.calibrate import engine_file
-    from steptime.engine import load_engine
+    from steptime.engine import TYPICAL, load_engine
     from steptime.render_validation import calibration_view
+    from steptime.validate import engine_of
 
     given = _given(model, system, tp, pp, dp, ep, weights, experts, kv)
     rows, problems = read_files(files, given=given, skip_bad=skip_bad, catalog=catalog)
-    before = load_engine(prior, catalog)
+    ran = {row["engine"] for row in rows}
+    before = load_engine(prior, catalog) if prior else engine_of(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog)
     fitted = fit(rows, name=engine, prior=before, catalog=catalog)
     path = Path(out or f"{engine}.toml")
     first, *others = (Path(file).resolve().name for file in files)
