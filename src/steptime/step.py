@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from steptime import network
-from steptime.demand import Demand, Work, attention_demands, launches, ledger, operator_demand, work_of
+from steptime.demand import Demand, Work, attention_demands, departure, launches, ledger, operator_demand, work_of
 from steptime.engine import IDEAL, Engine, load_engine
 from steptime.errors import RangeError
 from steptime.hardware import Number, System, is_scalar
@@ -98,7 +98,8 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
     compute = compute_time(count * demand.flops, demand.peak, demand.efficiency)
     blame: dict[str, Number] = {}
     if np.any(demand.kv):
-        memory = memory_time(count * demand.kv, bandwidth, engine.attention_memory_efficiency)
+        reading = engine.attention_memory_efficiency * departure(system, "memory", engine)
+        memory = memory_time(count * demand.kv, bandwidth, reading)
         seconds, to_compute, blame["kv"] = _overlapped(compute, memory, engine.roofline_norm)
     elif not np.any(demand.activations):
         memory = memory_time(count * demand.weights, bandwidth, demand.memory_efficiency)
