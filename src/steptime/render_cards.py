@@ -297,12 +297,17 @@ def engines_view(cards: list[dict[str, Any]]) -> RenderableType:
 
 def engine_view(card: dict[str, Any]) -> RenderableType:
     """Return one engine's constants."""
-    shown = table("Constant", "Value", numbers=(1,))
+    fit = card["fit"]
+    known = fit.get("deviation", {})
+    heads = ("Constant", "Value", "Fitted to within") if known else ("Constant", "Value")
+    shown = table(*heads, numbers=(1, 2))
     for name, value in card["constants"].items():
         unit = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else ""
-        shown.add_row(name.replace("_", " "), show(value, unit) if unit else f"{value:g}")
+        row = [name.replace("_", " "), show(value, unit) if unit else f"{value:g}"]
+        shown.add_row(*row, *([f"{known[name]:.1%}" if name in known else ""] if known else []))
     parts: list[RenderableType] = [Text(f"{card['name']}: {card['title']}", style="bold"), shown]
-    fit = card["fit"]
+    if known:
+        parts.append(Text("Within: one standard deviation; the others are held at what kernels take that are measured alone."))
     if fit.get("interval"):
         ranges = table("90 % range, over the estimate", "Decode", "With prompts", numbers=(1, 2))
         for quantity, title in (("tpot", "Time per token, step"), ("ttft", "Time to first token")):
