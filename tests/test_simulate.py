@@ -14,12 +14,13 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 import steptime as st
+from steptime.engine import WAIT_NAMES, with_constants
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.memory import memory_per_chip
 from steptime.serving import aggregated
 from steptime.simulate.cache import Cache, Tier, use_cache
 from steptime.simulate.export import report, write_chrome_trace, write_requests
-from steptime.simulate.first_token import closed_loops, with_constants
+from steptime.simulate.first_token import closed_loops
 from steptime.simulate.first_token import fit as fit_first_tokens
 from steptime.simulate.metrics import OVERLOADED, STABLE, answers, little
 from steptime.simulate.pace import Pace, linear_pace, pace_of
@@ -357,7 +358,7 @@ def test_closed_loops_of_many_rows(llama):
 def test_first_tokens_wait_for_the_host_and_for_steps(llama):
     """Alone, a request waits for its own prompt, its way to the queue and the steps until it is seen, and for nothing else."""
     constants = np.array([0.03, 1e-5, 4.0, 10.0])
-    engine = with_constants(st.load_engine(), constants)
+    engine = with_constants(st.load_engine(), WAIT_NAMES, constants)
     found = loops(*llama, engine)
     alone = float(st.prefill_step(*llama, tokens=1024).total)
     assert found.ttft(constants)[0] == pytest.approx(0.03 + 1e-5 * 1024 + alone + 4 * found.step[0], rel=0.02)

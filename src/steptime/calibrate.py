@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.engine import CONSTANTS, TYPICAL, Engine
+from steptime.engine import CONSTANTS, TYPICAL, WAIT_NAMES, Engine, with_constants
 from steptime.errors import InputError
 from steptime.hardware import Number
 from steptime.uncertainty import REGIMES, with_variances
@@ -77,10 +77,11 @@ SPREAD = np.array([PRIORS[n].spread for n in NAMES])
 BETWEEN = np.array([PRIORS[n].between for n in NAMES])
 
 
-WAIT_NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
 QUEUE_USUAL = np.log([0.02, 1.5])
 QUEUE_SPREAD = np.array([0.7, 0.4])
+QUEUE_NOISE = 0.3
+PASSES = 2  # simulations, the second with the waits that the first found
 
 
 def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engine:
@@ -161,12 +162,20 @@ def shared_covariance(errors: Number, jacobian: Number, spread: Number, pairs: N
     return bread @ (scores.T @ scores + prior) @ bread
 
 
-def fit_queue(groups: list[Runs], engines: MappingABC[str, Engine], measured: Number, mean: Number = QUEUE_USUAL) -> Number:
-    """Return the logarithms of what a request waits besides an orderly prompt queue, fitted to measured TTFT."""
+def _of(groups: list[Runs], values: Number) -> Number:
+    """The values of the runs of `groups`, in their order, out of those of all rows."""
+    return np.concatenate([values[runs.index] for runs in groups])
+
+
+def with_queue(engine: Engine, groups: list[Runs], measured: Number, mean: Number = QUEUE_USUAL) -> Engine:
+    """Return the engine with what a request waits besides an orderly prompt queue, fitted to measured TTFT [s] by index.
+
+    mean: prior of the logarithms of `QUEUE_NAMES`.
+    """
     from scipy.optimize import least_squares
 
-    orderly = np.concatenate([predict_runs(runs, engines[runs.engine])[1] for runs in groups])
-    seen = np.concatenate([measured[runs.index] for runs in groups])
+    orderly = np.concatenate([predict_runs(runs, engine)[1] for runs in groups])
+    seen = _of(groups, measured)
     known = np.isfinite(seen)
 
     def residuals(logs: Number) -> Number:
@@ -175,11 +184,7 @@ def fit_queue(groups: list[Runs], engines: MappingABC[str, Engine], measured: Nu
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (logs - mean) / QUEUE_SPREAD])
 
-    return least_squares(residuals, mean).x
-
-
-QUEUE_NOISE = 0.3
-PASSES = 2  # simulations, the second with the waits that the first found
+    return with_constants(engine, QUEUE_NAMES, np.exp(least_squares(residuals, mean).x))
 
 
 def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
@@ -188,7 +193,7 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engi
     The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
     numba or a measured time the engine stays as it is.
     """
-    seen = np.concatenate([measured[runs.index] for runs in groups])
+    seen = _of(groups, measured)
     if not can_simulate() or not np.isfinite(seen).any():
         return engine, []
     from steptime.simulate import first_token
@@ -199,10 +204,10 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engi
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
-        engine = first_token.with_constants(engine, constants)
+        engine = with_constants(engine, WAIT_NAMES, constants)
         loops = [loops_of(runs, engine) for runs in groups]
         constants = first_token.fit(loops, seen, mean, spread)
-    return first_token.with_constants(engine, constants), loops
+    return with_constants(engine, WAIT_NAMES, constants), loops
 
 
 def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Number) -> Engine:
@@ -211,12 +216,7 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Nu
         return engine
     from steptime.simulate import first_token
 
-    seen = np.concatenate([measured[runs.index] for runs in groups])
-    return first_token.with_constants(engine, first_token.fit(loops, seen))
-
-
-def _with_queue(engine: Engine, logs: Number) -> Engine:
-    return replace(engine, **dict(zip(QUEUE_NAMES, np.exp(logs), strict=True)))
+    return with_constants(engine, WAIT_NAMES, first_token.fit(loops, _of(groups, measured)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,8 +259,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     made: dict[str, Engine] = {}
     loops: dict[str, list[Any]] = {}
     for name, values in logs.items():
-        engine = engine_from(values, name=name)
-        engine = _with_queue(engine, fit_queue(of[name], dict.fromkeys(logs, engine), first))
+        engine = with_queue(engine_from(values, name=name), of[name], first)
         made[name], loops[name] = with_waits(of[name], engine, first)
     fitted, out, out_ttft = (np.full(len(rows), np.nan) for _ in range(3))
     bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
@@ -274,12 +273,9 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             kept = [k for k, runs in enumerate(of[known]) if _pair(runs) != pair]
             rest = [of[known][k] for k in kept]
             values = fit(rest, target, without, BETWEEN, logs[name])[0] if known == name else without
-            engine = engine_from(values, name=name)
-            engine = _with_queue(engine, fit_queue(rest, dict.fromkeys(logs, engine), first))
+            engine = with_queue(engine_from(values, name=name), rest, first)
             engine = _refitted(engine, rest, [loops[known][k] for k in kept] if loops[known] else [], first)
-            for runs in of[name]:
-                if _pair(runs) != pair:
-                    continue
+            for runs in (runs for runs in of[name] if _pair(runs) == pair):
                 tpot, ttft, _, _ = predict_runs(runs, engine)
                 if can_simulate():
                     ttft = first_tokens(runs, engine)
@@ -343,7 +339,7 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
     fitted = engine_from(logs, name=prior.name, base=prior)
     first = _first_tokens(rows)
     usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
-    fitted = _with_queue(fitted, fit_queue(groups, {prior.name: fitted}, first, usual))
+    fitted = with_queue(fitted, groups, first, usual)
     fitted, _ = with_waits(groups, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -94,6 +95,8 @@ IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficienc
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
 TYPICAL = "typical"  # the engine that stands for one that is not known
 CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source", "fit"))
+# what first tokens wait for besides the queue, in the simulator
+WAIT_NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 
 
 def default_engine(system: System) -> str:
@@ -176,6 +179,16 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
     vendors = fit.get("vendors", [])
     if not isinstance(vendors, list) or not all(isinstance(vendor, str) for vendor in vendors):
         raise DataFileError(path, "fit.vendors: must be a list of makers of chips")
+
+
+def with_constants(engine: Engine, names: Iterable[str], values: Number) -> Engine:
+    """Return the engine with `values` for the constants of `names`, in their order.
+
+    >>> with_constants(IDEAL, ["memory_efficiency"], [0.8]).memory_efficiency
+    0.8
+    """
+    changes: dict[str, Any] = {name: float(value) for name, value in zip(names, values, strict=True)}
+    return replace(engine, **changes)
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:

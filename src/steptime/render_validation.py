@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from steptime.calibrate import NAMES, QUEUE_NAMES, WAIT_NAMES
-from steptime.engine import Engine
+from steptime.calibrate import NAMES, QUEUE_NAMES
+from steptime.engine import WAIT_NAMES, Engine
 from steptime.units import show
 from steptime.validate import COLUMNS, MEASURED, MOST_SIMULATED, OPTIONAL, Predictions, predict, report
 from steptime.widgets import table

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.engine import Engine
+from steptime.engine import WAIT_NAMES, Engine
 from steptime.hardware import Number, System
 from steptime.mapping import Mapping
 from steptime.model import Model
@@ -30,7 +30,6 @@ from steptime.simulate.pool import DONE
 from steptime.simulate.run import kv_room, serve
 from steptime.simulate.traffic import Lengths, closed_loop
 
-NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 USUAL = np.log([0.008, 4e-6, 4.0, 2.0])
 SPREAD = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
 LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero has no logarithm
@@ -56,20 +55,14 @@ class Loops:
     groups: Number
 
     def ttft(self, constants: Number) -> Number:
-        """Mean time to first token [s] with `constants` in the order of NAMES."""
+        """Mean time to first token [s] with `constants` in the order of WAIT_NAMES."""
         a, b, n, w = constants
         return a + b * self.prompt + self.queued + (n + w * (self.groups > 1)) * self.step
 
 
 def constants_of(engine: Engine) -> Number:
-    """Return the constants of an engine in the order of NAMES."""
-    return np.array([float(getattr(engine, name)) for name in NAMES])
-
-
-def with_constants(engine: Engine, constants: Number) -> Engine:
-    """Return the engine with `constants` in the order of NAMES."""
-    changes: dict[str, Any] = {name: float(value) for name, value in zip(NAMES, constants, strict=True)}
-    return replace(engine, **changes)
+    """Return the constants of an engine in the order of WAIT_NAMES."""
+    return np.array([float(getattr(engine, name)) for name in WAIT_NAMES])
 
 
 def closed_loops(
@@ -156,7 +149,7 @@ def _loop(
 
 
 def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, spread: Number = SPREAD) -> Number:
-    """Return the constants, in the order of NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
+    """Return the constants, in the order of WAIT_NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
 
     mean and spread: prior of their logarithms.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.engine import Engine
+from steptime.engine import Engine, with_constants
 from steptime.errors import InputError
 from steptime.hardware import Number, System
 from steptime.mapping import Mapping
@@ -91,7 +91,7 @@ def fit(run: Recorded, prior: Engine) -> Engine:
     mean, spread = np.log([float(getattr(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
 
     def engine(logs: Number) -> Engine:
-        return replace(prior, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        return with_constants(prior, names, np.exp(logs))
 
     def residuals(logs: Number) -> Number:
         off = differences(run, replay(run, engine(logs)))
