@@ -33,8 +33,9 @@ NOT_MODELLED = """## What is not modelled
   prediction would.
 - Kernels that one engine has for one model (attention with the projection in it, an all-reduce with the norm in it): launches
   are counted by one rule for all models, which is why gpt-oss is the worst when it is left out.
-- Waves: engines that read prompts first keep requests of equal length together. The share that stays together is a formula of
-  one constant (`length_spread`). Whether a run drew its lengths at random is no column; one spread stands for both.
+- Waves: engines that read prompts first keep requests of equal length together. How far such requests drift apart is a guess
+  (`serving.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
+  Whether a run drew its lengths at random follows from how the public set names it.
 - Flags that no column tells, on which time to first token depends most. One number of each engine stands for what differs by
   deployment: first tokens of SGLang come some 30 decode steps late for Qwen3.5 and DeepSeek, 10 for GLM-5, none for Qwen3-32B
   (as a stream or receive interval of that size would do); of TensorRT-LLM with Llama-3.1-70B at 1024 in and out, 20 late on up

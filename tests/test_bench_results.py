@@ -77,13 +77,15 @@ def test_a_closed_loop_of_vllm():
 
 
 def test_mean_lengths_are_taken_as_they_are():
-    """The share that stands for lengths drawn below nominal ones is for nominal ones alone."""
+    """The range that ends at nominal lengths is for nominal ones alone."""
     (runs,) = grouped([row(VLLM, **GIVEN)])
     assert (runs.input_tokens[0], runs.output_tokens[0], runs.concurrency[0]) == (921.5, 460.5, 16)
-    mixed = [one(input_tokens="1000", output_tokens="100"), one(input_mean="1000", output_mean="100")]
+    drawn = {"length_spread": "0.25"}
+    mixed = [one(input_tokens="1000", output_tokens="100", **drawn), one(input_mean="1000", output_mean="100", **drawn)]
     (runs,) = grouped(mixed)
-    assert list(runs.input_tokens) == [900, 1000]
-    assert list(runs.output_tokens) == [90, 100]
+    assert list(runs.input_tokens) == [800, 1000]
+    assert list(runs.output_tokens) == [80, 100]
+    assert list(runs.spread) == [0.25, 0.25]
     tpot = predict(mixed).tpot
     assert tpot[0] != tpot[1]
 
@@ -117,6 +119,22 @@ def test_sglang_old_and_new():
     assert (grouped_attention["tp"], grouped_attention["dp"]) == ("", "")
     traced = row(SGLANG | {"request_rate": "trace", "max_concurrency": None})
     assert float(traced["concurrency_mean"]) == pytest.approx(6.4 * 9.8)
+
+
+@pytest.mark.parametrize(
+    ("result", "spread"),
+    [
+        (VLLM, 1 / 9),  # nothing tells: what is usual
+        (VLLM_OLD, 0),  # its lists: all alike
+        (VLLM_OLD | {"output_lens": [150, 250]}, 3**0.5 / 4),
+        (VLLM_OLD | {"output_lens": [1, 1001]}, 1),
+        (VLLM_OLD | {"output_lens": "many"}, 1 / 9),
+        (SGLANG, 1 / 9),  # drawn from 0.8 to 1 of the longest
+        (SGLANG | {"random_range_ratio": 1.0}, 0),
+    ],
+)
+def test_how_far_lengths_reach(result, spread):
+    assert float(row(result, **GIVEN)["length_spread"]) == pytest.approx(spread, rel=1e-3)
 
 
 def test_a_kv_format_that_is_told_is_taken():

@@ -11,6 +11,9 @@ formats: those are `given`, by column, or stand in the file as vLLM's `--metadat
 **Requests in flight.** A closed loop holds `max_concurrency`. Open arrivals hold, on average, as many as arrive during one
 request (Little's law), $X (TTFT + (O - 1) TPOT)$ at $X$ requests a second. Where all requests were sent at once, with no limit,
 those that decode are $X (O - 1) TPOT$; the others wait, and the time to first token is that of the wait: it is left out.
+
+**Lengths.** Means are known. How far lengths reach to both sides of them is told by the lengths themselves, where the file has
+them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`validate.DRAWN`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from steptime.catalog import check_positive, load_system
 from steptime.engine import TYPICAL
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.formats import number_format
-from steptime.validate import AXES, checker, read_runs
+from steptime.validate import AXES, DRAWN, SPREAD, checker, read_runs
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
@@ -192,6 +196,7 @@ def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]
         **told,
         **{f"{key}_tokens": str(max(1, round(mean))) for key, mean in means.items()},
         **{f"{key}_mean": f"{mean:.6g}" for key, mean in means.items()},
+        SPREAD: f"{_spread(result):.4g}",
         "concurrency": str(max(1, round(flight))),
         "concurrency_mean": f"{flight:.6g}",
         "ttft_s": "" if ttft is None or at_once else f"{ttft:.6g}",
@@ -208,6 +213,16 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
         raise InputError(f"{key} must be a number greater than 0, not {str(value)[:40]}")
     return float(value)
+
+
+def _spread(result: Mapping[str, Any]) -> float:
+    """Return how far output lengths reach to both sides of their mean, as a share: of even lengths with their deviation."""
+    lengths, ratio = result.get("output_lens"), result.get("random_range_ratio")
+    if isinstance(lengths, list) and len(lengths) > 1 and all(isinstance(n, int) and n > 0 for n in lengths):
+        return float(min(1.0, math.sqrt(3) * statistics.pstdev(lengths) / statistics.fmean(lengths)))
+    if isinstance(ratio, int | float) and 0 <= ratio <= 1:  # from this share of the longest to the longest
+        return float((1 - ratio) / (1 + ratio))
+    return DRAWN
 
 
 def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:

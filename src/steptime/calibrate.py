@@ -67,7 +67,6 @@ HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than k
     "expert_imbalance": 1.3,
     "expert_evenness": 1.0,
     "expert_tile_rows": 16.0,
-    "length_spread": 0.1,
     "memory_share": 0.92,
     "small_kv": 1.0,
 }

@@ -42,10 +42,9 @@ class Engine:
     roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
     through memory. expert_imbalance: rows on the busiest chip over the mean; expert_evenness: shape of the distribution of
     experts' popularity, infinite where all are alike; expert_tile_rows: rows to which those of an expert are padded.
-    prefill_first: prompts are read before decoding goes on, so that requests which start together stay together;
-    length_spread: how far, as a share of the output, lengths differ and pull them apart again. small_kv: KV cache in 8 bits
-    where the model is computed in 8 or fewer. reserved_bytes: memory per chip that the engine keeps for itself; memory_share:
-    share of the rest that it uses.
+    prefill_first: prompts are read before decoding goes on, so that requests which start together stay together. small_kv: KV
+    cache in 8 bits where the model is computed in 8 or fewer. reserved_bytes: memory per chip that the engine keeps for itself;
+    memory_share: share of the rest that it uses.
     """
 
     name: str = "ideal"
@@ -83,7 +82,6 @@ class Engine:
     expert_evenness: Number = math.inf
     expert_tile_rows: Number = 0.0
     prefill_first: Number = 0.0
-    length_spread: Number = 0.2
     small_kv: Number = 0.0
     reserved_bytes: Number = 0.0
     memory_share: Number = 1.0

@@ -14,7 +14,17 @@ from rich.text import Text
 from steptime.calibrate import NAMES, QUEUE_NAMES
 from steptime.engine import WAIT_NAMES, Engine
 from steptime.units import show
-from steptime.validate import COLUMNS, MEASURED, MOST_SIMULATED, OPTIONAL, Predictions, predict, report
+from steptime.validate import (
+    COLUMNS,
+    MEASURED,
+    MOST_SIMULATED,
+    OPTIONAL,
+    SPREAD,
+    Predictions,
+    predict,
+    report,
+    spread_of,
+)
 from steptime.widgets import table
 
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
@@ -23,8 +33,8 @@ MEANINGS = {
     "model": "Hugging Face id or catalogue name",
     "system": "catalogue name of the system",
     "engine": "vllm, sglang, trtllm, or another",
-    "input_tokens": "nominal prompt tokens",
-    "output_tokens": "nominal output tokens",
+    "input_tokens": "prompt tokens: of the longest, where lengths are drawn",
+    "output_tokens": "output tokens: of the longest, where lengths are drawn",
     "concurrency": "requests in flight in the whole deployment",
     "tp": "tensor parallel ways",
     "pp": "pipeline stages",
@@ -35,9 +45,11 @@ MEANINGS = {
     "ttft_s": "measured time to first token [s]; may be absent",
     "tpot_s": "measured time per output token [s]; may be absent",
     "kv_dtype": "fp8, bf16, ...; by default as the engine keeps it",
-    "input_mean": "mean prompt tokens, instead of 0.9 of nominal",
-    "output_mean": "mean output tokens, instead of 0.9 of nominal",
+    "input_mean": "mean prompt tokens, where known",
+    "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
+    "length_spread": "how far lengths reach to both sides of their mean, as a share; where not given, 1/9 (drawn from 0.8 to 1 "
+    "of the longest) if the id begins with a date or holds cfg, as in the public set, and else 0 (all alike)",
 }
 
 
@@ -80,6 +92,11 @@ def validation_view(
         parts.append(_scatter(rows, predictions, width))
     if "ttft" in tables and not predictions.simulated:
         parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
+    named = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
+    if named and parts:
+        parts.append(
+            Text(f"{named:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
+        )
     parts += [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
     return Group(*parts) if parts else Text("No row has a measured time; --predictions writes what is predicted.")
 

@@ -30,6 +30,7 @@ from steptime.workload import Workload
 SPREAD = 3.0  # standard deviations of the cache's fill that a deployment keeps free
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.95  # of a prompt queue: beyond it waits are long and drift for minutes
+DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
 STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
 
@@ -212,6 +213,7 @@ def closed_loop(
     concurrency: Number,
     input_tokens: Number,
     output_tokens: Number,
+    spread: Number = 0.0,
     engine: Engine,
 ) -> tuple[Number, Number, Step]:
     r"""Return mean TPOT and TTFT [s] of a closed loop of `concurrency` requests in one replica, and its decode step.
@@ -219,7 +221,8 @@ def closed_loop(
     Every request that ends is followed by another, so that a decode step brings $C/O$ prompts, whose prefill $P$ delays all
     who decode: $t = t_{decode} + (C/O) P$. An engine that reads prompts first starts the requests of a burst together, and they
     end together unless their lengths differ: of the share $\omega = CP / (CP + s O t_{decode})$ that stays together, half of
-    the prefill is waited for before the first token. $s$ is `engine.length_spread`. Of the $C$ requests, those run whose caches
+    the prefill is waited for before the first token. $s$ is `spread`, how far lengths reach to both sides of their means, at
+    least `DRIFT`. Of the $C$ requests, those run whose caches
     fit in memory; the others wait for a seat, and their wait is part of TTFT.
 
     Source: conservation of requests (Little's law), lecture section 4.
@@ -230,7 +233,7 @@ def closed_loop(
     prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, mapping=mapping, engine=engine).total
     in_group = running / groups
     burst = in_group * prefill
-    together = engine.prefill_first * burst / (burst + engine.length_spread * output_tokens * decode.total)
+    together = engine.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
     tpot = decode.total + burst / output_tokens * (1 - together / 2)
     busy = burst / (burst + output_tokens * decode.total)
     started = STARTING * burst / 2  # the first requests all come at once

@@ -1,9 +1,10 @@
 """Predicted against measured: reads serving runs, predicts TPOT and TTFT of each, and says how far off it is.
 
-A run is a closed loop of `concurrency` requests on one deployment. Nominal lengths are upper bounds: benchmarks draw lengths
-from a range below them, `LENGTH_SHARE` of nominal on average. Where means are known they stand in columns of their own. TPOT is
-a closed form; TTFT comes from a simulation of the loop where numba is installed, since the burst at the start is a good part
-of it, and else from a closed form too.
+A run is a closed loop of `concurrency` requests on one deployment. Its nominal lengths are the longest: benchmarks draw lengths
+evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths reach to both
+sides of their mean, as a share of it. Where means are known they stand in columns of their own. TPOT is a closed form; TTFT
+comes from a simulation of the loop where numba is installed, since the burst at the start is a good part of it, and else from a
+closed form too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass
@@ -32,15 +34,16 @@ from steptime.model import Model
 from steptime.serving import closed_loop
 from steptime.uncertainty import factors, regime_of
 
-LENGTH_SHARE = 0.9  # mean of lengths drawn evenly from 0.8 to 1.0 of nominal, as serving benchmarks do
+DRAWN = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
 MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
-LENGTH_SPREAD = 0.1  # how far below the longest they reach: between 0.2 of runs that draw them and none of those that fix them
 AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
 MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
-OPTIONAL = ("kv_dtype", *MEANS)
+SPREAD = "length_spread"
+OPTIONAL = ("kv_dtype", *MEANS, SPREAD)
 LARGEST = 1e9  # of a length, a number of requests or of ways
 POSITIVE = (*MEASURED, *MEANS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
@@ -48,7 +51,10 @@ CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtyp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,); lengths are means."""
+    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,); lengths are means.
+
+    spread: how far lengths reach to both sides of their means, as a share.
+    """
 
     index: Number
     model: Model
@@ -58,6 +64,7 @@ class Runs:
     concurrency: Number
     input_tokens: Number
     output_tokens: Number
+    spread: Number
 
 
 def read_runs(
@@ -114,7 +121,30 @@ def _wrong_measure(row: MappingABC[str, str]) -> str:
             good = False
         if not good:
             return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
-    return ""
+    return _wrong_spread(row.get(SPREAD) or "0")
+
+
+def _wrong_spread(text: str) -> str:
+    try:
+        good = 0 <= float(text) <= 1
+    except ValueError:
+        good = False
+    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {text!r}"
+
+
+def spread_of(row: MappingABC[str, str]) -> float:
+    """Return how far the lengths of a run reach to both sides of their mean, as a share of it.
+
+    Its column tells, or how the run is named (`DRAWN_IDS`).
+
+    >>> spread_of({"id": "2026_04_06_llama_c64"}) == spread_of({"id": "llama_c64_cfg7"}) == DRAWN
+    True
+    >>> spread_of({"id": "llama_c64"}), spread_of({"id": "llama_c64", "length_spread": "0.5"})
+    (0.0, 0.5)
+    """
+    if row.get(SPREAD):
+        return float(row[SPREAD])
+    return DRAWN if DRAWN_IDS.match(row["id"]) else 0.0
 
 
 def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
@@ -159,11 +189,12 @@ def grouped(
 
 
 def _columns(rows: list[dict[str, str]]) -> dict[str, Number]:
-    """Return the numbers of rows as arrays; lengths are means, the known ones or a share of nominal ones."""
+    """Return the numbers of rows as arrays; lengths are means, the known ones or those of a range that ends at nominal ones."""
     cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
     columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
-    columns["input_tokens"] = np.maximum(1.0, LENGTH_SHARE * columns["input_tokens"])
-    columns["output_tokens"] = np.maximum(2.0, LENGTH_SHARE * columns["output_tokens"])
+    columns[SPREAD] = np.array(list(map(spread_of, rows)))
+    columns["input_tokens"] = np.maximum(1.0, columns["input_tokens"] / (1 + columns[SPREAD]))
+    columns["output_tokens"] = np.maximum(2.0, columns["output_tokens"] / (1 + columns[SPREAD]))
     for name, mean in zip(NUMBERS, MEANS, strict=False):
         known = [row.get(mean) for row in rows]
         if any(known):
@@ -199,6 +230,7 @@ def _runs(
         concurrency=columns["concurrency"],
         input_tokens=columns["input_tokens"],
         output_tokens=columns["output_tokens"],
+        spread=columns[SPREAD],
     )
 
 
@@ -229,6 +261,7 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
         concurrency=runs.concurrency,
         input_tokens=runs.input_tokens,
         output_tokens=runs.output_tokens,
+        spread=runs.spread,
         engine=engine,
     )
     return tpot, ttft, decode.bound, regime_of(1 - decode.total / tpot)
@@ -248,9 +281,9 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
         runs.system,
         mapping=runs.mapping,
         concurrency=runs.concurrency,
-        input_tokens=runs.input_tokens / LENGTH_SHARE,
-        output_tokens=runs.output_tokens / LENGTH_SHARE,
-        spread=LENGTH_SPREAD,
+        input_tokens=runs.input_tokens,
+        output_tokens=runs.output_tokens,
+        spread=runs.spread,
         engine=engine,
     )
 

@@ -24,6 +24,7 @@ from steptime.engine import WAIT_NAMES, Engine
 from steptime.hardware import Number, System
 from steptime.mapping import Mapping
 from steptime.model import Model
+from steptime.serving import DRIFT
 from steptime.simulate.pace import Pace, pace_of
 from steptime.simulate.policy import Policy, budget_of, kind_of
 from steptime.simulate.pool import DONE
@@ -80,24 +81,26 @@ def closed_loops(
 ) -> Loops:
     """Simulate closed loops of one model on one system; ways of `mapping` and all others broadcast, one entry a run.
 
-    input_tokens and output_tokens are the longest; lengths are drawn evenly from (1 - spread) of them. Runs that share a
-    mapping share a pace. Requests in flight are limited by the cache that the chips have room for; where by this count not one
-    request has room, nothing limits them, since the run was made. Prompts come first where `engine.prefill_first`.
+    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`. Runs
+    that share a mapping share a pace. Requests in flight are limited by the cache that the chips have room for; where by this
+    count not one request has room, nothing limits them, since the run was made. Prompts come first where
+    `engine.prefill_first`.
     """
     ways = np.broadcast_arrays(*(np.asarray(x) for x in (mapping.tp, mapping.pp, mapping.dp, mapping.ep, concurrency)))
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
-    spreads = np.broadcast_to(spread, n)
+    spreads = np.broadcast_to(np.maximum(spread, DRIFT), n)
+    longest = (1 + spreads) * np.stack([inputs, outputs])
     fitted = replace(engine, memory_share=min(float(engine.memory_share), MEMORY_SHARE))
     kind = kind_of(engine)
     queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
     for chosen, one in _alike(table[:, :4]):
-        clients, long = table[chosen, 4], inputs[chosen] + outputs[chosen]
-        budget = [budget_of(fitted, prompt=float(inputs[k]), batch=table[k, 4] / one.dp) for k in chosen]
+        clients, long = table[chosen, 4], longest.sum(axis=0)
+        budget = [budget_of(fitted, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
         pace = pace_of(
             model, system, mapping=one, engine=fitted, max_sequences=int(max(clients)), token_budget=max(budget),
-            contexts=(float(min(inputs[chosen])), float(max(long))), check=False,
+            contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), check=False,
         )  # fmt: skip
         for k, tokens in zip(chosen, budget, strict=True):
             room = kv_room(
@@ -107,7 +110,7 @@ def closed_loops(
                 kind=kind,
                 max_sequences=int(table[k, 4]),
                 token_budget=tokens,
-                kv_tokens=room if room >= inputs[k] + outputs[k] else math.inf,
+                kv_tokens=room if room >= long[k] else math.inf,
                 when_full="queue",
             )
             queued[k], step[k], prompt[k] = _loop(
@@ -128,12 +131,9 @@ def _loop(
 ) -> tuple[float, float, float]:
     """Means of one loop: time from the queue to the end of a prompt [s], time between tokens [s], prompt [tokens]."""
     inputs, outputs, spread = lengths
-    middle = 1 - spread / 2
-    shape: dict[str, Any] = {"shape": "uniform", "spread": spread / 2 / middle}
+    shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
     rounds = min(each, ROUNDS) if clients >= MANY else each
-    traffic = closed_loop(
-        clients, rounds * clients, Lengths(mean=inputs * middle, **shape), Lengths(mean=outputs * middle, **shape), seed=seed
-    )
+    traffic = closed_loop(clients, rounds * clients, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
     found, _, _ = serve(traffic, policy, pace)
     served = found["status"] == DONE
     weight = served * np.where(np.arange(len(found)) < clients, 1.0, (each - 1) / max(rounds - 1, 1))
