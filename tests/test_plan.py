@@ -176,6 +176,29 @@ def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
     assert all(len(line) < 140 for line in lines)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plans_keep_to_what_their_engine_can_overlap(engine):
+    """vLLM and SGLang overlap two batches where groups exchange experts, TensorRT-LLM nowhere; a pipeline has one a stage."""
+    for name, chips in (("llama-3.1-70b", 8), ("deepseek-ai/DeepSeek-V3", 32)):
+        found = st.plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), chips=chips, engine=engine)
+        assert found.pools
+        for pool in found.pools:
+            m = pool.mapping
+            exchanged = m.dp > 1 and m.ep > 1 and engine != "trtllm"
+            assert m.microbatches <= m.pp * (2 if exchanged else 1)
+        assert "have no flag here" not in "\n".join(launch(found, engine))
+
+
+def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
+    found = st.plan(st.load_model("llama-3.1-70b"), st.load_system("hgx-h100"), CHAT, st.Slo(ttft=4), engine="ideal")
+    assert any(pool.mapping.microbatches > pool.mapping.pp for pool in found.pools)
+    for engine in ENGINES:
+        text = "\n".join(launch(found, engine))
+        assert "two micro-batches that overlap have no flag here" in text
+        assert "--enable-dbo" not in text
+        assert "--enable-two-batch-overlap" not in text
+
+
 def test_one_output_token_is_all_prefill():
     found = st.plan(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1))
     assert found.feasible

@@ -26,6 +26,7 @@ NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a 
 ROBUST = 1.0  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
 OWN, OWN_NOISE, OWN_ROBUST = 3.0, 0.05, 10.0  # one's own runs depart further from an engine's mean, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
+TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
 
 
@@ -92,7 +93,8 @@ def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engin
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
     if base is None:
         first = 1.0 if name in PREFILL_FIRST else 0.0
-        base = Engine(name=name, prefill_first=first, step_tokens=STEP_TOKENS.get(name, 2048.0), **HELD)
+        tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
+        base = Engine(name=name, prefill_first=first, step_tokens=tokens, two_batch=two, **HELD)
     return replace(base, **constants)
 
 

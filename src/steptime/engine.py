@@ -43,8 +43,9 @@ class Engine:
     through memory. expert_imbalance: rows on the busiest chip over the mean; expert_evenness: shape of the distribution of
     experts' popularity, infinite where all are alike; expert_tile_rows: rows to which those of an expert are padded.
     prefill_first: prompts are read before decoding goes on, so that requests which start together stay together. small_kv: KV
-    cache in 8 bits where the model is computed in 8 or fewer. reserved_bytes: memory per chip that the engine keeps for itself;
-    memory_share: share of the rest that it uses.
+    cache in 8 bits where the model is computed in 8 or fewer. two_batch: where it overlaps two micro-batches of one stage: 2 in
+    any layout, 1 where attention groups exchange experts, 0 nowhere. reserved_bytes: memory per chip that the engine keeps for
+    itself; memory_share: share of the rest that it uses.
     """
 
     name: str = "ideal"
@@ -83,6 +84,7 @@ class Engine:
     expert_tile_rows: Number = 0.0
     prefill_first: Number = 0.0
     small_kv: Number = 0.0
+    two_batch: Number = 2.0
     reserved_bytes: Number = 0.0
     memory_share: Number = 1.0
     fit: MappingABC[str, Any] = field(default_factory=dict)

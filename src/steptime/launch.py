@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from steptime.mapping import Mapping
 from steptime.plans import Plan, Pool
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -33,6 +34,13 @@ def _per_group(pool: Pool) -> int:
 def _step_tokens(pool: Pool, length: int) -> int:
     """Tokens of one attention group's largest step: its decode batch and a chunk, or a whole pass of prompts."""
     return _per_group(pool) * length if pool.role == "prefill" else _per_group(pool) + max(pool.chunk, 0)
+
+
+def _unsaid(mapping: Mapping, overlaps: bool) -> list[str]:
+    """Say that an engine cannot overlap two micro-batches of a stage where a layout has them."""
+    if mapping.microbatches <= mapping.pp or overlaps:
+        return []
+    return ["# two micro-batches that overlap have no flag here for this layout: expect steps to be slower"]
 
 
 def _wrapped(words: list[str]) -> list[str]:
@@ -61,7 +69,7 @@ def _vllm(model: str, pool: Pool, length: int) -> list[str]:
         words.append(
             "--all2all-backend deepep_low_latency" if pool.role != "prefill" else "--all2all-backend deepep_high_throughput"
         )
-    if m.microbatches > m.pp and m.dp > 1:
+    if m.microbatches > m.pp and m.ep > 1 and m.dp > 1:
         words.append("--enable-dbo")
     words += [
         f"--max-num-seqs {_per_group(pool)}",
@@ -71,8 +79,8 @@ def _vllm(model: str, pool: Pool, length: int) -> list[str]:
     if pool.role != "serve":
         role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
-    note = ["# --max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"] if m.dp > 1 else []
-    return note + _wrapped(words)
+    notes = ["# --max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"] if m.dp > 1 else []
+    return notes + _unsaid(m, m.ep > 1 and m.dp > 1) + _wrapped(words)
 
 
 def _sglang(model: str, pool: Pool, length: int) -> list[str]:
@@ -90,7 +98,7 @@ def _sglang(model: str, pool: Pool, length: int) -> list[str]:
         words.append(f"--ep-size {int(m.ep)}")
     if m.ep > 1 and m.dp > 1:
         words.append("--moe-a2a-backend deepep")
-    if m.microbatches > m.pp and m.dp > 1:
+    if m.microbatches > m.pp and m.ep > 1 and m.dp > 1:
         words.append("--enable-two-batch-overlap")
     chunk = _step_tokens(pool, length) if pool.role == "prefill" else pool.chunk
     words.append(f"--max-running-requests {pool.batch}")
@@ -101,7 +109,7 @@ def _sglang(model: str, pool: Pool, length: int) -> list[str]:
     else:
         words.append(f"--disaggregation-mode {pool.role}")
     words.append(f"--context-length {length}")
-    return notes + _wrapped(words)
+    return notes + _unsaid(m, m.ep > 1 and m.dp > 1) + _wrapped(words)
 
 
 def _trtllm(model: str, pool: Pool, length: int) -> list[str]:
@@ -128,4 +136,4 @@ def _trtllm(model: str, pool: Pool, length: int) -> list[str]:
     ]
     if options:
         words.append("--extra_llm_api_options options.yaml")
-    return notes + write + _wrapped(words)
+    return notes + _unsaid(m, False) + write + _wrapped(words)

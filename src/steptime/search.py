@@ -122,13 +122,27 @@ def batches(most: float, per_octave: int = 2) -> Number:
 
 
 def fitting(case: Case) -> list[Mapping]:
-    """Return the legal mappings whose weights leave room on a chip."""
-    mappings = list(legal(case.model, case.system, case.chips))
+    """Return the legal mappings that the engine can run and whose weights leave room on a chip."""
+    mappings = [m for m in legal(case.model, case.system, case.chips) if can_overlap(case.engine, m)]
     if not mappings:
         return []
     room = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
     weights = np.broadcast_to(weights_per_chip(case.model, stacked(mappings)), (len(mappings),))
     return [mapping for mapping, bytes_ in zip(mappings, weights, strict=True) if bytes_ < room]
+
+
+def can_overlap(engine: Engine, mapping: Mapping) -> bool:
+    """Whether an engine can have the micro-batches of a mapping in flight: one a stage, or two where it overlaps two.
+
+    Sources: https://docs.vllm.ai/en/stable/design/dbo/, https://docs.sglang.io/advanced_features/expert_parallelism.html
+
+    >>> from steptime.engine import IDEAL
+    >>> vllm = replace(IDEAL, two_batch=1)
+    >>> [can_overlap(vllm, m) for m in (Mapping(tp=8), Mapping(tp=8, microbatches=2), Mapping(dp=8, ep=8, microbatches=2))]
+    [True, False, True]
+    """
+    exchanged = mapping.dp > 1 and mapping.ep > 1
+    return bool(mapping.microbatches <= mapping.pp or engine.two_batch >= (1 if exchanged else 2))
 
 
 def take(mapping: Mapping, index: Number) -> Mapping:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of
 STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
 EACH = 10  # requests of each client: benchmarks send ten for each in flight
 ROUNDS, MANY = 4, 16  # of them simulated, from so many clients on: the first, and three that stand for the others
-MEMORY_SHARE = 0.9  # of a chip that engines use unless told otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +91,18 @@ def closed_loops(
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads = np.broadcast_to(np.maximum(spread, DRIFT), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
-    fitted = replace(engine, memory_share=min(float(engine.memory_share), MEMORY_SHARE))
     kind = kind_of(engine)
     queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
     for chosen, one in _alike(table[:, :4]):
         clients, long = table[chosen, 4], longest.sum(axis=0)
-        budget = [budget_of(fitted, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
+        budget = [budget_of(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
         pace = pace_of(
-            model, system, mapping=one, engine=fitted, max_sequences=int(max(clients)), token_budget=max(budget),
+            model, system, mapping=one, engine=engine, max_sequences=int(max(clients)), token_budget=max(budget),
             contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), check=False,
         )  # fmt: skip
         for k, tokens in zip(chosen, budget, strict=True):
             room = kv_room(
-                model, system, mapping=one, engine=fitted, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
+                model, system, mapping=one, engine=engine, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
             )
             policy = Policy(
                 kind=kind,
