@@ -52,7 +52,7 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
 
 
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
-    """Return the file of `name`: a path as it is, a name of the catalogue, or an alias of one."""
+    """Return the file of `name`: a path as it is, a name of the catalogue, or an alias of one; "_" counts as "-"."""
     suffix = SUFFIXES.get(kind, ".toml")
     path = Path(name)
     if path.suffix == suffix or path.is_file():
@@ -60,14 +60,18 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
             return path
         raise DataFileError(name, "no such file")
     known = files(kind, catalog)
-    by_folded = {key.casefold(): path for key, path in known.items()}
-    if name.casefold() in by_folded:
-        return by_folded[name.casefold()]
-    aliases = {alias.casefold(): path for path in known.values() for alias in read_file(path).get("aliases", ())}
-    if name.casefold() in aliases:
-        return aliases[name.casefold()]
+    by_folded = {_folded(key): path for key, path in known.items()}
+    if _folded(name) in by_folded:
+        return by_folded[_folded(name)]
+    aliases = {_folded(alias): path for path in known.values() for alias in read_file(path).get("aliases", ())}
+    if _folded(name) in aliases:
+        return aliases[_folded(name)]
     singular = kind.removesuffix("s")
     raise UnknownName(singular, name, [*known, *aliases], f"`steptime {kind}` lists them; a path to a file works too.")
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "-")
 
 
 @lru_cache(maxsize=512)

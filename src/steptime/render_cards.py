@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steptime.units import show
-from steptime.widgets import bar, sourced, table, usd
+from steptime.widgets import bar, sourced, table
 
 RACK_LIMITS = ("power", "weight", "cables")
 PART_COLOURS = {
@@ -21,7 +21,7 @@ PART_COLOURS = {
 
 def models_view(rows: list[dict[str, Any]]) -> RenderableType:
     """Return the list of models."""
-    shown = table("Model", "Parameters", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4))
+    shown = table("Model", "Params", "Active", "KV a\ntoken", "Weights", numbers=(1, 2, 3, 4))
     for row in rows:
         if "problem" in row:
             shown.add_row(row["name"], Text("cannot be read: " + row["problem"], style="red"), "", "", "")
@@ -191,19 +191,18 @@ def _cache_picture(card: dict[str, Any], width: int) -> Table:
 
 def systems_view(rows: list[dict[str, Any]]) -> RenderableType:
     """Return the list of systems."""
-    shown = table("System", "Domain", "BF16", "FP8", "FP4", "HBM", "HBM speed", "Rent", numbers=range(1, 8))
+    shown = table("System", "Chips", "BF16", "FP8", "FP4", "HBM\nGB", "HBM\nTB/s", "Rent\n$/h", numbers=range(1, 8))
     for row in rows:
         peak = row["peak"]
         shown.add_row(
             row["name"],
             f"{row['scale_up_size']:,.0f}",
             *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
-            show(row["hbm_capacity"], "B"),
-            show(row["hbm_bandwidth"], "B/s"),
-            f"{usd(row['rent'] * 3600)}/h" if math.isfinite(row["rent"]) else "-",
+            *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row["hbm_capacity"] / 1e9, row["hbm_bandwidth"] / 1e12)),
+            f"{row['rent'] * 3600:.2f}" if math.isfinite(row["rent"]) else "-",
         )
     note = (
-        "Peak rates are dense TFLOP/s of a chip, memory and rent of a chip. `steptime systems NAME` shows one with its sources."
+        "Chips of a scale-up domain; per chip: dense TFLOP/s, memory, rent. `steptime systems NAME` shows one with its sources."
     )
     return Group(shown, Text(note))
 
