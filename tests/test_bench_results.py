@@ -72,7 +72,7 @@ def test_a_closed_loop_of_vllm():
     assert found["model"] == "meta-llama/Llama-3.1-8B-Instruct"
     assert (found["engine"], found["measured"]) == ("vllm", "2026-05-20")
     assert (found["input_mean"], found["output_mean"], found["concurrency_mean"]) == ("921.5", "460.5", "16")
-    assert (found["ttft_s"], found["tpot_s"]) == ("0.1", "0.0083")
+    assert (found["ttft_s"], found["tpot_s"], found["requests"]) == ("0.1", "0.0083", "160")
     assert [found[axis] for axis in ("tp", "pp", "dp", "ep")] == ["1", "1", "1", "1"]
 
 

@@ -338,6 +338,7 @@ def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
 
 def loops(model, system, engine, mapping=None):  # of one, 16 and 64 clients
     runs = {"concurrency": np.array([1, 16, 64]), "input_tokens": np.array([1024, 1024, 128])}
+    runs["requests"] = 10 * runs["concurrency"]
     return closed_loops(
         model, system, mapping=mapping or st.Mapping(), output_tokens=np.array([128, 128, 1024]), engine=engine, **runs
     )

@@ -114,6 +114,17 @@ def test_requests_of_equal_length_stay_together():
     assert alike > 2 * apart
 
 
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_a_run_of_few_requests_is_mostly_its_start():
+    """The first of 64 clients wait for each other: all of one request each, a tenth of ten each, hardly any of a long run."""
+    rows = [one(concurrency="64", length_spread="0.5", requests=n) for n in ("64", "640", "", "1000000")]
+    (runs,) = validate.grouped(rows)
+    once, ten, usual, long = validate.loops_of(runs, load_engine("vllm")).queued
+    assert once > 3 * ten > 4 * long
+    assert ten == usual
+    assert np.all(np.diff(predict(rows, simulate=False).ttft[[0, 1, 3]]) < 0)
+
+
 def test_error_figures():
     found = errors(np.array([1.0, 1.0, 1.0, 1.0]), np.array([1.1, 0.9, 1.5, 1.0]), np.full(4, 0.95), np.full(4, 1.05))
     assert found == pytest.approx(
@@ -139,6 +150,7 @@ def test_error_figures():
         ({"input_mean": "-1"}, "input_mean must be a number greater than 0"),
         ({"concurrency_mean": "many"}, "concurrency_mean must be a number greater than 0"),
         ({"length_spread": "1.5"}, "length_spread must be a share from 0 .all alike. to 1, not '1.5'"),
+        ({"requests": "none"}, "requests must be a number greater than 0"),
         ({"length_spread": "wide"}, "length_spread must be a share from 0"),
     ],
 )

@@ -32,7 +32,7 @@ from steptime.catalog import check_positive, load_system
 from steptime.engine import TYPICAL
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.formats import number_format
-from steptime.validate import AXES, DRAWN, SPREAD, checker, read_runs
+from steptime.validate import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
@@ -197,6 +197,7 @@ def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]
         **{f"{key}_tokens": str(max(1, round(mean))) for key, mean in means.items()},
         **{f"{key}_mean": f"{mean:.6g}" for key, mean in means.items()},
         SPREAD: f"{_spread(result):.4g}",
+        REQUESTS: f"{requests:.0f}",
         "concurrency": str(max(1, round(flight))),
         "concurrency_mean": f"{flight:.6g}",
         "ttft_s": "" if ttft is None or at_once else f"{ttft:.6g}",

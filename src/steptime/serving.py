@@ -214,6 +214,7 @@ def closed_loop(
     input_tokens: Number,
     output_tokens: Number,
     spread: Number = 0.0,
+    starting: Number = STARTING,
     engine: Engine,
 ) -> tuple[Number, Number, Step]:
     r"""Return mean TPOT and TTFT [s] of a closed loop of `concurrency` requests in one replica, and its decode step.
@@ -222,8 +223,8 @@ def closed_loop(
     who decode: $t = t_{decode} + (C/O) P$. An engine that reads prompts first starts the requests of a burst together, and they
     end together unless their lengths differ: of the share $\omega = CP / (CP + s O t_{decode})$ that stays together, half of
     the prefill is waited for before the first token. $s$ is `spread`, how far lengths reach to both sides of their means, at
-    least `DRIFT`. Of the $C$ requests, those run whose caches
-    fit in memory; the others wait for a seat, and their wait is part of TTFT.
+    least `DRIFT`. Of the $C$ requests, those run whose caches fit in memory; the others wait for a seat, and their wait is part
+    of TTFT. starting: share of the requests of the whole loop that come together at its start.
 
     Source: conservation of requests (Little's law), lecture section 4.
     """
@@ -236,7 +237,7 @@ def closed_loop(
     together = engine.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
     tpot = decode.total + burst / output_tokens * (1 - together / 2)
     busy = burst / (burst + output_tokens * decode.total)
-    started = STARTING * burst / 2  # the first requests all come at once
+    started = starting * burst / 2
     queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
     waiting = (concurrency - running) / running * output_tokens * tpot
     return tpot, answered(queued, engine) + waiting, decode

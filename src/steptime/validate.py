@@ -42,10 +42,11 @@ NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
 MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
-SPREAD = "length_spread"
-OPTIONAL = ("kv_dtype", *MEANS, SPREAD)
+SPREAD, REQUESTS = "length_spread", "requests"
+OPTIONAL = ("kv_dtype", *MEANS, SPREAD, REQUESTS)
+EACH = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
 LARGEST = 1e9  # of a length, a number of requests or of ways
-POSITIVE = (*MEASURED, *MEANS)
+POSITIVE = (*MEASURED, *MEANS, REQUESTS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 
 
@@ -53,7 +54,7 @@ CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtyp
 class Runs:
     """Measured runs that share model, formats, system and engine, as arrays of shape (runs,); lengths are means.
 
-    spread: how far lengths reach to both sides of their means, as a share.
+    spread: how far lengths reach to both sides of their means, as a share. requests: of the whole run.
     """
 
     index: Number
@@ -65,6 +66,7 @@ class Runs:
     input_tokens: Number
     output_tokens: Number
     spread: Number
+    requests: Number
 
 
 def read_runs(
@@ -199,6 +201,8 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Number]:
         known = [row.get(mean) for row in rows]
         if any(known):
             columns[name] = np.where([bool(text) for text in known], [float(text or 1) for text in known], columns[name])
+    sent = np.array([float(row.get(REQUESTS) or "nan") for row in rows])
+    columns[REQUESTS] = np.where(np.isnan(sent), EACH * columns["concurrency"], sent)
     return columns
 
 
@@ -231,6 +235,7 @@ def _runs(
         input_tokens=columns["input_tokens"],
         output_tokens=columns["output_tokens"],
         spread=columns[SPREAD],
+        requests=columns[REQUESTS],
     )
 
 
@@ -262,6 +267,7 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
         input_tokens=runs.input_tokens,
         output_tokens=runs.output_tokens,
         spread=runs.spread,
+        starting=np.minimum(1.0, runs.concurrency / runs.requests),
         engine=engine,
     )
     return tpot, ttft, decode.bound, regime_of(1 - decode.total / tpot)
@@ -284,6 +290,7 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
         input_tokens=runs.input_tokens,
         output_tokens=runs.output_tokens,
         spread=runs.spread,
+        requests=runs.requests,
         engine=engine,
     )
 

@@ -1,4 +1,4 @@
-r"""Time to first token of benchmark runs: each row a closed loop of C clients that all ask at once at first, 10 C requests.
+r"""Time to first token of benchmark runs: each row a closed loop of C clients that all ask at once at first.
 
 The simulated queue gives what a request waits for prompts before it and for its own. On top of it comes what no step time
 holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode steps until its first
@@ -37,8 +37,7 @@ LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero 
 OWN = np.array([0.5, 0.5, 0.5, 0.5])  # of a user's deployment about an engine
 NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
 STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
-EACH = 10  # requests of each client: benchmarks send ten for each in flight
-ROUNDS, MANY = 4, 16  # of them simulated, from so many clients on: the first, and three that stand for the others
+ROUNDS, FEW, MANY = 4, 10, 16  # rounds simulated with MANY clients or more, and with fewer; the last stand for all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +72,24 @@ def closed_loops(
     concurrency: Number,
     input_tokens: Number,
     output_tokens: Number,
+    requests: Number,
     spread: Number = 0.0,
     engine: Engine,
-    each: int = EACH,
     seed: int = 0,
 ) -> Loops:
     """Simulate closed loops of one model on one system; ways of `mapping` and all others broadcast, one entry a run.
 
-    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`. Runs
-    that share a mapping share a pace. Requests in flight are limited by the cache that the chips have room for; where by this
-    count not one request has room, nothing limits them, since the run was made. Prompts come first where
-    `engine.prefill_first`.
+    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`.
+    requests: of the whole loop, at least one of each client. Runs that share a mapping share a pace. Requests in flight are
+    limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
+    the run was made. Prompts come first where `engine.prefill_first`.
     """
     ways = np.broadcast_arrays(*(np.asarray(x) for x in (mapping.tp, mapping.pp, mapping.dp, mapping.ep, concurrency)))
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
     spreads = np.broadcast_to(np.maximum(spread, DRIFT), n)
+    total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = kind_of(engine)
     queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
@@ -112,7 +112,7 @@ def closed_loops(
                 when_full="queue",
             )
             queued[k], step[k], prompt[k] = _loop(
-                pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), each, seed
+                pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed
             )
     return Loops(queued=queued, step=step, prompt=prompt, groups=table[:, 2])
 
@@ -125,16 +125,16 @@ def _alike(ways: Number) -> Iterator[tuple[Number, Mapping]]:
 
 
 def _loop(
-    pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], each: int, seed: int
+    pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], total: int, seed: int
 ) -> tuple[float, float, float]:
     """Means of one loop: time from the queue to the end of a prompt [s], time between tokens [s], prompt [tokens]."""
     inputs, outputs, spread = lengths
     shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
-    rounds = min(each, ROUNDS) if clients >= MANY else each
-    traffic = closed_loop(clients, rounds * clients, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
+    n = min(total, clients * (ROUNDS if clients >= MANY else FEW))
+    traffic = closed_loop(clients, n, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
     found, _, _ = serve(traffic, policy, pace)
     served = found["status"] == DONE
-    weight = served * np.where(np.arange(len(found)) < clients, 1.0, (each - 1) / max(rounds - 1, 1))
+    weight = served * np.where(np.arange(n) < clients, 1.0, (total - clients) / max(n - clients, 1))
     if not weight.any():
         return math.nan, math.nan, math.nan
     between = (found["finish"] - found["first"]) / np.maximum(found["outputs"] - 1, 1)
