@@ -90,7 +90,8 @@ def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=
     coefficients = rates(
         policy.max_sequences, decode=decode, each=each, context=context, row=row, pair=pair, key=pair, tick=tick, groups=groups
     )
-    expected = reference.serve(requests.copy(), rules_of(policy, groups, clients, before), coefficients, clients=clients)
+    rules = rules_of(policy, groups, clients, before)
+    expected = reference.serve(requests.copy(), rules, coefficients, clients=clients)
     run(policy, coefficients, requests, clients, before)
     for name in ("arrival", "scheduled", "first", "finish", "preempted"):
         want = [getattr(job, name) for job in expected if name != "arrival" or not math.isnan(job.finish)]
@@ -102,7 +103,7 @@ def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=
 @settings(max_examples=300)
 @given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.booleans(), BEFORE)
 def test_same_times_to_the_last_bit(policy, numbers, rows, ready, before):
-    same(policy, numbers, made(rows, policy.ranks, ready=ready and policy.kind == "continuous"), before=before)
+    same(policy, numbers, made(rows, policy.ranks, ready=ready), before=before)
 
 
 @settings(max_examples=100)

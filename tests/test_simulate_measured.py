@@ -93,7 +93,7 @@ def test_a_run_that_is_short_of_cache(one_chip, of_one):
     with (RUNS / "RTX4090_Llama-3.1-8B" / "timeseries.csv").open() as file:
         seen = list(csv.DictReader(file))
     at = np.array([float(row["t"]) for row in seen])
-    line = timeline(found, rules, pool, points=2000)
+    line = timeline(found, [(rules, pool)], points=2000)
     decoding = np.interp(at, line["seconds"], line["decoding"])
     kv = np.interp(at, line["seconds"], line["kv"])
     running = np.array([float(row["running"]) for row in seen])

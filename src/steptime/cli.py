@@ -48,8 +48,8 @@ def plan(
     system: SYSTEM,
     input_: Annotated[int, typer.Option("--input", help="Prompt tokens of a request.")] = 1024,
     output: Annotated[int, typer.Option("--output", help="Output tokens of a request.")] = 1024,
-    speed: Annotated[float | None, typer.Option(help="Least output speed for each user [tok/s].")] = None,
-    ttft: Annotated[float | None, typer.Option(help="Longest mean time to first token [s].")] = None,
+    speed: Annotated[float | None, typer.Option(help="Least output speed for each user, in tok/s.")] = None,
+    ttft: Annotated[float | None, typer.Option(help="Longest mean time to first token, in s.")] = None,
     chips: Annotated[int | None, typer.Option(help="Chips to use; by default one scale-up domain.")] = None,
     cached: Annotated[float, typer.Option(help="Share of the prompt that a prefix cache holds (0 to 1).")] = 0.0,
     mode: Annotated[
@@ -372,7 +372,12 @@ app.command(
     epilog="Examples:  steptime calibrate runs.csv --prior vllm --engine mine --out mine.toml    "
     "steptime calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8"
 )(calibrate)
-app.command(epilog="Example:  steptime simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2")(simulate)
+app.command(
+    epilog="Examples:  steptime simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2    "
+    "steptime simulate llama-3.1-8b hgx-h100 --find-rate --ttft 0.5 --speed 50    "
+    "steptime simulate llama-3.1-70b hgx-h100 --tp 4 --concurrency 64    "
+    "steptime simulate qwen3-32b hgx-h200 --tp 2 --replicas 2 --prefill-replicas 2 --trace requests.csv"
+)(simulate)
 
 
 def main() -> None:

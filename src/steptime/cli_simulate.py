@@ -32,15 +32,16 @@ from steptime.cli_options import (
 if TYPE_CHECKING:
     from steptime.engine import Engine
     from steptime.hardware import System
+    from steptime.mapping import Mapping
     from steptime.model import Model
     from steptime.plans import Plan
     from steptime.simulate.cache import Cache
-    from steptime.simulate.run import Simulation
     from steptime.simulate.search import Replay
     from steptime.simulate.traffic import Lengths, Traffic
 
 
 def simulate(
+    ctx: typer.Context,
     model: MODEL,
     system: SYSTEM,
     trace: Annotated[
@@ -79,7 +80,7 @@ def simulate(
     ] = None,
     kv_tokens: Annotated[
         float | None,
-        typer.Option(help="KV room of a replica [tokens]; by default what the chips hold.", rich_help_panel="Policy"),
+        typer.Option(help="KV room of a replica, in tokens; by default what the chips hold.", rich_help_panel="Policy"),
     ] = None,
     when_full: Annotated[str, typer.Option(help="recompute (preempt) or queue.", rich_help_panel="Policy")] = "recompute",
     interval: Annotated[
@@ -115,8 +116,8 @@ def simulate(
     prefill_tp: Annotated[
         int | None, typer.Option(help="Their tensor parallel ways; by default --tp.", rich_help_panel="Layout")
     ] = None,
-    speed: Annotated[float | None, typer.Option(help="Least output speed for each user [tok/s].")] = None,
-    ttft: Annotated[float | None, typer.Option(help="Longest time to first token [s].")] = None,
+    speed: Annotated[float | None, typer.Option(help="Least output speed for each user, in tok/s.")] = None,
+    ttft: Annotated[float | None, typer.Option(help="Longest time to first token, in s.")] = None,
     quantile: Annotated[str, typer.Option(help="At which the limits hold: mean, p50, p90, p95 or p99.")] = "p99",
     engine: ENGINE = None,
     weights: WEIGHTS = "",
@@ -133,27 +134,60 @@ def simulate(
     json: JSON = False,
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
-    from steptime.errors import RangeError
+    from steptime.errors import RangeError, UnknownName
     from steptime.mapping import Mapping
+    from steptime.uncertainty import has_range
     from steptime.workload import Slo
 
     if (trace is not None) + (rate is not None) + (concurrency is not None) + find_rate != 1:
         raise RangeError("give one of --trace FILE, --rate R, --concurrency C or --find-rate")
+    drawn, random, once = trace is None, rate is not None or find_rate, not find_rate
+    _all_of_use(
+        ctx,
+        {
+            "--rate, --concurrency or --find-rate; a trace has its own": (drawn, "input_ output lengths spread"),
+            "--rate or --find-rate": (random, "arrivals burst fast_share"),
+            "--trace": (not drawn, "rate_scale"),
+            "a run at one rate, not --find-rate": (once, "export chrome range_"),
+            "--arrivals gamma": (arrivals == "gamma", "burst"),
+            "--lengths uniform or lognormal": (lengths != "fixed", "spread"),
+            "--spread greater than 0, unless fixed": (lengths == "fixed" or spread > 0, "lengths"),
+            "--policy train": (policy == "train", "interval"),
+            "--policy static": (policy == "static", "patience"),
+            "--prefixes": (prefixes != 0, "prefix_tokens"),
+            "--prefixes or a trace with hash_ids": (prefixes != 0 or not drawn, "prefix_cache"),
+            "--prefix-cache, unless round-robin or least-loaded": (bool(prefix_cache) or route != "prefix-aware", "route"),
+            "--prefill-replicas": (prefill_replicas > 0, "prefill_tp"),
+            "--fast-replicas": (fast_replicas > 0, "fast_sequences"),
+            "--fast-share, the share of requests that they serve": (fast_share > 0, "fast_replicas"),
+        },
+    )
     need_numba()
     from steptime.blackboard import drain_seconds
     from steptime.simulate.policy import Policy, budget_of, kind_of
-    from steptime.simulate.run import simulate as run
+    from steptime.simulate.search import QUANTILES
     from steptime.simulate.traffic import Lengths, with_sessions
 
     machine = read_system(system, set_, catalog)
     described = read_model(model, weights, experts, kv, catalog)
     runs_on = read_engine(engine, imbalance, machine, catalog)
+    if quantile not in QUANTILES:
+        raise UnknownName("quantile", quantile, tuple(QUANTILES), f"Known: {', '.join(QUANTILES)}.")
+    if range_ and not has_range(runs_on):
+        raise RangeError("--range needs an engine with a range: the ideal one is a bound")
     sizes = (Lengths(mean=input_, shape=lengths, spread=spread), Lengths(mean=output, shape=lengths, spread=spread))
+
+    def traffic_at(rate: float | None, count: int | None) -> Traffic:
+        made = _traffic(trace, rate, concurrency, count, sizes, arrivals, burst, rate_scale, fast_share, seed)
+        return with_sessions(made, prefixes=prefixes, prefix_tokens=prefix_tokens, seed=seed) if prefixes else made
+
+    played = None if find_rate else traffic_at(rate, requests)
+    prompt = float(input_ if played is None or drawn else max(played.inputs))
     hbm = machine.chip.hbm
     schedule = Policy(
         kind=policy or kind_of(runs_on),
         max_sequences=max_sequences,
-        token_budget=budget_of(runs_on, prompt=input_, batch=max_sequences) if token_budget is None else token_budget,
+        token_budget=budget_of(runs_on, prompt=prompt, batch=max_sequences) if token_budget is None else token_budget,
         kv_tokens=math.inf if kv_tokens is None else kv_tokens,
         when_full=when_full,
         interval=float(drain_seconds(hbm.capacity, hbm.bandwidth)) if interval is None else interval,
@@ -164,57 +198,83 @@ def simulate(
     )
     slo = Slo(tpot=math.inf if speed is None else reciprocal("speed", speed), ttft=math.inf if ttft is None else ttft)
     mapping = Mapping(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp, replicas=replicas)
-    prefill = Mapping(tp=prefill_tp or tp, replicas=prefill_replicas) if prefill_replicas else None
+    prefill = Mapping(tp=tp if prefill_tp is None else prefill_tp, replicas=prefill_replicas) if prefill_replicas else None
     given: dict[str, Any] = {"mapping": mapping, "engine": runs_on, "policy": schedule, "slo": slo, "prefill": prefill}
     if fast_replicas:
-        if not fast_share:
-            raise RangeError("--fast-replicas needs --fast-share, the share of requests that they serve")
-        given |= {"fast": replace(schedule, max_sequences=fast_sequences or max_sequences), "fast_replicas": fast_replicas}
-    if find_rate:
-        from steptime.simulate.search import highest_rate, rates
+        seats = max_sequences if fast_sequences is None else fast_sequences
+        given |= {"fast": replace(schedule, max_sequences=seats), "fast_replicas": fast_replicas}
+    given["cache"] = _cache(prefix_cache, machine, prefill or mapping)
+    if played is None:
+        _find_rate(described, machine, traffic_at, 4000 if requests is None else requests, given, quantile, json)
+    else:
+        _run(described, machine, played, given, export, chrome, range_, json)
 
-        best, points = highest_rate(
-            rates(described, machine, *sizes, requests=requests or 4000, seed=seed, **given), slo=slo, quantile=quantile
-        )
-        if json:
-            print_json({"highest_rate": best, "quantile": quantile, "points": points})
-            return
-        from steptime.render_simulation import rate_view
 
-        console = console_of()
-        console.print(rate_view(best, points, quantile, console.width))
+def _find_rate(
+    model: Model,
+    system: System,
+    traffic: Callable[[float | None, int | None], Traffic],
+    requests: int,
+    given: dict[str, Any],
+    quantile: str,
+    json: bool,
+) -> None:
+    """Search the highest rate within the limits, and print it."""
+    from steptime.render_simulation import rate_view
+    from steptime.simulate.search import highest_rate, rates
+
+    run = rates(model, system, traffic, requests=requests, **given)
+    best, points = highest_rate(run, slo=given["slo"], quantile=quantile)
+    if json:
+        found = {"policy": given["policy"], "highest_rate": best, "quantile": quantile, "points": points}
+        print_json(_about(model, system, given) | found)
         return
-    traffic = _traffic(trace, rate, concurrency, requests, sizes, arrivals, burst, rate_scale, fast_share, seed)
-    if prefixes:
-        traffic = with_sessions(traffic, prefixes=prefixes, prefix_tokens=prefix_tokens, seed=seed)
-    again = partial(run, described, machine, traffic, cache=_cache(prefix_cache, machine), **given)
-    found = _with_progress(len(traffic), json, lambda progress: again(progress=progress))
-    ends = _at_the_ends(runs_on, machine, again) if range_ else {}
-    from steptime.simulate import export as files
+    console = console_of()
+    console.print(rate_view(best, points, quantile, console.width))
 
+
+def _run(
+    model: Model, system: System, traffic: Traffic, given: dict[str, Any], export: str, chrome: str, ends: bool, json: bool
+) -> None:
+    """Serve a traffic, at both `ends` of the engine's range too if asked, write files and print what came of it."""
+    from steptime.simulate import export as files
+    from steptime.simulate.run import simulate as run
+    from steptime.uncertainty import widest
+
+    files.check_paths(export, chrome)
+    again = partial(run, model, system, traffic, **given)
+    found = _with_progress(len(traffic), json, lambda progress: again(progress=progress))
+    slower = {slowness: again(slowness=slowness) for slowness in (widest(given["engine"], system) if ends else ())}
     if export:
         files.write_requests(export, found.requests)
-    if chrome:
-        files.write_chrome_trace(chrome, found)
+    left = files.write_chrome_trace(chrome, found) if chrome else 0
     if json:
-        print_json(
-            {"model": described.name, "system": machine.name, "engine": runs_on.name, "mapping": mapping}
-            | files.report(found)
-            | {"range": [{"slowness": slowness, "answers": end.answers} for slowness, end in ends.items()]}
-        )
+        ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
+        print_json(_about(model, system, given) | files.report(found) | {"range": ranges})
         return
     from steptime.render_simulation import range_view, simulation_title, simulation_view
 
     console = console_of()
-    title = simulation_title(described.name, machine.chip.name, found, mapping, runs_on.name)
-    console.print(simulation_view(title, found, console.width), *([range_view(found, ends)] if ends else []), sep="\n")
+    title = simulation_title(model.name, system.chip.name, found, given["mapping"], given["engine"].name)
+    console.print(simulation_view(title, found, console.width), *([range_view(found, slower)] if slower else []), sep="\n")
+    if left:
+        console.print(f"{chrome} leaves the last {left:,} requests out.")
 
 
-def _at_the_ends(engine: Engine, system: System, run: Callable[..., Simulation]) -> dict[float, Simulation]:
-    """Return the simulation at both ends of the engine's 90 % range, by how slow its steps are; none for the ideal."""
-    from steptime.uncertainty import has_range, widest
+def _about(model: Model, system: System, given: dict[str, Any]) -> dict[str, Any]:
+    """What was run on what, in JSON."""
+    return {"model": model.name, "system": system.name, "engine": given["engine"].name, "mapping": given["mapping"]}
 
-    return {slowness: run(slowness=slowness) for slowness in widest(engine, system)} if has_range(engine) else {}
+
+def _all_of_use(ctx: typer.Context, needs: dict[str, tuple[bool, str]]) -> None:
+    """Raise RangeError for an option that was given and would be of no use; `needs` says which need what, and if it holds."""
+    from steptime.errors import RangeError
+
+    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    for what, (holds, names) in needs.items():
+        idle = [name for name in names.split() if name in given]
+        if idle and not holds:
+            raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")
 
 
 def need_numba() -> None:
@@ -275,32 +335,47 @@ def _traffic(
     if not fast_share:
         return open_loop(rate, count, *sizes, kind=arrivals, burst=burst, seed=seed)
     fast = max(1, round(count * fast_share))
+    if count < 2:
+        raise RangeError("two classes need at least 2 requests")
     parts = ((fast_share, fast), (1 - fast_share, max(1, count - fast)))
     return merged(
         [open_loop(rate * share, n, *sizes, kind=arrivals, burst=burst, seed=seed + k) for k, (share, n) in enumerate(parts)]
     )
 
 
-def _cache(text: str, machine: Any) -> Cache | None:
-    """Read tiers such as hbm=20GB,host=1TB: capacities here, bandwidths from the machine."""
+def _cache(text: str, machine: System, mapping: Mapping) -> Cache | None:
+    """Read tiers of a replica such as hbm=20GB,host=1TB: capacities here, bandwidths and order from the machine.
+
+    The chips' own memory comes first, of no capacity unless given: only there is a block of use without a load.
+    """
     if not text:
         return None
     from steptime.errors import RangeError, UnknownName
     from steptime.simulate.cache import Cache, Tier
-    from steptime.units import parse
+    from steptime.units import parse, show
 
-    known = {tier.name: tier for tier in (machine.chip.hbm, *machine.tiers)}
-    tiers = []
+    hbm = machine.chip.hbm
+    known = {tier.name: tier for tier in (hbm, *machine.tiers)}
+    sizes = {hbm.name: 0.0}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
         if not equals:
             raise RangeError(f"{part!r} is not TIER=CAPACITY, such as host=1TB")
         if name not in known:
             raise UnknownName("memory tier", name, known, f"Known: {', '.join(known)}.")
-        tier = known[name]
-        latency = float(getattr(tier, "latency", 0.0) or 0.0)
-        tiers.append(Tier(name=name, capacity=parse(size, "B"), bandwidth=float(tier.bandwidth), latency=latency))
-    return Cache(tiers=tuple(tiers))
+        if sizes.get(name):
+            raise RangeError(f"{name} is given twice")
+        sizes[name] = parse(size, "B")
+    most = float(hbm.capacity) * int(mapping.chips)
+    if sizes[hbm.name] > most:
+        raise RangeError(f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(most, 'B')} of a replica's chips")
+    return Cache(
+        tiers=tuple(
+            Tier(name=name, capacity=sizes[name], bandwidth=float(tier.bandwidth), latency=float(tier.latency or 0.0))
+            for name, tier in known.items()
+            if name in sizes
+        )
+    )
 
 
 def _with_progress(total: int, quiet: bool, work: Any) -> Any:

@@ -48,8 +48,8 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
 
 def _verdict(a: Answers) -> Text:
     text = Text.assemble((a.verdict, COLOURS.get(a.verdict, "bold green")), f": {a.why}.")
-    if a.rejected:
-        text.append(f" {a.rejected:,} of {a.sent:,} requests can never fit and were rejected.", style="yellow")
+    if a.rejected and a.served:
+        text.append(f" {a.rejected:,} of {a.sent:,} requests were rejected: {a.rejected_why}.", style="yellow")
     return text
 
 
@@ -83,13 +83,15 @@ def _rates(a: Answers, found: Simulation) -> Table:
     cells = [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
         ("Throughput", f"{a.requests_per_second:,.4g} requests/s"),
-        ("Within the limits", f"{a.within_limits:.1%}, {a.goodput:,.4g} requests/s"),
+        ("Within the limits", f"{a.within_limits:.1%}, {a.goodput:,.4g} requests/s")
+        if found.limited
+        else ("Input", show(a.input_tokens_per_second, "tok/s")),
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output of each chip", show(a.output_tokens_per_second / found.chips, "tok/s")),
         ("Per million output tokens", money),
         ("Busy", f"{a.utilisation:.0%} of the time"),
-        ("Decode batch", f"{a.batch:,.1f} of {found.policy.max_sequences:,}"),
-        ("KV cache taken", f"{a.kv:.0%} of {found.policy.kv_tokens:,.0f} tokens"),
+        ("Decode batch", f"{a.batch:,.1f}" + ("" if found.fast_replicas else f" of {found.policy.max_sequences:,}")),
+        ("KV cache taken", f"{a.kv:.0%}" + ("" if found.fast_replicas else f" of {found.policy.kv_tokens:,.0f} tokens")),
         ("Waiting", f"{a.queue:,.1f} requests"),
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{found.chips:,}"),
@@ -103,7 +105,7 @@ def _figure(width: int, rows: int) -> Any:
     import plotille
 
     figure = plotille.Figure()
-    figure.width, figure.height, figure.origin, figure.with_colors = max(30, min(60, width - 24)), rows, False, True
+    figure.width, figure.height, figure.origin, figure.with_colors = max(30, min(60, width - 36)), rows, False, True
     figure.color_mode = "names"
     return figure
 
@@ -167,10 +169,11 @@ def _cache(use: CacheUse) -> RenderableType:
 def rate_view(rate: float, points: Sequence[RatePoint], quantile: str, width: int) -> RenderableType:
     """Return the search for the highest rate: a plot of latency against rate, and the points."""
     parts: list[RenderableType] = []
-    if len(points) > 1:
+    drawn = [p for p in points if math.isfinite(p.ttft)]
+    if len(drawn) > 1:
         figure = _figure(width, 10)
-        x = np.log10([p.rate for p in points])
-        y = np.log10([max(p.ttft, 1e-9) for p in points])
+        x = np.log10([p.rate for p in drawn])
+        y = np.log10([max(p.ttft, 1e-9) for p in drawn])
         figure.set_x_limits(float(x.min()) - 0.05, float(x.max()) + 0.05)
         figure.set_y_limits(float(y.min()) - 0.1, float(max(y.max(), y.min() + 0.2)) + 0.1)
         figure.x_ticks_fkt, figure.y_ticks_fkt = lambda value, _: f"{10**value:.3g}", _seconds
@@ -180,9 +183,14 @@ def rate_view(rate: float, points: Sequence[RatePoint], quantile: str, width: in
     shown = table("Requests/s", f"TTFT {quantile}", f"TPOT {quantile}", "", numbers=(0, 1, 2))
     for p in points:
         shown.add_row(
-            f"{p.rate:.4g}", show(p.ttft, "s"), show(p.tpot, "s"), Text(p.verdict if p.good else f"{p.verdict}, limits not met")
+            f"{p.rate:.4g}",
+            *("-" if math.isnan(value) else show(value, "s") for value in (p.ttft, p.tpot)),
+            Text(p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"),
         )
     best = f"{rate:,.4g} requests/s is the highest rate within the limits" if rate else "no rate is within the limits"
+    why = next((p.why for p in points if p.why), "")
+    if not rate and why:
+        best += f": {why}"
     return Group(*parts, shown, Text(best + f", at {quantile}.", style="bold green" if rate else "bold red"))
 
 
@@ -221,7 +229,8 @@ def simulation_title(model: str, chip: str, found: Simulation, mapping: Any, eng
     """Say in a line what was run on what."""
     extra = f", {found.prefill_replicas} prefill replicas" if found.prefill_replicas else ""
     layout = show_mapping(mapping) + extra
-    return (
-        f"{model} on {found.chips} x {chip} ({layout}), engine {engine}: {found.answers.sent:,} requests, "
-        f"{found.traffic.name}, {found.policy.kind} batching"
+    kind = (
+        f"a train every {show(found.policy.interval, 's')}" if found.policy.kind == "train" else f"{found.policy.kind} batching"
     )
+    sent = f"{found.answers.sent:,} request" + ("s" if found.answers.sent > 1 else "")
+    return f"{model} on {found.chips} x {chip} ({layout}), engine {engine}: {sent}, {found.traffic.name}, {kind}"

@@ -189,7 +189,7 @@ def _walk(
             hits[i, t] += 1
             k += 1
         cached[i] = (k - low) * block
-        while k < high and where[r, ids[k]] >= 0:
+        while k < high and where[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
             skipped[i] += 1
             k += 1
         given[r] += inputs[i] - cached[i]

@@ -17,6 +17,7 @@ from steptime.simulate.run import Simulation
 from steptime.simulate.search import Replay
 
 COLUMNS = ("arrival", "inputs", "outputs", "rank", "cached", "scheduled", "first", "finish", "preempted", "replica")
+APART = ("moved", "resumed")  # of a decode pool of its own: when the cache was there, when it was seated
 MICRO = 1e6  # the Chrome trace counts microseconds
 
 
@@ -56,13 +57,26 @@ def replay_report(found: Replay) -> dict[str, Any]:
     return {name: getattr(found, name) for name in names} | {"answers": found.simulation.answers}
 
 
+def check_paths(requests: str, chrome: str) -> None:
+    """Raise DataFileError, before a run, for a file that could not be written after it."""
+    for path in filter(None, (requests, chrome)):
+        if not Path(path).resolve().parent.is_dir():
+            raise DataFileError(path, "cannot be written: its folder does not exist")
+        if Path(path).is_dir():
+            raise DataFileError(path, "is a folder")
+    if requests and Path(requests).suffix.casefold() not in (".csv", ".parquet"):
+        raise InputError(f"{requests}: requests are written to a .csv or a .parquet file")
+
+
 def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
     """Write one row a request to a .csv or a .parquet file (which needs pyarrow): seconds, tokens, and status."""
     place = Path(path)
+    check_paths(str(path), "")
     status = np.select([requests["status"] == DONE, requests["status"] == REJECTED], ["served", "rejected"], "unserved")
-    columns = {name: requests[name] for name in COLUMNS} | {"status": status}
+    names = COLUMNS + (APART if np.isfinite(requests["moved"]).any() else ())
+    columns = {name: requests[name] for name in names} | {"status": status}
     try:
-        if place.suffix == ".parquet":
+        if place.suffix.casefold() == ".parquet":
             try:
                 import pyarrow
                 from pyarrow import parquet
@@ -70,8 +84,6 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
                 raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file") from None
             parquet.write_table(pyarrow.table(columns), place)
             return
-        if place.suffix != ".csv":
-            raise InputError(f"{path}: requests are written to a .csv or a .parquet file")
         with place.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
@@ -80,17 +92,25 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
         raise DataFileError(path, f"cannot be written: {error.strerror}") from None
 
 
-def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, most: int = 20_000) -> None:
-    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev): wait, prefill and decode of `most` requests, counters."""
-    events: list[dict[str, Any]] = []
-    done = simulation.requests[simulation.requests["status"] == DONE][:most]
+def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, most: int = 20_000) -> int:
+    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev): prefill and decode of `most` requests, counters over time.
+
+    A process is a replica that reads prompts. Returns how many requests were left out.
+    """
+    every = simulation.requests[simulation.requests["status"] == DONE]
+    done = every[:most]
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": int(r), "args": {"name": f"replica {int(r)}"}}
+        for r in np.unique(done["replica"])
+    ]
     lanes: dict[int, list[float]] = {}
     for row in done:
         replica = int(row["replica"])
         free = lanes.setdefault(replica, [])
         lane = next((k for k, end in enumerate(free) if end <= row["scheduled"]), len(free))
         free[lane:] = [row["finish"], *free[lane + 1 :]]
-        for name, begin, end in (("prefill", "scheduled", "first"), ("decode", "first", "finish")):
+        resumed = "first" if np.isnan(row["resumed"]) else "resumed"
+        for name, begin, end in (("prefill", "scheduled", "first"), ("decode", resumed, "finish")):
             events.append(
                 {
                     "name": name,
@@ -117,3 +137,4 @@ def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, 
         Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror}") from None
+    return len(every) - len(done)

@@ -18,13 +18,17 @@ import numpy as np
 from steptime.simulate.moves import (
     arrive,
     ask_again,
+    clear,
     complete,
+    first_arrival,
+    idle_until,
     join,
-    next_arrival,
+    next_ready,
     next_waiting,
     pass_time,
     preempt,
     prompts_end,
+    ready_by,
     record_gaps,
     seat,
     soonest,
@@ -34,6 +38,7 @@ from steptime.simulate.pool import (
     CONTEXT,
     DECODES,
     FREE,
+    LIVE,
     PARTIAL,
     PREFILL_FIRST,
     QUEUED,
@@ -89,9 +94,9 @@ def lone_time(rates: Rates, b: int, rows: int, pairs: float, keys: float) -> Any
 
 
 @compiled
-def read(q: Any, rules: Rules, i: int, budget: int) -> Any:
-    """Read the next chunk of a prompt: tokens, pairs of query and key, and keys."""
-    c = min(q[i].left, max(budget, 0), FAR if rules.kind == STATIC else rules.chunk)
+def read(q: Any, i: int, budget: int, most: int) -> Any:
+    """Read the next chunk of a prompt, of `most` tokens: tokens, pairs of query and key, and keys."""
+    c = min(q[i].left, max(budget, 0), most)
     pairs = c * float(q[i].read) + c * (c + 1.0) / 2.0
     keys = float(q[i].read + c)
     q[i].read += c
@@ -124,9 +129,20 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     now = p.seconds[r, CLOCK]
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
-    if rules.kind == STATIC and p.count[r, SEATS] == 0 and p.count[r, QUEUED] < rules.seats:
-        return max(now, next_arrival(q, p, rules, r, now) + rules.patience)
+    if rules.kind == STATIC and p.count[r, SEATS] == 0 and ready_by(q, p, rules, r, now, rules.seats) < rules.seats:
+        return max(now, min(next_ready(q, p, rules, r, now), first_arrival(q, p, rules, r, now) + rules.patience))
     return now
+
+
+@compiled
+def fills(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bool:
+    """Whether a static batch that is not full goes on waiting for more, of what is on its way or comes from `until` on."""
+    if rules.kind != STATIC or p.count[r, SEATS] > 0:
+        return False
+    now = p.seconds[r, CLOCK]
+    leaves = first_arrival(q, p, rules, r, now) + rules.patience
+    more = min(leaves, until, next_ready(q, p, rules, r, now)) < np.inf
+    return now < leaves and more and ready_by(q, p, rules, r, now, rules.seats) < rules.seats
 
 
 @compiled
@@ -165,15 +181,17 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             wakes = soonest(q, p, rules, r, p.seconds[r, CLOCK])
             if wakes >= until and until < np.inf:
                 return
-            p.seconds[r, CLOCK] = wakes
+            idle_until(p, r, wakes)
         leaves = departure(q, p, rules, r)
         if leaves >= until and until < np.inf:
             return
         if leaves < np.inf:  # else nothing more comes that would fill the batch
             p.seconds[r, CLOCK] = leaves
+        if fills(q, p, rules, r, until):
+            continue
         decode = not first
         pressed = False
-        rows, pairs, keys, chunks, ends, load, alone = 0, 0.0, 0.0, 0, 0, 0.0, 0.0
+        rows, pairs, keys, chunks, ends, load, alone, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0
         while True:
             wanted = blocks_wanted(p, rules, r)
             while decode and wanted > p.count[r, FREE]:
@@ -184,6 +202,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             if static:
                 budget = FAR if p.count[r, DECODES] == 0 else 0
             b = p.count[r, DECODES] if decode else 0
+            most = FAR if static else max(1, rules.chunk - rules.query * (b // rates.groups))
             half = p.count[r, PARTIAL]
             p.count[r, PARTIAL] = 0
             at = 0
@@ -207,10 +226,11 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                     if ready:
                         q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
                         join(q, p, rules, r, i)
+                        joins += 1
                         wanted = blocks_wanted(p, rules, r)
                         budget -= rules.query
                         continue
-                c, more, reach = read(q, rules, i, budget)
+                c, more, reach = read(q, i, budget, most)
                 if c > 0:
                     rows += c
                     pairs += more
@@ -233,7 +253,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if rows == 0:
             if b == 0:
                 return
-            n = 1 if pressed or load > 0.0 else run_length(q, p, rules, rates, r, until, stop)
+            n = 1 if pressed or load > 0.0 or (first and joins > 0) else run_length(q, p, rules, rates, r, until, stop)
             seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
@@ -249,10 +269,14 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         elif p.count[r, DECODES] > 0:
             p.seconds[r, STALL] += seconds
         pass_time(p, r, seconds, (free + p.count[r, FREE]) / 2)
+        if rules.kind == TRAIN:  # sums of intervals are multiples of it, whatever their rounding
+            p.seconds[r, CLOCK] = np.rint(p.seconds[r, CLOCK] / rules.interval) * rules.interval
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
             prompts_end(q, p, rules, r, ends, following)
+        if static and p.count[r, LIVE] == 0:
+            clear(p, rules, r)
 
 
 @compiled
@@ -270,10 +294,10 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
     """Send requests `begin` to `end` in order of arrival to their replicas; run until all is served where `end` is beyond the
     last.
 
-    `route` names the replica of each, or is empty for the least loaded. In a closed loop `following` is the first request that
-    has no place at the start; it and those after it are sent as places become free.
+    `route` names the replica of each, or is empty for the least loaded. In a closed loop clients stay with their replica, and
+    `following` is the next request that each replica's clients send; it and every `len(following)`-th after it are its.
     """
-    n = following[0] if rules.closed else len(q)
+    n = following.min() if rules.closed else len(q)
     for i in range(begin, min(end, n + 1)):
         t = q[i].arrival if i < n else np.inf
         routed = len(route) > 0 and i < n
@@ -282,7 +306,8 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
             advance(q, p, rules, rates, r, t, rules.closed or len(route) == 0, following)
         if i < n:
             r = route[i] if routed else least_loaded(p)
-            if p.count[r, SEATS] == 0 and p.count[r, QUEUED] == 0 and p.seconds[r, CLOCK] < t:
-                p.seconds[r, CLOCK] = t
+            waits = p.count[r, QUEUED] > 0 and rules.kind != STATIC
+            if p.count[r, SEATS] == 0 and not waits and p.seconds[r, CLOCK] < t:
+                idle_until(p, r, t)
             if not arrive(q, p, rules, r, i):
-                ask_again(q, p, rules, r, following)
+                ask_again(q, p, rules, r, t, following)

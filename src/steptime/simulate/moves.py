@@ -18,9 +18,11 @@ from steptime.simulate.pool import (
     EVERY,
     FREE,
     GAPS,
+    JOINED,
     LIVE,
     NEXT_RECORD,
     PARTIAL,
+    PREFILL_FIRST,
     PREFILLING,
     QUEUE,
     QUEUED,
@@ -44,6 +46,7 @@ from steptime.simulate.pool import (
     blocks_of,
     compiled,
     drop,
+    enqueue,
     held,
     prepend,
     push,
@@ -67,7 +70,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].status = REJECTED
         return False
     q[i].status = WAITING
-    append(q, p.lists, r, QUEUE, i)
+    enqueue(q, p.lists, r, i)
     p.count[r, QUEUED] += 1
     return True
 
@@ -146,16 +149,16 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
 def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
     """End request `i`; in a closed loop its client sends the next at once."""
     q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
-    ask_again(q, p, rules, r, following)
+    ask_again(q, p, rules, r, p.seconds[r, CLOCK], following)
 
 
 @compiled
-def ask_again(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
-    """Let a client of a closed loop send its next request to replica `r`, and the one after where that is rejected."""
-    while rules.closed and following[0] < len(q):
-        k = following[0]
-        following[0] += 1
-        q[k].arrival = p.seconds[r, CLOCK]
+def ask_again(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: Any) -> None:
+    """Let a client of a closed loop send its next request to its replica `r`, and the one after where that is rejected."""
+    while rules.closed and following[r] < len(q):
+        k = following[r]
+        following[r] += len(following)
+        q[k].arrival = now
         if arrive(q, p, rules, r, k):
             break
 
@@ -167,7 +170,20 @@ def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
     p.seconds[r, BUSY] += seconds
     p.seconds[r, SEAT_SECONDS] += seconds * p.count[r, SEATS]
     p.seconds[r, BLOCK_SECONDS] += seconds * free
-    p.seconds[r, DECODE_SECONDS] += seconds * p.count[r, DECODES]
+    p.seconds[r, DECODE_SECONDS] += seconds * p.count[r, LIVE]
+    record(p, r)
+
+
+@compiled
+def idle_until(p: Replicas, r: int, time: float) -> None:
+    """Let an idle replica wait until a time; its timeline says so."""
+    p.seconds[r, CLOCK] = time
+    record(p, r)
+
+
+@compiled
+def record(p: Replicas, r: int) -> None:
+    """Note in the timeline what was true until now; every second row goes where there is no more room."""
     if p.seconds[r, CLOCK] < p.seconds[r, NEXT_RECORD]:
         return
     k = p.count[r, RECORDED]
@@ -177,25 +193,35 @@ def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
             p.records[r, j] = p.records[r, 2 * j]
         p.seconds[r, EVERY] *= 2
     p.records[r, k, 0], p.records[r, k, 1] = p.seconds[r, CLOCK], p.count[r, SEATS]
-    p.records[r, k, 2], p.records[r, k, 3] = p.count[r, DECODES], p.count[r, FREE]
+    p.records[r, k, 2], p.records[r, k, 3] = p.count[r, LIVE], p.count[r, FREE]
     p.count[r, RECORDED] = k + 1
     p.seconds[r, NEXT_RECORD] = p.seconds[r, CLOCK] + p.seconds[r, EVERY]
 
 
 @compiled
 def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
-    """Count the inter-token times of `n` decode steps that take `seconds` together; the first waits for the stall."""
-    b = p.count[r, DECODES]
+    """Count the inter-token times of `n` decode steps that take `seconds` together; prompts may have held up the first.
+
+    Who joined while others were held up waited for a part of that time only.
+    """
+    b = p.count[r, LIVE]
     p.seconds[r, TOKEN_STEPS] += n * b
     mean = seconds / n
-    at = min(GAPS - 1, max(0, int(np.log(max(mean, SHORTEST) / SHORTEST) / WIDTH)))
     stalled = p.seconds[r, STALL]
     if stalled > 0.0:
-        first = min(GAPS - 1, max(0, int(np.log(max(mean + stalled, SHORTEST) / SHORTEST) / WIDTH)))
-        p.gaps[r, first] += b
+        joined = min(p.count[r, JOINED], b)
+        p.gaps[r, bin_of(mean + stalled)] += b - joined
+        for k in range(joined):
+            p.gaps[r, bin_of(mean + stalled - p.delays[r, k])] += 1
         n -= 1
-    p.gaps[r, at] += n * b
-    p.seconds[r, STALL] = 0.0
+    p.gaps[r, bin_of(mean)] += n * b
+    p.seconds[r, STALL], p.count[r, JOINED] = 0.0, 0
+
+
+@compiled
+def bin_of(seconds: float) -> int:
+    """The bin of the histogram of inter-token times that holds a time."""
+    return min(GAPS - 1, max(0, int(np.log(max(seconds, SHORTEST) / SHORTEST) / WIDTH)))
 
 
 @compiled
@@ -209,8 +235,6 @@ def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
         if rules.kind != STATIC:
             leave(q, p, rules, r, i)
         finish(q, p, rules, r, i, following)
-    if rules.kind == STATIC and p.count[r, LIVE] == 0:
-        clear(p, rules, r)
 
 
 @compiled
@@ -233,13 +257,13 @@ def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following:
             q[i].first = p.seconds[r, CLOCK]
         if q[i].outputs > q[i].made + 1:
             join(q, p, rules, r, i)
+            p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
+            p.count[r, JOINED] += rules.kind == PREFILL_FIRST
         elif rules.kind == STATIC:
             finish(q, p, rules, r, i, following)
         else:
             leave(q, p, rules, r, i)
             finish(q, p, rules, r, i, following)
-    if rules.kind == STATIC and p.count[r, LIVE] == 0:
-        clear(p, rules, r)
 
 
 @compiled
@@ -264,10 +288,36 @@ def soonest(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
 
 
 @compiled
-def next_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> float:
-    """When the request came that is served next at `now` [s]."""
+def ready_by(q: Any, p: Replicas, rules: Rules, r: int, now: float, most: int) -> int:
+    """How many requests, at most `most`, are in the queue by `now` [s]."""
+    n = 0
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        while i >= 0 and n < most and q[i].ready <= now:
+            n += 1
+            i = q[i].after
+    return n
+
+
+@compiled
+def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
+    """When the first request is in the queue that was not there by `after` [s]; infinite where none is on its way."""
+    found = np.inf
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        while i >= 0 and q[i].ready <= after:
+            i = q[i].after
+        if i >= 0:
+            found = min(found, q[i].ready)
+    return found
+
+
+@compiled
+def first_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> float:
+    """When the first came of the fronts of classes that are in the queue at `now` [s]."""
+    found = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
         if i >= 0 and q[i].ready <= now:
-            return float(q[i].arrival)
-    return now
+            found = min(found, q[i].arrival)
+    return found

@@ -13,6 +13,7 @@ KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STA
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 UNIT = 64  # parts of a token in which contexts grow where drafts make it a fraction
 ENDLESS = 1 << 50
+MOST_SEATS, MOST_TOKENS = 1 << 20, 1 << 24  # of a replica, of a step
 
 
 def kind_of(engine: Engine) -> str:
@@ -75,6 +76,10 @@ class Policy:
                 raise RangeError(f"{name} must be at least {least}, not {value}")
         if self.kind == "train" and not 0 < self.interval < math.inf:
             raise RangeError(f"a train schedule needs an interval greater than 0 s, not {self.interval}")
+        if self.max_sequences > MOST_SEATS:
+            raise RangeError(f"max sequences must be at most {MOST_SEATS:,}, not {self.max_sequences:,}")
+        if self.token_budget > MOST_TOKENS:
+            raise RangeError(f"the token budget must be at most {MOST_TOKENS:,}, not {self.token_budget:,}")
         if not 1 <= self.acceptance <= self.drafted + 1:
             raise RangeError(f"a step yields between 1 and {self.drafted + 1} tokens (drafted + 1), not {self.acceptance:g}")
 
@@ -82,7 +87,7 @@ class Policy:
         """Return the numbers that the loop reads, for a replica of `groups` attention groups."""
         drafting = self.acceptance > 1
         unit, block = (UNIT, 1) if drafting else (1, self.block)
-        room = ENDLESS if math.isinf(self.kv_tokens) else int(self.kv_tokens * unit // block)
+        room = int(min(self.kv_tokens, ENDLESS) * unit // block)
         return Rules(
             kind=KINDS[self.kind],
             seats=int(self.max_sequences),

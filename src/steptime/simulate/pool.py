@@ -20,7 +20,7 @@ compiled: Callable[[Function], Function] = njit(  # type: ignore[assignment]
 
 NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)  # status of a request
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)  # kinds of policy
-STEPS, DECODES, SEATS, FREE, QUEUED, PARTIAL, LIVE, RECORDED = range(8)  # columns of Replicas.count
+STEPS, DECODES, SEATS, FREE, QUEUED, PARTIAL, LIVE, RECORDED, JOINED = range(9)  # columns of Replicas.count
 CLOCK, CONTEXT, STALL, BUSY, SEAT_SECONDS, BLOCK_SECONDS, DECODE_SECONDS, NEXT_RECORD, EVERY, TOKEN_STEPS = range(10)
 QUEUE, SEAT = 0, 2  # heads in Replicas.lists; the tails are one further
 RECORDS = 4096  # rows of the timeline of a replica; twice as coarse each time it is full
@@ -34,6 +34,8 @@ REQUEST = np.dtype(
         ("arrival", "f8"),
         ("ready", "f8"),  # when it is in the queue: what comes before takes time of its own
         ("scheduled", "f8"),  # when it was first seated
+        ("moved", "f8"),  # when its cache came to a decode pool of its own
+        ("resumed", "f8"),  # when it was first seated there
         ("first", "f8"),  # when its first token came
         ("finish", "f8"),
         ("load", "f8"),  # s that the step of its admission waits for cache from slower memory
@@ -56,7 +58,10 @@ REQUEST = np.dtype(
 
 
 class Replicas(NamedTuple):
-    """One row a replica: counts, seconds, the heap of ends, residues of cache lengths, lists (see below) by class, records."""
+    """One row a replica: counts, seconds, the heap of ends, residues of cache lengths, lists (see below) by class, records.
+
+    delays: how long others had been held up when a sequence joined them, JOINED of them, since the last decode step [s].
+    """
 
     count: Any
     seconds: Any
@@ -67,6 +72,7 @@ class Replicas(NamedTuple):
     records: Any
     gaps: Any
     ends: Any
+    delays: Any
 
 
 class Rules(NamedTuple):
@@ -108,7 +114,7 @@ def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any
     """Return the rows of requests that wait for their arrival."""
     q = np.zeros(len(arrival), dtype=REQUEST)
     q["arrival"], q["inputs"], q["outputs"], q["rank"], q["cached"], q["load"] = arrival, inputs, outputs, rank, cached, load
-    for name in ("scheduled", "first", "finish"):
+    for name in ("scheduled", "moved", "resumed", "first", "finish"):
         q[name] = np.nan
     for name in ("after", "before", "replica"):
         q[name] = -1
@@ -117,7 +123,7 @@ def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any
 
 def new_replicas(rules: Rules, replicas: int) -> Replicas:
     """Return empty replicas."""
-    count = np.zeros((replicas, 8), dtype=np.int64)
+    count = np.zeros((replicas, 9), dtype=np.int64)
     count[:, FREE] = rules.blocks
     seconds = np.zeros((replicas, 10))
     seconds[:, EVERY] = 1e-3
@@ -132,7 +138,14 @@ def new_replicas(rules: Rules, replicas: int) -> Replicas:
         records=np.zeros((replicas, RECORDS, 4)),
         gaps=np.zeros((replicas, GAPS)),
         ends=np.zeros(rules.seats + 1, dtype=np.int64),
+        delays=np.zeros((replicas, rules.seats + 1)),
     )
+
+
+@compiled
+def sooner(q: Any, i: int, j: int) -> bool:
+    """Whether request `i` ends before request `j`; of those that end together, the one that was sent first."""
+    return bool(q[i].end < q[j].end or (q[i].end == q[j].end and i < j))
 
 
 @compiled
@@ -141,7 +154,7 @@ def push(q: Any, heap: Any, r: int, size: int, i: int) -> None:
     k = size
     while k > 0:
         parent = (k - 1) >> 1
-        if q[heap[r, parent]].end <= q[i].end:
+        if not sooner(q, i, heap[r, parent]):
             break
         heap[r, k] = heap[r, parent]
         k = parent
@@ -155,9 +168,9 @@ def sink(q: Any, heap: Any, r: int, size: int, k: int, i: int) -> None:
         child = 2 * k + 1
         if child >= size:
             break
-        if child + 1 < size and q[heap[r, child + 1]].end < q[heap[r, child]].end:
+        if child + 1 < size and sooner(q, heap[r, child + 1], heap[r, child]):
             child += 1
-        if q[heap[r, child]].end >= q[i].end:
+        if not sooner(q, heap[r, child], i):
             break
         heap[r, k] = heap[r, child]
         k = child
@@ -173,7 +186,7 @@ def drop(q: Any, heap: Any, r: int, size: int, i: int) -> None:
     last = heap[r, size - 1]
     if k == size - 1:
         return
-    while k > 0 and q[heap[r, (k - 1) >> 1]].end > q[last].end:
+    while k > 0 and sooner(q, last, heap[r, (k - 1) >> 1]):
         heap[r, k] = heap[r, (k - 1) >> 1]
         k = (k - 1) >> 1
     sink(q, heap, r, size - 1, k, last)
@@ -190,6 +203,25 @@ def append(q: Any, lists: Any, r: int, head: int, i: int) -> None:
     else:
         lists[r, rank, head] = i
     lists[r, rank, head + 1] = i
+
+
+@compiled
+def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
+    """Put request `i` into the queue of its class by when it is ready, behind those that are ready as early."""
+    rank = q[i].rank
+    b = lists[r, rank, QUEUE + 1]
+    while b >= 0 and q[b].ready > q[i].ready:
+        b = q[b].before
+    a = q[b].after if b >= 0 else lists[r, rank, QUEUE]
+    q[i].before, q[i].after = b, a
+    if b >= 0:
+        q[b].after = i
+    else:
+        lists[r, rank, QUEUE] = i
+    if a >= 0:
+        q[a].before = i
+    else:
+        lists[r, rank, QUEUE + 1] = i
 
 
 @compiled

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from steptime.simulate.pool import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rates, Rules
 
 ROUND = 1e-9
@@ -83,24 +85,9 @@ class Server:
     def step(self, until: float) -> bool:
         """Run one step if it starts before `until`; return whether one ran."""
         rules = self.rules
-        self.queue.sort(key=lambda job: (job.rank, job.turn))
-        if not (self.queue or self.seats) or self.clock >= until:
+        self.queue.sort(key=_turn)
+        if not (self.queue or self.seats) or self.clock >= until or not self._departs(until):
             return False
-        if not self.seats and not self._front():
-            ready = min(job.ready for job in self._heads())
-            if ready >= until and until < math.inf:
-                return False
-            self.clock = ready
-        if rules.kind == TRAIN:
-            departs = math.ceil(self.clock / rules.interval - ROUND) * rules.interval
-            if departs >= until:
-                return False
-            self.clock = max(self.clock, departs)
-        if rules.kind == STATIC and not self.seats and len(self.queue) < rules.seats:
-            leaves = max(self.clock, self._front()[0].arrival + rules.patience)
-            if leaves >= until and until < math.inf:
-                return False
-            self.clock = leaves if leaves < math.inf else self.clock
         decode = [job for job in self.seats if job.decoding]
         first = rules.kind == PREFILL_FIRST
         chunks: list[tuple[int, int]] = []
@@ -128,11 +115,37 @@ class Server:
         if rules.kind == TRAIN:
             time = rules.interval * max(1.0, math.ceil(time / rules.interval - ROUND))
         self.clock += time
+        if rules.kind == TRAIN:
+            self.clock = float(np.rint(self.clock / rules.interval) * rules.interval)
         for job in (*decode, *(self.padding if not chunks else ())):
             job.kept += rules.growth
         for job in decode:
             job.owed -= 1
         self._settle([job for job in decode if job.owed == 0], ended)
+        return True
+
+    def _departs(self, until: float) -> bool:
+        """Move the clock to when the next step starts; return whether that is before `until`, or nothing more comes."""
+        rules = self.rules
+        if not self.seats and not self._front():
+            ready = min(job.ready for job in self._heads())
+            if ready >= until and until < math.inf:
+                return False
+            self.clock = ready
+        if rules.kind == TRAIN:
+            departs = math.ceil(self.clock / rules.interval - ROUND) * rules.interval
+            if departs >= until:
+                return False
+            self.clock = max(self.clock, departs)
+        while rules.kind == STATIC and not self.seats and sum(job.ready <= self.clock for job in self.queue) < rules.seats:
+            patient = min(job.arrival for job in self._heads() if job.ready <= self.clock) + rules.patience
+            more = min((job.ready for job in self.queue if job.ready > self.clock), default=math.inf)
+            leaves = max(self.clock, min(more, patient))
+            if leaves >= until and until < math.inf:
+                return False
+            self.clock = leaves if leaves < math.inf else self.clock
+            if self.clock >= patient or more == math.inf:
+                break
         return True
 
     def _read(self, budget: int, chunks: list[tuple[int, int]], ended: list[Job], *, closed: bool = False) -> float:
@@ -143,7 +156,7 @@ class Server:
             if half:
                 job = half.pop(0)
             else:
-                self.queue.sort(key=lambda job: (job.rank, job.turn))
+                self.queue.sort(key=_turn)
                 front = self._front()
                 if closed or not front or len(self.seats) + len(self.padding) >= self.rules.seats:
                     break
@@ -162,7 +175,10 @@ class Server:
                     self._join(job)
                     budget -= self.rules.query
                     continue
-            most = budget if self.rules.kind == STATIC else min(budget, self.rules.chunk)
+            most = budget
+            if self.rules.kind != STATIC:
+                own = self.rules.query * (self.beside // self.rates.groups)
+                most = min(budget, max(1, self.rules.chunk - own))
             tokens = min(job.inputs + job.made - job.read, most)
             chunks.append((tokens, job.read))
             job.read += tokens
@@ -194,6 +210,7 @@ class Server:
         self.queue.append(job)
 
     def _settle(self, done: list[Job], ended: list[Job]) -> None:
+        done.sort(key=lambda job: job.index)
         for job in ended:
             job.first = self.clock if math.isnan(job.first) else job.first
             if job.outputs == job.made + 1:
@@ -208,6 +225,10 @@ class Server:
                 self.padding.append(job)
         if not self.seats:
             self.padding = []
+
+
+def _turn(job: Job) -> tuple[int, float, int]:
+    return job.rank, job.ready, job.turn
 
 
 def _rows(table: Any, rows: int) -> float:
@@ -226,22 +247,22 @@ def serve(requests: Any, rules: Rules, rates: Rates, *, clients: int = 0) -> lis
         until = coming[0].arrival if coming else math.inf
         if server.step(until):
             for _ in server.done if clients else ():
-                _send(server, later, rules)
+                _send(server, later, rules, server.clock)
             server.done = []
             continue
         if not coming:
             return jobs
         job = coming.pop(0)
-        if not (server.queue or server.seats):
+        if not server.seats and (not server.queue or rules.kind == STATIC):
             server.clock = max(server.clock, job.arrival)
         if not _admit(server, job, rules) and clients:
-            _send(server, later, rules)
+            _send(server, later, rules, job.arrival)
 
 
-def _send(server: Server, later: list[Job], rules: Rules) -> None:
+def _send(server: Server, later: list[Job], rules: Rules, now: float) -> None:
     while later:
         job = later.pop(0)
-        job.arrival = server.clock
+        job.arrival = now
         if _admit(server, job, rules):
             return
 

@@ -13,7 +13,7 @@ from steptime.cost import rent_of
 from steptime.engine import IDEAL, Engine
 from steptime.errors import RangeError
 from steptime.hardware import System
-from steptime.mapping import Mapping
+from steptime.mapping import Mapping, check
 from steptime.memory import sequences_that_fit
 from steptime.model import Model, cache_bytes
 from steptime.simulate import loop
@@ -32,7 +32,7 @@ PORTION = 50_000  # requests between two reports of progress
 class Simulation:
     """A finished run: its figures, every request (rows of `pool.REQUEST`), the timeline, and what it was run with.
 
-    `pace` carries how far its coefficients are from the steps they stand for. kv_tokens: room of a replica.
+    `pace` carries how far its coefficients are from the steps they stand for. limited: whether any class has a limit.
     """
 
     answers: Answers
@@ -45,6 +45,8 @@ class Simulation:
     chips: int
     cache: CacheUse | None = None
     prefill_replicas: int = 0
+    fast_replicas: int = 0
+    limited: bool = False
 
 
 def serve(
@@ -60,10 +62,13 @@ def serve(
 ) -> tuple[Any, Rules, Replicas]:
     """Serve traffic on `replicas` of a pool whose steps take `pace`; return the requests, the rules and the replicas.
 
-    cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request.
+    cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request; the clients of a
+    closed loop are dealt out in turn and stay with their replica.
     """
     if replicas < 1:
         raise RangeError(f"replicas must be at least 1, not {replicas}")
+    if np.any(np.diff(traffic.arrival) < 0):
+        raise RangeError("requests must be in order of arrival")
     if len(pace.decode) <= policy.max_sequences:
         raise RangeError(
             f"the pace covers {len(pace.decode) - 1} sequences, fewer than the {policy.max_sequences} of the policy"
@@ -75,28 +80,33 @@ def serve(
     rules = rules._replace(before=pace.before, before_token=pace.before_token)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
     pool = new_replicas(rules, replicas)
-    if route is None:
-        least = policy.route == "least-loaded" and replicas > 1 and not traffic.clients
-        route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
-    following = np.array([min(traffic.clients, n) if traffic.clients else n], dtype=np.int64)
+    used = min(replicas, traffic.clients or replicas)
+    if traffic.clients or (route is None and (policy.route != "least-loaded" or replicas == 1)):
+        route = np.arange(n, dtype=np.int64) % used
+    elif route is None:
+        route = np.zeros(0, dtype=np.int64)
+    sent = min(traffic.clients, n) if traffic.clients else n
+    following = sent + (np.arange(used, dtype=np.int64) - sent) % used
     rates = pace.rates
-    for begin in range(0, n + 1, PORTION):
-        loop.serve(requests, pool, rules, rates, route, following, begin, begin + PORTION)
+    portion = n + 1 if traffic.clients else PORTION
+    for begin in range(0, n + 1, portion):
+        loop.serve(requests, pool, rules, rates, route, following, begin, begin + portion)
         if progress is not None:
-            progress(min(n, begin + PORTION))
+            progress(min(n, begin + portion))
     return requests, rules, pool
 
 
 def answered(requests: Any, pace: Pace) -> Any:
-    """Return finished requests as their users see them: every token `pace.answer` of their own decode steps later."""
+    """Return finished requests as their users see them: the first token `pace.answer` of its own decode steps late.
+
+    The tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
+    """
     if not pace.answer:
         return requests
-    later = requests.copy()
-    owed = requests["outputs"] - 1
-    each = (requests["finish"] - requests["first"]) / np.maximum(owed, 1)
-    late = np.where(requests["status"] == DONE, np.minimum(pace.answer, owed) * each, 0.0)
-    later["first"] += late
-    later["finish"] += late
+    later, owed = requests.copy(), requests["outputs"] - 1
+    began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
+    each = (requests["finish"] - began) / np.maximum(owed, 1)
+    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer, owed) * each, 0.0)
     return later
 
 
@@ -135,15 +145,22 @@ def simulate(
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
     mapping, policy, slo = mapping or Mapping(), policy or Policy(), slo or Slo()
+    for one in filter(None, (mapping, prefill)):
+        check(one, model, system)
     policy = _fitted(model, system, mapping, engine, policy, traffic)
     chips = int(mapping.chips * mapping.replicas)
-    replicas = int(mapping.replicas)
     pace = slowed(_pace(model, system, mapping, engine, policy, traffic), slowness)
+    server = (policy, pace, int(mapping.replicas))
+    reader = server
+    if prefill is not None:
+        first = prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous")
+        first = _fitted(model, system, prefill, engine, first, traffic)
+        reader = (first, slowed(_pace(model, system, prefill, engine, first, traffic), slowness), int(prefill.replicas))
+        chips += int(prefill.chips * prefill.replicas)
     use = None
     given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
     if cache is not None:
-        per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
-        use = use_cache(cache, traffic, pace, bytes_per_token=per_token, replicas=replicas, route=policy.route)
+        use = _cached(cache, traffic, model, reader)
         given = {"cached": use.cached, "load": use.load, "route": use.route}
     if fast_replicas:
         if prefill is not None or cache is not None:
@@ -151,45 +168,36 @@ def simulate(
         chips += fast_replicas * int(mapping.chips)
         quick = _fitted(model, system, mapping, engine, fast or policy, traffic)
         fast_pace = slowed(_pace(model, system, mapping, engine, quick, traffic), slowness)
-        tiers = [(quick, fast_pace, fast_replicas), (policy, pace, replicas)]
-        requests, pools = serve_tiers(traffic, tiers, progress=progress)
-        rules, pool = pools[-1]
+        requests, pools = serve_tiers(traffic, [(quick, fast_pace, fast_replicas), server], progress=progress)
     elif prefill is None:
-        requests, rules, pool = serve(traffic, policy, pace, replicas=replicas, progress=progress, **given)
+        requests, rules, pool = serve(traffic, policy, pace, replicas=server[2], progress=progress, **given)
         pools = [(rules, pool)]
     else:
-        chips += int(prefill.chips * prefill.replicas)
-        first_policy = _fitted(
-            model, system, prefill, engine, prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous"), traffic
-        )
-        first_pace = slowed(_pace(model, system, prefill, engine, first_policy, traffic), slowness)
         near = chips <= system.scale_up.size
         link = (system.scale_up if near else system.scale_out).link
 
         def sent(tokens: Any) -> Any:
             return link.latency + cache_bytes(model, tokens) / (link.bandwidth * prefill.group)
 
-        requests, pools = (serve_apart_closed if traffic.clients else serve_apart)(
-            traffic,
-            (first_policy, first_pace, int(prefill.replicas)),
-            (policy, pace, replicas),
-            sent,
-            **{k: v for k, v in given.items() if k != "route"},
-        )
-        rules, pool = pools[-1]
+        if traffic.clients:
+            requests, pools = serve_apart_closed(traffic, reader, server, sent, progress=progress, **given)
+        else:
+            requests, pools = serve_apart(traffic, reader, server, sent, **given)
     requests = answered(requests, pace)
     rent = float(rent_of(chips, system.rent.typical))
     return Simulation(
         answers=answers(traffic, requests, pools, slo=slo, usd_per_second=rent),
         requests=requests,
-        timeline=timeline(requests, rules, pool),
+        timeline=timeline(requests, pools),
         traffic=traffic,
         policy=policy,
         pace=pace,
-        replicas=replicas,
+        replicas=server[2],
         chips=chips,
         cache=use,
         prefill_replicas=0 if prefill is None else int(prefill.replicas),
+        fast_replicas=fast_replicas,
+        limited=any(math.isfinite(x) for s in (slo if isinstance(slo, tuple) else (slo,)) for x in (s.ttft, s.tpot)),
     )
 
 
@@ -216,6 +224,7 @@ def serve_apart(
     decode_pace = replace(second[1], before=0.0, before_token=0.0)  # they came in by the first pool
     b, b_rules, b_pool = serve(moved, second[0], decode_pace, replicas=second[2], cached=moved.inputs)
     a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
+    a["moved"][go_on], a["resumed"][go_on] = there, b["scheduled"]
     return a, [(a_rules, a_pool), (b_rules, b_pool)]
 
 
@@ -224,24 +233,36 @@ def serve_apart_closed(
     first: tuple[Policy, Pace, int],
     second: tuple[Policy, Pace, int],
     sent: Callable[[Any], Any],
+    *,
+    progress: Callable[[int], None] | None = None,
     **given: Any,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
     """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
 
-    Arrivals are guessed, both pools run, and requests come anew when answers ended, until nothing moves. What ends by a time
-    depends only on what came before it, so that each round sets right at least one more generation of requests, and the end
-    is exact.
+    The first requests of the clients run alone; where their answers end, others are sent, and both pools run again, until no
+    arrival moves. What ends by a time depends only on what came before it, and a request that is not sent yet can only delay
+    others: each round sets right at least one more end, in practice a generation of them.
     """
-    n = len(traffic)
-    arrival = np.zeros(n)
-    for _ in range(n + 1):
-        a, pools = serve_apart(replace(traffic, arrival=arrival, clients=0), first, second, sent, **given)
-        ends = np.sort(np.where(a["status"] == DONE, a["finish"], a["arrival"]))
-        again = np.concatenate([np.zeros(traffic.clients), ends[: n - traffic.clients]])
+    n, clients = len(traffic), min(traffic.clients, len(traffic))
+    arrival = np.zeros(clients)
+    for _ in range(n + 2):
+        part = _begin(traffic, arrival)
+        a, pools = serve_apart(part, first, second, sent, **{k: v[: len(part)] for k, v in given.items()})
+        ends = np.where(a["status"] == DONE, a["finish"], a["arrival"])
+        again = np.concatenate([np.zeros(clients), np.sort(ends)[: n - clients]])
         if np.array_equal(again, arrival):
-            break
+            return a, pools
         arrival = again
-    return a, pools
+        if progress is not None:
+            progress(len(arrival))
+    raise ValueError(f"a closed loop of {clients} clients on two pools has not settled")
+
+
+def _begin(traffic: Traffic, arrival: Any) -> Traffic:
+    """The first requests of a traffic, as many as have a time of arrival [s], as an open loop."""
+    k = len(arrival)
+    rank = traffic.rank[:k] if len(traffic.rank) else traffic.rank
+    return Traffic(arrival=arrival, inputs=traffic.inputs[:k], outputs=traffic.outputs[:k], rank=rank)
 
 
 def serve_tiers(
@@ -264,6 +285,18 @@ def serve_tiers(
         used.append((rules, pool))
         before += replicas
     return whole, used
+
+
+def _cached(cache: Cache, traffic: Traffic, model: Model, reader: tuple[Policy, Pace, int]) -> CacheUse:
+    """What a prefix cache saves the pool that reads prompts."""
+    policy, pace, replicas = reader
+    if policy.route == "least-loaded" or (traffic.clients and policy.route == "prefix-aware"):
+        raise RangeError(
+            f"a prefix cache does not go with {policy.route} routing" + (" in a closed loop" if traffic.clients else "")
+        )
+    per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
+    readers = min(replicas, traffic.clients or replicas)
+    return use_cache(cache, traffic, pace, bytes_per_token=per_token, replicas=readers, route=policy.route)
 
 
 def _contexts(traffic: Traffic) -> tuple[float, float]:

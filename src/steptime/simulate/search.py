@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from steptime.engine import Engine
@@ -15,31 +16,59 @@ from steptime.model import Model
 from steptime.simulate.metrics import OVERLOADED, Answers
 from steptime.simulate.policy import Policy
 from steptime.simulate.run import Simulation, simulate
-from steptime.simulate.traffic import Lengths, open_loop
+from steptime.simulate.traffic import Lengths, Traffic, open_loop, scaled
 from steptime.workload import Slo, Workload
 
-QUANTILES = ("mean", "p50", "p90", "p95", "p99")
+QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
 LOWER = 0.9  # of the batch, where percentiles do not hold
+SETTLED, STEADY = 4.0, 20.0  # lifetimes of a request over which others come: that a rate is judged by, that a cost is
+MORE, MOST = 4, 400_000  # times as many requests where too few came, and how many there are at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePoint:
-    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the quantile of the limits, and whether all is well."""
+    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the quantile of the limits, whether all is well, why not."""
 
     rate: float
     ttft: float
     tpot: float
     verdict: str
     good: bool
+    why: str = ""
 
 
-def meets(answers: Answers, slo: Slo, quantile: str) -> bool:
-    """Whether a run meets the limits at a quantile ("mean", "p50", "p90", "p95", "p99") and kept up."""
+def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED) -> bool:
+    """Whether a run meets the limits at a quantile ("mean", "p50", "p90", "p95", "p99"), kept up, and was long enough to tell.
+
+    Requests that are rejected count as beyond every limit: fewer must be than the quantile leaves out, and none of a mean.
+    """
     if quantile not in QUANTILES:
         raise RangeError(f"the quantile of the limits must be one of {', '.join(QUANTILES)}, not {quantile}")
     ttft, tpot = getattr(answers.ttft, quantile), getattr(answers.tpot, quantile)
     late = ttft > slo.ttft or (tpot > slo.tpot and not math.isnan(tpot))
-    return answers.verdict != OVERLOADED and answers.rejected < answers.sent and not late
+    enough = answers.served > 0 and answers.served >= QUANTILES[quantile] * answers.sent
+    return answers.verdict != OVERLOADED and enough and not late and settled(answers, lifetimes)
+
+
+def _why_not(answers: Answers) -> str:
+    """What besides limits and a growing queue keeps a rate from being good."""
+    if answers.rejected:
+        return f"{answers.rejected / answers.sent:.1%} rejected: {answers.rejected_why}"
+    return "" if settled(answers, SETTLED) else "not settled"
+
+
+def settled(answers: Answers, lifetimes: float) -> bool:
+    """Whether requests came for so many times as long as the median of them takes: before, a server has not filled up."""
+    return answers.served == 0 or answers.arriving >= lifetimes * answers.end_to_end.p50
+
+
+def long_enough(run: Callable[[int], Simulation], requests: int, lifetimes: float) -> Simulation:
+    """Return the run of as many requests, from `requests` to MOST, as it takes to settle or to be overloaded."""
+    while True:
+        found = run(requests)
+        if settled(found.answers, lifetimes) or found.answers.verdict == OVERLOADED or requests >= MOST:
+            return found
+        requests = min(MORE * requests, MOST)
 
 
 def highest_rate(
@@ -61,6 +90,7 @@ def highest_rate(
                 tpot=getattr(found.tpot, quantile),
                 verdict=found.verdict,
                 good=well,
+                why="" if well else _why_not(found),
             )
         )
         return well
@@ -129,12 +159,13 @@ def replay(
     """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower batch and rate until the limits hold.
 
     A plan's rate fills its batch to the last seat, so that random arrivals queue without end; the rate is lowered together
-    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`.
+    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`. requests: the least.
     """
     server = pools[-1]
     prefill = pools[0].mapping if len(pools) > 1 else None
     fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
     skipped = round(workload.input_tokens) - fresh
+    prompts = Lengths(mean=fresh + skipped)
     share, tried, batch, now = 1.0, 0, server.batch, rate
     while True:
         tried += 1
@@ -144,11 +175,11 @@ def replay(
             max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),
             token_budget=math.ceil(batch / groups) + (max(server.chunk, 1) if prefill is None else 2048),
         )
-        traffic = open_loop(now, requests, Lengths(mean=fresh + skipped), Lengths(mean=workload.output_tokens), seed=seed)
-        last = simulate(
+        came = partial(_poisson, now, prompts, Lengths(mean=workload.output_tokens), seed)
+        served = partial(
+            simulate,
             model,
             system,
-            traffic,
             mapping=server.mapping,
             engine=engine,
             policy=policy,
@@ -157,6 +188,7 @@ def replay(
             prefill_policy=None if prefill is None else _prefill_policy(pools[0], fresh),
             cached=skipped,
         )
+        last = long_enough(partial(_run_of, served, came), requests, STEADY)
         good = meets(last.answers, slo, quantile)
         if good or batch == 1 or tried == tries:
             break
@@ -173,15 +205,35 @@ def replay(
     )
 
 
+def _run_of(served: Callable[..., Simulation], came: Callable[..., Traffic], requests: int) -> Simulation:
+    return served(traffic=came(requests))
+
+
+def _poisson(rate: float, inputs: Lengths, outputs: Lengths, seed: int, requests: int) -> Traffic:
+    return at_rate(open_loop(rate, requests, inputs, outputs, seed=seed), rate)
+
+
 def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
     each = max(1, int(pool.batch) // int(pool.mapping.dp))
     return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
 
 
-def rates(model: Model, system: System, inputs: Lengths, outputs: Lengths, *, requests: int, seed: int, **given: Any) -> Any:
-    """Return a function from rate [requests/s] to the answers of a Poisson run; `given` goes to `simulate`."""
+def rates(
+    model: Model, system: System, traffic: Callable[[float, int], Traffic], *, requests: int = 4000, **given: Any
+) -> Callable[[float], Answers]:
+    """Return a function from a rate [requests/s] to the answers of a run that is long enough.
+
+    traffic: from a rate and a number of requests, at least `requests`; `given` goes to `simulate`.
+    """
 
     def run(rate: float) -> Answers:
-        return simulate(model, system, open_loop(rate, requests, inputs, outputs, seed=seed), **given).answers
+        return long_enough(
+            lambda n: simulate(model, system, at_rate(traffic(rate, n), rate), **given), requests, SETTLED
+        ).answers
 
     return run
+
+
+def at_rate(traffic: Traffic, rate: float) -> Traffic:
+    """Return a traffic whose mean rate is `rate` [requests/s], and not that of the sample that was drawn of it."""
+    return scaled(traffic, rate / traffic.rate) if math.isfinite(traffic.rate) else traffic

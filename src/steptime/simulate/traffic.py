@@ -12,6 +12,9 @@ from steptime.errors import RangeError, UnknownName
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
+LARGEST_SPREAD = 100.0  # deviation over mean
+MOST = 50_000_000  # requests of a run: some gigabytes
+RATES = (1e-6, 1e9)  # requests/s that arrivals are drawn for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,9 @@ class Lengths:
             raise UnknownName("length distribution", self.shape, SHAPES, f"Known: {', '.join(SHAPES)}.")
         if not (self.mean >= 1 and math.isfinite(self.mean)):
             raise RangeError(f"a mean length must be at least 1 token, not {self.mean:g}")
-        if not 0 <= self.spread <= (1 if self.shape == "uniform" else math.inf):
-            raise RangeError(f"spread must be at least 0, and at most 1 for uniform lengths, not {self.spread:g}")
+        if not (0 <= self.spread <= (1 if self.shape == "uniform" else LARGEST_SPREAD)):
+            most = f"{LARGEST_SPREAD:g}, and at most 1 for uniform lengths"
+            raise RangeError(f"spread must be at least 0 and at most {most}, not {self.spread:g}")
 
     def draw(self, random: np.random.Generator, n: int) -> Any:
         """Return `n` lengths of at least 1 token."""
@@ -88,14 +92,25 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
     """
     if kind not in ARRIVALS:
         raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
-    if not (rate > 0 and math.isfinite(rate)):
+    if not rate > 0:
         raise RangeError(f"a rate must be greater than 0 requests/s, not {rate:g}")
-    if not burst > 0:
-        raise RangeError(f"burst must be greater than 0, not {burst:g}")
+    if not RATES[0] <= rate <= RATES[1]:
+        raise RangeError(f"a rate must be from {RATES[0]:g} to {RATES[1]:g} requests/s, not {rate:g}")
+    if not 0 < burst < math.inf:
+        raise RangeError(f"burst must be a number greater than 0, not {burst:g}")
     if kind == "constant":
         return np.arange(n) / rate
     gaps = random.exponential(1 / rate, n) if kind == "poisson" else random.gamma(1 / burst, burst / rate, n)
     return np.cumsum(gaps)
+
+
+def _random(seed: int, n: int) -> np.random.Generator:
+    """The source of what is drawn for `n` requests."""
+    if not 1 <= n <= MOST:
+        raise RangeError(f"requests must be at least 1 and at most {MOST:,}, not {n:,}")
+    if seed < 0:
+        raise RangeError(f"a seed must be a whole number of at least 0, not {seed}")
+    return np.random.default_rng(seed)
 
 
 def open_loop(
@@ -109,9 +124,7 @@ def open_loop(
     seed: int = 0,
 ) -> Traffic:
     """Return `n` requests that come at `rate` [requests/s] whatever the server does; the seed reproduces them."""
-    if n < 1:
-        raise RangeError(f"requests must be at least 1, not {n}")
-    random = np.random.default_rng(seed)
+    random = _random(seed, n)
     return Traffic(
         arrival=arrivals(rate, n, random, kind=kind, burst=burst),
         inputs=inputs.draw(random, n),
@@ -122,10 +135,9 @@ def open_loop(
 
 def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
     """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
-    for name, value in (("concurrency", clients), ("requests", n)):
-        if value < 1:
-            raise RangeError(f"{name} must be at least 1, not {value}")
-    random = np.random.default_rng(seed)
+    if clients < 1:
+        raise RangeError(f"concurrency must be at least 1, not {clients}")
+    random = _random(seed, n)
     return Traffic(
         arrival=np.zeros(n),
         inputs=inputs.draw(random, n),
@@ -137,7 +149,7 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
 
 def resampled(traffic: Traffic, rate: float, n: int, *, seed: int = 0) -> Traffic:
     """Return Poisson arrivals at `rate` [requests/s] with the lengths of another traffic, drawn with replacement."""
-    random = np.random.default_rng(seed)
+    random = _random(seed, n)
     pick = random.integers(0, len(traffic), n)
     return Traffic(
         arrival=arrivals(rate, n, random), inputs=traffic.inputs[pick], outputs=traffic.outputs[pick], name=f"{rate:g}/s"
@@ -153,7 +165,10 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
 
 def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
     """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
-    random = np.random.default_rng(seed)
+    for name, value in (("prefixes", prefixes), ("prefix tokens", prefix_tokens)):
+        if value < 1:
+            raise RangeError(f"{name} must be at least 1, not {value}")
+    random = _random(seed, len(traffic))
     which = random.integers(0, prefixes, len(traffic))
     shared = np.minimum(prefix_tokens, traffic.inputs) // block_tokens
     total = np.asarray(traffic.inputs) // block_tokens
