@@ -164,7 +164,9 @@ def _beside(plan: Plan) -> list[Text]:
         facts.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
     lines = [Text("; ".join(facts) + ".")]
     if plan.runner_up:
-        lines.append(Text(f"Runner-up: {plan.runner_up.layout}, batch {plan.runner_up.batch:,}."))
+        more = plan.runner_up.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
+        price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper, but slower"
+        lines.append(Text(f"Runner-up: {plan.runner_up.layout}, batch {plan.runner_up.batch:,}: {price}."))
     if plan.ideal:
         lines.append(Text(f"{MEANING} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
     return lines

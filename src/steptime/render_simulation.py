@@ -89,7 +89,7 @@ def _rates(a: Answers, found: Simulation) -> Table:
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output of each chip", show(a.output_tokens_per_second / found.chips, "tok/s")),
         ("Per million output tokens", money),
-        ("Busy", f"{a.utilisation:.0%} of the time"),
+        ("Busy", _busy(a, found)),
         ("Decode batch", f"{a.batch:,.1f}" + ("" if found.fast_replicas else f" of {found.policy.max_sequences:,}")),
         ("KV cache taken", f"{a.kv:.0%}" + ("" if found.fast_replicas else f" of {found.policy.kv_tokens:,.0f} tokens")),
         ("Waiting", f"{a.queue:,.1f} requests"),
@@ -99,6 +99,14 @@ def _rates(a: Answers, found: Simulation) -> Table:
     for left, right in zip(cells[::2], cells[1::2], strict=True):
         shown.add_row(*left, *right)
     return shown
+
+
+def _busy(a: Answers, found: Simulation) -> str:
+    """The share of time in which replicas work, by pool where there are two."""
+    if len(a.pool_utilisation) < 2:
+        return f"{a.utilisation:.0%} of the time"
+    names = ("fast", "slow") if found.fast_replicas else ("prefill", "decode")
+    return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, a.pool_utilisation, strict=True))
 
 
 def _figure(width: int, rows: int) -> Any:

@@ -32,10 +32,14 @@ def bar(share: float, width: int, colour: str) -> Text:
 
 
 def usd(value: float) -> str:
-    """Write dollars: cents to two places, less to three digits."""
+    """Write dollars: from one on to two places, less to three digits.
+
+    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0)
+    ('$1,234.50', '$0.300', '$0.0502', '$0.00')
+    """
     if not math.isfinite(value):
         return "unknown"
-    return f"${value:,.2f}" if value >= 1 else f"${float(f'{value:.3g}'):f}".rstrip("0").rstrip(".")
+    return f"${value:,.{2 - min(0, math.floor(math.log10(value))) if value > 0 else 2}f}"
 
 
 def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str]) -> str:

@@ -78,8 +78,8 @@ class Answers:
     sent, served, rejected: requests, and why they were rejected; arriving: from the first to the last arrival [s]. preemptions:
     times that a sequence lost its room. wait: from arrival to the first seat, and for one in a decode pool of its own;
     inter_token: between two tokens of a request, stalls included. goodput: requests per second within the limits;
-    within_limits: share of those sent. utilisation: share of time in which a replica works; batch: mean sequences that decode,
-    while it works; kv: mean share of the cache that is taken; queue: mean requests that wait.
+    within_limits: share of those sent. utilisation: share of time in which a replica works, of all and by pool; batch: mean
+    sequences that decode, while it works; kv: mean share of the cache that is taken; queue: mean requests that wait.
     """
 
     sent: int
@@ -100,6 +100,7 @@ class Answers:
     goodput: float
     within_limits: float
     utilisation: float
+    pool_utilisation: tuple[float, ...]
     batch: float
     kv: float
     queue: float
@@ -137,6 +138,7 @@ def answers(
     ranks = np.unique(requests["rank"])
     outputs, inputs = float(done["outputs"].sum()), float(done["inputs"].sum())
     replicas = [p for _, p in pools]
+    worked = [float(p.seconds[:, BUSY].sum()) for p in replicas]
     why_not = _why_rejected(rejected, pools)
     verdict, why = _verdict(traffic, done, pools) if len(done) else (OVERLOADED, f"no request can be served: {why_not}")
     decoders = [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
@@ -158,9 +160,8 @@ def answers(
         output_tokens_per_second=outputs / seconds,
         goodput=float(good.sum()) / seconds,
         within_limits=float(good.sum()) / len(requests) if len(requests) else math.nan,
-        utilisation=float(
-            np.sum([p.seconds[:, BUSY].sum() for p in replicas]) / (seconds * sum(len(p.count) for p in replicas))
-        ),
+        utilisation=sum(worked) / (seconds * sum(len(p.count) for p in replicas)),
+        pool_utilisation=tuple(busy / (seconds * len(p.count)) for busy, p in zip(worked, replicas, strict=True)),
         batch=_over_busy(decoders, lambda _, p: p.seconds[:, DECODE_SECONDS].sum()),
         kv=_over_busy(
             decoders, lambda rules, p: p.seconds[:, BUSY].sum() - p.seconds[:, BLOCK_SECONDS].sum() / max(rules.blocks, 1)
