@@ -81,6 +81,7 @@ def validation_view(
             title=f"{names[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
             numbers=range(1, 8),
         )
+        shown.columns[0].no_wrap, shown.columns[0].overflow = True, "ellipsis"
         shown.add_row("all", *_cells(found["all"]), style="bold")
         for key, by in found["by"].items():
             if len(by) > 1:
@@ -105,10 +106,21 @@ def validation_view(
 def _cells(errors: Mapping[str, float]) -> list[str]:
     return [
         f"{errors['runs']:,}",
-        *(f"{errors[key]:.1%}" for key in ("median", "mean", "p90")),
-        f"{errors['bias']:+.1%}",
+        *(percent(errors[key]) for key in ("median", "mean", "p90")),
+        percent(errors["bias"], "+"),
         *(f"{errors[key]:.0%}" for key in ("within_25", "coverage")),
     ]
+
+
+def percent(share: float, sign: str = "") -> str:
+    """Write a share in at most six characters.
+
+    >>> percent(0.0834), percent(1.376), percent(97.4), percent(-0.021, "+"), percent(3.0, "+")
+    ('8.3%', '138%', '>999%', '-2.1%', '+300%')
+    """
+    if share >= 9.995:
+        return ">999%"
+    return f"{share:{sign}.{0 if abs(share) >= 0.9995 else 1}%}"
 
 
 def _scatter(rows: list[dict[str, str]], predictions: Predictions, width: int) -> RenderableType:
@@ -121,7 +133,7 @@ def _scatter(rows: list[dict[str, str]], predictions: Predictions, width: int) -
     low = math.floor(2 * min(measured.min(), predicted.min())) / 2
     high = math.ceil(2 * max(measured.max(), predicted.max()) + 1e-9) / 2
     figure = plotille.Figure()
-    figure.width, figure.height, figure.origin, figure.color_mode = 10 * max(3, min(6, (width - 22) // 10)), 16, False, "names"
+    figure.width, figure.height, figure.origin, figure.color_mode = 10 * max(3, min(6, (width - 36) // 10)), 16, False, "names"
     figure.set_x_limits(low, high)
     figure.set_y_limits(low, high)
     figure.x_ticks_fkt = figure.y_ticks_fkt = lambda value, _: f"{10**value:,.3g}"
