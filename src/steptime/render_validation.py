@@ -27,6 +27,7 @@ from steptime.validate import (
 )
 from steptime.widgets import table
 
+FIGURES = 63  # columns that the figures of an error table take
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
 MEANINGS = {
     "id": "any name, kept in the output",
@@ -73,6 +74,7 @@ def validation_view(
 ) -> RenderableType:
     """Return error tables and a scatter picture."""
     parts: list[RenderableType] = []
+    room = max(12, width - FIGURES)  # for labels
     names = {"tpot": "Time per output token", "ttft": "Time to first token"}
     for name, found in tables.items():
         shown = table(
@@ -81,14 +83,14 @@ def validation_view(
             title=f"{names[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
             numbers=range(1, 8),
         )
-        shown.columns[0].no_wrap, shown.columns[0].overflow = True, "ellipsis"
         shown.add_row("all", *_cells(found["all"]), style="bold")
         for key, by in found["by"].items():
             if len(by) > 1:
                 shown.add_section()
                 shown.add_row(f"by {key.replace('_', ' ')}", style="italic")
                 for value, errors in by.items():
-                    shown.add_row(f"  {value.rpartition('/')[2] or 'not given'}", *_cells(errors))
+                    label = f"  {value.rpartition('/')[2] or 'not given'}"
+                    shown.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
         parts.append(shown)
     if "tpot" in tables:
         parts.append(_scatter(rows, predictions, width))
