@@ -37,10 +37,11 @@ NOT_MODELLED = """## What is not modelled
   (`serving.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
   Whether a run drew its lengths at random follows from how the public set names it.
 - Flags that no column tells, on which time to first token depends most. One number of each engine stands for what differs by
-  deployment: first tokens of SGLang come some 30 decode steps late for Qwen3.5 and DeepSeek, 10 for GLM-5, none for Qwen3-32B
-  (as a stream or receive interval of that size would do); of TensorRT-LLM with Llama-3.1-70B at 1024 in and out, 20 late on up
-  to four chips and none on eight; with attention groups, 40. First requests of SGLang with DeepSeek in nvfp4 wait 5 to 9 s in
-  the mean.
+  deployment. First tokens of SGLang come some 30 decode steps late for Qwen3.5 and DeepSeek (16 below 16 clients), 10 for
+  GLM-5, none for Qwen3-32B: InferenceMAX starts the former with a scheduler that looks for requests every 10 steps, or 30
+  from 16 clients on (`--scheduler-recv-interval`, which is 1 unless set). Those of TensorRT-LLM with Llama-3.1-70B at 1024 in
+  and out come 20 late on up to four chips and in time on eight; with attention groups, 40. First requests of SGLang with
+  DeepSeek in nvfp4 wait 5 to 9 s in the mean.
 """
 
 

@@ -22,7 +22,7 @@ from steptime.workload import Slo, Workload
 QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
 LOWER = 0.9  # of the batch, where percentiles do not hold
 SETTLED, STEADY = 4.0, 20.0  # lifetimes of a request over which others come: that a rate is judged by, that a cost is
-MORE, MOST = 4, 400_000  # times as many requests where too few came, and how many there are at most
+MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
