@@ -255,7 +255,7 @@ def _front_plot(plan: Plan, width: int) -> RenderableType:
     step = _nice(float(max(output)) / 8)
     rows = math.ceil(float(max(output)) / step)
     low, high = math.floor(2 * speed.min()) / 2, math.ceil(2 * speed.max() + 1e-9) / 2
-    columns = 10 * max(3, min(6, (width - 22) // 10))
+    columns = 10 * max(3, min(6, (width - 34) // 10))
     figure = plotille.Figure()
     figure.width, figure.height, figure.origin, figure.with_colors = columns, rows, False, True
     figure.color_mode = "names"
