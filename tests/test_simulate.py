@@ -364,8 +364,33 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
         return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05)[0]
 
     one = best(1, 4000)
-    assert best(8, 4000) == pytest.approx(8 * one, rel=0.1)
+    assert best(8, 32_000) == pytest.approx(8 * one, rel=0.05)
     assert best(1, 1) == pytest.approx(one, rel=0.2)
+
+
+def test_a_highest_rate_holds_in_a_longer_run(llama):
+    """What a short run takes for a rate that is kept up is lowered until a long one bears it out."""
+    lengths = {"inputs": Lengths(mean=300), "outputs": Lengths(mean=100)}
+    run, longer = (
+        rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=n, policy=Policy(max_sequences=32))
+        for n in (200, 8000)
+    )
+    quick, _ = highest_rate(run, slo=st.Slo(), quantile="p90")
+    sure, points = highest_rate(run, slo=st.Slo(), quantile="p90", longer=longer)
+    assert 0.8 * quick < sure <= quick
+    assert all(p.good == (p.rate <= sure) for p in points if p.rate >= sure)
+    assert longer(sure).verdict != OVERLOADED
+
+
+def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
+    """With fewer seats caches would wait for one, which counts as time per token."""
+    model, system = llama
+    workload, slo = st.Workload(input_tokens=2048, output_tokens=256), st.Slo(tpot=1 / 40, ttft=1)
+    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",))
+    found = replay(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
+    assert found.good
+    assert found.batch == found.planned_batch
+    assert found.rate > 0.6 * found.planned_rate
 
 
 def test_rejected_requests_are_beyond_every_limit(llama):
@@ -373,12 +398,12 @@ def test_rejected_requests_are_beyond_every_limit(llama):
     found = simulate(*llama, traffic, policy=Policy(kv_tokens=400), slo=st.Slo(ttft=100)).answers
     assert 0.1 * found.sent < found.rejected < 0.9 * found.sent
     assert found.within_limits == pytest.approx(found.served / found.sent)
-    assert found.rejected_why == f"{found.rejected:,} larger than a replica's KV cache of 400 tokens"
+    assert found.rejected_why == "larger than a replica's KV cache of 400 tokens"
     assert not meets(found, st.Slo(), "p95")
     assert meets(found, st.Slo(), "p50")
     nothing = simulate(*llama, traffic, policy=Policy(kv_tokens=16)).answers
     assert nothing.verdict == OVERLOADED
-    assert nothing.why == "no request can be served: 400 larger than a replica's KV cache of 16 tokens"
+    assert nothing.why == "no request can be served: larger than a replica's KV cache of 16 tokens"
 
 
 def test_a_queue_that_bursts_fill_and_that_empties_again_does_not_grow(llama):
@@ -414,7 +439,10 @@ def test_replicas_share_the_clients_of_a_closed_loop(replicas, clients):
     traffic, policy = closed_loop(clients, n, *lengths, seed=2), Policy(max_sequences=8)
     found, _, _ = serve(traffic, policy, pace_for(8), replicas=replicas)
     used = min(replicas, clients)
-    assert np.all(np.abs(np.bincount(found["replica"], minlength=replicas)[:used] - n / used) <= 1)
+    assert np.array_equal(found["replica"], np.arange(n) % clients % used)
+    moves = sorted([(time, 1) for time in found["arrival"]] + [(time, -1) for time in found["finish"]])
+    flight = np.cumsum([move for _, move in moves])
+    assert np.max(flight) == clients
     for r in range(used):
         mine = found["replica"] == r
         alone = replace(traffic, inputs=traffic.inputs[mine], outputs=traffic.outputs[mine], arrival=traffic.arrival[mine])

@@ -14,6 +14,7 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 from steptime.simulate import loop, reference
 from steptime.simulate.policy import Policy
 from steptime.simulate.pool import DONE, REJECTED, Rates, new_replicas, new_requests
+from steptime.simulate.run import dealt
 
 TICK = 2.0**-20  # s; times that are multiples of it add up without rounding
 
@@ -36,7 +37,7 @@ def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0)):
     rules = rules_of(policy, coefficients.groups, clients, before)
     replicas = new_replicas(rules, 1)
     n = len(requests)
-    following = np.array([min(clients, n)])
+    following = dealt(n, clients, 1)[1] if clients else np.array([n])
     loop.serve(requests, replicas, rules, coefficients, np.zeros(n, dtype=np.int64), following, 0, n + 1)
     return replicas
 

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from steptime.simulate.traffic import Lengths, Traffic
 
 
+LONGER = 4  # times as long a run as finds a rate, to confirm it
+
+
 def simulate(
     ctx: typer.Context,
     model: MODEL,
@@ -54,7 +57,10 @@ def simulate(
     ] = False,
     requests: Annotated[
         int | None,
-        typer.Option(help="Requests; by default 10,000, 10 for each client, or the whole trace.", rich_help_panel="Traffic"),
+        typer.Option(
+            help="Requests; by default 10,000, 10 a client, or the whole trace. The least for --find-rate: 4,000 a replica.",
+            rich_help_panel="Traffic",
+        ),
     ] = None,
     input_: Annotated[int, typer.Option("--input", help="Mean prompt tokens.", rich_help_panel="Traffic")] = 1024,
     output: Annotated[int, typer.Option("--output", help="Mean output tokens.", rich_help_panel="Traffic")] = 256,
@@ -67,7 +73,7 @@ def simulate(
     burst: Annotated[float, typer.Option(help="Squared variation of gamma intervals.", rich_help_panel="Traffic")] = 4.0,
     rate_scale: Annotated[float, typer.Option(help="Play a trace this many times as fast.", rich_help_panel="Traffic")] = 1.0,
     fast_share: Annotated[
-        float, typer.Option(help="Share of --rate that is served first (fast tier).", rich_help_panel="Traffic")
+        float, typer.Option(help="Share of requests that is served first (fast tier).", rich_help_panel="Traffic")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Reproduces the run.", rich_help_panel="Traffic")] = 0,
     policy: Annotated[
@@ -146,12 +152,16 @@ def simulate(
         ctx,
         {
             "--rate, --concurrency or --find-rate; a trace has its own": (drawn, "input_ output lengths spread"),
+            "arrivals that are drawn, or --prefixes": (drawn or prefixes != 0, "seed"),
+            "--find-rate": (find_rate, "quantile"),
+            "--rate, --find-rate or --trace; clients stay with their replica": (concurrency is None, "route"),
+            "--prefix-cache": (bool(prefix_cache), "prefixes"),
             "--rate or --find-rate": (random, "arrivals burst fast_share"),
             "--trace": (not drawn, "rate_scale"),
             "a run at one rate, not --find-rate": (once, "export chrome range_"),
             "--arrivals gamma": (arrivals == "gamma", "burst"),
             "--lengths uniform or lognormal": (lengths != "fixed", "spread"),
-            "--spread greater than 0, unless fixed": (lengths == "fixed" or spread > 0, "lengths"),
+            "--spread greater than 0, unless fixed": (lengths not in ("uniform", "lognormal") or spread > 0, "lengths"),
             "--policy train": (policy == "train", "interval"),
             "--policy static": (policy == "static", "patience"),
             "--prefixes": (prefixes != 0, "prefix_tokens"),
@@ -179,6 +189,8 @@ def simulate(
 
     def traffic_at(rate: float | None, count: int | None) -> Traffic:
         made = _traffic(trace, rate, concurrency, count, sizes, arrivals, burst, rate_scale, fast_share, seed)
+        if prefixes and len(made.starts):
+            raise RangeError(f"--prefixes does not go with {trace}: its prompts have blocks of their own (hash_ids)")
         return with_sessions(made, prefixes=prefixes, prefix_tokens=prefix_tokens, seed=seed) if prefixes else made
 
     played = None if find_rate else traffic_at(rate, requests)
@@ -205,7 +217,8 @@ def simulate(
         given |= {"fast": replace(schedule, max_sequences=seats), "fast_replicas": fast_replicas}
     given["cache"] = _cache(prefix_cache, machine, prefill or mapping)
     if played is None:
-        _find_rate(described, machine, traffic_at, 4000 if requests is None else requests, given, quantile, json)
+        least = 4000 * (replicas + fast_replicas) if requests is None else requests
+        _find_rate(described, machine, traffic_at, least, given, quantile, json)
     else:
         _run(described, machine, played, given, export, chrome, range_, json)
 
@@ -220,17 +233,19 @@ def _find_rate(
     json: bool,
 ) -> None:
     """Search the highest rate within the limits, and print it."""
+    from steptime.mapping import show_mapping
     from steptime.render_simulation import rate_view
     from steptime.simulate.search import highest_rate, rates
 
-    run = rates(model, system, traffic, requests=requests, **given)
-    best, points = highest_rate(run, slo=given["slo"], quantile=quantile)
+    run, longer = (rates(model, system, traffic, requests=n * requests, **given) for n in (1, LONGER))
+    best, points = highest_rate(run, slo=given["slo"], quantile=quantile, longer=longer)
     if json:
         found = {"policy": given["policy"], "highest_rate": best, "quantile": quantile, "points": points}
         print_json(_about(model, system, given) | found)
         return
     console = console_of()
-    console.print(rate_view(best, points, quantile, console.width))
+    what = f"{model.name} on {system.chip.name} ({show_mapping(given['mapping'])}), engine {given['engine'].name}"
+    console.print(f"{what}, {given['policy'].kind} batching", rate_view(best, points, quantile, console.width), sep="\n\n")
 
 
 def _run(

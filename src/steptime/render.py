@@ -165,7 +165,8 @@ def _beside(plan: Plan) -> list[Text]:
     lines = [Text("; ".join(facts) + ".")]
     if plan.runner_up:
         more = plan.runner_up.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
-        price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper, but slower"
+        price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within 0.5%, the fastest comes first)"
+        price = "as dear" if abs(more) < 0.0005 else price
         lines.append(Text(f"Runner-up: {plan.runner_up.layout}, batch {plan.runner_up.batch:,}: {price}."))
     if plan.ideal:
         lines.append(Text(f"{MEANING} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))

@@ -31,7 +31,7 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
     if not a.served:
         return Group(*parts)
     if a.classes:
-        parts.append(_classes(a))
+        parts.append(_classes(a, found.limited))
     parts += [_latencies(a), _rates(a, found), Text(), _distribution(found, width), Text(), _timeline(found, width)]
     if found.cache is not None:
         parts += [Text(), _cache(found.cache)]
@@ -67,12 +67,15 @@ def _latencies(a: Answers) -> Table:
     return shown
 
 
-def _classes(a: Answers) -> Table:
-    shown = table("Class", "Served", "TTFT mean", "p99", "TPOT mean", "p99", "Within limits", numbers=range(1, 7))
+def _classes(a: Answers, limited: bool) -> Table:
+    shown = table(
+        "Class", "Served", "TTFT mean", "p99", "TPOT mean", "p99", *(["Within limits"] if limited else []), numbers=range(1, 7)
+    )
     for c in a.classes:
         name = "fast" if c.rank == 0 else "slow" if len(a.classes) == 2 else f"{c.rank}"
         times = (c.ttft.mean, c.ttft.p99, c.tpot.mean, c.tpot.p99)
-        shown.add_row(name, f"{c.served:,}", *("-" if math.isnan(x) else show(x, "s") for x in times), f"{c.within_limits:.1%}")
+        within = [f"{c.within_limits:.1%}"] if limited else []
+        shown.add_row(name, f"{c.served:,}", *("-" if math.isnan(x) else show(x, "s") for x in times), *within)
     return shown
 
 
@@ -131,8 +134,9 @@ def _distribution(found: Simulation, width: int) -> RenderableType:
     )
     figure = _figure(width, 10)
     share = np.linspace(0.0, 1.0, 101)
-    drawn = [(name, colour, np.log10(np.maximum(np.quantile(v, share), 1e-9))) for name, colour, v in curves if len(v)]
-    low, high = min(x[0] for _, _, x in drawn), max(x[-1] for _, _, x in drawn)
+    drawn = [(name, colour, np.log10(np.maximum(np.quantile(v, share), 1e-9))) for name, colour, v in curves if np.any(v > 0)]
+    low = min(math.log10(np.quantile(v[v > 0], 0.01)) for _, _, v in curves if np.any(v > 0))
+    high = max(x[-1] for _, _, x in drawn)
     figure.set_x_limits(float(low) - 0.05, float(max(high, low + 0.1)) + 0.05)
     figure.set_y_limits(0, 100)
     figure.x_ticks_fkt, figure.y_ticks_fkt = _seconds, lambda value, _: f"{value:.0f} %"
@@ -235,7 +239,8 @@ def replay_view(found: Replay) -> RenderableType:
 
 def simulation_title(model: str, chip: str, found: Simulation, mapping: Any, engine: str) -> str:
     """Say in a line what was run on what."""
-    extra = f", {found.prefill_replicas} prefill replicas" if found.prefill_replicas else ""
+    n = found.prefill_replicas
+    extra = f", {n} prefill replica{'s' if n > 1 else ''}" if n else ""
     layout = show_mapping(mapping) + extra
     kind = (
         f"a train every {show(found.policy.interval, 's')}" if found.policy.kind == "train" else f"{found.policy.kind} batching"

@@ -45,7 +45,8 @@ MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where t
 SPREAD, REQUESTS = "length_spread", "requests"
 OPTIONAL = ("kv_dtype", *MEANS, SPREAD, REQUESTS)
 EACH = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
-LARGEST = 1e9  # of a length, a number of requests or of ways
+LARGEST = 1e8  # of a length, a number of requests or of ways
+MOST_CLIENTS = 100_000  # of a loop that is simulated
 POSITIVE = (*MEASURED, *MEANS, REQUESTS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 
@@ -123,6 +124,8 @@ def _wrong_measure(row: MappingABC[str, str]) -> str:
             good = False
         if not good:
             return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
+        if text and name not in MEASURED and float(text) > LARGEST:
+            return f"{name} must be at most {LARGEST:,.0f}, not {text[:40]!r}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 
@@ -329,7 +332,7 @@ def predict(
     for runs in grouped(rows, small_kv=small, catalog=catalog):
         of = engines[runs.engine]
         tpot, ttft, bound, regime = predict_runs(runs, of)
-        if simulated:
+        if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
             ttft = first_tokens(runs, of)
         out["tpot"][runs.index], out["ttft"][runs.index] = tpot, ttft
         labels["bound"][runs.index], labels["regime"][runs.index] = bound, regime

@@ -67,9 +67,16 @@ class CacheUse:
 
 
 def use_cache(
-    cache: Cache, traffic: Traffic, pace: Pace, *, bytes_per_token: float, replicas: int = 1, route: str = "round-robin"
+    cache: Cache,
+    traffic: Traffic,
+    pace: Pace,
+    *,
+    bytes_per_token: float,
+    replicas: int = 1,
+    route: str = "round-robin",
+    dealt: Any = None,
 ) -> CacheUse:
-    """Return what the cache saves each request of a traffic that has block hashes."""
+    """Return what the cache saves each request of a traffic that has block hashes; `dealt` names replicas that are settled."""
     if not len(traffic.starts):
         raise RangeError("a prefix cache needs block hashes: a trace with hash_ids, or shared prefixes (--prefixes)")
     block_bytes = bytes_per_token * traffic.block_tokens
@@ -79,7 +86,7 @@ def use_cache(
     names, ids = np.unique(traffic.blocks, return_inverse=True)
     n, tiers = len(traffic), len(cache.tiers)
     cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
-    chosen = np.arange(n, dtype=np.int64) % replicas
+    chosen = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
     hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
     skipped = np.zeros(n, dtype=np.int64)
     row = float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1)

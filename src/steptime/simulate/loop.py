@@ -295,9 +295,9 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
     last.
 
     `route` names the replica of each, or is empty for the least loaded. In a closed loop clients stay with their replica, and
-    `following` is the next request that each replica's clients send; it and every `len(following)`-th after it are its.
+    `following` holds the next request that the clients of each replica send, and after it the one that follows each request.
     """
-    n = following.min() if rules.closed else len(q)
+    n = following[: len(following) - len(q)].min() if rules.closed else len(q)
     for i in range(begin, min(end, n + 1)):
         t = q[i].arrival if i < n else np.inf
         routed = len(route) > 0 and i < n

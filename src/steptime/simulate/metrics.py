@@ -203,7 +203,8 @@ def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
         (long, f"longer than the context of {longest:,} tokens"),
         (~empty & ~long, f"larger than a replica's KV cache of {blocks:,} tokens"),
     )
-    return ", ".join(f"{int(which.sum()):,} {reason}" for which, reason in reasons if which.any())
+    found = [(int(which.sum()), reason) for which, reason in reasons if which.any()]
+    return found[0][1] if len(found) == 1 else ", ".join(f"{n:,} {reason}" for n, reason in found)
 
 
 def gaps(replicas: list[Replicas]) -> Spread:

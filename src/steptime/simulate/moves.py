@@ -157,7 +157,7 @@ def ask_again(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: 
     """Let a client of a closed loop send its next request to its replica `r`, and the one after where that is rejected."""
     while rules.closed and following[r] < len(q):
         k = following[r]
-        following[r] += len(following)
+        following[r] = following[len(following) - len(q) + k]
         q[k].arrival = now
         if arrive(q, p, rules, r, k):
             break

@@ -80,13 +80,12 @@ def serve(
     rules = rules._replace(before=pace.before, before_token=pace.before_token)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
     pool = new_replicas(rules, replicas)
-    used = min(replicas, traffic.clients or replicas)
-    if traffic.clients or (route is None and (policy.route != "least-loaded" or replicas == 1)):
-        route = np.arange(n, dtype=np.int64) % used
+    following = np.array([n], dtype=np.int64)
+    if traffic.clients:
+        route, following = dealt(n, traffic.clients, replicas)
     elif route is None:
-        route = np.zeros(0, dtype=np.int64)
-    sent = min(traffic.clients, n) if traffic.clients else n
-    following = sent + (np.arange(used, dtype=np.int64) - sent) % used
+        least = policy.route == "least-loaded" and replicas > 1
+        route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
     rates = pace.rates
     portion = n + 1 if traffic.clients else PORTION
     for begin in range(0, n + 1, portion):
@@ -94,6 +93,25 @@ def serve(
         if progress is not None:
             progress(min(n, begin + portion))
     return requests, rules, pool
+
+
+def dealt(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
+    """Deal the clients of a closed loop of `n` requests out to replicas: the replica of each request, and who follows whom.
+
+    Client c sends the requests c, c + clients, ...; the second array holds the first request of each replica that has no place
+    at the start, and then, for each request, the next of its replica; n where there is none.
+
+    >>> [part.tolist() for part in dealt(6, 3, 2)]
+    [[0, 1, 0, 0, 1, 0], [3, 4, 6, 6, 6, 5, 6, 6]]
+    """
+    used = min(replicas, clients)
+    route = np.arange(n, dtype=np.int64) % clients % used
+    following = np.full(used + n, n, dtype=np.int64)
+    for r in range(used):
+        mine = clients + np.flatnonzero(route[clients:] == r)
+        following[r] = mine[0] if len(mine) else n
+        following[used + mine[:-1]] = mine[1:]
+    return route, following
 
 
 def answered(requests: Any, pace: Pace) -> Any:
@@ -240,9 +258,11 @@ def serve_apart_closed(
     """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
 
     The first requests of the clients run alone; where their answers end, others are sent, and both pools run again, until no
-    arrival moves. What ends by a time depends only on what came before it, and a request that is not sent yet can only delay
-    others: each round sets right at least one more end, in practice a generation of them.
+    arrival moves. What ends by a time depends only on what came before it: each round sets right at least one more end, in
+    practice a generation of them. Raises RangeError for static batches that wait for more without end.
     """
+    if any(policy.kind == "static" and math.isinf(policy.patience) for policy, _, _ in (first, second)):
+        raise RangeError("static batches that wait to fill without end do not go with clients of separate pools")
     n, clients = len(traffic), min(traffic.clients, len(traffic))
     arrival = np.zeros(clients)
     for _ in range(n + 2):
@@ -295,12 +315,12 @@ def _cached(cache: Cache, traffic: Traffic, model: Model, reader: tuple[Policy, 
             f"a prefix cache does not go with {policy.route} routing" + (" in a closed loop" if traffic.clients else "")
         )
     per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
-    readers = min(replicas, traffic.clients or replicas)
-    return use_cache(cache, traffic, pace, bytes_per_token=per_token, replicas=readers, route=policy.route)
+    given = dealt(len(traffic), traffic.clients, replicas)[0] if traffic.clients else None
+    return use_cache(cache, traffic, pace, bytes_per_token=per_token, replicas=replicas, route=policy.route, dealt=given)
 
 
-def _contexts(traffic: Traffic) -> tuple[float, float]:
-    inputs, outputs = np.maximum(traffic.inputs, 1), np.maximum(traffic.outputs, 1)
+def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
+    inputs, outputs = (np.clip(x, 1, longest) for x in (traffic.inputs, traffic.outputs))
     return float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))
 
 
@@ -312,7 +332,7 @@ def _pace(model: Model, system: System, mapping: Mapping, engine: Engine, policy
         engine=engine,
         max_sequences=policy.max_sequences,
         token_budget=min(policy.token_budget, 1 << 16),
-        contexts=_contexts(traffic),
+        contexts=_contexts(traffic, float(model.max_context)),
         query=policy.drafted + 1,
     )
 
@@ -322,7 +342,8 @@ def _fitted(model: Model, system: System, mapping: Mapping, engine: Engine, poli
     policy = replace(policy, max_context=min(policy.max_context, float(model.max_context)))
     if math.isfinite(policy.kv_tokens):
         return policy
-    context = float(np.mean(np.maximum(traffic.inputs, 1)) + np.mean(traffic.outputs) / 2)
+    short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)  # longer ones are rejected
+    context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
     room = kv_room(model, system, mapping=mapping, engine=engine, context=context, step_tokens=policy.token_budget)
     if room < 1:
         raise RangeError(

@@ -22,6 +22,7 @@ from steptime.workload import Slo, Workload
 QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
 LOWER = 0.9  # of the batch, where percentiles do not hold
 SETTLED, STEADY = 4.0, 20.0  # lifetimes of a request over which others come: that a rate is judged by, that a cost is
+LOWERED = 20  # times at most, that a rate is lowered which longer runs do not bear out
 MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
 
 
@@ -40,7 +41,7 @@ class RatePoint:
 def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED) -> bool:
     """Whether a run meets the limits at a quantile ("mean", "p50", "p90", "p95", "p99"), kept up, and was long enough to tell.
 
-    Requests that are rejected count as beyond every limit: fewer must be than the quantile leaves out, and none of a mean.
+    No more requests may be rejected than the quantile leaves out, and none of a mean.
     """
     if quantile not in QUANTILES:
         raise RangeError(f"the quantile of the limits must be one of {', '.join(QUANTILES)}, not {quantile}")
@@ -50,9 +51,9 @@ def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED)
     return answers.verdict != OVERLOADED and enough and not late and settled(answers, lifetimes)
 
 
-def _why_not(answers: Answers) -> str:
+def _why_not(answers: Answers, quantile: str) -> str:
     """What besides limits and a growing queue keeps a rate from being good."""
-    if answers.rejected:
+    if answers.served < QUANTILES[quantile] * answers.sent:
         return f"{answers.rejected / answers.sent:.1%} rejected: {answers.rejected_why}"
     return "" if settled(answers, SETTLED) else "not settled"
 
@@ -72,15 +73,22 @@ def long_enough(run: Callable[[int], Simulation], requests: int, lifetimes: floa
 
 
 def highest_rate(
-    run: Callable[[float], Answers], *, slo: Slo, quantile: str = "p99", start: float = 1.0, tolerance: float = 0.02
+    run: Callable[[float], Answers],
+    *,
+    slo: Slo,
+    quantile: str = "p99",
+    start: float = 1.0,
+    tolerance: float = 0.02,
+    longer: Callable[[float], Answers] | None = None,
 ) -> tuple[float, list[RatePoint]]:
     """Return the highest rate [requests/s] at which `run(rate)` meets the limits, and every rate tried, by rate.
 
-    Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails.
+    Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails. What is found must
+    hold in a `longer` run too, or the rate is lowered by the tolerance until it does.
     """
     points: list[RatePoint] = []
 
-    def good(rate: float) -> bool:
+    def good(rate: float, run: Callable[[float], Answers] = run) -> bool:
         found = run(rate)
         well = meets(found, slo, quantile)
         points.append(
@@ -90,7 +98,7 @@ def highest_rate(
                 tpot=getattr(found.tpot, quantile),
                 verdict=found.verdict,
                 good=well,
-                why="" if well else _why_not(found),
+                why="" if well else _why_not(found, quantile),
             )
         )
         return well
@@ -112,7 +120,11 @@ def highest_rate(
     while low > 0 and high / low > 1 + tolerance:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if good(middle) else (low, middle)
-    return low, sorted(points, key=lambda point: point.rate)
+    for _ in range(LOWERED if low > 0 else 0):
+        if longer is None or good(low, longer):
+            break
+        low /= 1 + tolerance
+    return low, sorted({point.rate: point for point in points}.values(), key=lambda point: point.rate)
 
 
 class PoolLike(Protocol):
@@ -159,7 +171,9 @@ def replay(
     """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower batch and rate until the limits hold.
 
     A plan's rate fills its batch to the last seat, so that random arrivals queue without end; the rate is lowered together
-    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`. requests: the least.
+    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`. A decode pool of its
+    own keeps its batch: with fewer seats caches would wait for one, between the first token and the second.
+    requests: the least.
     """
     server = pools[-1]
     prefill = pools[0].mapping if len(pools) > 1 else None
@@ -169,7 +183,7 @@ def replay(
     share, tried, batch, now = 1.0, 0, server.batch, rate
     while True:
         tried += 1
-        batch, now = max(1, math.floor(server.batch * share)), rate * share
+        batch, now = server.batch if prefill is not None else max(1, math.floor(server.batch * share)), rate * share
         groups = int(server.mapping.dp)
         policy = Policy(
             max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),

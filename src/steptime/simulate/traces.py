@@ -54,6 +54,8 @@ def read_trace(path: str | os.PathLike[str], *, most: int | None = None) -> Traf
         seconds, date = _time(place, line, name, value)
         if not times:
             hashed, dated, mooncake = "hash_ids" in row, date, row.keys() >= MOONCAKE
+        if ("hash_ids" in row) != hashed:
+            raise DataFileError(path, f"{'has' if not hashed else 'lacks'} hash_ids, unlike the lines before", line)
         if date != dated:
             raise DataFileError(path, f"{name}: {value!r} is {'a date' if date else 'no date'}, unlike those before", line)
         time = seconds * (1e-3 if mooncake else 1.0)

@@ -165,9 +165,9 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
 
 def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
     """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
-    for name, value in (("prefixes", prefixes), ("prefix tokens", prefix_tokens)):
-        if value < 1:
-            raise RangeError(f"{name} must be at least 1, not {value}")
+    for name, least, value in (("prefixes", 1, prefixes), ("prefix tokens", block_tokens, prefix_tokens)):
+        if value < least:
+            raise RangeError(f"{name} must be at least {least}, not {value}")
     random = _random(seed, len(traffic))
     which = random.integers(0, prefixes, len(traffic))
     shared = np.minimum(prefix_tokens, traffic.inputs) // block_tokens
