@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from steptime.mapping import Mapping
+from steptime.mapping import Mapping, exchanges_experts
 from steptime.plans import Plan, Pool
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -65,11 +65,11 @@ def _vllm(model: str, pool: Pool, length: int) -> list[str]:
         words.append(f"--data-parallel-size {int(m.dp)}")
     if m.ep > 1:
         words.append("--enable-expert-parallel")
-    if m.ep > 1 and m.dp > 1:
+    if exchanges_experts(m):
         words.append(
             "--all2all-backend deepep_low_latency" if pool.role != "prefill" else "--all2all-backend deepep_high_throughput"
         )
-    if m.microbatches > m.pp and m.ep > 1 and m.dp > 1:
+    if m.microbatches > m.pp and exchanges_experts(m):
         words.append("--enable-dbo")
     words += [
         f"--max-num-seqs {_per_group(pool)}",
@@ -80,7 +80,7 @@ def _vllm(model: str, pool: Pool, length: int) -> list[str]:
         role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
     notes = ["# --max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"] if m.dp > 1 else []
-    return notes + _unsaid(m, m.ep > 1 and m.dp > 1) + _wrapped(words)
+    return notes + _unsaid(m, exchanges_experts(m)) + _wrapped(words)
 
 
 def _sglang(model: str, pool: Pool, length: int) -> list[str]:
@@ -96,9 +96,9 @@ def _sglang(model: str, pool: Pool, length: int) -> list[str]:
         notes.append("# --max-running-requests and --chunked-prefill-size count for all data-parallel ranks together")
     if m.ep > 1:
         words.append(f"--ep-size {int(m.ep)}")
-    if m.ep > 1 and m.dp > 1:
+    if exchanges_experts(m):
         words.append("--moe-a2a-backend deepep")
-    if m.microbatches > m.pp and m.ep > 1 and m.dp > 1:
+    if m.microbatches > m.pp and exchanges_experts(m):
         words.append("--enable-two-batch-overlap")
     chunk = _step_tokens(pool, length) if pool.role == "prefill" else pool.chunk
     words.append(f"--max-running-requests {pool.batch}")
@@ -109,7 +109,7 @@ def _sglang(model: str, pool: Pool, length: int) -> list[str]:
     else:
         words.append(f"--disaggregation-mode {pool.role}")
     words.append(f"--context-length {length}")
-    return notes + _unsaid(m, m.ep > 1 and m.dp > 1) + _wrapped(words)
+    return notes + _unsaid(m, exchanges_experts(m)) + _wrapped(words)
 
 
 def _trtllm(model: str, pool: Pool, length: int) -> list[str]:

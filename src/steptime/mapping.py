@@ -154,6 +154,11 @@ def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, 
                             yield mapping
 
 
+def exchanges_experts(mapping: Mapping) -> bool:
+    """Whether attention groups send each other tokens for their experts."""
+    return bool(mapping.dp > 1 and mapping.ep > 1)
+
+
 def replicas(system: System, chips: int, each: int) -> int:
     """How many replicas of `each` chips fit in `chips`: whole ones in each scale-up domain, where they fit in one."""
     domain = min(system.scale_up.size, chips)

@@ -20,6 +20,7 @@ from steptime.mapping import show_mapping
 from steptime.memory import Memory
 from steptime.model import Model
 from steptime.plans import Plan, Point, mean_resources, mean_terms
+from steptime.refine import AS_CHEAP
 from steptime.step import Step
 from steptime.units import show
 from steptime.widgets import bar, ranged, share_table, sourced, table, usd
@@ -165,7 +166,7 @@ def _beside(plan: Plan) -> list[Text]:
     lines = [Text("; ".join(facts) + ".")]
     if plan.runner_up:
         more = plan.runner_up.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
-        price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within 0.5%, the fastest comes first)"
+        price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within {AS_CHEAP:.1%}, the fastest comes first)"
         price = "as dear" if abs(more) < 0.0005 else price
         lines.append(Text(f"Runner-up: {plan.runner_up.layout}, batch {plan.runner_up.batch:,}: {price}."))
     if plan.ideal:

@@ -14,7 +14,7 @@ from steptime.cost import rent_of
 from steptime.engine import Engine
 from steptime.frontier import pareto
 from steptime.hardware import Number, System
-from steptime.mapping import NAMES, Mapping, legal, show_mapping, stacked
+from steptime.mapping import NAMES, Mapping, exchanges_experts, legal, show_mapping, stacked
 from steptime.memory import weights_per_chip
 from steptime.model import Model
 from steptime.serving import (
@@ -141,8 +141,7 @@ def can_overlap(engine: Engine, mapping: Mapping) -> bool:
     >>> [can_overlap(vllm, m) for m in (Mapping(tp=8), Mapping(tp=8, microbatches=2), Mapping(dp=8, ep=8, microbatches=2))]
     [True, False, True]
     """
-    exchanged = mapping.dp > 1 and mapping.ep > 1
-    return bool(mapping.microbatches <= mapping.pp or engine.two_batch >= (1 if exchanged else 2))
+    return bool(mapping.microbatches <= mapping.pp or engine.two_batch >= (1 if exchanges_experts(mapping) else 2))
 
 
 def take(mapping: Mapping, index: Number) -> Mapping:

@@ -141,7 +141,7 @@ def answers(
     worked = [float(p.seconds[:, BUSY].sum()) for p in replicas]
     why_not = _why_rejected(rejected, pools)
     verdict, why = _verdict(traffic, done, pools) if len(done) else (OVERLOADED, f"no request can be served: {why_not}")
-    decoders = [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
+    decoders = _decoders(pools)
     return Answers(
         sent=len(requests),
         served=len(done),
@@ -183,6 +183,11 @@ def answers(
             if (mine := done["rank"] == k) is not None
         ),
     )
+
+
+def _decoders(pools: list[tuple[Rules, Replicas]]) -> list[tuple[Rules, Replicas]]:
+    """The pools that decode; the last where none does."""
+    return [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
 
 
 def _over_busy(pools: list[tuple[Rules, Replicas]], what: Callable[[Rules, Replicas], Any]) -> float:
@@ -268,8 +273,7 @@ def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 4
     end = max(float(p.seconds[:, CLOCK].max()) for _, p in pools)
     grid = np.linspace(0.0, end, points)
     decoding, taken, room = np.zeros(points), np.zeros(points), 0.0
-    decoders = [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
-    for rules, p in decoders:
+    for rules, p in _decoders(pools):
         room += float(rules.blocks) * len(p.count)
         for r in range(len(p.count)):
             rows = p.records[r, : p.count[r, RECORDED]]

@@ -41,14 +41,13 @@ from steptime.simulate.pool import (
     WIDTH,
     Replicas,
     Rules,
-    append,
     blocks_held,
     blocks_of,
     compiled,
     drop,
     enqueue,
     held,
-    prepend,
+    insert,
     push,
     remove,
     sink,
@@ -79,7 +78,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
 def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     """Move request `i` from its queue to a seat and take the blocks of its prompt."""
     remove(q, p.lists, r, QUEUE, i)
-    append(q, p.lists, r, SEAT, i)
+    insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].rank, SEAT + 1])
     p.count[r, QUEUED] -= 1
     p.count[r, SEATS] += 1
     q[i].status = PREFILLING
@@ -141,7 +140,7 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
         q[i].cached = 0
     q[i].made, q[i].status, q[i].load = made, WAITING, 0.0
     q[i].preempted += 1
-    prepend(q, p.lists, r, QUEUE, i)
+    insert(q, p.lists, r, QUEUE, i, -1)
     p.count[r, QUEUED] += 1
 
 

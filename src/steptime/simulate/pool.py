@@ -193,48 +193,31 @@ def drop(q: Any, heap: Any, r: int, size: int, i: int) -> None:
 
 
 @compiled
-def append(q: Any, lists: Any, r: int, head: int, i: int) -> None:
-    """Put request `i` at the end of a list of its class; `head` is QUEUE or SEAT, the tail stands beside it."""
+def insert(q: Any, lists: Any, r: int, head: int, i: int, b: int) -> None:
+    """Put request `i` behind request `b` of a list of its class, at the front where `b` is -1.
+
+    `head` is QUEUE or SEAT; the tail stands beside it.
+    """
     rank = q[i].rank
-    last = lists[r, rank, head + 1]
-    q[i].after, q[i].before = -1, last
-    if last >= 0:
-        q[last].after = i
+    a = q[b].after if b >= 0 else lists[r, rank, head]
+    q[i].before, q[i].after = b, a
+    if b >= 0:
+        q[b].after = i
     else:
         lists[r, rank, head] = i
-    lists[r, rank, head + 1] = i
+    if a >= 0:
+        q[a].before = i
+    else:
+        lists[r, rank, head + 1] = i
 
 
 @compiled
 def enqueue(q: Any, lists: Any, r: int, i: int) -> None:
     """Put request `i` into the queue of its class by when it is ready, behind those that are ready as early."""
-    rank = q[i].rank
-    b = lists[r, rank, QUEUE + 1]
+    b = lists[r, q[i].rank, QUEUE + 1]
     while b >= 0 and q[b].ready > q[i].ready:
         b = q[b].before
-    a = q[b].after if b >= 0 else lists[r, rank, QUEUE]
-    q[i].before, q[i].after = b, a
-    if b >= 0:
-        q[b].after = i
-    else:
-        lists[r, rank, QUEUE] = i
-    if a >= 0:
-        q[a].before = i
-    else:
-        lists[r, rank, QUEUE + 1] = i
-
-
-@compiled
-def prepend(q: Any, lists: Any, r: int, head: int, i: int) -> None:
-    """Put request `i` at the front of a list of its class."""
-    rank = q[i].rank
-    front = lists[r, rank, head]
-    q[i].before, q[i].after = -1, front
-    if front >= 0:
-        q[front].before = i
-    else:
-        lists[r, rank, head + 1] = i
-    lists[r, rank, head] = i
+    insert(q, lists, r, QUEUE, i, b)
 
 
 @compiled

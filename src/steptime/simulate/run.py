@@ -107,10 +107,11 @@ def dealt(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
     used = min(replicas, clients)
     route = np.arange(n, dtype=np.int64) % clients % used
     following = np.full(used + n, n, dtype=np.int64)
-    for r in range(used):
-        mine = clients + np.flatnonzero(route[clients:] == r)
-        following[r] = mine[0] if len(mine) else n
-        following[used + mine[:-1]] = mine[1:]
+    order = clients + np.argsort(route[clients:], kind="stable")  # by replica
+    replica, first = np.unique(route[order], return_index=True)
+    following[used + order[:-1]] = order[1:]
+    following[used + order[first[1:] - 1]] = n  # the last of each replica but the last, whose end is n already
+    following[replica] = order[first]
     return route, following
 
 

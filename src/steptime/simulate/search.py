@@ -63,10 +63,16 @@ def settled(answers: Answers, lifetimes: float) -> bool:
     return answers.served == 0 or answers.arriving >= lifetimes * answers.end_to_end.p50
 
 
-def long_enough(run: Callable[[int], Simulation], requests: int, lifetimes: float) -> Simulation:
-    """Return the run of as many requests, from `requests` to MOST, as it takes to settle or to be overloaded."""
+def long_enough(
+    run: Callable[[Traffic], Simulation], traffic: Callable[[float, int], Traffic], rate: float, requests: int, lifetimes: float
+) -> Simulation:
+    """Return the run of as many requests, from `requests` to MOST, as it takes to settle or to be overloaded.
+
+    traffic: from a rate [requests/s] and a number of requests; its mean rate is set to `rate`, not that of the sample drawn.
+    """
     while True:
-        found = run(requests)
+        came = traffic(rate, requests)
+        found = run(scaled(came, rate / came.rate) if math.isfinite(came.rate) else came)
         if settled(found.answers, lifetimes) or found.answers.verdict == OVERLOADED or requests >= MOST:
             return found
         requests = min(MORE * requests, MOST)
@@ -179,7 +185,7 @@ def replay(
     prefill = pools[0].mapping if len(pools) > 1 else None
     fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
     skipped = round(workload.input_tokens) - fresh
-    prompts = Lengths(mean=fresh + skipped)
+    traffic = partial(open_loop, inputs=Lengths(mean=fresh + skipped), outputs=Lengths(mean=workload.output_tokens), seed=seed)
     share, tried, batch, now = 1.0, 0, server.batch, rate
     while True:
         tried += 1
@@ -189,8 +195,7 @@ def replay(
             max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),
             token_budget=math.ceil(batch / groups) + (max(server.chunk, 1) if prefill is None else 2048),
         )
-        came = partial(_poisson, now, prompts, Lengths(mean=workload.output_tokens), seed)
-        served = partial(
+        run = partial(
             simulate,
             model,
             system,
@@ -202,7 +207,7 @@ def replay(
             prefill_policy=None if prefill is None else _prefill_policy(pools[0], fresh),
             cached=skipped,
         )
-        last = long_enough(partial(_run_of, served, came), requests, STEADY)
+        last = long_enough(run, traffic, now, requests, STEADY)
         good = meets(last.answers, slo, quantile)
         if good or batch == 1 or tried == tries:
             break
@@ -219,14 +224,6 @@ def replay(
     )
 
 
-def _run_of(served: Callable[..., Simulation], came: Callable[..., Traffic], requests: int) -> Simulation:
-    return served(traffic=came(requests))
-
-
-def _poisson(rate: float, inputs: Lengths, outputs: Lengths, seed: int, requests: int) -> Traffic:
-    return at_rate(open_loop(rate, requests, inputs, outputs, seed=seed), rate)
-
-
 def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
     each = max(1, int(pool.batch) // int(pool.mapping.dp))
     return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
@@ -240,14 +237,5 @@ def rates(
     traffic: from a rate and a number of requests, at least `requests`; `given` goes to `simulate`.
     """
 
-    def run(rate: float) -> Answers:
-        return long_enough(
-            lambda n: simulate(model, system, at_rate(traffic(rate, n), rate), **given), requests, SETTLED
-        ).answers
-
-    return run
-
-
-def at_rate(traffic: Traffic, rate: float) -> Traffic:
-    """Return a traffic whose mean rate is `rate` [requests/s], and not that of the sample that was drawn of it."""
-    return scaled(traffic, rate / traffic.rate) if math.isfinite(traffic.rate) else traffic
+    run = partial(simulate, model, system, **given)
+    return lambda rate: long_enough(run, traffic, rate, requests, SETTLED).answers
