@@ -15,15 +15,15 @@ import numba
 import numpy as np
 
 import steptime as st
-from steptime.simulate import reference
-from steptime.simulate.cache import Cache, Tier
-from steptime.simulate.first_token import closed_loops
-from steptime.simulate.pace import pace_of
-from steptime.simulate.policy import Policy
-from steptime.simulate.pool import new_requests
-from steptime.simulate.run import simulate
-from steptime.simulate.traces import read_trace
-from steptime.simulate.traffic import Lengths, closed_loop, open_loop
+from steptime.measured.loops import closed_loops
+from steptime.simulation import reference
+from steptime.simulation.pace import pace_of
+from steptime.simulation.policy import Policy
+from steptime.simulation.prefix_cache import Cache, Tier
+from steptime.simulation.run import simulate
+from steptime.simulation.state import new_requests
+from steptime.simulation.traces import read_trace
+from steptime.simulation.traffic import Lengths, closed_loop, open_loop
 
 TRACES = Path(__file__).parents[2] / "shared/data/traces"
 

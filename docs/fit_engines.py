@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.calibrate import Calibration, engine_file, fit_all
-from steptime.engine import IDEAL
-from steptime.hardware import Number
-from steptime.uncertainty import REGIMES, factors
-from steptime.validate import MEASURED, grouped, predict_runs, read_runs
+from steptime.measured.calibration import Calibration, engine_file, fit_all
+from steptime.measured.validation import MEASURED, grouped, predict_runs, read_runs
+from steptime.numbers import Number
+from steptime.physics.engine import IDEAL
+from steptime.physics.uncertainty import REGIMES, factors
 
 HERE = Path(__file__).parent
 ENGINES = HERE.parent / "src" / "steptime" / "data" / "engines"

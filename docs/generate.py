@@ -12,10 +12,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from steptime import catalog
-from steptime.architectures.hf import load_model
+from steptime.catalog.files import files
+from steptime.models.loading import load_model
 from steptime.errors import InputError
-from steptime.model import (
+from steptime.models.model import (
     Model,
     active_parameters,
     growing_kv_bytes_per_token,
@@ -127,7 +127,7 @@ def told(entry: dict[str, Any], what: str, stated: str, found: str, why: str) ->
 def page() -> str:
     """Return the page: every model with its counts, its source and its check."""
     models, unread = {}, []
-    for name, path in catalog.files("models").items():
+    for name, path in files("models").items():
         try:
             models[name] = load_model(str(path))
         except InputError as problem:

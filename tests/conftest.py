@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import steptime as st
-from steptime.formats import number_format
-from steptime.hardware import Chip, Domain, Link, MemoryTier, Rent, System
-from steptime.model import Attention, Layer, Model, Op
+from steptime.machines.formats import number_format
+from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
+from steptime.models.model import Attention, Layer, Model, Op
 
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")

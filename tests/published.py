@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import steptime as st
-from steptime.model import (
-    cache_bytes,
-    decode_flops_per_token,
-    growing_kv_bytes_per_token,
-    kv_bytes_per_token,
-)
+from steptime.models.model import cache_bytes, decode_flops_per_token, growing_kv_bytes_per_token, kv_bytes_per_token
 
 GOLDEN = tomllib.loads((Path(__file__).parent / "golden" / "kv_bytes.toml").read_text(encoding="utf-8"))
 KV: list[dict[str, Any]] = GOLDEN["kv"]

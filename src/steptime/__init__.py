@@ -15,34 +15,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from steptime.architectures.hf import load_model
-    from steptime.catalog import load_system
-    from steptime.engine import Engine, load_engine
+    from steptime.catalog.loading import load_system
     from steptime.errors import InputError
-    from steptime.hardware import vary
-    from steptime.mapping import Mapping
-    from steptime.memory import memory_per_chip
-    from steptime.planner import plan
-    from steptime.step import decode_step, mixed_step, prefill_step
-    from steptime.uncertainty import step_range
-    from steptime.workload import Slo, Workload
+    from steptime.machines.what_if import vary
+    from steptime.models.loading import load_model
+    from steptime.physics.engine import Engine, load_engine
+    from steptime.physics.layout import Mapping
+    from steptime.physics.memory import memory_per_chip
+    from steptime.physics.step import decode_step, mixed_step, prefill_step
+    from steptime.physics.uncertainty import step_range
+    from steptime.planning.planner import plan
+    from steptime.planning.workload import Slo, Workload
 
 _HOMES = {
-    "Engine": "engine",
+    "Engine": "physics.engine",
     "InputError": "errors",
-    "Mapping": "mapping",
-    "Slo": "workload",
-    "Workload": "workload",
-    "decode_step": "step",
-    "load_engine": "engine",
-    "load_model": "architectures.hf",
-    "load_system": "catalog",
-    "memory_per_chip": "memory",
-    "mixed_step": "step",
-    "plan": "planner",
-    "prefill_step": "step",
-    "step_range": "uncertainty",
-    "vary": "hardware",
+    "Mapping": "physics.layout",
+    "Slo": "planning.workload",
+    "Workload": "planning.workload",
+    "decode_step": "physics.step",
+    "load_engine": "physics.engine",
+    "load_model": "models.loading",
+    "load_system": "catalog.loading",
+    "memory_per_chip": "physics.memory",
+    "mixed_step": "physics.step",
+    "plan": "planning.planner",
+    "prefill_step": "physics.step",
+    "step_range": "physics.uncertainty",
+    "vary": "machines.what_if",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """`python -m steptime` is `steptime`."""
 
-from steptime.cli import main
+from steptime.terminal.main import main
 
 main()

@@ -1,0 +1,84 @@
+r"""The lecture's closed forms on an ideal machine, one file a topic.
+
+An ideal machine is two numbers: $F$ multiply-accumulates a second (half of a data sheet's dense FLOP/s) and $W$ bytes of memory
+traffic a second. A model is a few: $N_{act}$ and $N_{tot}$ parameters of $b_w$ bytes, and $\kappa$ bytes of KV cache a token.
+All functions are bare and broadcast; units are bytes, seconds, tokens, sequences, parameters and dollars.
+
+Everything is a reading of one line, for one decode step of $B$ sequences at context $L$:
+
+$$ \rho = t_{mem} / t_{comp} = B^*/B + L/L^*, \qquad B^* = R \sigma, \qquad L^* = b_w N_{act} / (R \kappa) $$
+
+with balance $R = F b_w / W$ and sparsity $\sigma = N_{tot}/N_{act}$. The section numbers are those of the lecture (Reiner Pope,
+"The math behind how LLMs are trained and served", 2026-04-29); formulas marked *derived* follow from its lines but were
+not spoken.
+"""
+
+from steptime.blackboard.batch import balanced_context, optimal_batch
+from steptime.blackboard.cache_tiers import break_even_hits, break_even_hold, hold_cost, recompute_cost, retrieve_cost
+from steptime.blackboard.context_wall import attention_equals_weights, sparse_reads
+from steptime.blackboard.cost import batch_for_cost, cost_per_token, unbatched_penalty
+from steptime.blackboard.drafts import free_drafts, tokens_per_pass
+from steptime.blackboard.experts import distinct_hit, exchange_bytes, experts_per_chip, experts_touched, weights_touched
+from steptime.blackboard.fast_mode import batch_ratio, kv_over_weights, speed_ceiling
+from steptime.blackboard.latency import (
+    compute_seconds,
+    kv_read_seconds,
+    memory_over_compute,
+    step_seconds,
+    throughput,
+    utilisation,
+    weight_seconds,
+)
+from steptime.blackboard.machine import balance, drain_seconds, multiplies
+from steptime.blackboard.pipeline import bubble_fraction, kv_bytes_per_chip, token_latency, weight_bytes_per_chip
+from steptime.blackboard.price_reading import decode_utilisation, kv_bytes_from_shape, kv_bytes_from_tier, pass_ratio
+from steptime.blackboard.racks import across_racks, floor_of_domain, pipeline_condition
+from steptime.blackboard.trains import mean_wait, worst_wait
+
+__all__ = [
+    "across_racks",
+    "attention_equals_weights",
+    "balance",
+    "balanced_context",
+    "batch_for_cost",
+    "batch_ratio",
+    "break_even_hits",
+    "break_even_hold",
+    "bubble_fraction",
+    "compute_seconds",
+    "cost_per_token",
+    "decode_utilisation",
+    "distinct_hit",
+    "drain_seconds",
+    "exchange_bytes",
+    "experts_per_chip",
+    "experts_touched",
+    "floor_of_domain",
+    "free_drafts",
+    "hold_cost",
+    "kv_bytes_from_shape",
+    "kv_bytes_from_tier",
+    "kv_bytes_per_chip",
+    "kv_over_weights",
+    "kv_read_seconds",
+    "mean_wait",
+    "memory_over_compute",
+    "multiplies",
+    "optimal_batch",
+    "pass_ratio",
+    "pipeline_condition",
+    "recompute_cost",
+    "retrieve_cost",
+    "sparse_reads",
+    "speed_ceiling",
+    "step_seconds",
+    "throughput",
+    "token_latency",
+    "tokens_per_pass",
+    "unbatched_penalty",
+    "utilisation",
+    "weight_bytes_per_chip",
+    "weight_seconds",
+    "weights_touched",
+    "worst_wait",
+]

@@ -1,0 +1,179 @@
+"""Turns data files into chips, systems and rents, every figure with its source."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from steptime.catalog.files import files, find
+from steptime.catalog.schema import (
+    RACK_UNITS,
+    ChipEntry,
+    DomainEntry,
+    FigureEntry,
+    MemoryEntry,
+    RentsEntry,
+    SourceEntry,
+    SystemEntry,
+    line_of,
+    validated,
+)
+from steptime.errors import DataFileError, UnitError
+from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
+from steptime.sourced import GRADES, Figure
+from steptime.units import parse
+
+
+class _Reader:
+    """Turns the figures of one file into numbers and remembers each under its path."""
+
+    def __init__(self, path: Path, sources: dict[str, SourceEntry]) -> None:
+        self.path, self.sources = path, sources
+        self.figures: dict[str, Figure] = {}
+
+    def number(self, place: str, entry: FigureEntry, unit: str, *, zero: bool = False) -> float:
+        """Return the value of `entry` in base units; errors name the file and the place."""
+        source = SourceEntry(url="", date="", grade="guess")
+        if entry.source:
+            if entry.source not in self.sources:
+                raise DataFileError(self.path, f"{place}: source {entry.source!r} is not among [sources]")
+            source = self.sources[entry.source]
+        try:
+            value = parse(entry.value, unit)
+        except UnitError as error:
+            raise DataFileError(self.path, f"{place}: {error}", line_of(self.path, place.rpartition(".")[2])) from None
+        if value < 0 or (value == 0 and not zero):
+            raise DataFileError(self.path, f"{place}: {entry.value!r} must be greater than 0")
+        self.figures[place] = Figure(
+            value=value,
+            unit=unit,
+            text=str(entry.value),
+            url=source.url,
+            date=source.date,
+            grade=entry.grade or source.grade,
+            note=entry.note or source.note,
+        )
+        return value
+
+    def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:
+        """Return one memory tier."""
+        return MemoryTier(
+            name=entry.name,
+            capacity=self.number(f"{place}.capacity", entry.capacity, "B"),
+            bandwidth=self.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
+            latency=self.number(f"{place}.latency", entry.latency, "s", zero=True) if entry.latency else 0.0,
+            usd_per_byte=self.number(f"{place}.usd_per_byte", entry.usd_per_byte, "USD/B", zero=True)
+            if entry.usd_per_byte
+            else 0.0,
+        )
+
+
+def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple[Chip, dict[str, Figure]]:
+    """Return a chip and the sources of its figures."""
+    path = find("chips", name, catalog)
+    entry = validated(ChipEntry, path)
+    reader = _Reader(path, entry.sources)
+    chip = Chip(
+        name=entry.name,
+        title=entry.title,
+        vendor=entry.vendor,
+        year=entry.year,
+        peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
+        memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
+        power_w=reader.number("chip.power", entry.power["tdp"], "W") if "tdp" in entry.power else math.nan,
+        reached={kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()},
+    )
+    return chip, reader.figures
+
+
+def load_system(name: str, catalog: str | os.PathLike[str] | None = None) -> System:
+    """Return the system of a catalogue name, an alias or a path to a TOML file.
+
+    Raises UnknownName with the nearest names, or DataFileError with file and line.
+    """
+    path = find("systems", name, catalog)
+    entry = validated(SystemEntry, path)
+    sibling = path.parent / f"{entry.chip}.toml"
+    local = sibling if path.parent.name != "systems" and sibling.is_file() else None
+    chip, figures = load_chip(str(local) if local else entry.chip, catalog)
+    reader = _Reader(path, entry.sources)
+    domains = tuple(_domain(reader, path, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
+    sizes = [domain.size for domain in domains]
+    if sizes != sorted(sizes):
+        raise DataFileError(path, "domains: sizes must grow from the inner to the outer", line_of(path, "size"))
+    rack = {
+        key: reader.number(f"rack.{key}", value, unit)
+        for key, unit in RACK_UNITS.items()
+        if (value := getattr(entry.rack, key)) is not None
+    }
+    if entry.rack.chips:
+        rack["chips"] = entry.rack.chips
+    return System(
+        name=entry.name,
+        title=entry.title,
+        chip=chip,
+        chips=entry.chips,
+        domains=domains,
+        tiers=tuple(reader.tier(tier.name, tier) for tier in entry.tiers),
+        rent=find_rent(chip.name, catalog),
+        rack=rack,
+        figures={**figures, **reader.figures},
+    )
+
+
+def _domain(reader: _Reader, path: Path, entry: DomainEntry, *, last: bool) -> Domain:
+    if entry.size is None and not last:
+        raise DataFileError(
+            path, f"domains: {entry.name} needs a size; only the outermost goes without", line_of(path, "name")
+        )
+    place = entry.kind.replace("-", "_")
+    link = Link(
+        bandwidth=reader.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
+        latency=reader.number(f"{place}.latency", entry.latency, "s", zero=True),
+        topology=entry.topology,
+    )
+    return Domain(name=entry.name, kind=entry.kind, size=entry.size if entry.size and not last else math.inf, link=link)
+
+
+def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[str, str, str, Figure]]:
+    """Yield (chip, kind, date, figure) of every rent in the catalogue."""
+    for path in files("rents", catalog).values():
+        entry = validated(RentsEntry, path)
+        reader = _Reader(path, entry.sources)
+        for n, quote in enumerate(entry.quotes):
+            place = f"quotes.{n}.{quote.chip}"
+            reader.number(place, quote.rate, "USD/s")
+            yield quote.chip, quote.kind, entry.date, reader.figures[place]
+
+
+def find_rent(chip: str, catalog: str | os.PathLike[str] | None = None) -> Rent:
+    """Return the rent of a chip: the best-graded and then newest rental is typical, the past year's quotes are the range.
+
+    Where no rental is known, the median of what ownership costs is typical.
+    """
+    mine = [quote for quote in quotes(catalog) if quote[0] == chip]
+    if not mine:
+        return Rent(
+            low=math.nan,
+            typical=math.nan,
+            high=math.nan,
+            note=f"no rent of {chip} is known; give one as --set rent='2 USD/h'",
+        )
+    rentals = [quote for quote in mine if quote[1] == "rental"] or mine
+    grade = min((figure.grade for *_, figure in rentals), key=GRADES.index)
+    newest = max(date for _, _, date, figure in rentals if figure.grade == grade)
+    chosen = [figure for _, _, date, figure in rentals if figure.grade == grade and date == newest]
+    year_before = f"{int(newest[:4]) - 1}{newest[4:]}"
+    rates = [figure.value for _, _, date, figure in mine if date >= year_before]
+    return Rent(
+        low=min(rates),
+        typical=median(figure.value for figure in chosen),
+        high=max(rates),
+        date=newest,
+        url=chosen[0].url,
+        grade=grade,
+        note=chosen[0].note,
+    )

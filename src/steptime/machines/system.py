@@ -1,0 +1,104 @@
+"""Machines: chips, memory tiers, links, nested domains, and systems built of them.
+
+A `System` is any number of equal chips in nested domains. The first domain (a node, a rack) is scale-up, the last has no
+size and is scale-out. Bandwidths are per chip and per direction; peak rates are dense. Any numeric field may be an array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping as MappingABC
+from dataclasses import dataclass, field
+
+from steptime.numbers import Number
+from steptime.sourced import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTier:
+    """One level of memory of a chip: capacity [B], bandwidth [B/s], latency [s], price [USD/B]."""
+
+    name: str
+    capacity: Number
+    bandwidth: Number
+    latency: Number = 0.0
+    usd_per_byte: Number = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first.
+
+    reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach.
+    """
+
+    name: str
+    title: str = ""
+    vendor: str = ""
+    year: int = 0
+    peak: MappingABC[str, Number]
+    memory: tuple[MemoryTier, ...]
+    power_w: Number = math.nan
+    reached: MappingABC[str, Number] = field(default_factory=dict)
+
+    @property
+    def hbm(self) -> MemoryTier:
+        """The memory that holds weights and KV cache: the largest tier on the package."""
+        return self.memory[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What joins the chips of a domain: bandwidth [B/s] per chip and direction, latency [s] of one message."""
+
+    bandwidth: Number
+    latency: Number = 0.0
+    topology: str = "switch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """A set of `size` chips that one fabric joins; the outermost has size infinity."""
+
+    name: str
+    kind: str
+    size: Number
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rent:
+    """USD per chip-second: the range of dated quotes and the typical one."""
+
+    low: Number
+    typical: Number
+    high: Number
+    date: str = ""
+    url: str = ""
+    grade: str = "guess"
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Chips in nested domains, with host tiers and rent; `chips` is the deployment that `plan` assumes by default."""
+
+    name: str
+    title: str = ""
+    chip: Chip
+    chips: int
+    domains: tuple[Domain, ...]
+    tiers: tuple[MemoryTier, ...] = ()
+    rent: Rent
+    rack: MappingABC[str, Number] = field(default_factory=dict)
+    figures: MappingABC[str, Figure] = field(default_factory=dict)
+
+    @property
+    def scale_up(self) -> Domain:
+        """The innermost domain."""
+        return self.domains[0]
+
+    @property
+    def scale_out(self) -> Domain:
+        """The outermost domain, of any number of chips."""
+        return self.domains[-1]

@@ -1,0 +1,133 @@
+"""What if a figure of a machine were another: the paths that can be set, and systems with changed figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingABC
+from dataclasses import replace
+
+import numpy as np
+
+from steptime.errors import RangeError, UnknownName
+from steptime.machines.system import Domain, System
+from steptime.numbers import Number
+from steptime.units import parse
+
+TIER_UNITS = {"capacity": "B", "bandwidth": "B/s", "latency": "s", "usd_per_byte": "USD/B"}
+
+
+DOMAIN_UNITS = {"bandwidth": "B/s", "latency": "s", "size": ""}
+
+
+def knobs(system: System) -> dict[str, str]:
+    """Return every figure of `system` that `vary` can change, with its unit, in the order of the data sheet."""
+    units = {f"chip.peak.{kind}": "FLOP/s" for kind in system.chip.peak}
+    units |= {f"chip.{tier.name}.{key}": unit for tier in system.chip.memory for key, unit in TIER_UNITS.items()}
+    units["chip.power"] = "W"
+    for domain in system.domains:
+        for key, unit in DOMAIN_UNITS.items():
+            units[f"{domain.kind.replace('-', '_')}.{key}"] = unit
+    units |= {f"{tier.name}.{key}": unit for tier in system.tiers for key, unit in TIER_UNITS.items()}
+    units["rent"] = "USD/s"
+    return units
+
+
+def read_knob(system: System, path: str) -> Number:
+    """Return the value of one knob, in base units.
+
+    >>> import math
+    >>> from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
+    >>> chip = Chip(name="toy", peak={"bf16": 1e15}, memory=(MemoryTier(name="hbm", capacity=80e9, bandwidth=3e12),))
+    >>> toy = System(name="toy", chip=chip, chips=1, rent=Rent(low=0, typical=0, high=0),
+    ...              domains=(Domain(name="out", kind="scale-out", size=math.inf, link=Link(bandwidth=1e9)),))
+    >>> read_knob(vary(toy, {"chip.hbm.bandwidth": 6e12}), "chip.hbm.bandwidth")
+    6000000000000.0
+    """
+    _check_knob(system, path)
+    head, _, key = path.rpartition(".")
+    if path == "rent":
+        return system.rent.typical
+    if path == "chip.power":
+        return system.chip.power_w
+    if head == "chip.peak":
+        return system.chip.peak[key]
+    for tier in (*system.chip.memory, *system.tiers):
+        if head in (f"chip.{tier.name}", tier.name):
+            return getattr(tier, key)
+    domain = next(d for d in system.domains if d.kind.replace("-", "_") == head)
+    return domain.size if key == "size" else getattr(domain.link, key)
+
+
+def is_scalar(system: System) -> bool:
+    """Whether every figure that a step depends on is a single number."""
+    figures = [*system.chip.peak.values(), *(d.size for d in system.domains)]
+    figures += [x for tier in system.chip.memory for x in (tier.capacity, tier.bandwidth)]
+    figures += [x for domain in system.domains for x in (domain.link.bandwidth, domain.link.latency)]
+    return all(np.ndim(figure) == 0 for figure in figures)
+
+
+def vary(system: System, changes: MappingABC[str, Number]) -> System:
+    """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
+
+    Values are in base units and may be arrays. Raises UnknownName for a knob that the system lacks.
+    """
+    for path, value in changes.items():
+        system = _vary_one(system, path, value)
+    return system
+
+
+def scale(system: System, path: str, factor: Number) -> System:
+    """Return `system` with the figures at `path` multiplied; "chip.peak" and "tiers" scale all of their kind."""
+    if path == "chip.peak":
+        peak = {kind: rate * factor for kind, rate in system.chip.peak.items()}
+        return replace(system, chip=replace(system.chip, peak=peak))
+    return _vary_one(system, path, read_knob(system, path) * factor)
+
+
+def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
+    """Read what-ifs such as "chip.hbm.bandwidth=16TB/s" with the unit that each knob has."""
+    changes = {}
+    units = knobs(system)
+    for text in texts:
+        path, equals, value = text.partition("=")
+        path = path.strip()
+        if not equals:
+            raise RangeError(f"{text!r} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
+        if path not in units and path.replace("-", "_") in units:
+            path = path.replace("-", "_")
+        _check_knob(system, path)
+        changes[path] = parse(value, units[path])
+        if changes[path] < 0 or (changes[path] == 0 and not path.endswith(("latency", "usd_per_byte", "rent"))):
+            raise RangeError(f"{path}={value.strip()}: must be greater than 0")
+    return changes
+
+
+def _check_knob(system: System, path: str) -> None:
+    if path not in knobs(system):
+        raise UnknownName("key", path, knobs(system), f"`steptime systems {system.name}` lists them.")
+
+
+def _vary_one(system: System, path: str, value: Number) -> System:
+    _check_knob(system, path)
+    head, _, key = path.rpartition(".")
+    if path == "rent":
+        return replace(
+            system,
+            rent=replace(system.rent, low=value, typical=value, high=value, url="", date="", grade="guess", note="set by hand"),
+        )
+    if path == "chip.power":
+        return replace(system, chip=replace(system.chip, power_w=value))
+    if head == "chip.peak":
+        return replace(system, chip=replace(system.chip, peak={**system.chip.peak, key: value}))
+    if head.startswith("chip."):
+        memory = tuple(replace(t, **{key: value}) if head == f"chip.{t.name}" else t for t in system.chip.memory)
+        return replace(system, chip=replace(system.chip, memory=memory))
+    tiers = tuple(replace(t, **{key: value}) if head == t.name else t for t in system.tiers)
+    return replace(system, tiers=tiers, domains=tuple(_vary_domain(d, head, key, value) for d in system.domains))
+
+
+def _vary_domain(domain: Domain, head: str, key: str, value: Number) -> Domain:
+    if domain.kind.replace("-", "_") != head:
+        return domain
+    if key == "size":
+        return replace(domain, size=value)
+    return replace(domain, link=replace(domain.link, **{key: value}))

@@ -1,0 +1,374 @@
+r"""Measured runs to an engine file: fits an engine's physical constants, with their covariance and the scatter that is left.
+
+The constants are fitted in their logarithms by least squares with a robust loss, to the logarithms of measured TPOT, each
+with a prior: what is usual, and how far engines depart from it. `fit_all` fits one typical engine to all runs first, which is
+the prior of each engine; a user's own few runs take a shipped engine as theirs. The 90 % interval is that of errors on runs
+that were left out with their whole model-system pair, so that it holds for what was not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping as MappingABC
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import InputError
+from steptime.measured.validation import Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
+from steptime.numbers import Number
+from steptime.physics.engine import CONSTANTS, TYPICAL, WAIT_NAMES, Engine, with_constants
+from steptime.physics.uncertainty import REGIMES, with_variances
+
+NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
+ROBUST = 1.0  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
+OWN, OWN_NOISE, OWN_ROBUST = 3.0, 0.05, 10.0  # one's own runs depart further from an engine's mean, repeat better, and are true
+PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
+TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
+STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is usual of a constant, and the spread of its logarithm: before any run, and of engines about the typical one."""
+
+    usual: float
+    spread: float
+    between: float
+
+
+# Usual values: what GEMM, grouped GEMM, attention and all-reduce kernels take in AIConfigurator's tables of ten systems.
+PRIORS: dict[str, Prior] = {
+    "memory_efficiency": Prior(0.82, 0.035, 0.03),
+    "narrow_efficiency": Prior(0.75, 0.075, 0.05),
+    "compute_efficiency": Prior(0.7, 0.05, 0.04),
+    "expert_efficiency": Prior(0.45, 0.2, 0.08),
+    "expert_memory_efficiency": Prior(0.8, 0.06, 0.05),
+    "attention_memory_efficiency": Prior(0.8, 0.05, 0.045),
+    "seconds_per_kernel": Prior(3.3e-6, 0.1, 0.1),
+    "seconds_per_quantised_kernel": Prior(5e-6, 0.2, 0.1),
+    "seconds_per_expert_layer": Prior(20e-6, 0.1, 0.1),
+    "seconds_per_sequence": Prior(5e-6, 0.25, 0.09),
+}
+HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
+    "roofline_norm": 2.5,
+    "activation_traffic": 1.0,
+    "attention_efficiency": 0.6,
+    "network_efficiency": 0.65,
+    "chip_departure": 0.5,
+    "seconds_per_layer": 6e-6,
+    "seconds_per_attention_layer": 10e-6,
+    "seconds_per_latent_layer": 6e-6,
+    "seconds_per_state_layer": 33e-6,
+    "seconds_per_selected_layer": 60e-6,
+    "seconds_per_collective": 5e-6,
+    "seconds_per_step": 2e-4,
+    "expert_imbalance": 1.3,
+    "expert_evenness": 1.0,
+    "expert_tile_rows": 16.0,
+    "memory_share": 0.92,
+    "small_kv": 1.0,
+}
+NAMES = tuple(PRIORS)
+USUAL = np.log([PRIORS[n].usual for n in NAMES])
+SPREAD = np.array([PRIORS[n].spread for n in NAMES])
+BETWEEN = np.array([PRIORS[n].between for n in NAMES])
+
+
+QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
+QUEUE_USUAL = np.log([0.02, 1.5])
+QUEUE_SPREAD = np.array([0.7, 0.4])
+QUEUE_NOISE = 0.3
+PASSES = 2  # simulations, the second with the waits that the first found
+
+
+def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engine:
+    """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1).
+
+    What is not fitted is that of `base`, by default `HELD`.
+    """
+    values = np.exp(logs)
+    constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
+    if base is None:
+        first = 1.0 if name in PREFILL_FIRST else 0.0
+        tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
+        base = Engine(name=name, prefill_first=first, step_tokens=tokens, two_batch=two, **HELD)
+    return replace(base, **constants)
+
+
+def _log_errors(logs: Number, groups: list[Runs], target: Number, base: Engine | None) -> Number:
+    """log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
+    parts = [np.log(predict_runs(runs, engine_from(logs, name=runs.engine, base=base))[0]) for runs in groups]
+    order = np.concatenate([runs.index for runs in groups])
+    joined = np.concatenate(
+        [np.broadcast_to(p, (*np.shape(logs)[:-1], len(r.index))) for p, r in zip(parts, groups, strict=True)], axis=-1
+    )
+    return joined - target[order]
+
+
+def fit(
+    groups: list[Runs],
+    target: Number,
+    mean: Number,
+    spread: Number,
+    start: Number | None = None,
+    noise: float = NOISE,
+    robust: float = ROBUST,
+    base: Engine | None = None,
+) -> tuple[Number, Number]:
+    """Return the fitted logarithms of the constants, and their covariance.
+
+    groups: runs; target: log of measured TPOT by index; mean and spread: prior of the logarithms; noise: of log(TPOT); robust:
+    from how many times the noise an error stops to pull (the loss of a Cauchy distribution); base: what is not fitted.
+    """
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise InputError("calibrate needs scipy: pip install 'steptime[calibrate]'") from None
+
+    def soft(errors: Number) -> Number:
+        scaled = errors / noise
+        return np.sign(scaled) * robust * np.sqrt(np.log1p((scaled / robust) ** 2))
+
+    def residuals(logs: Number) -> Number:
+        return np.concatenate([soft(_log_errors(logs, groups, target, base)), (logs - mean) / spread])
+
+    def jacobian(logs: Number) -> Number:
+        step = 1e-4
+        table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(NAMES))])
+        errors = soft(_log_errors(table, groups, target, base))
+        return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / spread)])
+
+    found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
+    pairs = np.concatenate([np.full(len(runs.index), " ".join(_pair(runs)), dtype=object) for runs in groups])
+    return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], spread, pairs)
+
+
+def shared_covariance(errors: Number, jacobian: Number, spread: Number, pairs: Number) -> Number:
+    r"""Covariance of fitted constants when the runs of a model-system pair share their errors.
+
+    $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
+    $\Lambda = diag(1/s^2)$: the sandwich of clustered errors. errors $r$ (runs,), jacobian $J$ (runs, constants), spread $s$
+    (constants,), pairs: a label of each run. What no run tells keeps the variance of its prior.
+    Source: Liang and Zeger, Biometrika 73 (1986), 13-22.
+
+    >>> shared_covariance(np.zeros(1), np.zeros((1, 2)), np.array([0.5, 1.0]), np.array(["a"])).tolist()
+    [[0.25, 0.0], [0.0, 1.0]]
+    """
+    prior = np.diag(1 / np.square(spread))
+    scores = np.stack([jacobian[pairs == pair].T @ errors[pairs == pair] for pair in sorted(set(pairs))])
+    bread = np.linalg.inv(jacobian.T @ jacobian + prior)
+    return bread @ (scores.T @ scores + prior) @ bread
+
+
+def _of(groups: list[Runs], values: Number) -> Number:
+    """The values of the runs of `groups`, in their order, out of those of all rows."""
+    return np.concatenate([values[runs.index] for runs in groups])
+
+
+def with_queue(engine: Engine, groups: list[Runs], measured: Number, mean: Number = QUEUE_USUAL) -> Engine:
+    """Return the engine with what a request waits besides an orderly prompt queue, fitted to measured TTFT [s] by index.
+
+    mean: prior of the logarithms of `QUEUE_NAMES`.
+    """
+    from scipy.optimize import least_squares
+
+    orderly = np.concatenate([predict_runs(runs, engine)[1] for runs in groups])
+    seen = _of(groups, measured)
+    known = np.isfinite(seen)
+
+    def residuals(logs: Number) -> Number:
+        wait, factor = np.exp(logs)
+        errors = (np.log(wait + factor * orderly[known]) - np.log(seen[known])) / QUEUE_NOISE
+        soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
+        return np.concatenate([soft, (logs - mean) / QUEUE_SPREAD])
+
+    return with_constants(engine, QUEUE_NAMES, np.exp(least_squares(residuals, mean).x))
+
+
+def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
+    """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT [s] by index, and its loops.
+
+    The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
+    numba or a measured time the engine stays as it is.
+    """
+    seen = _of(groups, measured)
+    if not can_simulate() or not np.isfinite(seen).any():
+        return engine, []
+    from steptime.measured import loops as first_token
+
+    mean, spread = first_token.USUAL, first_token.SPREAD
+    if prior is not None:
+        mean, spread = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
+    constants = np.exp(mean)
+    loops: list[Any] = []
+    for _ in range(PASSES):
+        engine = with_constants(engine, WAIT_NAMES, constants)
+        loops = [loops_of(runs, engine) for runs in groups]
+        constants = first_token.fit(loops, seen, mean, spread)
+    return with_constants(engine, WAIT_NAMES, constants), loops
+
+
+def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Number) -> Engine:
+    """Return the engine with waits fitted to loops that were simulated before."""
+    if not loops:
+        return engine
+    from steptime.measured import loops as first_token
+
+    return with_constants(engine, WAIT_NAMES, first_token.fit(loops, _of(groups, measured)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Fitted engines by name, log(predicted / measured) of TPOT and TTFT of every run, left out and not, and what binds it."""
+
+    engines: dict[str, Engine]
+    fitted: Number
+    left_out: Number
+    left_out_ttft: Number
+    regime: Number
+    bound: Number
+
+
+def _log_tpot(rows: list[dict[str, str]]) -> Number:
+    """log(measured TPOT) of every row; an engine cannot be fitted to a run without one."""
+    without = [row["id"] for row in rows if not row.get("tpot_s")]
+    if without:
+        raise InputError(f"calibrate needs tpot_s of every run; {len(without)} have none, the first is {without[0]!r}")
+    return np.log([float(row["tpot_s"]) for row in rows])
+
+
+def _first_tokens(rows: list[dict[str, str]]) -> Number:
+    """Measured TTFT of every row [s], not a number where there is none."""
+    return np.array([float(row.get("ttft_s") or "nan") for row in rows])
+
+
+def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibration:
+    """Fit a typical engine and each engine of the rows; with `leave_out`, again without each model-system pair.
+
+    What first tokens wait for is fitted anew without the pair too, to loops that the whole fit's engine simulated.
+    """
+    groups, target, first = grouped(rows), _log_tpot(rows), _first_tokens(rows)
+    names = sorted({row["engine"] for row in rows})
+    typical, spread = fit(groups, target, USUAL, SPREAD)
+    logs, covariances = {TYPICAL: typical}, {TYPICAL: spread}
+    of = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
+    for name in names:
+        logs[name], covariances[name] = fit(of[name], target, typical, BETWEEN, typical)
+    made: dict[str, Engine] = {}
+    loops: dict[str, list[Any]] = {}
+    for name, values in logs.items():
+        engine = with_queue(engine_from(values, name=name), of[name], first)
+        made[name], loops[name] = with_waits(of[name], engine, first)
+    fitted, out, out_ttft = (np.full(len(rows), np.nan) for _ in range(3))
+    bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
+    for runs in groups:
+        tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, made[runs.engine])
+        fitted[runs.index] = np.log(tpot) - target[runs.index]
+    for pair in sorted({_pair(runs) for runs in groups}) if leave_out else ():
+        without, _ = fit([runs for runs in groups if _pair(runs) != pair], target, USUAL, SPREAD, typical)
+        for name in sorted({runs.engine for runs in groups if _pair(runs) == pair}):
+            known = name if any(_pair(runs) != pair for runs in of[name]) else TYPICAL
+            kept = [k for k, runs in enumerate(of[known]) if _pair(runs) != pair]
+            rest = [of[known][k] for k in kept]
+            values = fit(rest, target, without, BETWEEN, logs[name])[0] if known == name else without
+            engine = with_queue(engine_from(values, name=name), rest, first)
+            engine = _refitted(engine, rest, [loops[known][k] for k in kept] if loops[known] else [], first)
+            for runs in (runs for runs in of[name] if _pair(runs) == pair):
+                tpot, ttft, _, _ = predict_runs(runs, engine)
+                if can_simulate():
+                    ttft = first_tokens(runs, engine)
+                out[runs.index] = np.log(tpot) - target[runs.index]
+                out_ttft[runs.index] = np.log(ttft / first[runs.index])
+    engines = {}
+    for name, engine in made.items():
+        of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
+        info = {
+            "names": list(NAMES),
+            "covariance": covariances[name].tolist(),
+            "interval": {"tpot": intervals(out, regime, of_name), "ttft": intervals(out_ttft, regime, of_name)},
+            "runs": int(of_name.sum()),
+        }
+        engines[name] = replace(engine, fit=info | known_from(of[name], replace(engine, fit=info)))
+    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
+
+
+def _pair(runs: Runs) -> tuple[str, str]:
+    return runs.model.name, runs.system.name
+
+
+def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
+    """Return what a fit says of its runs: the vendors of their chips, and the mean variance of log(time) from the constants.
+
+    The variance is that which the errors of left-out runs hold already (`uncertainty`), by quantity and regime.
+    """
+    regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
+
+    def times(runs: Runs, varied: Engine) -> tuple[Number, ...]:
+        return predict_runs(runs, varied)[:2]
+
+    parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
+    found = {}
+    for position, quantity in enumerate(("tpot", "ttft")):
+        variance = np.concatenate([part[position][1] for part in parts])
+        found[quantity] = {name: float(np.mean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
+    return {"vendors": sorted({runs.system.chip.vendor for runs in groups}), "parameter_variance": found}
+
+
+def intervals(log_errors: Number, regime: Number, chosen: Number) -> dict[str, list[float]]:
+    """Return, by regime, the factors on a prediction that 90 % of measured values lie between."""
+    found = {}
+    for name in REGIMES:
+        errors = log_errors[chosen & (regime == name) & np.isfinite(log_errors)]
+        if len(errors) >= 10:
+            low, high = np.quantile(-errors, [0.05, 0.95])
+            found[name] = [round(math.exp(low), 4), round(math.exp(high), 4)]
+    return found
+
+
+def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
+    """Return an engine fitted to a user's runs, with a shipped engine as prior: few runs move it little.
+
+    The interval is the prior's until there are 50 runs or more of a regime.
+    """
+    groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
+    target = _log_tpot(rows)
+    mean = np.log([getattr(prior, n) for n in NAMES])
+    logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
+    fitted = engine_from(logs, name=prior.name, base=prior)
+    first = _first_tokens(rows)
+    usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
+    fitted = with_queue(fitted, groups, first, usual)
+    fitted, _ = with_waits(groups, fitted, first, prior)
+    info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
+    info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
+    if "vendors" in prior.fit:
+        info["vendors"] = sorted({*prior.fit["vendors"], *(runs.system.chip.vendor for runs in groups)})
+    return replace(fitted, name=name, title=f"{prior.name} fitted to {len(rows)} runs", fit=info)
+
+
+def engine_file(engine: Engine, source: MappingABC[str, str]) -> str:
+    """Return the TOML text of an engine file: constants, fit and where it came from."""
+    default = Engine()
+    lines = [f'name = "{engine.name}"', f'title = "{engine.title}"', "", "[source]"]
+    lines += [f'{key} = "{value}"' for key, value in source.items()]
+    lines += ["", "[constants]"]
+    for name in CONSTANTS:
+        value = float(getattr(engine, name))
+        if value != getattr(default, name):
+            lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
+    lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
+    lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
+    lines.append("covariance = [")
+    symmetric = np.array(engine.fit["covariance"])
+    lines += ["  [" + ", ".join(f"{x:.3e}" for x in row) + "]," for row in (symmetric + symmetric.T) / 2]
+    lines.append("]")
+    for quantity, means in engine.fit.get("parameter_variance", {}).items():
+        lines += ["", f"[fit.parameter_variance.{quantity}]"]
+        lines += [f"{regime} = {mean:.3e}" for regime, mean in means.items()]
+    for quantity, table in engine.fit.get("interval", {}).items():
+        lines += ["", f"[fit.interval.{quantity}]"]
+        lines += [f"{regime} = {list(factors)}" for regime, factors in table.items()]
+    return "\n".join(lines) + "\n"

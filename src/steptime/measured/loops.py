@@ -1,0 +1,168 @@
+r"""Time to first token of benchmark runs: each row a closed loop of C clients that all ask at once at first.
+
+The simulated queue gives what a request waits for prompts before it and for its own. On top of it comes what no step time
+holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode steps until its first
+token is seen, $w$ more where attention groups wait until each has a prompt:
+
+$$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1])\, t $$
+
+$Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the four to measured times in their
+logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
+that wait to fill, limits on sequences) that no column tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.numbers import Number
+from steptime.physics.engine import WAIT_NAMES, Engine
+from steptime.physics.layout import Mapping
+from steptime.planning.steady import DRIFT
+from steptime.simulation.pace import Pace, pace_of
+from steptime.simulation.policy import Policy, budget_of, kind_of
+from steptime.simulation.run import kv_room, serve
+from steptime.simulation.state import DONE
+from steptime.simulation.traffic import Lengths, closed_loop
+
+USUAL = np.log([0.008, 4e-6, 4.0, 2.0])
+SPREAD = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
+LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero has no logarithm
+OWN = np.array([0.5, 0.5, 0.5, 0.5])  # of a user's deployment about an engine
+NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
+STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
+ROUNDS, FEW, MANY = 4, 10, 16  # rounds simulated with MANY clients or more, and with fewer; the last stand for all others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loops:
+    """Closed loops, all arrays of one shape: what each waits and how it goes on.
+
+    queued: mean time from the place in the queue to the end of the prompt [s]; step: mean time between tokens [s]; prompt: mean
+    prompt tokens; groups: attention groups.
+    """
+
+    queued: Number
+    step: Number
+    prompt: Number
+    groups: Number
+
+    def ttft(self, constants: Number) -> Number:
+        """Mean time to first token [s] with `constants` in the order of WAIT_NAMES."""
+        a, b, n, w = constants
+        return a + b * self.prompt + self.queued + (n + w * (self.groups > 1)) * self.step
+
+
+def constants_of(engine: Engine) -> Number:
+    """Return the constants of an engine in the order of WAIT_NAMES."""
+    return np.array([float(getattr(engine, name)) for name in WAIT_NAMES])
+
+
+def closed_loops(
+    model: Model,
+    system: System,
+    *,
+    mapping: Mapping,
+    concurrency: Number,
+    input_tokens: Number,
+    output_tokens: Number,
+    requests: Number,
+    spread: Number = 0.0,
+    engine: Engine,
+    seed: int = 0,
+) -> Loops:
+    """Simulate closed loops of one model on one system; ways of `mapping` and all others broadcast, one entry a run.
+
+    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`.
+    requests: of the whole loop, at least one of each client. Runs that share a mapping share a pace. Requests in flight are
+    limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
+    the run was made. Prompts come first where `engine.prefill_first`.
+    """
+    ways = np.broadcast_arrays(*(np.asarray(x) for x in (mapping.tp, mapping.pp, mapping.dp, mapping.ep, concurrency)))
+    table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
+    n = len(table)
+    inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
+    spreads = np.broadcast_to(np.maximum(spread, DRIFT), n)
+    total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
+    longest = (1 + spreads) * np.stack([inputs, outputs])
+    kind = kind_of(engine)
+    queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
+    for chosen, one in _alike(table[:, :4]):
+        clients, long = table[chosen, 4], longest.sum(axis=0)
+        budget = [budget_of(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
+        pace = pace_of(
+            model, system, mapping=one, engine=engine, max_sequences=int(max(clients)), token_budget=max(budget),
+            contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), check=False,
+        )  # fmt: skip
+        for k, tokens in zip(chosen, budget, strict=True):
+            room = kv_room(
+                model, system, mapping=one, engine=engine, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
+            )
+            policy = Policy(
+                kind=kind,
+                max_sequences=int(table[k, 4]),
+                token_budget=tokens,
+                kv_tokens=room if room >= long[k] else math.inf,
+                when_full="queue",
+            )
+            queued[k], step[k], prompt[k] = _loop(
+                pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed
+            )
+    return Loops(queued=queued, step=step, prompt=prompt, groups=table[:, 2])
+
+
+def _alike(ways: Number) -> Iterator[tuple[Number, Mapping]]:
+    """Rows that share ways of parallelism (tp, pp, dp, ep), and their mapping."""
+    for row in np.unique(ways, axis=0):
+        tp, pp, dp, ep = (int(x) for x in row)
+        yield np.flatnonzero((ways == row).all(axis=1)), Mapping(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
+
+
+def _loop(
+    pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], total: int, seed: int
+) -> tuple[float, float, float]:
+    """Means of one loop: time from the queue to the end of a prompt [s], time between tokens [s], prompt [tokens]."""
+    inputs, outputs, spread = lengths
+    shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
+    n = min(total, clients * (ROUNDS if clients >= MANY else FEW))
+    traffic = closed_loop(clients, n, Lengths(mean=inputs, **shape), Lengths(mean=outputs, **shape), seed=seed)
+    found, _, _ = serve(traffic, policy, pace)
+    served = found["status"] == DONE
+    weight = served * np.where(np.arange(n) < clients, 1.0, (total - clients) / max(n - clients, 1))
+    if not weight.any():
+        return math.nan, math.nan, math.nan
+    between = (found["finish"] - found["first"]) / np.maximum(found["outputs"] - 1, 1)
+    means = (
+        np.average(np.where(served, of, 0.0), weights=weight)
+        for of in (found["first"] - found["ready"], between, found["inputs"])
+    )
+    queued, step, prompt = map(float, means)
+    return queued, step, prompt
+
+
+def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, spread: Number = SPREAD) -> Number:
+    """Return the constants, in the order of WAIT_NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
+
+    mean and spread: prior of their logarithms.
+    """
+    from scipy.optimize import least_squares
+
+    all_of = Loops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Loops.__slots__})
+    known = np.isfinite(measured) & np.isfinite(all_of.queued)
+    loops = Loops(**{name: getattr(all_of, name)[known] for name in Loops.__slots__})
+    seen = np.log(measured[known])
+
+    def residuals(logs: Number) -> Number:
+        errors = (np.log(loops.ttft(np.exp(logs))) - seen) / NOISE
+        return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / spread])
+
+    starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3]]) for a, n in STARTS)]
+    found = min((least_squares(residuals, start) for start in starts), key=lambda one: one.cost)
+    return np.exp(found.x)

@@ -1,0 +1,179 @@
+"""Typed, checked access to a model's config.json.
+
+Every getter names the field in its error, so that a config that lacks one, or holds one of the wrong kind, is refused
+with the cause and the place, never with a traceback or a silent zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from steptime.errors import ConfigError, did_you_mean
+from steptime.machines.formats import Format, number_format
+from steptime.models.quantization import Quantization, shown
+
+LARGEST: Final = 1e12  # no size of a real model comes near; larger ones are slips of the pen or of a fuzzer
+DEEPEST: Final = 1_000
+_MISSING: Final = object()
+
+
+class Config:
+    """A config.json with getters that check, the format of its weights by module path, and the format of its KV cache."""
+
+    def __init__(self, fields: Mapping[str, Any], *, name: str = "", kv_format: str = "", within: str = "") -> None:
+        self.fields, self.name, self.within = fields, name, within
+        self.kv_name = kv_format
+        self.quantization = Quantization(fields.get("quantization_config"), self._error)
+
+    def _error(self, field: str, problem: str) -> ConfigError:
+        place = f"{self.within}.{field}" if self.within else field
+        return ConfigError(f"config of {self.name or 'the model'}: {place!r} {problem}")
+
+    def error(self, field: str, problem: str) -> ConfigError:
+        """Return the error that says what is wrong with `field`."""
+        return self._error(field, problem)
+
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def raw(self, *names: str, default: Any = _MISSING) -> Any:
+        """Return the first field of `names` that is there and not null."""
+        for name in names:
+            if self.fields.get(name) is not None:
+                return self.fields[name]
+        if default is not _MISSING:
+            return default
+        near = did_you_mean(names[0], self.fields, most=1, alike=0.8)
+        hint = f"; it has {near[0]!r}" if near else ""
+        raise self._error(names[0], f"is missing{hint}")
+
+    def integer(self, *names: str, default: Any = _MISSING, least: int = 1, most: float = LARGEST) -> int:
+        """Return a whole number of at least `least` and at most `most`; `names` are tried in turn."""
+        value = self.raw(*names, default=default)
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._error(names[0], f"must be a whole number, not {shown(value)}")
+        if not least <= value <= most:
+            bounds = f"at least {least}" + ("" if value < least else f" and at most {most:g}")
+            raise self._error(names[0], f"must be {bounds}, not {shown(value)}")
+        return value
+
+    def number(self, *names: str, default: Any = _MISSING) -> float:
+        """Return a finite number above zero."""
+        value = self.raw(*names, default=default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
+            raise self._error(names[0], f"must be a number greater than 0, not {shown(value)}")
+        return value
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """Return true or false."""
+        value = self.raw(*names, default=default)
+        if not isinstance(value, bool):
+            raise self._error(names[0], f"must be true or false, not {shown(value)}")
+        return value
+
+    def text(self, *names: str, default: Any = _MISSING) -> str:
+        """Return a text."""
+        value = self.raw(*names, default=default)
+        if not isinstance(value, str):
+            raise self._error(names[0], f"must be a text, not {shown(value)}")
+        return value
+
+    def items(self, *names: str, length: int | None = None, default: Any = _MISSING) -> list[Any]:
+        """Return a list, of `length` items if that is given."""
+        value = self.raw(*names, default=default)
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise self._error(names[0], f"must be a list, not {shown(value)}")
+        if length is not None and len(value) < length:
+            raise self._error(names[0], f"must have {length} items, one a layer, not {len(value)}")
+        return list(value)
+
+    def choices(self, *names: str, known: Sequence[str], length: int | None = None) -> list[str]:
+        """Return a list of names, each of them one of `known`."""
+        values = self.items(*names, length=length)
+        for position, value in enumerate(values):
+            if value not in known:
+                raise self._error(f"{names[0]}[{position}]", f"is {shown(value)}; known: {', '.join(known)}")
+        return values
+
+    def marked(self, name: str, index: int) -> bool:
+        """Return whether item `index` of a list of 0 and 1 is 1."""
+        mark = self.items(name, length=index + 1)[index]
+        if mark not in (0, 1):
+            raise self._error(f"{name}[{index}]", f"must be 0 or 1, not {shown(mark)}")
+        return bool(mark)
+
+    def inner(self, field: str) -> Config:
+        """Return the config nested at `field`; it inherits the quantization of the outer one."""
+        value = self.raw(field)
+        if not isinstance(value, Mapping):
+            raise self._error(field, f"must be a table of fields, not {shown(value)}")
+        fields = dict(value)
+        if self.has("quantization_config"):
+            fields.setdefault("quantization_config", self.fields["quantization_config"])
+        for key in ("torch_dtype", "dtype", "tie_word_embeddings"):
+            if self.has(key) and fields.get(key) is None:
+                fields[key] = self.fields[key]
+        return Config(fields, name=self.name, kv_format=self.kv_name, within=f"{self.within}.{field}".lstrip("."))
+
+    # --- what every family needs ----------------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.integer("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=DEEPEST)
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return self.integer("hidden_size", "n_embd", "d_model", "hidden_dim")
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self.integer("num_attention_heads", "n_head", "num_heads", "n_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads."""
+        kv_heads = self.integer("num_key_value_heads", default=self.heads)
+        if self.heads % kv_heads:
+            raise self._error("num_key_value_heads", f"must divide the {self.heads} query heads, not {kv_heads}")
+        return kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Values of one head."""
+        if self.has("head_dim"):
+            return self.integer("head_dim")
+        if self.width % self.heads:
+            problem = f"must divide the width {self.width}, not {self.heads}, unless 'head_dim' is given"
+            raise self._error("num_attention_heads", problem)
+        return self.width // self.heads
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return self.integer("vocab_size")
+
+    @property
+    def base_format(self) -> Format:
+        """The format of everything that is not quantised."""
+        value = self.raw("torch_dtype", "dtype", default="bfloat16")
+        if not isinstance(value, str):
+            raise self._error("torch_dtype", f"must be a text, not {shown(value)}")
+        known = number_format(value.removeprefix("torch."))
+        return number_format("bf16") if known.name == "fp32" else known  # engines serve fp32 checkpoints in bf16
+
+    def weight_format(self, module: str) -> Format:
+        """Return the format in which the weights of `module` are stored, such as "layers.3.self_attn.q_proj"."""
+        return self.quantization.format_of(module) or self.base_format
+
+    @property
+    def kv_format(self) -> Format:
+        """The format of the KV cache."""
+        return number_format(self.kv_name or self.quantization.kv_format or "bf16")

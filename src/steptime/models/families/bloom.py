@@ -1,0 +1,36 @@
+"""BLOOM: multi-head attention with ALiBi, a plain feed-forward block, biases everywhere, a norm on the embedding."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+
+
+@final
+class Bloom(Family):
+    """BLOOM (arXiv 2211.05100)."""
+
+    model_types = ("bloom",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block."""
+        module = f"h.{index}"
+        attention = parts.grouped_query(
+            c,
+            f"{module}.self_attention",
+            heads=c.heads,
+            kv_heads=c.heads,
+            head_dim=c.head_dim,
+            bias=True,
+            output_bias=True,
+        )
+        return parts_decoder.decoder(c, attention, parts.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return the embedding and its norm, the final norm and the head, tied unless a config says otherwise."""
+        norms = (parts.norm(c, name, c.width, bias=True) for name in ("embedding_norm", "final_norm"))
+        return parts.embedding(c, tied=c.flag("tie_word_embeddings", default=True)), *norms, parts.head(c)

@@ -1,0 +1,43 @@
+"""Command R, R+ and A: attention beside the feed-forward block, one norm for both, tied embeddings."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+
+
+@final
+class Cohere(Family):
+    """Command R and R+ (cohere), Command R7B and A (cohere2, arXiv 2504.00698, where three layers of four slide)."""
+
+    model_types = ("cohere", "cohere2")
+
+    def tied(self, c: Config) -> bool:
+        """Cohere shares embedding and head unless a config says otherwise."""
+        return c.flag("tie_word_embeddings", default=True)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention and feed-forward with their one norm; R+ has gains for each head's queries and keys."""
+        first, bias = c.text("model_type", default="cohere2") == "cohere", c.flag("attention_bias", default=False)
+        block = parts.grouped_query(
+            c,
+            f"layers.{index}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            window=math.inf if first else parts_decoder.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
+        )
+        if first and c.flag("use_qk_norm", default=False):
+            block += parts.Block(self._norms(c))
+        feed_forward = parts.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+        return parts_decoder.decoder(c, block, feed_forward, norms=("input_norm",))
+
+    def _norms(self, c: Config) -> tuple[Op, ...]:
+        return parts.norm(c, "q_norm", c.heads * c.head_dim), parts.norm(c, "k_norm", c.kv_heads * c.head_dim)

@@ -1,0 +1,36 @@
+"""DBRX: grouped-query attention and 16 experts in every layer."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class Dbrx(Family):
+    """DBRX (Databricks, 2024-03)."""
+
+    model_types = ("dbrx",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and experts, whose sizes are in tables of their own."""
+        module, ffn = f"blocks.{index}", c.inner("ffn_config")
+        attention = parts.grouped_query(
+            c,
+            f"{module}.norm_attn_norm.attn",
+            heads=c.heads,
+            kv_heads=c.inner("attn_config").integer("kv_n_heads"),
+            head_dim=c.head_dim,
+        )
+        experts = parts.experts(
+            c,
+            f"{module}.ffn",
+            ffn.integer("ffn_hidden_size"),
+            count=ffn.integer("moe_num_experts"),
+            active=ffn.integer("moe_top_k"),
+        )
+        return parts_decoder.decoder(c, attention, experts)

@@ -1,0 +1,80 @@
+"""DeepSeek MoE, V2, V3, R1, Kimi K2, GLM-4.5, Mistral Large 3: a few dense layers, then shared and routed experts."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+from steptime.models.parts_tower import block, dense, tower
+
+
+@final
+class DeepSeek(Family):
+    """DeepSeekMoE, V2 and V3 (arXiv 2401.06066, 2405.04434, 2412.19437), and models with the same layers.
+
+    Attention is latent where the config has a `kv_lora_rank`, else grouped-query (DeepSeekMoE, GLM-4.5).
+    """
+
+    model_types = (
+        "deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe", "glm4_moe_lite", "mistral_large_3",
+    )  # fmt: skip
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms, and a dense block or experts."""
+        return self._layer(c, index, sparse=parts_moe.is_sparse(c, index))
+
+    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
+        count = c.integer("num_nextn_predict_layers", default=0, least=0)
+        return parts_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return MoonViT and its projector (Kimi K2.5), if the config has them."""
+        if not c.has("vision_config"):
+            return ()
+        v = c.inner("vision_config")
+        width, hidden = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size")
+        positions = v.integer("init_pos_emb_height") * v.integer("init_pos_emb_width") * width
+        layers = v.integer("vt_num_hidden_layers") * block(width, hidden)
+        outputs = v.integer("mm_hidden_size", default=width)
+        merged = outputs * math.prod(parts_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2))
+        projector = 2 * outputs + dense(merged, merged) + dense(merged, self.text(c).width)
+        patches = dense(3 * v.integer("patch_size") ** 2, width)
+        return tower(v, "vision_tower", patches + positions + layers + 2 * width), tower(v, "mm_projector", projector)
+
+    def _layer(self, c: Config, index: int, *, sparse: bool) -> Layer:
+        latent = c.has("kv_lora_rank")
+        module = f"layers.{index}.self_attn"
+        attention = parts.latent(c, module) if latent else self._grouped_query(c, module)
+        module = f"layers.{index}.mlp"
+        feed_forward = self._experts(c, module) if sparse else parts.gated(c, module, c.integer("intermediate_size"))
+        return parts_decoder.decoder(c, attention, feed_forward, mixer="latent attention" if latent else "attention")
+
+    def _grouped_query(self, c: Config, module: str) -> parts.Block:
+        bias = c.flag("attention_bias", default=False)
+        return parts.grouped_query(
+            c,
+            module,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias and not c.text("model_type").startswith("glm"),
+            qk_norm=c.head_dim if c.flag("use_qk_norm", default=False) else 0,
+        )
+
+    def _experts(self, c: Config, module: str) -> parts.Block:
+        hidden = c.integer("moe_intermediate_size")
+        return parts_moe.shared_and_routed(
+            c,
+            module,
+            hidden,
+            count=c.integer("n_routed_experts"),
+            active=c.integer("num_experts_per_tok"),
+            shared=c.integer("n_shared_experts", default=0, least=0) * hidden,
+            groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+        )

@@ -1,0 +1,101 @@
+"""DeepSeek-V3.2 and GLM-5: latent attention over the tokens that a lightning indexer selects."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import final
+
+from steptime.machines.formats import number_format
+from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Attention, Layer
+from steptime.models.quantization import shown
+
+
+@final
+class DeepSeekSparse(Family):
+    r"""DeepSeek sparse attention (arXiv 2512.02556, section 2.1).
+
+    Each layer is one of DeepSeek-V3 and an indexer of $H$ heads of $d$ values, whose score of a cached token costs
+    $2H(d + 1)$ FLOPs. Its one key a token is cached in FP8 with a 4-byte scale for each 128 values, whatever the format
+    of the latent: 132 B for 128 values. Attention then reads the `index_topk` best tokens. Prefill runs in the latent
+    space too, since each query selects tokens of its own; the masked multi-head form for prompts shorter than
+    `index_topk` is left out; it would save 13 % of the FLOPs of 2048 tokens in DeepSeek-V3.2, less of fewer. GLM-5.2
+    shares the selection of a "full" layer with the "shared" ones after it, which have neither an indexer nor its cache.
+    Structure: `deepseek_v32` and `glm_moe_dsa` of transformers.
+    """
+
+    model_types = ("deepseek_v32", "glm_moe_dsa")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return latent attention with or without an indexer, two norms, and a dense block or experts."""
+        return self._layer(c, index, full=self._full(c, index), sparse=parts_moe.is_sparse(c, index, dense=3))
+
+    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
+        count = c.integer("num_nextn_predict_layers", default=0, least=0)
+        return parts_decoder.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
+
+    def _layer(self, c: Config, index: int, *, full: bool, sparse: bool) -> Layer:
+        module = f"layers.{index}"
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block += self._attention(c, f"{module}.self_attn", full=full)
+        if sparse:
+            block += parts_moe.shared_and_routed(
+                c,
+                f"{module}.mlp",
+                c.integer("moe_intermediate_size"),
+                count=c.integer("n_routed_experts", "num_experts"),
+                active=c.integer("num_experts_per_tok"),
+                shared=c.integer("n_shared_experts", default=0, least=0) * c.integer("moe_intermediate_size"),
+                groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+            )
+        else:
+            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        indexer = " + indexer" if full else ""
+        name = f"sparse latent attention{indexer} + {'experts' if sparse else 'feed-forward'}"
+        return Layer(name=name, ops=block.ops, attention=block.attention)
+
+    def _attention(self, c: Config, module: str, *, full: bool) -> parts.Block:
+        c.integer("q_lora_rank")  # the indexer reads the queries' latent
+        block = parts.latent(c, module, selected=c.integer("index_topk"))
+        main = block.attention[0]
+        main = replace(main, flops_per_pair_prefill=main.flops_per_pair_decode, expand_flops=0.0)
+        block = parts.Block(block.ops, (main,))
+        return block + self._indexer(c, f"{module}.indexer") if full else block
+
+    def _indexer(self, c: Config, module: str) -> parts.Block:
+        heads, dim = c.integer("index_n_heads"), c.integer("index_head_dim")
+        term = "projections"
+        ops = (
+            parts.linear(c, f"{module}.wq_b", c.integer("q_lora_rank"), heads * dim, term=term, split="replicated"),
+            parts.linear(c, f"{module}.wk", c.width, dim, term=term, split="replicated"),
+            parts.norm(c, "index_key_norm", dim, bias=True),
+            replace(
+                parts.linear(c, f"{module}.weights_proj", c.width, heads, term=term, split="replicated"),
+                format=c.base_format,
+            ),
+        )
+        index = Attention(
+            name="indexer",
+            query_values=heads * dim,
+            kv_bytes=dim + 4 * math.ceil(dim / 128),
+            flops_per_pair_decode=2 * heads * (dim + 1),
+            flops_per_pair_prefill=2 * heads * (dim + 1),
+            arithmetic=number_format("fp8").arithmetic,
+        )
+        return parts.Block(ops, (index,))
+
+    def _full(self, c: Config, index: int) -> bool:
+        if c.has("indexer_types"):
+            return c.choices("indexer_types", known=("full", "shared"), length=index + 1)[index] == "full"
+        if c.has("index_topk_pattern"):
+            pattern = c.raw("index_topk_pattern")
+            marks = list(pattern) if isinstance(pattern, str) else c.items("index_topk_pattern")
+            if len(marks) <= index or marks[index] not in ("F", "S", "full", "shared"):
+                raise c.error("index_topk_pattern", f"must say F or S for each layer, not {shown(pattern)}")
+            return marks[index] in ("F", "full")
+        offset = c.integer("index_skip_topk_offset", default=2, least=0)
+        return max(index - offset + 1, 0) % c.integer("index_topk_freq", default=1) == 0

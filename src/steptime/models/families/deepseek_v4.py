@@ -1,0 +1,223 @@
+"""DeepSeek-V4: a sliding window beside a compressed cache, experts, and several residual streams."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import final
+
+from steptime.machines.formats import number_format
+from steptime.models import parts, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Attention, Layer, Op
+from steptime.models.quantization import shown
+
+SPARSE, HEAVY = 4, 128
+RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}
+SCALED = 64  # values of a cached entry that share one scale
+
+
+@final
+class DeepSeekV4(Family):
+    r"""DeepSeek-V4 Flash and Pro: `deepseek_v4` of transformers; formats and buffers as in DeepSeek's inference code.
+
+    Keys and values are one head of $d$ values. Every layer attends over the last `sliding_window` tokens and, by its
+    entry in `compress_ratios`, over nothing else (0), over the `index_topk` best of one entry for each 4 tokens
+    (compressed sparse attention), or over all of one entry for each 128 tokens (heavily compressed attention). An entry
+    is a gated mean over its tokens; with ratio 4 over the tokens before them too. A compressor buffers the FP32 inputs
+    of the entry that it is working on: the entries "buffer" below, of which each token reads `selected` rows on
+    average.
+
+    With the KV format "fp8_ds_mla" an entry of 512 values takes 584 B: 448 in FP8, 64 rotary ones in BF16, 7 scales and
+    one byte of padding (vLLM pull request 56893). The indexer's keys are 128 B in FP8 with a 4-byte scale; FP4 keys
+    would halve them. At 1M tokens this makes, a token, 8.9 kB (Pro) and 6.2 kB (Flash) in BF16, and 5.5 and 3.9 kB in
+    "fp8_ds_mla".
+
+    The residual is `hc_mult` streams that FP32 maps mix before and after each block (hyper-connections). Projections of
+    compressors stay in the base format. The hash routers of the first layers store a table of indices, no parameters.
+    """
+
+    model_types = ("deepseek_v4", "deepseek_ref")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return window and compressed attention, experts, two norms and two hyper-connections."""
+        return self._layer(c, index, self._ratios(c, c.depth)[index])
+
+    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the kinds of layers with their counts; the ratios are read once."""
+        counts: dict[Layer, int] = {}
+        for index, ratio in enumerate(self._ratios(c, c.depth)):
+            layer = self._layer(c, index, ratio)
+            counts[layer] = counts.get(layer, 0) + 1
+        return tuple(counts.items())
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, the map that joins the streams, final norm and head."""
+        return (*super().stem(c), self._joiner(c))
+
+    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the multi-token-prediction layers: norms, two projections, a layer, a joining map of their own."""
+        count = c.integer("num_nextn_predict_layers", default=0, least=0)
+        if not count:
+            return ()
+        ratios = self._ratios(c, 0)[c.depth :]
+        layer = self._layer(c, c.depth, ratios[0] if ratios else 0)
+        joined = tuple(parts.linear(c, f"mtp.0.{name}", c.width, c.width, term="projections") for name in ("e_proj", "h_proj"))
+        norms = tuple(parts.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm"))
+        ops = (*joined, *norms, *layer.ops, self._joiner(c))
+        return ((replace(layer, name=f"multi-token prediction: {layer.name}", ops=ops), count),)
+
+    def _layer(self, c: Config, index: int, ratio: int) -> Layer:
+        module = f"layers.{index}"
+        norms = (parts.norm(c, "attn_norm", c.width), parts.norm(c, "ffn_norm", c.width))
+        block = parts.Block((*norms, self._mixer(c, "hc_attn"), self._mixer(c, "hc_ffn")))
+        block += self._attention(c, f"{module}.attn", ratio)
+        if ratio:
+            block += self._compressor(c, f"{module}.attn.compressor", c.head_dim, ratio)
+        if ratio == SPARSE:
+            block += self._indexer(c, f"{module}.attn.indexer", ratio)
+        block += self._experts(c, f"{module}.ffn")
+        kind = {0: "window", SPARSE: "window and compressed sparse", HEAVY: "window and heavily compressed"}[ratio]
+        return Layer(name=f"{kind} attention + experts", ops=block.ops, attention=block.attention)
+
+    def _attention(self, c: Config, module: str, ratio: int) -> parts.Block:
+        heads, dim, rank = c.heads, c.head_dim, c.integer("q_lora_rank")
+        groups, inner = c.integer("o_groups"), heads * dim
+        if inner % groups:
+            raise c.error("o_groups", f"must divide the {inner} outputs of all heads, not {groups}")
+        middle, term = groups * c.integer("o_lora_rank"), "projections"
+        ops = (
+            parts.linear(c, f"{module}.wq_a", c.width, rank, term=term, split="replicated"),
+            parts.norm(c, "q_norm", rank),
+            parts.linear(c, f"{module}.wq_b", rank, inner, term=term, split_limit=heads),
+            parts.linear(c, f"{module}.wkv", c.width, dim, term=term, split="replicated"),
+            parts.norm(c, "kv_norm", dim),
+            parts.small(c, "sinks", heads),
+            replace(
+                parts.linear(c, f"{module}.wo_a", inner // groups, middle, term=term, split_limit=groups),
+                inputs=inner,
+            ),
+            parts.linear(c, f"{module}.wo_b", middle, c.width, term=term),
+        )
+        window = Attention(
+            name="window",
+            kv_bytes=self._entry_bytes(c),
+            flops_per_pair_decode=4 * heads * dim,
+            flops_per_pair_prefill=4 * heads * dim,
+            window=c.integer("sliding_window"),
+            heads=heads,
+            query_values=inner,
+            output_values=inner,
+            arithmetic=(number_format("fp8") if c.kv_name == parts.LATENT_FP8_MIXED else c.kv_format).arithmetic,
+        )
+        if not ratio:
+            return parts.Block(ops, (window,))
+        selected = c.integer("index_topk") if ratio == SPARSE else math.inf
+        compressed = replace(
+            window, name="compressed", window=math.inf, stride=ratio, selected=selected, query_values=0, output_values=0
+        )
+        return parts.Block(ops, (window, compressed))
+
+    def _compressor(self, c: Config, module: str, dim: int, ratio: int) -> parts.Block:
+        series = 2 if ratio == SPARSE else 1
+        ops = (
+            *(
+                replace(
+                    parts.linear(c, f"{module}.{name}", c.width, series * dim, term="projections", split="replicated"),
+                    format=c.base_format,
+                )
+                for name in ("wkv", "wgate")
+            ),
+            parts.small(c, "positions", ratio * series * dim),
+            parts.norm(c, "compressor_norm", dim),
+        )
+        buffer = Attention(
+            name="buffer",
+            kv_bytes=2 * series * dim * number_format("fp32").bytes,
+            window=series * ratio,
+            selected=series,
+            state_flops_per_token=2 * series * dim,
+        )
+        return parts.Block(ops, (buffer,))
+
+    def _indexer(self, c: Config, module: str, ratio: int) -> parts.Block:
+        heads, dim = c.integer("index_n_heads"), c.integer("index_head_dim")
+        ops = (
+            parts.linear(c, f"{module}.wq_b", c.integer("q_lora_rank"), heads * dim, term="projections", split="replicated"),
+            replace(
+                parts.linear(c, f"{module}.weights_proj", c.width, heads, term="projections", split="replicated"),
+                format=c.base_format,
+            ),
+        )
+        index = Attention(
+            name="indexer",
+            query_values=heads * dim,
+            kv_bytes=dim + 4 * math.ceil(dim / 128),
+            flops_per_pair_decode=2 * heads * (dim + 1),
+            flops_per_pair_prefill=2 * heads * (dim + 1),
+            stride=ratio,
+            arithmetic=number_format("fp8").arithmetic,
+        )
+        return parts.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
+
+    def _experts(self, c: Config, module: str) -> parts.Block:
+        hidden = c.integer("moe_intermediate_size")
+        block = parts_moe.shared_and_routed(
+            c,
+            module,
+            hidden,
+            count=c.integer("n_routed_experts"),
+            active=c.integer("num_experts_per_tok"),
+            shared=c.integer("n_shared_experts", default=1, least=0) * hidden,
+        )
+        stored = c.weight_format(f"{module}.experts.0.w1")
+        if stored.name == "fp8" and c.text("expert_dtype", default="fp8") == "fp4":
+            stored = number_format("mxfp4")
+        return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
+
+    def _mixer(self, c: Config, name: str) -> Op:
+        streams = c.integer("hc_mult", default=4)
+        maps = (2 + streams) * streams
+        return Op(
+            name=name,
+            term="hyper-connections",
+            weights=maps * streams * c.width + maps + 3,
+            flops_per_row=2 * streams * c.width * (maps + streams + 2),
+            format=number_format("fp32"),
+            split="replicated",
+            inputs=(2 * streams + 1) * c.width,
+            outputs=(streams + 1) * c.width,
+        )
+
+    def _joiner(self, c: Config) -> Op:
+        streams = c.integer("hc_mult", default=4)
+        return Op(
+            name="hc_head",
+            term="hyper-connections",
+            weights=streams * streams * c.width + streams + 1,
+            flops_per_row=2 * streams * c.width * (streams + 1),
+            format=number_format("fp32"),
+            split="replicated",
+            inputs=streams * c.width,
+            outputs=c.width,
+        )
+
+    def _entry_bytes(self, c: Config) -> float:
+        if c.kv_name != parts.LATENT_FP8_MIXED:
+            return c.head_dim * c.kv_format.bytes
+        rotary = c.integer("qk_rope_head_dim")
+        if rotary > c.head_dim:
+            raise c.error("qk_rope_head_dim", f"must be at most the {c.head_dim} values of a head, not {rotary}")
+        plain = c.head_dim - rotary
+        return plain + 2 * rotary + math.ceil(plain / SCALED) + 1
+
+    def _ratios(self, c: Config, length: int) -> list[int]:
+        if c.has("compress_ratios") or not c.has("layer_types"):
+            ratios = c.items("compress_ratios", length=length)
+            for position, ratio in enumerate(ratios):
+                if isinstance(ratio, bool) or ratio not in RATIOS.values():
+                    raise c.error(f"compress_ratios[{position}]", f"must be 0, {SPARSE} or {HEAVY}, not {shown(ratio)}")
+        else:
+            ratios = [RATIOS[kind] for kind in c.choices("layer_types", known=tuple(RATIOS), length=length)]
+        return [int(ratio) for ratio in (ratios[:length] if length else ratios)]

@@ -1,0 +1,53 @@
+"""ERNIE 4.5: grouped-query attention, dense layers at the start, then experts with or without shared ones."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class Ernie(Family):
+    """ERNIE 4.5 mixtures of experts (Baidu, ERNIE 4.5 technical report, 2025)."""
+
+    model_types = ("ernie4_5_moe",)
+
+    def tied(self, c: Config) -> bool:
+        """ERNIE shares embedding and head unless a config says otherwise."""
+        return c.flag("tie_word_embeddings", default=True)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a feed-forward block or experts, whose router has a bias for balance."""
+        bias, module = c.flag("use_bias", default=False), f"layers.{index}.mlp"
+        attention = parts.grouped_query(
+            c,
+            f"layers.{index}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+        )
+        if not self._sparse(c, index):
+            return parts_decoder.decoder(c, attention, parts.gated(c, module, c.integer("intermediate_size"), bias=bias))
+        hidden, count = c.integer("moe_intermediate_size"), c.integer("moe_num_experts")
+        experts = parts_moe.shared_and_routed(
+            c,
+            module,
+            hidden,
+            count=count,
+            active=c.integer("moe_k"),
+            shared=hidden * c.integer("moe_num_shared_experts", default=0, least=0),
+        )
+        balance = parts.small(c, "e_score_correction_bias", count, term="experts")
+        return parts_decoder.decoder(c, attention, experts + parts.Block((balance,)))
+
+    def _sparse(self, c: Config, index: int) -> bool:
+        last = c.raw("moe_layer_end_index", default=-1)
+        last = c.depth - 1 if last == -1 else c.integer("moe_layer_end_index", least=0)
+        first = c.integer("moe_layer_start_index", default=1, least=0)
+        return first <= index <= last and (index + 1) % c.integer("moe_layer_interval", default=1) == 0

@@ -1,0 +1,44 @@
+"""Falcon: multi-query or grouped-query attention beside a plain feed-forward block."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class Falcon(Family):
+    """Falcon 7B, 40B and 180B (arXiv 2311.16867)."""
+
+    model_types = ("falcon", "RefinedWeb", "RefinedWebModel")
+    norm_bias = True
+
+    def tied(self, c: Config) -> bool:
+        """Falcon shares embedding and head unless a config says otherwise."""
+        return c.flag("tie_word_embeddings", default=True)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention and feed-forward, with one norm where they run in parallel and two in the newer decoder."""
+        module, bias = f"h.{index}", c.flag("bias", default=False)
+        newer = c.flag("new_decoder_architecture", default=False)
+        multi_query = c.flag("multi_query", default=True)
+        kv_heads = c.integer("num_kv_heads", "n_head_kv", default=c.heads) if newer else 1 if multi_query else c.heads
+        two = newer and c.integer("num_ln_in_parallel_attn", default=2) == 2
+        parallel = c.flag("parallel_attn", default=True)
+        norms = ("ln_attn", "ln_mlp") if two or not parallel else ("input_norm",)
+        block = parts.Block(tuple(parts.norm(c, name, c.width, bias=True) for name in norms))
+        block += parts.grouped_query(
+            c,
+            f"{module}.self_attention",
+            heads=c.heads,
+            kv_heads=kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+        )
+        block += parts.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
+        return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)

@@ -1,0 +1,57 @@
+"""gpt-oss: alternating full and sliding-window attention with sinks, experts in MXFP4."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from steptime.models import parts
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class GptOss(Family):
+    """gpt-oss-20b and -120b (OpenAI, model card, 2025-08)."""
+
+    model_types = ("gpt_oss",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention with a sink for each head, two norms, and experts with biases."""
+        module = f"layers.{index}"
+        kinds = (
+            c.choices("layer_types", known=("full_attention", "sliding_attention"), length=index + 1)
+            if c.has("layer_types")
+            else ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(index + 1)]
+        )
+        local = kinds[index] == "sliding_attention"
+        bias = c.flag("attention_bias", default=True)
+        block = parts.Block(
+            (
+                parts.norm(c, "input_norm", c.width),
+                parts.norm(c, "post_norm", c.width),
+                parts.small(c, "sinks", c.heads),
+            )
+        )
+        block += parts.grouped_query(
+            c,
+            f"{module}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            window=c.integer("sliding_window") if local else math.inf,
+        )
+        block += parts.experts(
+            c,
+            f"{module}.mlp",
+            c.integer("intermediate_size"),
+            count=c.integer("num_local_experts"),
+            active=c.integer("num_experts_per_tok", "experts_per_token"),
+            bias=True,
+            router_bias=True,
+        )
+        window = f", window {c.integer('sliding_window')}" if local else ""
+        return Layer(name=f"attention{window} + experts", ops=block.ops, attention=block.attention)

@@ -1,0 +1,76 @@
+"""Granite 4: nine layers of Mamba-2 to one of attention, a shared block in each and experts in most models."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_state
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class GraniteHybrid(Family):
+    """Granite 4.0-H: `granitemoehybrid` of transformers; gate and up matrices of the shared block are fused."""
+
+    model_types = ("granitemoehybrid",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return Mamba-2 or attention, two norms, the shared block and, unless there are none, experts."""
+        module, full = f"layers.{index}", self._full(c, index)
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        if full:
+            bias = c.flag("attention_bias", default=False)
+            block += parts.grouped_query(
+                c,
+                f"{module}.self_attn",
+                heads=c.heads,
+                kv_heads=c.kv_heads,
+                head_dim=c.head_dim,
+                bias=bias,
+                output_bias=bias,
+            )
+        else:
+            block += self._mamba(c, f"{module}.mamba")
+        count = c.integer("num_local_experts", default=8, least=0)
+        shared, term = (
+            c.integer("shared_intermediate_size", default=1024),
+            "shared experts" if count else "feed-forward",
+        )
+        block += parts.Block(
+            (
+                parts.linear(c, f"{module}.shared_mlp.input_linear", c.width, 2 * shared, term=term),
+                parts.linear(c, f"{module}.shared_mlp.output_linear", shared, c.width, term=term),
+            )
+        )
+        if count:
+            active = c.integer("num_experts_per_tok", default=2)
+            block += parts.experts(c, f"{module}.block_sparse_moe", c.integer("intermediate_size"), count=count, active=active)
+        name = f"{'attention' if full else 'Mamba-2'} + {'experts' if count else 'feed-forward'}"
+        return Layer(name=name, ops=block.ops, attention=block.attention)
+
+    def _mamba(self, c: Config, module: str) -> parts.Block:
+        inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_n_heads", default=128)
+        if inner % heads:
+            raise c.error("mamba_n_heads", f"must divide the {inner} inner values, not {heads}")
+        if c.raw("mamba_d_head", default="auto") != "auto" and c.integer("mamba_d_head") * heads != inner:
+            raise c.error(
+                "mamba_d_head", f"times {heads} heads must be the {inner} inner values, not {c.integer('mamba_d_head')}"
+            )
+        return parts_state.mamba2(
+            c,
+            module,
+            heads=heads,
+            head_dim=inner // heads,
+            groups=c.integer("mamba_n_groups", default=1),
+            state_dim=c.integer("mamba_d_state", default=256),
+            kernel=c.integer("mamba_d_conv", default=4),
+            conv_bias=c.flag("mamba_conv_bias", default=True),
+            bias=c.flag("mamba_proj_bias", default=False),
+        )
+
+    def _full(self, c: Config, index: int) -> bool:
+        known = ("mamba", "attention", "linear_attention", "full_attention")
+        kinds = c.choices("layer_types", "layers_block_type", known=known, length=index + 1)
+        return kinds[index] in ("attention", "full_attention")

@@ -1,0 +1,38 @@
+"""Grok-1 and Grok-2: eight wide experts, four norms a layer, in Grok-2 a dense block beside the experts."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+NORMS = ("pre_attention_norm", "post_attention_norm", "pre_moe_norm", "post_moe_norm")
+
+
+@final
+class Grok(Family):
+    """Grok-1 (github.com/xai-org/grok-1) and Grok-2 (`grok.py` of SGLang).
+
+    The published config of Grok-2 has the model_type "git", which is another model's; its `architectures` decide.
+    """
+
+    model_types = ("grok-1",)
+    architectures = ("Grok1ForCausalLM", "Grok1ModelForCausalLM")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, four norms and experts, with a dense block where `residual_moe` asks for one."""
+        attention = parts.grouped_query(c, f"layers.{index}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        hidden = c.integer("intermediate_size")
+        feed_forward = parts.experts(
+            c,
+            f"layers.{index}.block_sparse_moe",
+            c.integer("moe_intermediate_size", default=hidden),
+            count=c.integer("num_local_experts", "num_experts"),
+            active=c.integer("num_experts_per_tok"),
+        )
+        if c.flag("residual_moe", default=False):
+            feed_forward += parts.gated(c, f"layers.{index}.mlp", hidden)
+        return parts_decoder.decoder(c, attention, feed_forward, norms=NORMS)

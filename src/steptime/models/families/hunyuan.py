@@ -1,0 +1,50 @@
+"""Hunyuan-Large and Hunyuan-A13B: shared and routed experts in every layer, caches that layers may share."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class Hunyuan(Family):
+    """Hunyuan-Large (arXiv 2411.02265) and Hunyuan-A13B.
+
+    With cross-layer attention, only each `cla_share_factor`th layer has keys and values; the others read its cache.
+    Heads of Hunyuan-Large have width / heads values, those of A13B `attention_head_dim`.
+    """
+
+    model_types = ("hunyuan", "hunyuan_v1_moe")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms, shared and routed experts."""
+        large = c.text("model_type", default="hunyuan_v1_moe") == "hunyuan"
+        head_dim = c.head_dim if large else c.integer("attention_head_dim", "head_dim", default=c.head_dim)
+        shared_cache = c.flag("use_cla", default=False) and index % c.integer("cla_share_factor", default=1) != 0
+        bias = c.flag("attention_bias", default=False)
+        attention = parts.grouped_query(
+            c,
+            f"layers.{index}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=head_dim,
+            bias=bias,
+            output_bias=bias,
+            qk_norm=head_dim if c.flag("use_qk_norm", default=True) else 0,
+            stored=not shared_cache,
+        )
+        hidden = parts_decoder.entry(c, "intermediate_size", index)
+        experts = parts_moe.shared_and_routed(
+            c,
+            f"layers.{index}.mlp",
+            parts_decoder.entry(c, "moe_intermediate_size", index, default=hidden),
+            count=parts_decoder.entry(c, "num_experts", index),
+            active=parts_decoder.entry(c, "moe_topk", index),
+            shared=hidden * parts_decoder.entry(c, "num_shared_expert", index, default=1),
+            shared_module="shared_mlp",
+        )
+        return parts_decoder.decoder(c, attention, experts)

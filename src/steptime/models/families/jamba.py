@@ -1,0 +1,72 @@
+"""Jamba: seven layers of Mamba to one of attention, experts in every other layer."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from steptime.models import parts, parts_state
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+SCAN = 6
+"""FLOPs for each value of a Mamba-1 state: step times decay rate, the decay, an outer product, the read by C."""
+
+
+@final
+class Jamba(Family):
+    """Jamba and Jamba-1.5 (arXiv 2403.19887, 2408.12570): `jamba` of transformers; Mamba-1 with norms on step, B, C."""
+
+    model_types = ("jamba",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention or Mamba, two norms, and a dense block or experts."""
+        module = f"layers.{index}"
+        full = self._chosen(c, "attn_layer", index, (8, 4))
+        sparse = c.integer("num_experts", default=16) > 1 and self._chosen(c, "expert_layer", index, (2, 1))
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "pre_ff_norm", c.width)))
+        if full:
+            block += parts.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        else:
+            block += self._mamba(c, f"{module}.mamba")
+        hidden = c.integer("intermediate_size")
+        if sparse:
+            count, active = c.integer("num_experts", default=16), c.integer("num_experts_per_tok", default=2)
+            block += parts.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
+        else:
+            block += parts.gated(c, f"{module}.feed_forward", hidden)
+        name = f"{'attention' if full else 'Mamba'} + {'experts' if sparse else 'feed-forward'}"
+        return Layer(name=name, ops=block.ops, attention=block.attention)
+
+    def _mamba(self, c: Config, module: str) -> parts.Block:
+        inner, state_dim = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_d_state", default=16)
+        automatic = c.raw("mamba_dt_rank", default="auto") == "auto"
+        rank = math.ceil(c.width / 16) if automatic else c.integer("mamba_dt_rank")
+        kernel, bias = c.integer("mamba_d_conv", default=4), c.flag("mamba_proj_bias", default=False)
+        term = "projections"
+        ops = (
+            parts.linear(c, f"{module}.in_proj", c.width, 2 * inner, term=term, bias=bias),
+            parts_state.convolution(c, inner, kernel, bias=c.flag("mamba_conv_bias", default=True)),
+            parts.linear(c, f"{module}.x_proj", inner, rank + 2 * state_dim, term=term),
+            parts.linear(c, f"{module}.dt_proj", rank, inner, term=term, bias=True),
+            parts.small(c, "decay and skip", inner * (state_dim + 1), split="group"),
+            parts.norm(c, "step, B and C norms", rank + 2 * state_dim),
+            parts.linear(c, f"{module}.out_proj", inner, c.width, term=term, bias=bias),
+        )
+        state = parts_state.state(
+            c,
+            heads=inner,
+            values=inner * state_dim,
+            flops_per_value=SCAN,
+            channels=inner,
+            kernel=kernel,
+        )
+        return parts.Block(ops, (state,))
+
+    def _chosen(self, c: Config, name: str, index: int, default: tuple[int, int]) -> bool:
+        period = c.integer(f"{name}_period", default=default[0])
+        offset = c.integer(f"{name}_offset", default=default[1], least=0)
+        if offset >= period:
+            raise c.error(f"{name}_offset", f"must be less than the period {period}, not {offset}")
+        return index % period == offset

@@ -1,0 +1,154 @@
+"""Kimi Linear and Kimi K3: three layers of Kimi delta attention to one of latent attention, and experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+from steptime.models import parts, parts_moe, parts_state, parts_tower
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+from steptime.models.quantization import shown
+
+MODULE_OF_EXPERTS = "block_sparse_moe"
+
+
+@final
+class KimiLinear(Family):
+    r"""Kimi Linear (arXiv 2510.26692; `kimi_linear` of transformers) and Kimi K3 (arXiv 2607.24653).
+
+    Kimi delta attention keeps one state of $d \times d$ for each head, like gated DeltaNet, but decays each channel by
+    itself: 7 FLOPs for each value. Full layers have latent attention without rotary positions. Kimi K3 adds a gate to
+    both, a latent of `routed_expert_hidden_size` values for the routed experts with a norm before the way back, and
+    attention residuals: each block of a layer, and the head, weighs the outputs of earlier groups of
+    `attn_res_block_size` layers by a norm and a vector. The sums over those groups are activations, at most nine
+    vectors of the width read twice a layer, and are left out. K3's structure is that of its checkpoint's tensors; 2.8T
+    parameters and 104B active are published
+    (https://docs.nvidia.com/nemo/automodel/model-coverage/large-language-models/moonshotai/kimi-k3.md).
+    """
+
+    model_types = ("kimi_linear", "kimi_k3")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return delta or latent attention, two norms, and a dense block or experts."""
+        module, full, sparse = f"layers.{index}", self._full(c, index), parts_moe.is_sparse(c, index, dense=1)
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block += parts.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
+        block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
+        if sparse:
+            block += self._experts(c, f"{module}.{MODULE_OF_EXPERTS}")
+        else:
+            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        name = f"{'latent attention' if full else 'delta attention'} + {'experts' if sparse else 'feed-forward'}"
+        return Layer(name=name, ops=block.ops, attention=block.attention)
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, final norm and head, and the residual attention before the norm."""
+        return (*super().stem(c), *self._residual(c, "output_res"))
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return Kimi K3's tower, without biases, and its projector."""
+        if not c.has("vision_config"):
+            return ()
+        v = c.inner("vision_config")
+        width, bias = v.integer("vt_hidden_size"), v.flag("attn_bias", default=False)
+        norm_bias = v.text("norm_type", default="rmsnorm") == "layernorm"
+        block = parts_tower.block(
+            width,
+            v.integer("vt_intermediate_size"),
+            inner=v.integer("qkv_hidden_size", default=width),
+            bias=bias,
+            norm_bias=norm_bias,
+        )
+        positions = v.integer("init_pos_emb_height") * v.integer("init_pos_emb_width") * width
+        patch = parts_tower.dense(3 * v.integer("patch_size") ** 2, width, bias=v.flag("patch_embed_proj_bias", default=False))
+        merge = v.items("merge_kernel_size", default=(2, 2))
+        if len(merge) != 2 or not all(isinstance(n, int) and 0 < n < 1000 for n in merge):
+            raise v.error("merge_kernel_size", f"must be two whole numbers, not {shown(merge)}")
+        merged = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1]
+        text = v.integer("text_hidden_size", default=self.text(c).width)
+        blocks = v.integer("vt_num_hidden_layers") * block
+        return (
+            parts_tower.tower(v, "vision_tower", patch + positions + blocks + width * (1 + norm_bias)),
+            parts_tower.tower(v, "mm_projector", merged * merged + merged * text + text),
+        )
+
+    def _latent(self, c: Config, module: str) -> parts.Block:
+        block = parts.latent(c, module)
+        if not c.flag("mla_use_output_gate", default=False):
+            return block
+        values = c.heads * c.integer("v_head_dim")
+        gate = parts.linear(c, f"{module}.g_proj", c.width, values, term="projections", split_limit=c.heads)
+        return block + parts.Block((gate,))
+
+    def _delta(self, c: Config, module: str) -> parts.Block:
+        a = c.inner("linear_attn_config")
+        heads, dim, kernel = (
+            a.integer("num_heads"),
+            a.integer("head_dim"),
+            a.integer("short_conv_kernel_size", default=4),
+        )
+        inner, channels = heads * dim, 3 * heads * dim
+        full_gate = a.flag("use_full_rank_gate", default=False)
+        wide = {"q_proj": c.width, "k_proj": c.width, "v_proj": c.width, "f_b_proj": dim}
+        wide |= {"g_proj": c.width} if full_gate else {"g_b_proj": dim}
+        narrow = ("f_a_proj",) if full_gate else ("f_a_proj", "g_a_proj")
+        term = "projections"
+        ops = (
+            *(parts.linear(c, f"{module}.{name}", size, inner, term=term, split_limit=heads) for name, size in wide.items()),
+            *(parts.linear(c, f"{module}.{name}", c.width, dim, term=term, split="replicated") for name in narrow),
+            parts.linear(c, f"{module}.b_proj", c.width, heads, term=term, split_limit=heads),
+            parts_state.convolution(c, channels, kernel),
+            parts.small(c, "steps and decay", inner + heads, split="group"),
+            parts.norm(c, "output_norm", inner, weights=dim),
+            parts.linear(c, f"{module}.o_proj", inner, c.width, term=term),
+        )
+        state = parts_state.state(
+            c,
+            heads=heads,
+            values=inner * dim,
+            flops_per_value=parts_state.DECAY + parts_state.READ + parts_state.OUTER + parts_state.READ,
+            channels=channels,
+            kernel=kernel,
+        )
+        return parts.Block(ops, (state,))
+
+    def _experts(self, c: Config, module: str) -> parts.Block:
+        hidden = c.integer("moe_intermediate_size")
+        latent = c.integer("routed_expert_hidden_size", default=c.width)
+        block = parts.experts(
+            c,
+            module,
+            hidden,
+            count=c.integer("num_experts", "n_routed_experts"),
+            active=c.integer("num_experts_per_token", "num_experts_per_tok"),
+            width=latent,
+            groups=(c.integer("num_expert_group", default=1), c.integer("topk_group", default=1)),
+        )
+        shared = c.integer("num_shared_experts", default=0, least=0) * hidden
+        if shared:
+            block += parts.gated(c, f"{module}.shared_experts", shared, term="shared experts")
+        if not c.has("routed_expert_hidden_size"):
+            return block
+        down = parts.linear(c, f"{module}.routed_expert_down_proj", c.width, latent, term="experts")
+        up = parts.linear(c, f"{module}.routed_expert_up_proj", latent, c.width, term="experts")
+        norms = (parts.norm(c, "latent_norm", latent),) if c.flag("latent_moe_use_norm", default=False) else ()
+        wrapped = (replace(op, format=c.base_format) for op in (down, up))  # the checkpoint packs the routed experts only
+        return block + parts.Block((*wrapped, *norms))
+
+    def _residual(self, c: Config, name: str) -> tuple[Op, ...]:
+        if not c.has("attn_res_block_size"):
+            return ()
+        c.integer("attn_res_block_size")
+        return (parts.norm(c, name, c.width, weights=2 * c.width),)
+
+    def _full(self, c: Config, index: int) -> bool:
+        if c.has("layer_types"):
+            kinds = c.choices("layer_types", known=("linear_attention", "full_attention"), length=index + 1)
+            return bool(kinds[index] == "full_attention")
+        a = c.inner("linear_attn_config")  # it counts layers from 1
+        full, linear = index + 1 in a.items("full_attn_layers"), index + 1 in a.items("kda_layers")
+        if full == linear:
+            raise a.error("full_attn_layers", f"and 'kda_layers' must name layer {index + 1} in one of them")
+        return full

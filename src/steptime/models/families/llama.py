@@ -1,0 +1,72 @@
+"""Llama and its many relatives: grouped-query attention and a gated feed-forward block, dense or of experts."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from steptime.models import parts, parts_decoder, parts_tower
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+
+
+@final
+class Llama(Family):
+    """Llama 1-3, Mistral, Ministral 3, Mixtral, SmolLM 3, Granite 3-5 and InternLM 2."""
+
+    model_types = (
+        "llama", "mistral", "mistral3", "ministral3", "mixtral", "smollm3", "granite", "granitemoe", "internlm2",
+    )  # fmt: skip
+
+    def tied(self, c: Config) -> bool:
+        """Only SmolLM 3 shares embedding and head where its config is silent."""
+        return c.flag("tie_word_embeddings", default=self._kind(c) == "smollm3")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a feed-forward block."""
+        internlm = self._kind(c) == "internlm2"
+        bias = c.flag("attention_bias", "bias", default=False)
+        attention = parts.grouped_query(
+            c,
+            f"layers.{index}.{'attention' if internlm else 'self_attn'}",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            window=self._window(c, index),
+        )
+        hidden = c.integer("intermediate_size")
+        if c.has("num_local_experts"):
+            feed_forward = parts.experts(
+                c,
+                f"layers.{index}.block_sparse_moe",
+                hidden,
+                count=c.integer("num_local_experts"),
+                active=c.integer("num_experts_per_tok"),
+            )
+        else:
+            module = f"layers.{index}.{'feed_forward' if internlm else 'mlp'}"
+            feed_forward = parts.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False))
+        return parts_decoder.decoder(c, attention, feed_forward)
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return Pixtral's tower and the patch merger of Mistral Small 3.1 and Ministral 3, if the config has them."""
+        if not c.has("vision_config"):
+            return ()
+        v, text = c.inner("vision_config"), self.text(c).width
+        width, hidden = v.width, v.integer("intermediate_size")
+        patch = v.integer("num_channels", default=3) * v.integer("patch_size") ** 2
+        tower = patch * width + width + v.depth * (4 * width**2 + 3 * width * hidden + 2 * width)
+        bias = c.flag("multimodal_projector_bias", default=False)
+        projector: float = width + (c.integer("spatial_merge_size", default=2) * width) ** 2
+        projector += parts_tower.dense(width, text, bias=bias) + parts_tower.dense(text, text, bias=bias)
+        return parts_tower.tower(v, "vision_tower", tower), parts_tower.tower(v, "multi_modal_projector", projector)
+
+    def _kind(self, c: Config) -> str:
+        return c.text("model_type", default="llama")
+
+    def _window(self, c: Config, index: int) -> float:
+        sliding = c.flag("use_sliding_window", default=self._kind(c) != "smollm3")
+        return parts_decoder.window(c, index) if sliding else math.inf

@@ -1,0 +1,73 @@
+"""Llama 4: chunked attention with full layers between, experts in every or every other layer, a vision tower."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+from steptime.models.parts_tower import block, dense, tower
+
+
+@final
+class Llama4(Family):
+    """Llama 4 Scout and Maverick (`llama4` of transformers)."""
+
+    model_types = ("llama4", "llama4_text")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a dense block, or experts beside a shared one; query norms have no gain."""
+        bias = c.flag("attention_bias", default=False)
+        attention = parts.grouped_query(
+            c,
+            f"layers.{index}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            window=parts_decoder.window(
+                c, index, period=c.integer("no_rope_layer_interval", default=4), field="attention_chunk_size"
+            ),
+        )
+        module, hidden = f"layers.{index}.feed_forward", c.integer("intermediate_size")
+        if not self._sparse(c, index):
+            return parts_decoder.decoder(c, attention, parts.gated(c, module, c.integer("intermediate_size_mlp")))
+        experts = parts_moe.shared_and_routed(
+            c,
+            module,
+            hidden,
+            count=c.integer("num_local_experts"),
+            active=c.integer("num_experts_per_tok"),
+            shared=hidden,
+            shared_module="shared_expert",
+        )
+        return parts_decoder.decoder(c, attention, experts)
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return the vision tower, its adapter and the projector, if the config has them."""
+        if not c.has("vision_config"):
+            return ()
+        v = c.inner("vision_config")
+        width, hidden, patch = v.width, v.integer("intermediate_size"), v.integer("patch_size")
+        positions = (v.integer("image_size") // patch) ** 2 + 1
+        tower_weights: float = v.integer("num_channels", default=3) * patch**2 * width + (positions + 1 + 4) * width
+        tower_weights += v.depth * block(width, hidden)
+        inner, outputs = v.integer("projector_input_dim"), v.integer("projector_output_dim")
+        adapter = hidden * inner + outputs**2
+        projector = dense(v.integer("vision_output_dim"), self.text(c).width, bias=False)
+        return tower(v, "vision_model", tower_weights + adapter), tower(v, "multi_modal_projector", projector)
+
+    def notes(self, c: Config) -> tuple[str, ...]:
+        """Say how chunks are counted."""
+        if not c.has("attention_chunk_size"):
+            return ()
+        chunk = c.integer("attention_chunk_size")
+        return (f"chunked attention counts as a sliding window of {chunk} tokens; a query in mid-chunk reads fewer",)
+
+    def _sparse(self, c: Config, index: int) -> bool:
+        if c.has("moe_layers"):
+            return index in c.items("moe_layers")
+        return (index + 1) % c.integer("interleave_moe_layer_step", default=1) == 0

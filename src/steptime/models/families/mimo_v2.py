@@ -1,0 +1,78 @@
+"""MiMo-V2-Flash: one layer of full attention to five with a short window, keys wider than values, and experts."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from steptime.models import parts, parts_moe
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class MiMoV2(Family):
+    """MiMo-V2-Flash (arXiv 2601.02780): `mimo_v2_flash` of transformers, 309B parameters and 15B active.
+
+    Window layers have KV heads of their own number and a sink for each head. The config names no multi-token-prediction
+    layers, though the checkpoint has some; they are not counted.
+    """
+
+    model_types = ("mimo_v2_flash",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return full or window attention, two norms, and a dense block or experts."""
+        module, local, sparse = f"layers.{index}", self._local(c, index), self._sparse(c, index)
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block += self._attention(c, f"{module}.self_attn", local=local)
+        if sparse:
+            hidden = c.integer("moe_intermediate_size")
+            block += parts_moe.shared_and_routed(
+                c,
+                f"{module}.mlp",
+                hidden,
+                count=c.integer("n_routed_experts"),
+                active=c.integer("num_experts_per_tok"),
+                shared=c.integer("n_shared_experts", default=0, least=0) * hidden,
+                groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+            )
+        else:
+            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        window = f", window {block.attention[0].window:.0f}" if local else ""
+        return Layer(
+            name=f"attention{window} + {'experts' if sparse else 'feed-forward'}",
+            ops=block.ops,
+            attention=block.attention,
+        )
+
+    def _attention(self, c: Config, module: str, *, local: bool) -> parts.Block:
+        heads = c.integer("swa_num_attention_heads", default=c.heads) if local else c.heads
+        kv_heads = c.integer("swa_num_key_value_heads", default=2 * c.kv_heads) if local else c.kv_heads
+        if heads % kv_heads:
+            raise c.error("swa_num_key_value_heads", f"must divide the {heads} query heads, not {kv_heads}")
+        block = parts.grouped_query(
+            c,
+            module,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=c.integer("swa_head_dim", default=c.head_dim) if local else c.head_dim,
+            value_dim=c.integer("swa_v_head_dim", "v_head_dim") if local else c.integer("v_head_dim"),
+            bias=c.flag("attention_bias", default=False),
+            window=c.integer("sliding_window", "sliding_window_size") if local else math.inf,
+        )
+        name = "add_swa_attention_sink_bias" if local else "add_full_attention_sink_bias"
+        return block + parts.Block((parts.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
+
+    def _local(self, c: Config, index: int) -> bool:
+        if c.has("layer_types"):
+            kinds = c.choices("layer_types", known=("full_attention", "sliding_attention"), length=index + 1)
+            return bool(kinds[index] == "sliding_attention")
+        if c.has("hybrid_layer_pattern"):
+            return c.marked("hybrid_layer_pattern", index)
+        return index > 0 and (index + 1) % 6 != 0
+
+    def _sparse(self, c: Config, index: int) -> bool:
+        if c.has("moe_layer_freq") and not c.has("mlp_layer_types"):
+            return c.marked("moe_layer_freq", index)
+        return parts_moe.is_sparse(c, index, dense=1)

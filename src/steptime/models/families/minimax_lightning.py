@@ -1,0 +1,64 @@
+"""MiniMax-Text-01: seven layers of lightning attention to one of softmax attention, all with experts."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_moe, parts_state
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+KINDS = ("linear_attention", "full_attention")
+
+
+@final
+class MiniMaxLightning(Family):
+    r"""MiniMax-Text-01 (arXiv 2501.08313): `minimax` of transformers.
+
+    A lightning layer keeps $d \times d$ values for each head, in FP32 as MiniMax's own code does; a token decays them,
+    adds an outer product and multiplies them by its query.
+    """
+
+    model_types = ("minimax_text_01", "minimax")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return lightning or softmax attention, two norms, and experts."""
+        module, full = f"layers.{index}", self._full(c, index)
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        if full:
+            block += parts.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        else:
+            block += self._lightning(c, f"{module}.self_attn")
+        block += parts_moe.shared_and_routed(
+            c,
+            f"{module}.block_sparse_moe",
+            c.integer("intermediate_size"),
+            count=c.integer("num_local_experts"),
+            active=c.integer("num_experts_per_tok"),
+            shared=c.integer("shared_intermediate_size", default=0, least=0),
+        )
+        return Layer(
+            name=f"{'attention' if full else 'lightning attention'} + experts", ops=block.ops, attention=block.attention
+        )
+
+    def _lightning(self, c: Config, module: str) -> parts.Block:
+        inner, term = c.heads * c.head_dim, "projections"
+        ops = (
+            parts.linear(c, f"{module}.qkv_proj", c.width, 3 * inner, term=term, split_limit=c.heads),
+            parts.linear(c, f"{module}.output_gate", c.width, inner, term=term, split_limit=c.heads),
+            parts.norm(c, "state_norm", inner),
+            parts.linear(c, f"{module}.out_proj", inner, c.width, term=term),
+        )
+        state = parts_state.state(
+            c,
+            heads=c.heads,
+            values=inner * c.head_dim,
+            flops_per_value=parts_state.DECAY + parts_state.OUTER + parts_state.READ,
+        )
+        return parts.Block(ops, (state,))
+
+    def _full(self, c: Config, index: int) -> bool:
+        if c.has("layer_types"):
+            return bool(c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention")
+        return c.marked("attn_type_list", index)  # 0 is lightning, 1 is softmax

@@ -1,0 +1,119 @@
+"""MiniMax-M3: grouped-query attention over blocks of tokens that an indexer selects, and experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+from steptime.models import parts, parts_decoder, parts_moe, parts_tower
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Attention, Layer, Op
+
+
+@final
+class MiniMaxM3(Family):
+    """MiniMax-M3: `minimax_m3_vl` of transformers, whose text part is `minimax_m3`.
+
+    In sparse layers an indexer of a few heads scores every cached token, takes the best score in each block of 128 and
+    keeps the best blocks for each KV group, the last one always. Its one key a token is cached in the format of the KV
+    cache. The layer of multi-token prediction is taken to be like the last of the model, behind two norms and a
+    projection.
+    """
+
+    model_types = ("minimax_m3", "minimax_m3_vl")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return full or block-sparse attention, two norms, and a dense block or experts."""
+        module = f"layers.{index}"
+        indexed, sparse = self._indexed(c, index), self._sparse(c, index)
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block += self._attention(c, f"{module}.self_attn", indexed=indexed)
+        if sparse:
+            block += self._experts(c, f"{module}.block_sparse_moe")
+        else:
+            block += parts.gated(c, f"{module}.mlp", c.integer("dense_intermediate_size"))
+        name = f"{'block-sparse attention' if indexed else 'attention'} + {'experts' if sparse else 'feed-forward'}"
+        return Layer(name=name, ops=block.ops, attention=block.attention)
+
+    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the multi-token-prediction layers."""
+        count = c.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, least=0)
+        return parts_decoder.multi_token(c, self.layer(c, c.depth - 1), count)
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return the tower and the projector, which projects each patch and then merges four."""
+        if not c.has("vision_config"):
+            return ()
+        v = c.inner("vision_config")
+        merging = v.inner("img_token_compression_config") if v.has("img_token_compression_config") else v
+        width, text = v.integer("hidden_size"), self.text(c).width
+        patch = (
+            v.integer("num_channels", default=3)
+            * merging.integer("temporal_patch_size", default=2)
+            * v.integer("patch_size", default=14) ** 2
+        )
+        blocks = v.integer("num_hidden_layers") * parts_tower.block(width, v.integer("intermediate_size"))
+        hidden = c.integer("projector_hidden_size", default=text)
+        merged = text * merging.integer("spatial_merge_size", default=2) ** 2
+        projector = parts_tower.dense(width, hidden) + parts_tower.dense(merged, hidden) + 2 * parts_tower.dense(hidden, text)
+        return (
+            parts_tower.tower(v, "vision_tower", patch * width + 2 * width + blocks),
+            parts_tower.tower(v, "multi_modal_projector", projector),
+        )
+
+    def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
+        block = parts.grouped_query(
+            c,
+            module,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            qk_norm=c.head_dim if c.flag("use_qk_norm", default=True) else 0,
+        )
+        if not indexed:
+            return block
+        s = c.inner("sparse_attention_config")
+        heads, dim = s.integer("sparse_num_index_heads"), s.integer("sparse_index_dim")
+        selected = s.integer("sparse_topk_blocks") * s.integer("sparse_block_size")
+        main = replace(block.attention[0], selected=selected)
+        ops = (
+            parts.linear(c, f"{module}.index_q_proj", c.width, heads * dim, term="projections", split="replicated"),
+            parts.linear(c, f"{module}.index_k_proj", c.width, dim, term="projections", split="replicated"),
+            parts.norm(c, "index_q_norm", heads * dim, weights=dim),
+            parts.norm(c, "index_k_norm", dim),
+        )
+        index = Attention(
+            name="indexer",
+            query_values=heads * dim,
+            kv_bytes=dim * c.kv_format.bytes,
+            flops_per_pair_decode=2 * heads * dim,
+            flops_per_pair_prefill=2 * heads * dim,
+            heads=heads,
+            arithmetic=c.kv_format.arithmetic,
+        )
+        return parts.Block(block.ops + ops, (main, index))
+
+    def _experts(self, c: Config, module: str) -> parts.Block:
+        hidden = c.integer("moe_intermediate_size", "intermediate_size")
+        block = parts_moe.shared_and_routed(
+            c,
+            module,
+            hidden,
+            count=c.integer("num_local_experts"),
+            active=c.integer("num_experts_per_tok"),
+            shared=c.integer("n_shared_experts", default=1, least=0) * c.integer("shared_intermediate_size", default=hidden),
+        )
+        stored = c.weight_format(f"{module}.experts.0.w1")
+        return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
+
+    def _indexed(self, c: Config, index: int) -> bool:
+        if not c.has("sparse_attention_config"):
+            return False
+        s = c.inner("sparse_attention_config")
+        return s.flag("use_sparse_attention", default=True) and s.marked("sparse_attention_freq", index)
+
+    def _sparse(self, c: Config, index: int) -> bool:
+        if c.has("mlp_layer_types") or not c.has("moe_layer_freq"):
+            return parts_moe.is_sparse(c, index)
+        return c.marked("moe_layer_freq", index)

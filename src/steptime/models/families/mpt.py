@@ -1,0 +1,27 @@
+"""MPT: attention with ALiBi and a plain feed-forward block, no biases, tied embeddings."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class Mpt(Family):
+    """MPT-7B and MPT-30B (MosaicML, 2023)."""
+
+    model_types = ("mpt",)
+
+    def tied(self, c: Config) -> bool:
+        """MPT shares embedding and head unless a config says otherwise."""
+        return c.flag("tie_word_embeddings", default=True)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block."""
+        module, hidden = f"blocks.{index}", c.integer("expansion_ratio", default=4) * c.width
+        attention = parts.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
+        return parts_decoder.decoder(c, attention, parts.plain(c, f"{module}.ffn", hidden))

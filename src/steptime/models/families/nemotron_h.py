@@ -1,0 +1,126 @@
+"""Nemotron-H and Nemotron 3: layers that are each one thing, Mamba-2, attention, feed-forward or experts."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_state
+from steptime.models.config import DEEPEST, Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+
+MARKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+@final
+class NemotronH(Family):
+    """Nemotron-H (arXiv 2504.03624) and Nemotron 3 (arXiv 2512.20848): `nemotron_h` of transformers.
+
+    Feed-forward blocks and experts have two matrices with a squared ReLU between them. With `moe_latent_size` the
+    routed experts work on a projection of the residual stream, and what they add is projected back; router and shared
+    expert keep the full width.
+    """
+
+    model_types = ("nemotron_h",)
+
+    def depth(self, c: Config) -> int:
+        """Number of layers: the length of the pattern."""
+        return len(self._kinds(c, "layers_block_type", "hybrid_override_pattern"))
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return one norm and one mixer."""
+        return self._layer(c, self._kinds(c, "layers_block_type", "hybrid_override_pattern")[index], f"layers.{index}")
+
+    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the kinds of layers with their counts; the pattern is read once."""
+        kinds = self._kinds(c, "layers_block_type", "hybrid_override_pattern")
+        counts: dict[Layer, int] = {}
+        for index, kind in enumerate(kinds):
+            layer = self._layer(c, kind, f"layers.{index}")
+            counts[layer] = counts.get(layer, 0) + 1
+        return tuple(counts.items())
+
+    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the multi-token-prediction module: two norms, a projection of two widths to one, its layers."""
+        count = c.integer("num_nextn_predict_layers", default=0, least=0)
+        if not count:
+            return ()
+        named = c.has("mtp_layers_block_type") or c.has("mtp_hybrid_override_pattern")
+        kinds = self._kinds(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if named else ["attention", "moe"]
+        joined = (
+            parts.linear(c, "mtp.layers.0.eh_proj", 2 * c.width, c.width, term="projections"),
+            *(parts.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
+        )
+        layers = [self._layer(c, kind, f"mtp.layers.{index}") for index, kind in enumerate(kinds)]
+        return (
+            (Layer(name="multi-token prediction: projection", ops=joined), count),
+            *((layer, count) for layer in layers),
+        )
+
+    def _layer(self, c: Config, kind: str, module: str) -> Layer:
+        build = {"mamba": self._mamba, "attention": self._attention, "mlp": self._feed_forward, "moe": self._experts}[kind]
+        block = parts.Block((parts.norm(c, "norm", c.width),)) + build(c, f"{module}.mixer")
+        name = {"mamba": "Mamba-2", "mlp": "feed-forward", "moe": "experts"}.get(kind, kind)
+        return Layer(name=name, ops=block.ops, attention=block.attention)
+
+    def _kinds(self, c: Config, listed: str, pattern: str) -> list[str]:
+        if c.has(listed) or not c.has(pattern):
+            known = (*MARKS.values(), *NAMES)
+            kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, known=known)]
+        else:
+            marks = c.text(pattern)
+            if unknown := set(marks) - set(MARKS):
+                raise c.error(
+                    pattern,
+                    f"has the marks {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(map(repr, MARKS))}",
+                )
+            kinds = [MARKS[mark] for mark in marks]
+        if not 0 < len(kinds) <= DEEPEST:
+            raise c.error(listed if c.has(listed) else pattern, f"must name 1 to {DEEPEST} layers, not {len(kinds)}")
+        return kinds
+
+    def _mamba(self, c: Config, module: str) -> parts.Block:
+        return parts_state.mamba2(
+            c,
+            module,
+            heads=c.integer("mamba_num_heads"),
+            head_dim=c.integer("mamba_head_dim"),
+            groups=c.integer("n_groups", "mamba_n_groups"),
+            state_dim=c.integer("ssm_state_size"),
+            kernel=c.integer("conv_kernel", "mamba_d_conv"),
+            conv_bias=c.flag("use_conv_bias", "mamba_conv_bias", default=True),
+            bias=c.flag("use_bias", default=False),
+        )
+
+    def _attention(self, c: Config, module: str) -> parts.Block:
+        head_dim = c.integer("head_dim", "attention_head_dim", default=128)
+        return parts.grouped_query(c, module, heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim)
+
+    def _feed_forward(self, c: Config, module: str) -> parts.Block:
+        return parts.plain(c, module, c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
+
+    def _experts(self, c: Config, module: str) -> parts.Block:
+        bias = c.flag("mlp_bias", default=False)
+        latent = c.integer("moe_latent_size", default=c.width)
+        block = parts.experts(
+            c,
+            module,
+            c.integer("moe_intermediate_size"),
+            count=c.integer("n_routed_experts"),
+            active=c.integer("num_experts_per_tok"),
+            width=latent,
+            matrices=2,
+            groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+        )
+        shared = c.integer("moe_shared_expert_intermediate_size")
+        block += parts.plain(c, f"{module}.shared_experts", shared, bias=bias, term="shared experts")
+        return block + parts.Block(self._latent(c, module, latent, bias=bias))
+
+    def _latent(self, c: Config, module: str, latent: int, *, bias: bool) -> tuple[Op, ...]:
+        if not c.has("moe_latent_size"):
+            return ()
+        return (
+            parts.linear(c, f"{module}.fc1_latent_proj", c.width, latent, term="experts", bias=bias),
+            parts.linear(c, f"{module}.fc2_latent_proj", latent, c.width, term="experts", bias=bias),
+        )

@@ -1,0 +1,58 @@
+"""Llama-Nemotron: a Llama whose layers an architecture search has thinned, each in its own way."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+MULTIPLE = 256  # hidden sizes are rounded up to it (`modeling_decilm.py` of the checkpoint)
+
+
+@final
+class NemotronNas(Family):
+    """Llama-Nemotron Super and Ultra (arXiv 2505.00949); `block_configs` says what each layer has."""
+
+    model_types = ("nemotron-nas",)
+    architectures = ("DeciLMForCausalLM",)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return what the search left of attention and feed-forward block, each with its norm."""
+        field = f"block_configs[{index}]"
+        block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name).inner(field)
+        attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
+        feed_forward, more = self._feed_forward(c, block.inner("ffn"), f"layers.{index}.mlp")
+        return parts_decoder.decoder(c, attention, feed_forward, norms=norms + more)
+
+    def _attention(self, c: Config, a: Config, module: str) -> tuple[parts.Block, tuple[str, ...]]:
+        if a.flag("no_op", default=False):
+            return parts.Block(()), ()
+        if a.flag("replace_with_linear", default=False):
+            matrix = parts.linear(c, f"{module}.linear_attn", c.width, c.width, term="projections")
+            return parts.Block((matrix,)), ("input_norm",)
+        group, bias = a.integer("n_heads_in_group"), c.flag("attention_bias", default=False)
+        if c.heads % group:
+            raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, not {group}")
+        block = parts.grouped_query(
+            c,
+            module,
+            heads=c.heads,
+            kv_heads=c.heads // group,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            window=parts_decoder.window(a, 0, field="window_length"),
+        )
+        return block, ("input_norm",)
+
+    def _feed_forward(self, c: Config, f: Config, module: str) -> tuple[parts.Block, tuple[str, ...]]:
+        if f.flag("no_op", default=False):
+            return parts.Block(()), ()
+        if f.flag("replace_with_linear", default=False):
+            matrix = parts.linear(c, f"{module}.linear_mlp", c.width, c.width, term="feed-forward")
+            return parts.Block((matrix,)), ("post_norm",)
+        hidden = -(-int(2 * f.number("ffn_mult") * c.width / 3) // MULTIPLE) * MULTIPLE
+        return parts.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False)), ("post_norm",)

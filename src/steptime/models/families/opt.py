@@ -1,0 +1,43 @@
+"""OPT: multi-head attention, a plain feed-forward block, biases everywhere, learned positions, tied embeddings."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+
+
+@final
+class Opt(Family):
+    """OPT (arXiv 2205.01068)."""
+
+    model_types = ("opt",)
+
+    def tied(self, c: Config) -> bool:
+        """OPT shares embedding and head unless a config says otherwise."""
+        return c.flag("tie_word_embeddings", default=True)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block."""
+        module, bias = f"layers.{index}", c.flag("enable_bias", default=True)
+        attention = parts.grouped_query(
+            c, f"{module}.self_attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim, bias=bias, output_bias=bias
+        )
+        feed_forward = parts.plain(c, module, c.integer("ffn_dim"), bias=bias)
+        return parts_decoder.decoder(c, attention, feed_forward, norm_bias=True)
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, positions (two more than tokens), final norm, head, and maps to narrower embeddings."""
+        width = c.integer("word_embed_proj_dim", default=c.width)
+        positions = parts.table(c, "positions", (c.integer("max_position_embeddings") + 2) * c.width)
+        head = parts.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
+        ops = [parts.embedding(c, tied=self.tied(c), width=width), positions]
+        if width != c.width:
+            ops.append(parts.linear(c, "project_in", width, c.width, term="projections"))
+            ops.append(parts.linear(c, "project_out", c.width, width, term="projections"))
+        if c.flag("do_layer_norm_before", default=True):
+            ops.append(parts.norm(c, "final_norm", c.width, bias=True))
+        return (*ops, head)

@@ -1,0 +1,50 @@
+"""Phi-3, Phi-4 and Phi-3.5-MoE."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+
+
+@final
+class Phi(Family):
+    """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905); the mixture of experts has layer norms with biases."""
+
+    model_types = ("phi3", "phimoe")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a feed-forward block or experts."""
+        moe, bias = self._moe(c), c.flag("attention_bias", default=False)
+        attention = parts.grouped_query(
+            c,
+            f"layers.{index}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias and moe,
+            output_bias=bias and moe,
+            window=parts_decoder.window(c, index),
+        )
+        hidden = c.integer("intermediate_size")
+        if moe:
+            count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
+            feed_forward = parts.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count, active=active)
+        else:
+            feed_forward = parts.gated(c, f"layers.{index}.mlp", hidden)
+        return parts_decoder.decoder(c, attention, feed_forward, norm_bias=moe)
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return the embedding, the final norm and the head; the mixture of experts has biases on both."""
+        moe = self._moe(c)
+        return (
+            parts.embedding(c, tied=self.tied(c)),
+            parts.norm(c, "final_norm", c.width, bias=moe),
+            parts.head(c, bias=moe and c.flag("lm_head_bias", default=False)),
+        )
+
+    def _moe(self, c: Config) -> bool:
+        return c.text("model_type", default="phi3") == "phimoe"

@@ -1,0 +1,38 @@
+"""StarCoder2: grouped-query attention, a plain feed-forward block, biases everywhere."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import parts, parts_decoder
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer
+
+
+@final
+class StarCoder2(Family):
+    """StarCoder2 (arXiv 2402.19173)."""
+
+    model_types = ("starcoder2",)
+    norm_bias = True
+
+    def tied(self, c: Config) -> bool:
+        """StarCoder2 shares embedding and head unless a config says otherwise."""
+        return c.flag("tie_word_embeddings", default=True)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms and a plain feed-forward block."""
+        bias = c.flag("use_bias", default=True)
+        attention = parts.grouped_query(
+            c,
+            f"layers.{index}.self_attn",
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            window=parts_decoder.window(c, index),
+        )
+        feed_forward = parts.plain(c, f"layers.{index}.mlp", c.integer("intermediate_size"), bias=bias)
+        return parts_decoder.decoder(c, attention, feed_forward, norm_bias=True)

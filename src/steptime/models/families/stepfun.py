@@ -1,0 +1,175 @@
+"""Step3, Step-3.5 and Step-3.7: multi-matrix factorised attention, or gated attention with windows, and experts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import final
+
+from steptime.models import parts, parts_moe, parts_tower
+from steptime.models.config import Config
+from steptime.models.family import Family
+from steptime.models.model import Layer, Op
+from steptime.models.quantization import shown
+
+KINDS = ("full_attention", "sliding_attention")
+
+
+@final
+class StepFun(Family):
+    """Step3 (arXiv 2507.19427), Step-3.5-Flash and Step-3.7-Flash (`step3p7` of transformers).
+
+    Step3 has one KV head, and queries that pass a norm and a matrix of their own behind a narrow projection. It has
+    316B parameters without its tower and 321B with it (https://github.com/stepfun-ai/Step3); a config without
+    `vision_config` gives the former. Step-3.5 and 3.7 have norms on queries and keys, a gate of one value a head, and
+    more query heads in window layers where `attention_other_setting` says so. Their multi-token-prediction layers are
+    counted without the copies of embedding and head that some checkpoints hold.
+    """
+
+    model_types = ("step3_vl", "step3_text", "step3p5", "step3p7")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, two norms, and a dense block or experts."""
+        return self._layer(c, index, self._sparse(c, index))
+
+    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the kinds of layers with their counts; the list of layers with experts is read once."""
+        sparse = self._sparse_layers(c)
+        counts: dict[Layer, int] = {}
+        for index in range(c.depth):
+            layer = self._layer(c, index, index in sparse)
+            counts[layer] = counts.get(layer, 0) + 1
+        return tuple(counts.items())
+
+    def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
+        """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a layer."""
+        count = c.integer("num_nextn_predict_layers", default=0, least=0)
+        if count > c.depth:
+            raise c.error("num_nextn_predict_layers", f"must be at most the {c.depth} layers, not {count}")
+        sparse = self._sparse_layers(c)
+        counts: dict[Layer, int] = {}
+        for index in range(c.depth, c.depth + count):
+            layer = self._layer(c, index, index in sparse)
+            joined = parts.linear(c, f"layers.{index}.eh_proj", 2 * c.width, c.width, term="projections")
+            norms = tuple(parts.norm(c, name, c.width) for name in ("enorm", "hnorm", "shared_head_norm"))
+            layer = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
+            counts[layer] = counts.get(layer, 0) + 1
+        return tuple(counts.items())
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return the tower, its convolutions that merge patches, and the projector."""
+        if not c.has("vision_config"):
+            return ()
+        v, text = c.inner("vision_config"), self.text(c)
+        older = text.has("share_q_dim")
+        width, layers = (
+            v.integer("width", "hidden_size", default=1792 if older else 1536),
+            v.integer("layers", "num_hidden_layers"),
+        )
+        patch, side = v.integer("patch_size", default=14), v.integer("image_size", default=728)
+        positions = (side // patch) ** 2
+        if not positions:
+            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+        pixels = v.integer("num_channels", default=3) * patch**2
+        if older:
+            hidden, out = v.integer("intermediate_size", default=3072), v.integer("output_hidden_size", default=4096)
+            embeddings = parts_tower.dense(pixels, width) + (positions + 2) * width
+            merging = parts_tower.dense(4 * width, out) + parts_tower.dense(9 * out, 2 * out)
+            blocks, merged = layers * parts_tower.block(width, hidden), 2 * out
+        else:
+            hidden = int(width * v.number("mlp_ratio", default=8960 / 1536))
+            embeddings = pixels * width + positions * width + 2 * width
+            merging = parts_tower.dense(9 * width, 2 * width) + parts_tower.dense(9 * 2 * width, 4 * width)
+            blocks, merged = layers * (parts_tower.block(width, hidden) + 2 * width), 4 * width
+        projector = parts_tower.dense(merged, text.width, bias=c.flag("projector_bias", default=older))
+        return (
+            parts_tower.tower(v, "vision_model", embeddings + blocks + merging),
+            parts_tower.tower(v, "vit_large_projector", projector),
+        )
+
+    def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
+        module = f"layers.{index}"
+        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        if c.has("share_q_dim"):
+            block += self._factorised(c, f"{module}.self_attn")
+        else:
+            block += self._gated(c, f"{module}.self_attn", local=self._local(c, index))
+        if sparse:
+            shared = c.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
+            block += parts.experts(
+                c,
+                f"{module}.moe",
+                c.integer("moe_intermediate_size"),
+                count=c.integer("moe_num_experts", "n_routed_experts", "num_experts"),
+                active=c.integer("moe_top_k", "num_experts_per_tok"),
+            )
+            block += parts.gated(c, f"{module}.share_expert", shared, term="shared experts") if shared else parts.Block(())
+        else:
+            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        window = block.attention[0].window
+        local = f", window {window:.0f}" if math.isfinite(window) else ""
+        return Layer(
+            name=f"attention{local} + {'experts' if sparse else 'feed-forward'}",
+            ops=block.ops,
+            attention=block.attention,
+        )
+
+    def _factorised(self, c: Config, module: str) -> parts.Block:
+        narrow = c.integer("share_q_dim")
+        kv_heads = c.integer("num_attention_groups", default=1)
+        block = parts.grouped_query(c, module, heads=c.heads, kv_heads=kv_heads, head_dim=c.head_dim)
+        queries = (
+            parts.linear(c, f"{module}.q_proj", c.width, narrow, term="projections", split="replicated"),
+            parts.norm(c, "inter_norm", narrow),
+            parts.linear(c, f"{module}.wq", narrow, c.heads * c.head_dim, term="projections", split_limit=c.heads),
+        )
+        return parts.Block(queries + block.ops[1:], block.attention)
+
+    def _gated(self, c: Config, module: str, *, local: bool) -> parts.Block:
+        heads, kv_heads = c.heads, c.integer("num_attention_groups", "num_key_value_heads")
+        if local and c.has("attention_other_setting"):
+            other = c.inner("attention_other_setting")
+            heads, kv_heads = (
+                other.integer("num_attention_heads"),
+                other.integer("num_attention_groups", default=kv_heads),
+            )
+        elif local:
+            heads = c.integer("num_sliding_attention_heads", default=heads)
+        if heads % kv_heads:
+            raise c.error("num_attention_groups", f"must divide the {heads} query heads, not {kv_heads}")
+        bias = c.flag("attention_bias", default=False)
+        block = parts.grouped_query(
+            c,
+            module,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            qk_norm=c.head_dim,
+            window=c.integer("sliding_window") if local else math.inf,
+        )
+        if not c.flag("use_head_wise_attn_gate", default=True):
+            return block
+        gate = parts.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
+        return block + parts.Block((gate,))
+
+    def _local(self, c: Config, index: int) -> bool:
+        if not c.has("layer_types"):
+            return False
+        kinds = c.choices("layer_types", known=KINDS, length=min(index + 1, c.depth))
+        return index < len(kinds) and kinds[index] == "sliding_attention"
+
+    def _sparse(self, c: Config, index: int) -> bool:
+        return index in self._sparse_layers(c)
+
+    def _sparse_layers(self, c: Config) -> frozenset[int]:
+        if c.has("moe_layers_enum"):
+            listed = c.raw("moe_layers_enum")
+            items = (
+                [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else c.items("moe_layers_enum")
+            )
+            if not all(isinstance(item, int) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
+                raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', not {shown(listed)}")
+            return frozenset(int(item) for item in items)
+        return frozenset(index for index in range(c.depth) if parts_moe.is_sparse(c, index, dense=3))

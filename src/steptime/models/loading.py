@@ -1,0 +1,143 @@
+"""Turns a config.json into a `Model`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from steptime.catalog.files import find, read_file
+from steptime.errors import DataFileError, UnknownName
+from steptime.machines.formats import number_format
+from steptime.models.config import Config
+from steptime.models.family import Family, known_families
+from steptime.models.model import Model, with_formats
+
+KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4", "mxfp8", "mxfp4", "fp8_ds_mla")
+
+
+def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = "") -> Model:
+    """Return the model that a config.json describes.
+
+    Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
+    steptime does not know.
+    """
+    named = (fields.get(key) for key in ("_name_or_path", "model_type"))
+    name = name or next((text for text in named if isinstance(text, str) and text), "model")
+    if kv_format and kv_format not in KV_FORMATS:
+        raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
+    outer = Config(fields, name=name, kv_format="" if kv_format == "fp8_ds_mla" else kv_format)
+    outer.kv_name = kv_format
+    family = _family(outer)
+    c = family.text(outer)
+    context = c.raw("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", default=None)
+    return Model(
+        name=name,
+        family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
+        layers=family.layers(c),
+        stem=(*family.stem(c), *family.vision(outer)),
+        draft=family.draft(c),
+        width=c.width,
+        vocabulary=c.vocabulary,
+        heads=c.heads,
+        max_context=context if isinstance(context, int) and context > 0 else math.inf,
+        kv_format=kv_format or c.quantization.kv_format or "bf16",
+        notes=family.notes(c),
+    )
+
+
+def _family(c: Config) -> Family:
+    known = known_families()
+    kinds = (
+        [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
+        if isinstance(c.fields.get("architectures"), list | None)
+        else [c.fields.get("model_type")]
+    )
+    for kind in kinds:
+        if isinstance(kind, str) and kind in known:
+            return known[kind]
+    if not any(isinstance(kind, str) and kind for kind in kinds):
+        raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
+    kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
+    raise UnknownName("architecture", kind[:60], known, "Known families: " + ", ".join(sorted(known)) + ".")
+
+
+def load_model(
+    name: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    weights: str = "",
+    experts: str = "",
+    kv: str = "",
+    catalog: str | os.PathLike[str] | None = None,
+) -> Model:
+    """Return the model of a catalogue name, a Hugging Face id, a path to a config.json (or its folder), or a dict.
+
+    `weights`, `experts` and `kv` are number formats that replace those of the config: "fp8", "nvfp4", "bf16", ...
+    Raises UnknownName with the nearest names, ConfigError with the field, or DataFileError with file and line.
+    """
+    if isinstance(name, Mapping):
+        model = read_model(name, kv_format=kv)
+    else:
+        path = Path(name)
+        if path.is_dir():
+            path = path / "config.json"
+            if not path.is_file():
+                raise DataFileError(name, "is a folder without a config.json")
+        if not path.is_file() and path.suffix != ".json":
+            path = _find(str(name), catalog)
+        elif not path.is_file():
+            raise DataFileError(name, "no such file")
+        model = _load(path, path.stat().st_mtime, kv)
+    if weights or experts:
+        model = with_formats(
+            model,
+            weights=number_format(weights) if weights else None,
+            experts=number_format(experts or weights),
+        )
+    return model
+
+
+@lru_cache(maxsize=256)
+def _load(path: Path, _modified: float, kv_format: str) -> Model:
+    from dataclasses import replace
+
+    data = read_file(path)
+    if "config" not in data:
+        return read_model(data, name=path.parent.name if path.name == "config.json" else path.stem, kv_format=kv_format)
+    if not isinstance(data["config"], dict):
+        raise DataFileError(path, "config: must be a table of fields")
+    model = read_model(data["config"], name=str(data.get("name", path.stem)), kv_format=kv_format)
+    return replace(model, source=data.get("source", {}), published=data.get("published", {}))
+
+
+def _find(name: str, catalog: str | os.PathLike[str] | None) -> Path:
+    try:
+        return find("models", name, catalog)
+    except UnknownName as unknown:
+        if "/" not in name:
+            raise
+        fetched = fetch(name)
+        if fetched is None:
+            raise UnknownName(
+                "model",
+                name,
+                unknown.nearest,
+                "`steptime models` lists the catalogue; a path to a config.json works too, and with "
+                "`pip install 'steptime[hub]'` and a network any Hugging Face id.",
+            ) from None
+        return fetched
+
+
+def fetch(name: str) -> Path | None:
+    """Fetch the config.json of a Hugging Face id with `huggingface_hub`, or return None where that cannot be done."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        return None
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except Exception:
+        return None

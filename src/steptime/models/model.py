@@ -1,0 +1,271 @@
+r"""Models: what a forward pass does, independent of any chip.
+
+A `Model` is layers and a stem (embedding, final norm, head, multi-token prediction). A `Layer` is matrix multiplies and
+other operators with weights (`Op`) and token mixers that read a cache (`Attention`). All counts are exact integers in
+parameters, FLOPs (a multiply and an add are two) and values; bytes come from the number format.
+
+With $T$ rows of tokens, an `Op` costs $2 \cdot$ weights $\cdot T$ FLOPs and reads its weights once. An `Attention` of a
+query at context $L$ costs `flops_per_pair` for each cached token that it reads, and reads $\kappa$ bytes of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping as MappingABC
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from steptime.machines.formats import Format
+from steptime.numbers import Number
+
+Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
+"""What the rows of an operator's input are: every token of the step; tokens whose logits are needed; token-expert pairs
+of routed experts; rows looked up in a table, of which only those are read; none: stored but not run in a plain step."""
+
+Split = Literal["group", "replicated", "experts"]
+"""Which chips share an operator's weights: group (all chips of an attention group, at most `split_limit` ways, such as the
+number of heads), replicated (every chip of the group has them), experts (expert parallel)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """An operator with weights.
+
+    weights [parameters] of one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and `outputs`
+    [values per row] are what it reads and writes besides weights. Routed experts have `experts` instances, `active` of
+    which each token uses. `format` is how the weights are stored.
+    """
+
+    name: str
+    term: str
+    weights: float
+    flops_per_row: float
+    format: Format
+    rows: Rows = "tokens"
+    split: Split = "group"
+    split_limit: float = math.inf
+    inputs: float = 0.0
+    outputs: float = 0.0
+    experts: int = 1
+    active: float = 1
+    expert_groups: int = 1
+    active_groups: int = 1
+
+    @property
+    def total_weights(self) -> float:
+        """All stored parameters."""
+        return self.weights * self.experts
+
+    @property
+    def active_weights(self) -> float:
+        """Parameters that one token uses."""
+        return self.weights * self.active
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    r"""A token mixer that reads a cache.
+
+    A query at context $L$ reads $\min(L/s, w, k)$ entries, where $s$ = `stride` tokens share an entry, $w$ = `window`
+    bounds what is kept and $k$ = `selected` what is read. Each entry is `kv_bytes` [B]; `kv_shards` is how often tensor
+    parallelism can divide it (KV heads; 1 for a latent). FLOPs per entry read differ where decode works on the latent
+    and prefill on expanded heads; `expand_flops` [FLOP per cached token] is what expanding a cached prefix costs.
+    `query_values` and `output_values` [values per token] are what chips that divide a context exchange in decode.
+    `state_bytes` [B per sequence] is read and written at every step by mixers with a state instead of a cache.
+    A layer that reuses another's cache has `stored=False`.
+    """
+
+    name: str
+    kv_bytes: float = 0.0
+    kv_shards: int = 1
+    flops_per_pair_decode: float = 0.0
+    flops_per_pair_prefill: float = 0.0
+    expand_flops: float = 0.0
+    window: float = math.inf
+    selected: float = math.inf
+    stride: float = 1.0
+    state_bytes: float = 0.0
+    state_flops_per_token: float = 0.0
+    stored: bool = True
+    heads: int = 1
+    query_values: float = 0.0
+    output_values: float = 0.0
+    arithmetic: tuple[str, ...] = ("bf16", "fp16", "tf32", "fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One kind of layer: its operators with weights and its token mixers."""
+
+    name: str
+    ops: tuple[Op, ...]
+    attention: tuple[Attention, ...] = ()
+
+    @property
+    def routed(self) -> Op | None:
+        """The routed experts, if the layer has any."""
+        return next((op for op in self.ops if op.rows == "routed"), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A transformer: kinds of layers with their counts, the stem around them, and where the description comes from."""
+
+    name: str
+    family: str = ""
+    layers: tuple[tuple[Layer, int], ...]
+    stem: tuple[Op, ...] = ()
+    draft: tuple[tuple[Layer, int], ...] = ()  # multi-token-prediction layers, stored but not run in a plain step
+    width: int
+    vocabulary: int
+    heads: int = 1
+    max_context: float = math.inf
+    kv_format: str = "bf16"
+    source: MappingABC[str, str] = field(default_factory=dict, hash=False)
+    published: MappingABC[str, Number] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return sum(count for _, count in self.layers)
+
+
+def cache_entries(attention: Attention, context: Number) -> Number:
+    """Entries that the cache of one sequence keeps at `context` [tokens]."""
+    return np.minimum(context / attention.stride, attention.window)
+
+
+def entries_read(attention: Attention, context: Number) -> Number:
+    """Entries that one query reads at `context` [tokens]."""
+    return np.minimum(cache_entries(attention, context), attention.selected)
+
+
+def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
+    r"""Query-entry pairs of `tokens` queries after a cached `prefix`: $\sum_{i=1}^{n} \min((p+i)/s, w, k)$.
+
+    >>> from steptime.models.model import Attention, pairs
+    >>> float(pairs(Attention(name="full"), 4, 0)), float(pairs(Attention(name="local", window=2), 4, 0))
+    (10.0, 7.0)
+    """
+    limit = np.minimum(attention.window, attention.selected)
+    growing = np.clip(np.floor(limit * attention.stride) - prefix, 0.0, tokens)
+    flat = np.where(tokens > growing, (tokens - growing) * np.where(np.isfinite(limit), limit, 0.0), 0.0)
+    return (growing * prefix + growing * (growing + 1) / 2) / attention.stride + flat
+
+
+def total_parameters(model: Model) -> float:
+    """Stored parameters of the model itself, multi-token-prediction layers not counted."""
+    return sum(n * sum(op.total_weights for op in layer.ops) for layer, n in model.layers) + sum(
+        op.total_weights for op in model.stem
+    )
+
+
+def active_parameters(model: Model) -> float:
+    """Parameters that one token uses: all but the routed experts that it is not sent to."""
+    return sum(n * sum(op.active_weights for op in layer.ops) for layer, n in model.layers) + sum(
+        op.active_weights for op in model.stem
+    )
+
+
+def draft_parameters(model: Model) -> float:
+    """Parameters of the multi-token-prediction layers."""
+    return sum(n * sum(op.total_weights for op in layer.ops) for layer, n in model.draft)
+
+
+def weight_bytes(model: Model) -> float:
+    """Bytes of all stored weights, multi-token-prediction layers not counted."""
+    return sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.layers) + sum(
+        op.total_weights * op.format.bytes for op in model.stem
+    )
+
+
+def kv_bytes_per_token(model: Model) -> float:
+    """Bytes that one more token adds to a full cache while no window is full: the figure of published tables.
+
+    >>> from steptime.models.model import Attention, Layer, Model, kv_bytes_per_token
+    >>> gqa = Layer(name="layer", ops=(), attention=(Attention(name="attention", kv_bytes=2 * 8 * 128 * 2),))
+    >>> kv_bytes_per_token(Model(name="llama-3-70b", layers=((gqa, 80),), width=8192, vocabulary=128256))
+    327680.0
+    """
+    return sum(n * a.kv_bytes / a.stride * a.stored for layer, n in model.layers for a in layer.attention) * 1.0
+
+
+def growing_kv_bytes_per_token(model: Model) -> float:
+    """Bytes that one more token adds once every window is full."""
+    return sum(
+        n * a.kv_bytes / a.stride * a.stored * math.isinf(a.window) for layer, n in model.layers for a in layer.attention
+    ) * 1.0  # fmt: skip
+
+
+def state_bytes(model: Model) -> float:
+    """Bytes of recurrent state that one sequence holds, whatever its context."""
+    return sum(n * a.state_bytes for layer, n in model.layers for a in layer.attention) * 1.0
+
+
+def cache_bytes(model: Model, context: Number) -> Number:
+    """Bytes of cache and state that one sequence of `context` [tokens] holds."""
+    return sum(
+        n * (a.kv_bytes * cache_entries(a, context) * a.stored + a.state_bytes)
+        for layer, n in model.layers
+        for a in layer.attention
+    )
+
+
+def cache_bytes_read(model: Model, context: Number) -> Number:
+    """Bytes of cache and state that one decode token reads at `context` [tokens]."""
+    return sum(
+        n * (a.kv_bytes * entries_read(a, context) + a.state_bytes) for layer, n in model.layers for a in layer.attention
+    )
+
+
+def matmul_flops_per_token(model: Model, *, logits: bool = True) -> float:
+    """FLOPs per token in operators with weights; a prompt token needs no `logits`.
+
+    >>> from steptime.machines.formats import number_format
+    >>> op = Op(name="up", term="feed-forward", weights=100, flops_per_row=200, format=number_format("bf16"))
+    >>> matmul_flops_per_token(Model(name="m", layers=((Layer(name="l", ops=(op,)), 3),), width=10, vocabulary=1))
+    600.0
+    """
+    counted = ("tokens", "routed", "outputs") if logits else ("tokens", "routed")
+    layers = sum(n * op.flops_per_row * op.active for layer, n in model.layers for op in layer.ops if op.rows in counted)
+    return (layers + sum(op.flops_per_row * op.active for op in model.stem if op.rows in counted)) * 1.0
+
+
+def decode_flops_per_token(model: Model, context: Number) -> Number:
+    """FLOPs of one decode token at `context` [tokens]: operators with weights, and attention."""
+    attention = sum(
+        n * (a.flops_per_pair_decode * entries_read(a, context) + a.state_flops_per_token)
+        for layer, n in model.layers
+        for a in layer.attention
+    )
+    return matmul_flops_per_token(model) + attention
+
+
+def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
+    """FLOPs of a prompt of `tokens` after a cached `prefix`, logits of its last token only."""
+    head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
+    attention = sum(
+        n * (a.flops_per_pair_prefill * pairs(a, tokens, prefix) + a.expand_flops * prefix + a.state_flops_per_token * tokens)
+        for layer, n in model.layers
+        for a in layer.attention
+    )
+    return matmul_flops_per_token(model, logits=False) * tokens + attention + head
+
+
+def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:
+    """Return the model with its weights stored in other formats: routed experts in `experts`, all else in `weights`.
+
+    Embeddings, head, norms and routers keep their own format, as engines keep them.
+    """
+
+    def stored(op: Op) -> Op:
+        new = experts if op.rows == "routed" else weights if op.term in ("projections", "feed-forward", "experts") else None
+        return replace(op, format=new) if new is not None and op.name != "router" else op
+
+    def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
+        return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)
+
+    return replace(model, layers=changed(model.layers), draft=changed(model.draft))

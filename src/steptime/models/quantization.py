@@ -1,0 +1,187 @@
+"""Reads quantization_config: which modules are stored in which format.
+
+Covers what checkpoints carry: fp8 (block or tensor scales), modelopt (FP8, NVFP4, mixed), compressed-tensors, mxfp4, gptq,
+awq and bitsandbytes. Embeddings, head, norms and routers stay in the base format unless a config says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, Final
+
+from steptime.machines.formats import Format, number_format
+from steptime.models.patterns import Patterns
+
+NEVER: Final = ("embed_tokens", "lm_head", "norm", "router", "gate", "shared_expert_gate")
+ALGORITHMS: Final = {
+    "FP8": "fp8", "FP8_PB_WO": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_REAL": "fp8", "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8": "int8", "W8A8_SQ_PER_CHANNEL": "int8",
+    "MXFP8": "mxfp8", "MXFP4": "mxfp4", "W4A8_NVFP4_FP8": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A16_MXFP4": "mxfp4",
+}  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of `value` for an error."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python prints no whole number of more than 4300 digits
+        return "a number too long to print"
+
+
+class Quantization:
+    """The format of each module of a checkpoint, or None where it is the base format."""
+
+    def __init__(self, fields: Any, error: Callable[[str, str], Exception]) -> None:
+        self.kv_format = ""
+        self._default: Format | None = None
+        self._layers: dict[str, Format] = {}
+        self._skipped: tuple[str, ...] = ()
+        if not fields:
+            return
+        if not isinstance(fields, Mapping):
+            raise error("quantization_config", f"must be a table of fields, not {shown(fields)}")
+        self._error = error
+        method = fields.get("quant_method") or ("modelopt" if "quantization" in fields or "quant_algo" in fields else "")
+        readers: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            "fp8": self._read_fp8, "fbgemm_fp8": self._read_fp8, "mxfp4": self._read_mxfp4, "mxfp8": self._read_mxfp8,
+            "gptq": self._read_bits, "awq": self._read_bits, "bitsandbytes": self._read_bits, "quark": self._read_quark,
+            "modelopt": self._read_modelopt, "modelopt_fp4": self._read_modelopt, "modelopt_mixed": self._read_modelopt,
+            "compressed-tensors": self._read_groups,
+        }  # fmt: skip
+        if not isinstance(method, str) or method not in readers:
+            raise error("quantization_config.quant_method", f"is {shown(method)}; known: {', '.join(readers)}")
+        readers[method](fields)
+        self._listed = list(self._layers.values())
+        self._by_module = Patterns(self._layers, self._refused)
+        self._kept = Patterns(self._skipped, self._refused)
+
+    def _refused(self, problem: str) -> Exception:
+        return self._error("quantization_config", problem)
+
+    def format_of(self, module: str) -> Format | None:
+        """Return the format of `module`, or None for the base format."""
+        if self._layers and (found := self._by_module.first(module)) is not None:
+            return self._listed[found]
+        if self._default is None or module.rpartition(".")[2] in NEVER or module.startswith("visual"):
+            return None
+        return self._default if self._kept.first(module) is None else None
+
+    def _strings(self, fields: Mapping[str, Any], *names: str) -> tuple[str, ...]:
+        for name in names:
+            value = fields.get(name)
+            if value is not None:
+                if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                    raise self._error(f"quantization_config.{name}", f"must be a list of module names, not {shown(value)}")
+                return tuple(value)
+        return ()
+
+    def _positive(self, fields: Mapping[str, Any], name: str, default: int) -> int:
+        value = fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 20:
+            raise self._error(f"quantization_config.{name}", f"must be a whole number above 0, not {shown(value)}")
+        return value
+
+    def _read_fp8(self, fields: Mapping[str, Any]) -> None:
+        block = fields.get("weight_block_size")
+        self._skipped = self._strings(fields, "modules_to_not_convert", "ignored_layers")
+        self._read_layers(fields)
+        if block is None:
+            self._default = number_format("fp8")
+            return
+        if not isinstance(block, list) or not block or not all(isinstance(n, int) and n > 0 for n in block):
+            raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {shown(block)}")
+        self._default = number_format("fp8", values_per_scale=prod(block), scale_bytes=4)
+
+    def _read_mxfp4(self, fields: Mapping[str, Any]) -> None:
+        self._default = number_format("mxfp4")
+        self._skipped = self._strings(fields, "modules_to_not_convert")
+
+    def _read_mxfp8(self, fields: Mapping[str, Any]) -> None:
+        self._default = number_format("mxfp8")
+        self._skipped = self._strings(fields, "modules_to_not_convert", "ignored_layers")
+
+    def _read_bits(self, fields: Mapping[str, Any]) -> None:
+        bits = fields.get("bits", 4 if fields.get("load_in_4bit") else 8 if fields.get("load_in_8bit") else 4)
+        if bits not in (4, 8):
+            raise self._error("quantization_config.bits", f"must be 4 or 8, not {shown(bits)}")
+        group = fields.get("group_size", 128)
+        scales = {"values_per_scale": group, "scale_bytes": 2.0} if isinstance(group, int) and group > 0 else {}
+        self._default = number_format("int4" if bits == 4 else "int8", **scales)
+        self._skipped = self._strings(fields, "modules_to_not_convert", "llm_int8_skip_modules")
+
+    def _read_modelopt(self, fields: Mapping[str, Any]) -> None:
+        if "config_groups" in fields and "quant_algo" not in fields and "quantization" not in fields:
+            self._read_groups(fields)
+            return
+        inner = fields.get("quantization", fields)
+        if not isinstance(inner, Mapping):
+            raise self._error("quantization_config.quantization", f"must be a table of fields, not {shown(inner)}")
+        self._skipped = self._strings(inner, "exclude_modules", "ignore")
+        self.kv_format = self._kv(inner.get("kv_cache_quant_algo") or fields.get("kv_cache_scheme"))
+        if not self._read_layers(inner):
+            self._default = self._algorithm(inner.get("quant_algo"), inner)
+
+    def _read_layers(self, fields: Mapping[str, Any]) -> bool:
+        """Read the modules whose formats are listed one by one; return whether there is such a list."""
+        layers = fields.get("quantized_layers")
+        if layers is None:
+            return False
+        if not isinstance(layers, Mapping):
+            raise self._error("quantization_config.quantized_layers", f"must be a table of modules, not {shown(layers)}")
+        for module, entry in layers.items():
+            self._layers[str(module)] = self._algorithm(entry.get("quant_algo") if isinstance(entry, Mapping) else entry)
+        return True
+
+    def _algorithm(self, name: Any, fields: Mapping[str, Any] | None = None) -> Format:
+        if not isinstance(name, str) or name.upper() not in ALGORITHMS:
+            raise self._error("quantization_config.quant_algo", f"is {shown(name)}; known: {', '.join(ALGORITHMS)}")
+        kind = ALGORITHMS[name.upper()]
+        if kind == "int4":
+            return number_format(kind, values_per_scale=self._positive(fields or {}, "group_size", 128), scale_bytes=2)
+        return number_format(kind)
+
+    def _read_groups(self, fields: Mapping[str, Any]) -> None:
+        groups = fields.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise self._error("quantization_config.config_groups", "must be a table with at least one group")
+        self._skipped = self._strings(fields, "ignore")
+        self.kv_format = self._kv(fields.get("kv_cache_scheme"))
+        for name, group in groups.items():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping):
+                raise self._error(f"quantization_config.config_groups.{name}.weights", f"must be a table, not {shown(weights)}")
+            found = self._scheme(weights, f"quantization_config.config_groups.{name}.weights")
+            targets = self._strings(group, "targets")
+            if not targets or "Linear" in targets:
+                self._default = self._default or found
+            else:
+                self._layers |= dict.fromkeys(targets, found)
+
+    def _scheme(self, weights: Mapping[str, Any], place: str) -> Format:
+        bits, kind = weights.get("num_bits"), weights.get("type", "int")
+        group = self._positive(weights, "group_size", 0)
+        if bits == 8:
+            if kind == "float" and group == 32:
+                return number_format("mxfp8")
+            return number_format("fp8" if kind == "float" else "int8")
+        if bits == 4 and kind == "float":
+            return number_format("mxfp4" if group == 32 else "nvfp4")
+        if bits == 4:
+            return number_format("int4", values_per_scale=group or 128, scale_bytes=2)
+        raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {shown(bits)}")
+
+    def _read_quark(self, fields: Mapping[str, Any]) -> None:
+        every = fields.get("global_quant_config")
+        weight = every.get("weight") if isinstance(every, Mapping) else None
+        dtype = weight.get("dtype") if isinstance(weight, Mapping) else None
+        self._default = number_format("mxfp4" if isinstance(dtype, str) and "fp4" in dtype else "fp8")
+        self._skipped = self._strings(fields, "exclude")
+
+    def _kv(self, scheme: Any) -> str:
+        if isinstance(scheme, Mapping):
+            return "fp8" if scheme.get("num_bits") == 8 else ""
+        name = scheme.upper() if isinstance(scheme, str) else ""
+        return {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8"}.get(name, "")

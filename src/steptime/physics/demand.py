@@ -1,0 +1,216 @@
+"""What a pass asks of one chip: its rows, the FLOPs and bytes of each operator, and how many kernels it launches.
+
+Independent of how long anything takes, but for the two constants of an engine that change the work itself: the imbalance of
+experts with the tiles that their rows are padded to, and the share of activations that go through memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping as MappingABC
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from steptime.blackboard.experts import experts_touched
+from steptime.machines.formats import peak_rate
+from steptime.machines.system import System
+from steptime.models.model import Attention, Model, Op, entries_read, pairs
+from steptime.numbers import Number
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Mapping
+from steptime.physics.memory import ACTIVATION_BYTES, expert_slots, weight_ways
+
+QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
+NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Rows that one micro-batch brings to one attention group, and to all of them together."""
+
+    sequences: Number
+    decode: Number
+    prompts: Number
+    prefill: Number
+    everywhere: Number
+    context: Number
+    tokens: Number
+    prefix: Number
+
+    @property
+    def logits(self) -> Number:
+        """Rows whose logits are needed: every decoded token, and the last of each prompt."""
+        return self.decode + self.prompts
+
+
+def work_of(given: MappingABC[str, Any], mapping: Mapping) -> Work:
+    """Return the rows that one micro-batch brings to an attention group; `given` are the arguments of `mixed_step`."""
+    m, dp = mapping.microbatches, mapping.dp
+    sequences = np.ceil(given["batch"] / (dp * m) - 1e-9)
+    group_prompts = np.ceil(given["prompts"] / dp - 1e-9) / m
+    return Work(
+        sequences=sequences,
+        decode=sequences * given["query"],
+        prompts=group_prompts,
+        prefill=group_prompts * given["tokens"],
+        everywhere=(given["batch"] * given["query"] + given["prompts"] * given["tokens"]) / m,
+        context=given["context"] * 1.0,
+        tokens=given["tokens"] * 1.0,
+        prefix=given["prefix"] * 1.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What a pass runs: operators of the layers and of the stem, and mixers with their counts."""
+
+    layers: tuple[Op, ...]
+    stem: tuple[Op, ...]
+    mixers: tuple[tuple[Attention, int], ...]
+
+
+@lru_cache(maxsize=256)
+def ledger(model: Model, *, merged: bool) -> Ledger:
+    """Return distinct operators, each standing for all that are equal to it.
+
+    The time of an operator is homogeneous: $n$ equal ones take the time of one with $n$ times the weights and FLOPs. Where
+    activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
+    to weights, too.
+    """
+    ops: dict[Any, list[Op]] = {}
+    mixers: Counter[Attention] = Counter()
+    for layer, n in model.layers:
+        for op in layer.ops:
+            key = (
+                op.term,
+                op.rows,
+                op.split,
+                op.split_limit,
+                op.format,
+                op.experts,
+                op.flops_per_row / op.weights if op.weights else 0,
+            )
+            ops.setdefault(key if merged and op.rows != "routed" else op, []).append(
+                replace(
+                    op,
+                    weights=n * op.weights,
+                    flops_per_row=n * op.flops_per_row,
+                    inputs=n * op.inputs,
+                    outputs=n * op.outputs,
+                )
+            )
+        for attention in layer.attention:
+            mixers[attention] += n
+    return Ledger(tuple(_joined(same) for same in ops.values()), model.stem, tuple(mixers.items()))
+
+
+def _joined(same: list[Op]) -> Op:
+    if len(same) == 1:
+        return same[0]
+    sums = {key: sum(getattr(op, key) for op in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
+    return replace(same[0], **sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an operator asks of one chip: FLOPs at a peak rate, bytes of weights, of activations and of cache.
+
+    efficiency, memory_efficiency: of its arithmetic, and of reading its weights.
+    """
+
+    flops: Number
+    peak: Number
+    weights: Number = 0.0
+    activations: Number = 0.0
+    kv: Number = 0.0
+    efficiency: Number = 1.0
+    memory_efficiency: Number = 1.0
+
+
+def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine: Engine) -> Demand:
+    """Return what an operator with weights asks of the busiest chip for one micro-batch."""
+    peak = peak_rate(system.chip.peak, op.format.arithmetic)
+    if op.rows in ("none", "lookup"):
+        looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / mapping.group
+        return Demand(0.0, peak, activations=looked_up * engine.activation_traffic)
+    if op.rows == "routed":
+        slots, sharing = expert_slots(op, mapping), mapping.stage / mapping.ep
+        copies = slots * mapping.ep  # that the tokens choose among
+        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.expert_evenness)
+        touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
+        rows = work.everywhere * op.active / mapping.ep * engine.expert_imbalance
+        if np.any(engine.expert_tile_rows):
+            rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
+        weights, efficiency, reading = touched * op.weights, engine.expert_efficiency, engine.expert_memory_efficiency
+    else:
+        sharing, weights = weight_ways(op, mapping), op.weights
+        efficiency = engine.compute_efficiency * departure(system, "compute", engine)
+        reading = engine.memory_efficiency * departure(system, "memory", engine)
+        reading = reading * engine.narrow_efficiency if op.format.bytes < NARROW else reading
+        rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
+    activations: Number = 0.0
+    if np.any(engine.activation_traffic):
+        activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.activation_traffic
+    flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
+    return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
+
+
+def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping, engine: Engine) -> dict[str, Demand]:
+    """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
+    kv_ways = np.minimum(mapping.tp, a.kv_shards) * mapping.cp
+    state_ways = np.minimum(mapping.tp, a.heads)
+    peak = peak_rate(system.chip.peak, a.arithmetic)
+    found = {}
+    if np.any(work.decode):
+        read = entries_read(a, work.context)
+        flops = work.decode * (a.flops_per_pair_decode * read / mapping.cp + a.state_flops_per_token) / mapping.tp
+        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
+        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.attention_efficiency)
+    if np.any(work.prefill):
+        flops = work.prompts * (
+            a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
+            + a.expand_flops * work.prefix
+            + a.state_flops_per_token * work.tokens
+        )
+        kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
+        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
+        found["prefill"] = Demand(flops / mapping.group, peak, kv=moved, efficiency=engine.attention_efficiency)
+    return found
+
+
+REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 products: mean of H100, H200, B200, B300, GB200
+
+
+def departure(system: System, kind: str, engine: Engine) -> Number:
+    """Return how far the chip's share of its data sheet ("memory" or "compute") is from the usual one, as a factor.
+
+    Of what kernels measured alone depart by, `engine.chip_departure` (as an exponent) shows in an engine; the ideal has none.
+    """
+    share = system.chip.reached.get(kind)
+    return 1.0 if share is None else (share / REACHED[kind]) ** engine.chip_departure
+
+
+LAUNCHED = (
+    "layer", "kernel", "quantised_kernel", "expert_layer", "attention_layer", "latent_layer", "state_layer", "selected_layer",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def launches(model: Model) -> dict[str, int]:
+    """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
+    found = dict.fromkeys(LAUNCHED, 0)
+    for layer, n in model.layers:
+        kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
+        found["layer"] += n
+        found["kernel"] += n * sum(op.rows != "routed" for op in kernels.values())
+        found["quantised_kernel"] += n * sum(op.format.arithmetic[0] in QUANTISED for op in kernels.values())
+        found["expert_layer"] += n * (layer.routed is not None)
+        found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
+        found["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
+        found["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
+        found["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)
+    return found

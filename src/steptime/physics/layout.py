@@ -1,0 +1,193 @@
+"""How a model is laid over chips, and which layouts are legal.
+
+One replica is `tp * cp * dp * pp` chips: `pp` stages of `dp` attention groups of `tp * cp` chips. Attention and dense layers
+are divided inside a group and repeated in each; `tp` divides heads, and `cp` the cached context where heads run out (each chip
+keeps every cp-th token; queries are gathered and partial outputs scattered, as in vLLM's decode context parallelism). Routed
+experts are spread over all chips of a stage, `ep` ways, each expert divided over the `tp * cp * dp / ep` chips that share it.
+Neighbours in tp are neighbours in the machine, then cp, dp, pp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import product
+
+import numpy as np
+
+from steptime.errors import MappingError
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.numbers import Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """Ways of each kind of parallelism; any field may be an array, and all broadcast.
+
+    tp: tensor parallel. pp: pipeline stages. dp: attention groups (data parallel attention). ep: expert parallel. cp: context
+    parallel. microbatches: parts of the batch in flight at once, which pipeline stages and two-batch overlap need.
+    replicas: copies of it all. redundant_experts: extra copies of busy experts, held to balance the load.
+    """
+
+    tp: Number = 1
+    pp: Number = 1
+    dp: Number = 1
+    ep: Number = 1
+    cp: Number = 1
+    microbatches: Number = 1
+    replicas: Number = 1
+    redundant_experts: Number = 0
+
+    @property
+    def group(self) -> Number:
+        """Chips of one attention group."""
+        return self.tp * self.cp
+
+    @property
+    def stage(self) -> Number:
+        """Chips of one pipeline stage."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def chips(self) -> Number:
+        """Chips of one replica."""
+        return self.stage * self.pp
+
+
+NAMES = tuple(f.name for f in fields(Mapping))
+LARGEST_REPLICA = 256  # chips; larger ones are tried only where one scale-up domain is larger
+
+
+def show_mapping(mapping: Mapping) -> str:
+    """Return a mapping as text: the axes that are not 1.
+
+    >>> show_mapping(Mapping(tp=8, ep=8)), show_mapping(Mapping())
+    ('tp8 ep8', 'one chip')
+    """
+    short = {"microbatches": "mb", "replicas": "x", "redundant_experts": "red"}
+    shown = [f"{short.get(n, n)}{getattr(mapping, n):g}" for n in NAMES if getattr(mapping, n) > (n != "redundant_experts")]
+    return " ".join(shown) or "one chip"
+
+
+def check(mapping: Mapping, model: Model, system: System) -> None:
+    """Raise MappingError where a mapping does not divide the model, naming the axis and the nearest ways that would."""
+    for name in NAMES:
+        value = np.asarray(getattr(mapping, name))
+        least = 0 if name == "redundant_experts" else 1
+        whole = value.dtype.kind in "iu" or not np.any(value % 1)
+        if not whole or np.any(value < least):
+            raise MappingError(f"{name} must be a whole number of at least {least}, not {np.min(value):g}")
+    routed = [layer.routed for layer, _ in model.layers if layer.routed is not None]
+    if np.any(model.heads % np.asarray(mapping.group)):
+        axes = "tp x cp" if np.any(np.asarray(mapping.cp) > 1) else "tp"
+        near = _near(model.heads, mapping.group)
+        raise MappingError(f"{axes}={mapping.group} does not divide the {model.heads} heads of {model.name}; try {near}")
+    if np.any(np.asarray(mapping.pp) > model.depth):
+        raise MappingError(f"pp={mapping.pp} is more than the {model.depth} layers of {model.name}")
+    if np.any(np.asarray(mapping.ep) > 1) and not routed:
+        raise MappingError(f"ep={mapping.ep}, but {model.name} has no experts; use tp or pp")
+    if np.any(mapping.stage % np.asarray(mapping.ep)):
+        raise MappingError(
+            f"ep={mapping.ep} does not divide the tp x cp x dp = {mapping.stage} chips of a stage; "
+            f"try {_near(mapping.stage, mapping.ep)}"
+        )
+    for op in routed:
+        if np.any(np.asarray(mapping.ep) > op.experts):
+            raise MappingError(f"ep={mapping.ep} is more than the {op.experts} experts of {model.name}")
+    if np.any(np.asarray(mapping.dp) > 1) and not routed:
+        raise MappingError(f"dp={mapping.dp}, but {model.name} has no experts that attention groups could share; use replicas")
+    if np.any(np.asarray(mapping.cp) > 1) and all(a.state_bytes > 0 for layer, _ in model.layers for a in layer.attention):
+        raise MappingError(f"cp={mapping.cp}, but {model.name} has no KV cache to divide")
+    if math.isfinite(system.scale_out.size) and np.any(np.asarray(mapping.chips) > system.scale_out.size):
+        raise MappingError(f"{mapping.chips} chips are more than the {system.scale_out.size} of {system.name}")
+
+
+def _near(whole: Number, ways: Number) -> str:
+    if np.ndim(whole) or np.ndim(ways):
+        return "ways that divide it"
+    divisors = [d for d in range(1, int(whole) + 1) if whole % d == 0]
+    return " or ".join(str(d) for d in sorted(sorted(divisors, key=lambda d: abs(d - ways))[:2]))
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of `number`, smallest first.
+
+    >>> divisors(72)
+    [1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72]
+    """
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, ...] = (1, 2)) -> Iterator[Mapping]:
+    """Yield the mappings of `model` whose replicas fit `chips` chips, with as many replicas as fit.
+
+    An attention group stays inside the scale-up domain; a stage may span several. `microbatches`: micro-batches a stage.
+    """
+    routed = next((layer.routed for layer, _ in model.layers if layer.routed is not None), None)
+    domain = min(system.scale_up.size, chips)
+    largest = min(chips, max(domain, LARGEST_REPLICA))
+    tps = [t for t in divisors(model.heads) if t <= domain]
+    kv = max((a.kv_shards for layer, _ in model.layers for a in layer.attention), default=1)
+    seen = set()
+    for tp, pp in product(tps, [p for p in (1, 2, 3, 4, 6, 8, 9, 12, 16) if p <= min(model.depth, chips)]):
+        for cp in (1, 2, 4, 8):
+            if tp * cp * pp > largest or (cp > 1 and (tp < kv or tp * cp > domain or model.heads % (tp * cp))):
+                continue
+            for dp in _groups(largest // (tp * cp * pp), routed is not None):
+                stage = tp * cp * dp
+                if stage > domain and domain % (tp * cp):
+                    continue  # an attention group would straddle two domains
+                for ep in _expert_ways(stage, dp, routed.experts if routed else 0):
+                    for parts in microbatches:
+                        mapping = Mapping(
+                            tp=tp,
+                            pp=pp,
+                            dp=dp,
+                            ep=ep,
+                            cp=cp,
+                            microbatches=pp * parts,
+                            replicas=replicas(system, chips, stage * pp),
+                        )
+                        if mapping not in seen:
+                            seen.add(mapping)
+                            yield mapping
+
+
+def exchanges_experts(mapping: Mapping) -> bool:
+    """Whether attention groups send each other tokens for their experts."""
+    return bool(mapping.dp > 1 and mapping.ep > 1)
+
+
+def replicas(system: System, chips: int, each: int) -> int:
+    """How many replicas of `each` chips fit in `chips`: whole ones in each scale-up domain, where they fit in one."""
+    domain = min(system.scale_up.size, chips)
+    if each > domain:
+        return chips // each
+    return int(chips // domain * (domain // each) + chips % domain // each)
+
+
+def _groups(most: int, shared: bool) -> list[int]:
+    """Attention groups worth trying: all that divide evenly into the chips, and the powers of two below."""
+    if not shared:
+        return [1]
+    return sorted(set(divisors(most)) | {2**n for n in range(most.bit_length()) if 2**n <= most})
+
+
+def _expert_ways(stage: int, dp: int, experts: int) -> list[int]:
+    """Expert parallel ways: none, or all chips of the stage (as many as there are experts for)."""
+    if not experts:
+        return [1]
+    most = max(w for w in divisors(stage) if w <= experts)
+    return sorted({1, most} if dp == 1 or most == stage else {1})
+
+
+def stacked(mappings: list[Mapping]) -> Mapping:
+    """Return one mapping whose fields are arrays of shape (mappings,)."""
+    return Mapping(**{name: np.array([getattr(m, name) for m in mappings]) for name in NAMES})
+
+
+def shaped(mapping: Mapping, dimensions: int) -> Mapping:
+    """Return the mapping with `dimensions` axes of length one appended to every array field."""
+    return replace(mapping, **{n: np.asarray(getattr(mapping, n)).reshape((-1,) + (1,) * dimensions) for n in NAMES})

@@ -1,0 +1,163 @@
+r"""How far off a prediction may be: the 90 % range of a time, from what was measured and from how well constants are known.
+
+**Scatter.** Of the runs whose model-system pair was left out of a fit, 90 % lie between two factors $e^{-q_-}$ and $e^{q_+}$ on
+their prediction. An engine file holds them by regime, for time per token and time to first token.
+
+**Constants.** With the gradient $g = \partial \log f / \partial \log \theta$ of a time $f$ and the covariance $\Sigma$ of the
+logarithms of the fitted constants $\theta$, $\log f$ has the variance $g^T \Sigma g$. The errors of left-out runs hold the mean
+$\bar v$ of it over the fitted runs already, so that only what exceeds it widens the range:
+
+$$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
+
+A step like those measured gets the interval of left-out runs; one that rests on a badly known constant gets a wider one. On
+chips of a vendor of which no run was fitted, and for an engine without a fit, the range is at least `WIDE`. The ideal engine is
+a bound and no prediction: it has no range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping as MappingABC
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.numbers import Number
+from steptime.physics.engine import IDEAL, Engine, load_engine
+from steptime.physics.step import mixed_step
+
+Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
+WIDE = (0.5, 2.0)  # of an engine without a fit, or of chips that were never measured
+REGIMES = ("decode", "mixed")  # most of the time goes to decode, or a good part to others' prompts
+PREFILL_SHARE = 0.15  # of a token's time from which a run is "mixed"
+NUDGE = 1e-4  # of a constant's logarithm, for differences
+
+
+def regime_of(prefill_share: Number) -> Any:
+    """Return the regime of a time of which `prefill_share` goes to prompts.
+
+    >>> regime_of(np.array([0.0, 0.5])).tolist()
+    ['decode', 'mixed']
+    """
+    return np.where(np.asarray(prefill_share) > PREFILL_SHARE, REGIMES[1], REGIMES[0])
+
+
+def half_width(scatter: Number, excess: Number) -> Number:
+    r"""Half of a 90 % range in logarithms: $\sqrt{q^2 + z^2 \max(0, e)}$, for one of its sides.
+
+    scatter $q$ of left-out runs, excess $e$ of the constants' variance over that of the fitted runs; all broadcast.
+
+    >>> float(half_width(0.3, -1.0)), round(float(half_width(0.3, 0.04)), 3)
+    (0.3, 0.445)
+    """
+    return np.sqrt(np.square(scatter) + Z90**2 * np.maximum(excess, 0.0))
+
+
+def has_range(engine: Engine) -> bool:
+    """Whether an engine predicts, and so may be off; the ideal one is a bound."""
+    return engine.name != IDEAL.name
+
+
+def _nudged(engine: Engine, dimensions: int) -> Engine:
+    """Return the engine with constants of shape (1 + constants, 1, ...): as they are, then each fitted one a little larger."""
+    names = engine.fit.get("names", ())
+    table = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
+    shape = (-1,) + (1,) * dimensions
+    return replace(engine, **{n: (getattr(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
+
+
+def _gradient(values: Number) -> Number:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
+
+
+def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Number:
+    """Return d log(function) / d log(constant) of each fitted constant of the engine: shape (constants, ...).
+
+    One evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes of length
+    one for the axes of its other input.
+
+    >>> from steptime.physics.engine import Engine
+    >>> engine = Engine(name="a", memory_efficiency=0.8, fit={"names": ["memory_efficiency", "seconds_per_step"]})
+    >>> log_gradient(lambda e: 3 / e.memory_efficiency, engine).round(6).tolist()
+    [-1.0, 0.0]
+    """
+    return _gradient(_rows(function(_nudged(engine, dimensions)), engine, dimensions))
+
+
+def _rows(values: Number, engine: Engine, dimensions: int) -> Number:
+    """Return values with a row for each nudged engine, be it that they depend on no constant."""
+    count = 1 + len(engine.fit.get("names", ()))
+    shape = np.shape(values)
+    inner = shape[1:] if len(shape) > dimensions else shape
+    return np.broadcast_to(values, (count, *inner))
+
+
+def parameter_variance(gradient: Number, engine: Engine) -> Number:
+    """Variance of log(f) that the constants' covariance brings about: gradient of shape (constants, ...) -> (...)."""
+    covariance = np.asarray(engine.fit.get("covariance", np.zeros((len(gradient), len(gradient)))))
+    return np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
+
+
+def with_variances(
+    function: Callable[[Engine], tuple[Number, ...]], engine: Engine, *, dimensions: int = 0
+) -> list[tuple[Number, Number]]:
+    """Return each value that `function` gives for the engine with the variance of its logarithm, from one evaluation."""
+    tables = [_rows(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
+    return [(table[0], parameter_variance(_gradient(table), engine)) for table in tables]
+
+
+def measured_on(engine: Engine, system: System) -> bool:
+    """Whether an engine was fitted to runs on chips of this vendor, as far as its file says."""
+    vendors = engine.fit.get("vendors")
+    return vendors is None or system.chip.vendor in vendors
+
+
+def factors(
+    engine: Engine, quantity: str, regime: Number | str, *, variance: Number | None = None, system: System | None = None
+) -> tuple[Number, Number]:
+    """Return the factors on a prediction between which 90 % of measured values are expected: at most 1, at least 1.
+
+    quantity: "tpot" (also of a step) or "ttft"; regime: of `REGIMES`; variance: `parameter_variance` of the prediction, by
+    default that of the fitted runs; system: where it runs. All broadcast.
+    """
+    table = engine.fit.get("interval", {}).get(quantity, {})
+    usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
+    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) for side in (0, 1))
+    excess = 0.0 if variance is None else variance - usual
+    low = np.exp(-half_width(np.maximum(-np.log(low), 0.0), excess))
+    high = np.exp(half_width(np.maximum(np.log(high), 0.0), excess))
+    if system is not None and not measured_on(engine, system):
+        low, high = np.minimum(low, WIDE[0]), np.maximum(high, WIDE[1])
+    return low, high
+
+
+def widest(engine: Engine, system: System) -> tuple[float, float]:
+    """Return the factors of the 90 % range of a time per token whatever its regime: the lowest and the highest."""
+    low, high = factors(engine, "tpot", np.array(REGIMES), system=system)
+    return float(np.min(low)), float(np.max(high))
+
+
+def _by_regime(table: MappingABC[str, float], default: float, regime: Number | str) -> Number:
+    decode, mixed = (table.get(name, default) for name in REGIMES)
+    return np.where(np.asarray(regime) == REGIMES[1], mixed, decode)
+
+
+def step_range(model: Model, system: System, *, engine: Engine | str, **given: Any) -> tuple[Number, Number] | None:
+    """Return the 90 % range of the time of one step [s], or None for the ideal engine.
+
+    `given`: what `mixed_step` is given, arrays among it. A step that reads prompts is "mixed", for lack of runs that only do.
+    """
+    engine = load_engine(engine)
+    if not has_range(engine):
+        return None
+    shape = np.shape(mixed_step(model, system, engine=engine, **given).total)
+    ((seconds, variance),) = with_variances(
+        lambda varied: (mixed_step(model, system, engine=varied, **given).total,), engine, dimensions=len(shape)
+    )
+    reads = np.asarray(given.get("prompts", 0)) * np.asarray(given.get("tokens", 0)) > 0
+    low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=system)
+    return seconds * low, seconds * high

@@ -1,0 +1,158 @@
+"""What stops a layout from being cheaper, and what each figure of the machine is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from steptime.machines.system import System
+from steptime.machines.what_if import scale
+from steptime.models.model import Layer, Model
+from steptime.numbers import Number
+from steptime.planning.search import AGGREGATED, Case, Layout, chunk_sizes, prefill_of, state_of
+from steptime.planning.steady import MOST_UTILISED, State
+
+NUDGE = 1.1  # how much better a figure is made to see what it is worth
+SPAN = 3.0  # how far around the chosen batch the best one is looked for
+POINTS = 97
+WORTH = 0.005  # a gain below this is none
+
+
+def scaled_cache(model: Model, factor: float) -> Model:
+    """Return the model with `factor` times the KV bytes per token."""
+
+    def changed(layer: Layer) -> Layer:
+        return replace(layer, attention=tuple(replace(a, kv_bytes=a.kv_bytes * factor) for a in layer.attention))
+
+    return replace(model, layers=tuple((changed(layer), n) for layer, n in model.layers))
+
+
+def _machine(path: str) -> Callable[[Case, float], Case]:
+    def changed(case: Case, factor: float) -> Case:
+        return replace(case, system=scale(case.system, path, factor))
+
+    return changed
+
+
+KNOBS: dict[str, Callable[[Case, float], Case]] = {
+    "HBM bandwidth": _machine("chip.hbm.bandwidth"),
+    "HBM capacity": _machine("chip.hbm.capacity"),
+    "arithmetic": _machine("chip.peak"),
+    "scale-up bandwidth": _machine("scale_up.bandwidth"),
+    "scale-out bandwidth": _machine("scale_out.bandwidth"),
+    "KV bytes": lambda case, factor: replace(case, model=scaled_cache(case.model, factor)),
+    "rent": _machine("rent"),
+}
+
+
+def knobs(system: System) -> list[str]:
+    """Return the figures whose worth can be asked for on this system."""
+    known = [name for name in KNOBS if name != "rent" or math.isfinite(system.rent.typical)]
+    memory = "hbm" in {tier.name for tier in system.chip.memory}
+    return [name for name in known if memory or not name.startswith("HBM")]
+
+
+def elasticities(case: Case, layout: Layout) -> dict[str, float]:
+    r"""Return $d \log(cost) / d \log(figure)$ for each figure, the batch chosen anew under the same limits and mapping.
+
+    -0.6 means that a figure 10 % higher makes tokens about 6 % cheaper. Forward differences with a step of 10 %. The
+    numbers of prefill and decode replicas are taken as divisible, so that the matching of whole replicas adds no steps.
+    """
+    base = math.log(_lowest_cost(case, layout))
+    return {
+        name: (math.log(_lowest_cost(KNOBS[name](case, NUDGE), layout)) - base) / math.log(NUDGE) for name in knobs(case.system)
+    }
+
+
+def _violation(case: Case, state: State) -> Number:
+    """How far a state is from its limits: the largest of value over limit, 1 on the edge."""
+    return np.maximum.reduce(
+        [
+            np.broadcast_to(x, state.tpot.shape)
+            for x in (
+                _over(state.tpot, case.slo.tpot),
+                _over(state.ttft, case.slo.ttft),
+                state.memory.used / state.memory.capacity,
+                state.utilisation / MOST_UTILISED,
+            )
+        ]
+    )
+
+
+def _over(value: Number, limit: Number) -> Number:
+    """Value over limit; no limit is never near."""
+    return value / limit if math.isfinite(limit) else np.zeros_like(value)
+
+
+def _grid(layout: Layout) -> Number:
+    unit = layout.mapping.dp * layout.mapping.microbatches
+    middle = max(1.0, layout.batch / unit)
+    return unit * np.unique(np.round(np.geomspace(max(1.0, middle / SPAN), max(POINTS, middle * SPAN), POINTS)))
+
+
+def _lowest_cost(case: Case, layout: Layout) -> float:
+    """The lowest chip-seconds per request times rent, the batch continuous: the crossing of a limit is interpolated."""
+    batch = _grid(layout)
+    chunks = np.array([layout.chunk / 2, layout.chunk, layout.chunk * 2]) if layout.mode == AGGREGATED else np.zeros(1)
+    state = state_of(case, layout, batch[:, None], chunks[None, :])
+    rent = case.system.rent.typical if math.isfinite(case.system.rent.typical) else 1.0
+    cost = np.log(rent * layout.mapping.chips / state.rate)
+    over = np.log(np.maximum(_violation(case, state), 1e-300))
+    inside = np.where(over <= 1e-9, cost, np.inf)
+    over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
+    crossing = (over[:-1] <= 0) & (over[1:] > 0) & (over[1:] < 700.0)
+    step = np.where(crossing, -over[:-1] / np.where(crossing, over[1:] - over[:-1], 1.0), 0.0)
+    edge = np.where(crossing, cost[:-1] + step * (cost[1:] - cost[:-1]), np.inf)
+    lowest = min(float(np.min(inside)), float(np.min(edge)))
+    if not math.isfinite(lowest):
+        lowest = float(cost.ravel()[np.argmin(over)])
+    total = math.exp(lowest)
+    prefill = prefill_of(case, layout)
+    if prefill is not None and layout.prefill_mapping is not None:
+        total += float(rent * layout.prefill_mapping.chips / (prefill.rate * max(float(prefill.most_utilised), 1e-9)))
+    return total
+
+
+def binding(case: Case, layout: Layout) -> tuple[str, ...]:
+    """Return what stops the batch from growing: the limits that a larger batch would break.
+
+    "speed", "first token", "memory", "prompt queue"; "prefill rate", where a prefill pool takes no more; and "saturation",
+    where a batch 10 % larger would be cheaper by less than half a percent, limits or not.
+    """
+    prefill_binds = layout.mode != AGGREGATED and _prefill_binds(case, layout)
+    unit = int(layout.mapping.dp * layout.mapping.microbatches)
+    larger = unit * np.array([layout.batch // unit + 1, math.ceil(layout.batch * NUDGE / unit)])
+    sizes = chunk_sizes(case.workload) if layout.mode == AGGREGATED else np.ones(1, dtype=np.int64)
+    now = state_of(case, layout, layout.batch, max(layout.chunk, 1))
+    state = state_of(case, layout, larger[:, None], sizes[None, :])
+    stable = state.utilisation <= MOST_UTILISED
+    if prefill_binds:
+        return ("prefill rate",)
+    if not np.any(stable[-1]):
+        return ("prompt queue",)
+    if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + WORTH):
+        return ("saturation",)
+    broken = {
+        "speed": state.tpot > case.slo.tpot,
+        "first token": state.ttft > case.slo.ttft,
+        "memory": ~np.asarray(state.memory.fits),
+    }
+    best = int(np.argmax(np.where(stable[-1], state.rate[-1], 0.0)))
+    for step in range(len(larger)):
+        names = tuple(name for name, value in broken.items() if np.broadcast_to(value, state.rate.shape)[step, best])
+        if names:
+            return names
+    return ("saturation",)
+
+
+def _prefill_binds(case: Case, layout: Layout) -> bool:
+    """Whether the prefill pool, at its highest utilisation, takes no more requests than decode could serve."""
+    prefill = prefill_of(case, layout)
+    if prefill is None or layout.prefill_mapping is None:
+        return False
+    state = state_of(case, layout, layout.batch, 1)
+    can = prefill.rate * prefill.most_utilised * layout.prefill_mapping.replicas
+    return bool(can <= state.rate * layout.mapping.replicas)

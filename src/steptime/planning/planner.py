@@ -1,0 +1,241 @@
+"""The best way to serve a model on a system: the cheapest layout within the limits, what binds, and what would help.
+
+`plan` searches every legal mapping, batch and chunk size, aggregated and disaggregated (`search`), keeps what meets the limits,
+refines the cheapest, and asks of each figure of the machine how much cheaper a token would be if it were better
+(`sensitivity`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import InputError, RangeError
+from steptime.frontier import pareto
+from steptime.machines.money import usd_per_million
+from steptime.machines.system import System
+from steptime.models.model import Model, weight_bytes
+from steptime.numbers import check_positive
+from steptime.physics.engine import IDEAL, Engine, default_engine, load_engine
+from steptime.physics.uncertainty import has_range
+from steptime.planning.deployment import Plan, Point, Pool
+from steptime.planning.elasticity import binding, elasticities
+from steptime.planning.ranges import layout_ranges
+from steptime.planning.refine import best, matched_rate
+from steptime.planning.search import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Case,
+    Layout,
+    Table,
+    fitting,
+    prefill_of,
+    ranked,
+    row,
+    search,
+    state_of,
+)
+from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
+from steptime.planning.steady import Prefill, State, first_token, transfer_seconds
+from steptime.planning.workload import Slo, Workload
+
+MODES = (AGGREGATED, DISAGGREGATED)
+
+
+class DoesNotFit(InputError):
+    """The model does not fit the chips: by how much, and what would hold it."""
+
+
+def plan(
+    model: Model,
+    system: System,
+    workload: Workload,
+    slo: Slo | None = None,
+    *,
+    chips: int | None = None,
+    engine: Engine | str | None = None,
+    modes: tuple[str, ...] = MODES,
+) -> Plan:
+    """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
+
+    engine: "ideal" for the bound that physics sets; by default a real one, which `default_engine` chooses for the system.
+    Raises DoesNotFit where the weights do not fit the chips in any mapping. Limits that nothing meets are an answer: a Plan
+    with `feasible=False` and the reason.
+    """
+    started = time.perf_counter()
+    chips = system.chips if chips is None else chips
+    check_positive(chips=chips)
+    if not modes or set(modes) - set(MODES):
+        raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
+    runs_on = load_engine(default_engine(system) if engine is None else engine)
+    case = Case(model=model, system=system, workload=workload, slo=slo or Slo(), chips=chips, engine=runs_on)
+    mappings = fitting(case)
+    if not mappings:
+        raise DoesNotFit(does_not_fit(case))
+    tables = search(case, modes, mappings)
+    common = Plan(
+        feasible=False,
+        model=model.name,
+        system=system.name,
+        engine=case.engine.name,
+        workload=workload,
+        slo=case.slo,
+        chips=chips,
+        usd_per_second=float(case.rent),
+        front=_front(case, tables),
+        evaluated=sum(len(table) for table in tables),
+        warnings=warnings_of(case),
+    )
+    candidates = ranked(case, tables)
+    if not candidates:
+        return replace(common, reason=unreachable(case, modes, mappings), search_seconds=time.perf_counter() - started)
+    layout, *others = best(case, candidates)
+    found = replace(
+        common,
+        feasible=True,
+        binding=binding(case, layout),
+        elasticities=elasticities(case, layout),
+        runner_up=_point(case, others[0]) if others else None,
+        ideal=_point(replace(case, engine=IDEAL), layout) if has_range(case.engine) else None,
+        **_delivered(case, layout),
+    )
+    return replace(found, why=why(case, found), search_seconds=time.perf_counter() - started)
+
+
+# --- what a layout delivers ---------------------------------------------------------------------------------------------
+
+
+def _delivered(case: Case, layout: Layout) -> dict[str, Any]:
+    state = state_of(case, layout, layout.batch, max(layout.chunk, 1))
+    prefill = prefill_of(case, layout)
+    rate, utilisation = matched_rate(layout, state, prefill)
+    pools = _pools(case, layout, state, prefill, rate)
+    workload = case.workload
+    output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
+    share = _input_share(pools, state)
+    whole = usd_per_million(case.rent, output_rate)
+    served = state.rate * layout.mapping.replicas
+    return {
+        "mode": layout.mode,
+        "layout": layout.text,
+        "pools": pools,
+        "tpot": float(state.tpot),
+        "tpot_interval": (float(state.lower), float(state.upper)),
+        "ttft": float(state.ttft if prefill is None else first_token(prefill, utilisation, case.engine)),
+        "utilisation": float(utilisation),
+        "requests_per_second": float(rate),
+        "concurrency": float(layout.batch * layout.mapping.replicas * rate / served),
+        "usd_per_million_output_tokens": float(whole),
+        "interval": (float(whole * _bound(state, prefill, "lower")), float(whole * _bound(state, prefill, "upper"))),
+        "usd_per_million_input": float(usd_per_million(case.rent * share, input_rate)),
+        "usd_per_million_output": float(usd_per_million(case.rent * (1 - share), output_rate)),
+        "usd_per_request": float(case.rent / rate),
+        "transfer_seconds": _transfer(case, layout),
+        **layout_ranges(case, layout, state, prefill, utilisation),
+    }
+
+
+def _bound(state: State, prefill: Prefill | None, name: str) -> float:
+    """The bound of the slower pool's time over its estimate."""
+    ratio = float(getattr(state, name) / state.tpot)
+    return ratio if prefill is None else (ratio + float(getattr(prefill.step, name) / prefill.seconds)) / 2
+
+
+def _input_share(pools: tuple[Pool, ...], state: State) -> float:
+    """Share of the rent that input tokens bear: of the chips' time, or of the chips."""
+    if len(pools) == 1:
+        return float(state.input_share)
+    return pools[0].chips / (pools[0].chips + pools[1].chips)
+
+
+def _pools(case: Case, layout: Layout, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
+    workload = case.workload
+    server = Pool(
+        role="serve" if prefill is None else "decode",
+        mapping=layout.mapping,
+        batch=layout.batch,
+        chunk=layout.chunk,
+        chunk_share=float(state.utilisation),
+        step=state.decode,
+        mixed=state.mixed,
+        memory=state.memory,
+        tokens_per_second=float(rate * workload.output_tokens),
+    )
+    if prefill is None or layout.prefill_mapping is None:
+        return (server,)
+    first = Pool(
+        role="prefill",
+        mapping=layout.prefill_mapping,
+        batch=int(prefill.seats),
+        step=prefill.step,
+        memory=prefill.memory,
+        tokens_per_second=float(rate * workload.input_tokens),
+    )
+    return first, server
+
+
+def _transfer(case: Case, layout: Layout) -> float:
+    if layout.prefill_mapping is None:
+        return 0.0
+    near = case.chips <= case.system.scale_up.size
+    return float(
+        transfer_seconds(
+            case.model, case.system, case.workload, sender_chips=layout.prefill_mapping.group, within_domain=bool(near)
+        )
+    )
+
+
+def _point(case: Case, layout: Layout) -> Point:
+    found = _delivered(case, layout)
+    return Point(
+        mode=layout.mode,
+        layout=layout.text,
+        batch=layout.batch,
+        tokens_per_second_per_user=1 / found["tpot"],
+        tokens_per_second_per_chip=float(found["requests_per_second"] * case.workload.output_tokens / case.chips),
+        usd_per_million_output_tokens=found["usd_per_million_output_tokens"],
+        ttft=found["ttft"],
+    )
+
+
+def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
+    """Return the layouts that no other beats in speed for the user and throughput, fastest first, whatever the speed limit."""
+    speeds, rates, starts = [], [], [0]
+    for table in tables:
+        good = (table.ttft <= case.slo.ttft) & (table.memory <= 1) & (table.rate > 0)
+        speeds.append(np.where(good, 1 / table.tpot, np.nan))
+        rates.append(table.rate)
+        starts.append(starts[-1] + len(table))
+    speed, rate = np.concatenate(speeds), np.concatenate(rates)
+    points = []
+    for position in pareto(speed, rate):
+        number = int(np.searchsorted(starts, position, side="right")) - 1
+        index = int(position) - starts[number]
+        throughput = rate[position] * case.workload.output_tokens
+        points.append(
+            Point(
+                mode=tables[number].mode,
+                layout=row(tables[number], index).text,
+                batch=int(tables[number].batch[index]),
+                tokens_per_second_per_user=float(speed[position]),
+                tokens_per_second_per_chip=float(throughput / case.chips),
+                usd_per_million_output_tokens=float(usd_per_million(case.rent, throughput)),
+                ttft=float(tables[number].ttft[index]),
+            )
+        )
+    return tuple(points)
+
+
+def smallest_system(model: Model, systems: Iterable[System]) -> System | None:
+    """Return the system with the least memory whose usual deployment holds the weights of `model` in some mapping."""
+    by_memory = sorted(systems, key=lambda system: system.chips * system.chip.hbm.capacity)
+    anything = Workload(input_tokens=1, output_tokens=1)
+    for system in by_memory:
+        case = Case(model=model, system=system, workload=anything, slo=Slo(), chips=system.chips, engine=IDEAL)
+        if system.chips * system.chip.hbm.capacity >= weight_bytes(model) and fitting(case):
+            return system
+    return None

@@ -1,0 +1,143 @@
+"""What a plan says in words: why it is not cheaper, what nothing meets, and what does not fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from steptime.models.model import weight_bytes
+from steptime.physics.layout import Mapping, legal
+from steptime.physics.memory import weights_per_chip
+from steptime.physics.uncertainty import has_range, measured_on
+from steptime.planning.deployment import Plan, best_change, mean_resources
+from steptime.planning.search import Case, fitting, search
+from steptime.planning.workload import Slo
+from steptime.units import show
+
+STOPS = {
+    "speed": "a larger batch would make each token slower than {tpot}",
+    "first token": "a larger batch would delay the first token beyond {ttft}",
+    "memory": "the memory of a chip is full",
+    "prompt queue": "prompts already arrive almost as fast as chunks can read them",
+    "prefill rate": "the prefill pool takes no more requests",
+    "saturation": "a larger batch would cost the same per token, since enough sequences share the weights already",
+}
+WAITS = {
+    "compute": "multiplies",
+    "weights": "streams weights",
+    "kv": "streams KV cache",
+    "activations": "moves activations",
+    "scale-up": "waits for the scale-up network",
+    "pod": "waits for the pod network",
+    "scale-out": "waits for the scale-out network",
+    "latency": "waits for messages to arrive",
+    "overhead": "waits for the engine's overhead",
+}
+BETTER = {"KV bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
+
+
+def why(case: Case, found: Plan) -> str:
+    """Say why a plan cannot be cheaper, what its step waits for, and what would help most."""
+    server = found.pools[-1]
+    resources = mean_resources(server)
+    total = sum(resources.values())
+    leading = sorted(resources, key=lambda name: -resources[name])[:2]
+    shares = " and ".join(
+        f"{WAITS.get(name, name)} for {resources[name] / total:.0%}" for name in leading if resources[name] > 0.05 * total
+    )
+    stops = " and ".join(
+        STOPS[name].format(tpot=show(case.slo.tpot, "s"), ttft=show(case.slo.ttft, "s")) for name in found.binding
+    )
+    step = "step" if server.role == "serve" else "decode step"
+    text = f"It cannot be cheaper because {stops}. A {step} {shares} of its time."
+    change = best_change(found)
+    if change is None:
+        return text + " No single figure of the machine, 10 % better, would lower the cost."
+    name, saving = change
+    return text + f" {BETTER.get(name, f'10 % more {name}')} would help most: {saving:.1%} cheaper."
+
+
+def warnings_of(case: Case) -> tuple[str, ...]:
+    """Return what to mind about a plan before it is made: a short context, an uncertain rent, notes on the model."""
+    warnings = []
+    reach = case.workload.input_tokens + case.workload.output_tokens
+    if reach > case.model.max_context:
+        warnings.append(f"requests of {reach:,.0f} tokens exceed the model's context of {case.model.max_context:,.0f}")
+    rent = case.system.rent
+    if not math.isfinite(rent.typical):
+        warnings.append(rent.note)
+    elif rent.grade in ("recalled", "guess"):
+        warnings.append(
+            f"the rent of {show(rent.typical, 'USD/s')} is a {rent.grade} figure; give yours with --set rent='2 USD/h'"
+        )
+    if has_range(case.engine) and not measured_on(case.engine, case.system):
+        warnings.append(
+            f"no run on chips of {case.system.chip.vendor or 'this maker'} was measured: times are a guess from others, and "
+            "ranges reach from half to twice of them or further"
+        )
+    return (*warnings, *case.model.notes)
+
+
+def unreachable(case: Case, modes: tuple[str, ...], mappings: list[Mapping]) -> str:
+    """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
+    tables = search(replace(case, slo=Slo()), modes, mappings)
+    tpot = np.concatenate([t.tpot for t in tables])
+    ttft = np.concatenate([t.ttft for t in tables])
+    fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
+    if not np.any(fits):
+        return (
+            f"the {show(weight_bytes(case.model), 'B')} of weights fit {case.chips} chips, but leave no room for a request of "
+            f"{case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"
+        )
+    fastest, soonest = float(np.min(tpot[fits])), float(np.min(ttft[fits]))
+    speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
+    if fastest > case.slo.tpot:
+        return (
+            f"no layout on {case.chips} chips reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
+            "Use more or faster chips, smaller weights (--weights), or ask for less"
+        )
+    in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, mappings)
+    if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
+        return (
+            f"no layout on {case.chips} chips gives a first token within {first}; the soonest at full load is "
+            f"{show(soonest, 's')}. Use more chips, a shorter prompt, or a prefix cache (--cached)"
+        )
+    with_speed = show(float(np.min(ttft[fits & (tpot <= case.slo.tpot)])), "s")
+    return (
+        f"each limit can be met, but not both: at {speed} per user the soonest first token comes after {with_speed}, "
+        f"not {first}. Use more chips, or relax one"
+    )
+
+
+def does_not_fit(case: Case) -> str:
+    """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
+    capacity = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
+    need, have = weight_bytes(case.model), case.chips * capacity
+    whole = case.chips * case.system.chip.hbm.capacity
+    used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
+    message = (
+        f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "
+        f"the chips hold {show(have, 'B')}{used}"
+    )
+    if need > have:
+        message += f", {show(need - have, 'B')} too little"
+    else:
+        least = min((float(weights_per_chip(case.model, m)) for m in legal(case.model, case.system, case.chips)), default=need)
+        message += f"; the best mapping puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
+    least = math.ceil(need / capacity)
+    domain = min(case.system.scale_up.size, 4096)
+    tries = sorted(
+        {
+            least,
+            least + least % 2,
+            8 * math.ceil(least / 8),
+            domain * math.ceil(least / domain),
+            2 ** math.ceil(math.log2(least)),
+        }
+    )
+    more = next((n for n in tries if case.chips < n <= 4096 and fitting(replace(case, chips=n))), None)
+    if more:
+        message += f". With --chips {more} it would fit"
+    return message

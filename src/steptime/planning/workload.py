@@ -1,0 +1,37 @@
+"""What is asked of a deployment: the requests, and the limits they must meet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steptime.errors import RangeError
+from steptime.numbers import Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests of `input_tokens` [tokens] that each get `output_tokens`; `cached_share` of the input is in a prefix cache."""
+
+    input_tokens: Number
+    output_tokens: Number
+    cached_share: Number = 0.0
+
+    def __post_init__(self) -> None:
+        if self.input_tokens < 1 or self.output_tokens < 1:
+            raise RangeError(f"input and output must be at least 1 token, not {self.input_tokens} and {self.output_tokens}")
+        if not 0 <= self.cached_share < 1:
+            raise RangeError(f"cached share must be at least 0 and below 1, not {self.cached_share}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Limits on the mean time to first token `ttft` [s] and time per output token `tpot` [s]."""
+
+    ttft: Number = math.inf
+    tpot: Number = math.inf
+
+    def __post_init__(self) -> None:
+        for name, value in (("TTFT", self.ttft), ("TPOT", self.tpot)):
+            if not value > 0:
+                raise RangeError(f"the {name} limit must be greater than 0 s, not {value}")

@@ -1,0 +1,237 @@
+r"""The step time as coefficients, so that n equal steps have a sum in closed form.
+
+With b decoding sequences whose contexts add up to C, and prompt chunks of P tokens in all, Q pairs of query and key, K keys:
+
+$$ t = d_b + x_b C + (r_{b+P} - r_b) + q\,Q + k\,K $$
+
+$d_b$ and $x_b$ are a line through decode steps of b sequences at several contexts; $r_n$ the pass of n prompt tokens without
+their attention (the weights stream once for decode and prompts, so rows beside a decode batch cost what they add); q and k the
+attention of prompts. Exact for full attention on an ideal machine with one limit at a time; `decode_error` and `mixed_error`
+say how far it is from `step.mixed_step` on points drawn from the range in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.layout import Mapping
+from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.simulation.state import Rates
+
+MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
+SAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Coefficients of the step time [s]; see the module.
+
+    decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
+    step]. lone: rows of a pass of one prompt, which one of `groups` attention groups reads while the others wait.
+    before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
+    from the end of its prompt until its first token is seen.
+    `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
+    """
+
+    decode: Any
+    context: Any
+    rows: Any
+    pair: float = 0.0
+    key: float = 0.0
+    chunk: float = 0.0
+    lone: Any = None
+    groups: int = 1
+    before: float = 0.0
+    before_token: float = 0.0
+    answer: float = 0.0
+    decode_error: float = 0.0
+    mixed_error: float = 0.0
+
+    @property
+    def rates(self) -> Rates:
+        """The arrays that the loop reads."""
+        return Rates(
+            np.ascontiguousarray(self.decode, dtype=np.float64),
+            np.ascontiguousarray(self.context, dtype=np.float64),
+            np.ascontiguousarray(self.rows, dtype=np.float64),
+            float(self.pair),
+            float(self.key),
+            float(self.chunk),
+            np.ascontiguousarray(self.rows if self.lone is None else self.lone, dtype=np.float64),
+            int(self.groups),
+        )
+
+    def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
+        """Time of one step [s]: batch sequences, context [tokens in all], prompt tokens, pairs and keys; all broadcast."""
+        rows = np.asarray(self.rows)
+        last = len(rows) - 1
+        top = np.asarray(batch) + np.asarray(tokens)
+        beyond = np.maximum(top - last, 0) * (rows[last] - rows[last - 1])
+        added = rows[np.minimum(top, last)] + beyond - rows[np.minimum(batch, last)]
+        decode = np.asarray(self.decode)[batch] + np.asarray(self.context)[batch] * context
+        return decode + added + self.pair * pairs + self.key * keys + self.chunk * chunks
+
+
+def linear_pace(
+    *,
+    step: float,
+    sequence: float = 0.0,
+    context: float = 0.0,
+    token: float = 0.0,
+    pair: float = 0.0,
+    max_sequences: int = 256,
+    max_tokens: int = 8192,
+) -> Pace:
+    """Return the pace of measured constants: seconds a step, a decoding sequence, a token of context, a prompt token, a pair.
+
+    >>> pace = linear_pace(step=0.01, sequence=1e-4, context=1e-8, token=2e-5)
+    >>> round(float(pace.seconds(10, 10_000)), 6), round(float(pace.seconds(0, 0, 1000)), 6)
+    (0.0111, 0.03)
+    """
+    b, n = np.arange(max_sequences + 1), np.arange(max(2, max_sequences + max_tokens + 1))
+    return Pace(
+        decode=np.where(b > 0, step + sequence * b, 0.0),
+        context=np.full(max_sequences + 1, float(context)),
+        rows=np.where(n > 0, step + token * n, 0.0),
+        pair=pair,
+    )
+
+
+def slowed(pace: Pace, slowness: float) -> Pace:
+    """Return the pace of steps that all take `slowness` times as long.
+
+    >>> round(float(slowed(linear_pace(step=0.01), 1.5).seconds(10, 0)), 6)
+    0.015
+    """
+    if slowness == 1:
+        return pace
+    if not slowness > 0:
+        raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
+    names = ("decode", "context", "rows", "pair", "key", "chunk") + (() if pace.lone is None else ("lone",))
+    longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names}
+    return replace(pace, **longer)
+
+
+def pace_of(
+    model: Model,
+    system: System,
+    *,
+    mapping: Mapping | None = None,
+    engine: Engine = IDEAL,
+    max_sequences: int = 256,
+    token_budget: int = 2048,
+    contexts: tuple[float, float] = (1.0, 8192.0),
+    query: int = 1,
+    check: bool = True,
+) -> Pace:
+    """Return the pace of a replica, sampled from `step`.
+
+    contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
+    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group.
+    With `query` > 1 every decode step verifies drafts.
+    """
+    mapping = mapping or Mapping()
+    low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
+    if max_sequences < 1 or token_budget < 1:
+        raise RangeError(f"max sequences and token budget must be at least 1, not {max_sequences} and {token_budget}")
+    given = {"mapping": mapping, "engine": engine}
+    decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5), query)
+    rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * mapping.dp)))
+    pair, key = _attention(model, system, given, token_budget * int(mapping.dp), high)
+    groups = int(mapping.dp)
+    lone = _rows(model, system, given | {"prompts": 1}, int(min(MOST_ROWS, len(rows) - 1))) if groups > 1 else None
+    pace = Pace(
+        decode=decode,
+        context=slope,
+        rows=rows,
+        pair=pair,
+        key=key,
+        lone=lone,
+        groups=groups,
+        before=float(engine.seconds_before_queue),
+        before_token=float(engine.seconds_before_queue_per_token),
+        answer=float(engine.steps_before_answer) + (float(engine.steps_to_balance) if groups > 1 else 0.0),
+    )
+    if not check:
+        return pace
+    errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups, query)
+    return replace(pace, decode_error=errors[0], mixed_error=errors[1])
+
+
+def _knots(most: int, dense: int = 64) -> Any:
+    """Whole numbers from 1 to `most`: all up to `dense`, then 1/16 apart in their logarithm base 2."""
+    far = np.geomspace(dense, max(most, dense), max(2, int(16 * np.log2(max(most, dense) / dense)) + 2))
+    return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), most)).astype(np.int64)
+
+
+def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, query: int) -> tuple[Any, Any]:
+    """Lines through decode steps: seconds at no context, and seconds per token of context in all, by batch."""
+    batch = _knots(most)
+    times = decode_step(model, system, batch=batch[:, None], context=contexts, query=query, **given).total
+    weight = 1 / times
+    total = batch[:, None] * contexts
+    s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
+    y0, y1 = (weight**2 * times).sum(1), (weight**2 * times * total).sum(1)
+    slope = np.maximum((s0 * y1 - s1 * y0) / (s0 * s2 - s1 * s1), 0.0)
+    base = np.maximum((y0 - slope * s1) / s0, 0.0)
+    every = np.arange(most + 1)
+    decode, context = np.interp(every, batch, base), np.interp(every, batch, slope)
+    decode[0] = context[0] = 0.0
+    return decode, context
+
+
+def _rows(model: Model, system: System, given: Any, most: int) -> Any:
+    """Seconds of passes of prompt tokens without their attention, by tokens."""
+    tokens = _knots(most)
+    spread = 1 if "prompts" in given else given["mapping"].dp
+    step = prefill_step(model, system, tokens=tokens / spread, **given)
+    times = np.maximum.accumulate(step.total - step.terms.get("attention", 0.0))
+    every = np.interp(np.arange(max(2, most + 1)), tokens, times)
+    every[0] = 0.0
+    return every
+
+
+def _attention(model: Model, system: System, given: Any, budget: int, context: float) -> tuple[float, float]:
+    """Seconds per pair and per key of prompts, from chunks at the start and in the middle of them."""
+    groups = given["mapping"].dp
+    tokens = np.maximum(1.0, np.geomspace(16, max(budget / groups, 17), 6))[:, None]
+    prefix = np.linspace(0.0, context, 5)
+    step = prefill_step(model, system, tokens=tokens, prefix=prefix, **given)
+    times = np.broadcast_to(step.terms.get("attention", 0.0), step.total.shape)
+    pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
+    weight = 1 / step.total
+    columns = np.stack([(pairs * weight).ravel(), (keys * weight).ravel()], axis=1)
+    found, *_ = np.linalg.lstsq(columns, (times * weight).ravel(), rcond=None)
+    if min(found) < 0:  # one of the two explains all
+        alone = [max(float(c @ (times * weight).ravel() / (c @ c)), 0.0) for c in columns.T]
+        target = times * weight
+        left = [float(np.sum((target.ravel() - a * c) ** 2)) for a, c in zip(alone, columns.T, strict=True)]
+        found = np.array([alone[0], 0.0]) if left[0] <= left[1] else np.array([0.0, alone[1]])
+    return float(found[0]), float(found[1])
+
+
+def _errors(
+    model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int, query: int
+) -> tuple[float, float]:
+    """Mean relative error of decode steps, and of steps with a prompt chunk, at points drawn from the range."""
+    draw = np.random.default_rng(0)
+    batch = np.maximum(1, np.round(most ** draw.random(SAMPLES))).astype(np.int64)
+    context = draw.uniform(*contexts, SAMPLES)
+    groups = given["mapping"].dp
+    tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
+    prefix = draw.uniform(0, contexts[1], SAMPLES)
+    true = decode_step(model, system, batch=batch, context=context, query=query, **given).total
+    decode = np.mean(np.abs(pace.seconds(batch, batch * context) / true - 1))
+    mixed = mixed_step(
+        model, system, batch=batch, context=context, query=query, prompts=groups, tokens=tokens, prefix=prefix, **given
+    )
+    pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
+    ours = pace.seconds(batch, batch * context, groups * tokens, pairs, keys)
+    return float(decode), float(np.mean(np.abs(ours / mixed.total - 1)))

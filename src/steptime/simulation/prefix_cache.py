@@ -1,0 +1,209 @@
+"""A prefix cache over memory tiers: which leading blocks of a prompt are there already, and where.
+
+Blocks are known by hash. Each replica has tiers, fastest first; a block that a request reads or makes goes to the front of the
+first tier, what falls out of a tier goes to the front of the next, and what falls out of the last is gone (least recently used
+goes first). Blocks of a slower tier are loaded where that is quicker than computing them anew.
+
+Requests are looked up in order of arrival: a block counts as there from the arrival of the request that makes it, which is
+early by that request's wait and prefill. Loads of one request run tier by tier and hold up the step that seats it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError
+from steptime.simulation.pace import Pace
+from steptime.simulation.state import compiled
+from steptime.simulation.traffic import Traffic
+
+SLACK = 1.2  # prefix-aware routing leaves a replica that got this many times the mean tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Memory that holds cached blocks of one replica: capacity [B], bandwidth to the chips [B/s], latency [s] of a load."""
+
+    name: str
+    capacity: float
+    bandwidth: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.capacity >= 0 and self.bandwidth > 0 and self.latency >= 0):
+            raise RangeError(f"tier {self.name}: capacity and latency must be at least 0, and bandwidth greater than 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Tiers of a prefix cache, fastest first; the first is the chips' own memory, which needs no load."""
+
+    tiers: tuple[Tier, ...]
+
+    def __post_init__(self) -> None:
+        if not self.tiers:
+            raise RangeError("a prefix cache needs at least one tier")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheUse:
+    """What a cache did: by request cached [tokens], load [s] and route; by tier hit tokens, bytes read and bytes written.
+
+    hit_rate: share of prompt tokens that were not computed. recomputed: tokens found in a tier too slow to be worth a load.
+    """
+
+    cached: Any
+    load: Any
+    route: Any
+    tiers: tuple[str, ...]
+    hit_tokens: Any
+    bytes_read: Any
+    bytes_written: Any
+    hit_rate: float
+    recomputed: int
+
+
+def use_cache(
+    cache: Cache,
+    traffic: Traffic,
+    pace: Pace,
+    *,
+    bytes_per_token: float,
+    replicas: int = 1,
+    route: str = "round-robin",
+    dealt: Any = None,
+) -> CacheUse:
+    """Return what the cache saves each request of a traffic that has block hashes; `dealt` names replicas that are settled."""
+    if not len(traffic.starts):
+        raise RangeError("a prefix cache needs block hashes: a trace with hash_ids, or shared prefixes (--prefixes)")
+    block_bytes = bytes_per_token * traffic.block_tokens
+    if not block_bytes > 0:
+        raise RangeError("the model keeps no cache that grows with tokens, so no prefix can be kept block by block")
+    capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
+    names, ids = np.unique(traffic.blocks, return_inverse=True)
+    n, tiers = len(traffic), len(cache.tiers)
+    cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
+    chosen = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
+    hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
+    skipped = np.zeros(n, dtype=np.int64)
+    row = float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1)
+    _walk(
+        ids.astype(np.int64),
+        np.asarray(traffic.starts),
+        np.asarray(traffic.inputs),
+        traffic.block_tokens,
+        capacity,
+        np.array([t.bandwidth for t in cache.tiers]),
+        np.array([t.latency for t in cache.tiers]),
+        block_bytes,
+        row,
+        pace.pair,
+        route == "prefix-aware",
+        replicas,
+        np.full((replicas, len(names)), -1, dtype=np.int64),
+        np.full((replicas, len(names) + 2 * tiers, 2), -1, dtype=np.int64),
+        np.zeros((replicas, tiers), dtype=np.int64),
+        chosen,
+        hits,
+        written,
+        cached,
+        load,
+        skipped,
+    )
+    tokens = hits.sum(axis=0) * traffic.block_tokens
+    return CacheUse(
+        cached=cached,
+        load=load,
+        route=chosen,
+        tiers=tuple(tier.name for tier in cache.tiers),
+        hit_tokens=tokens,
+        bytes_read=tokens * bytes_per_token,
+        bytes_written=written * block_bytes,
+        hit_rate=float(cached.sum() / max(1, traffic.inputs.sum())),
+        recomputed=int(skipped.sum()) * traffic.block_tokens,
+    )
+
+
+@compiled
+def _unlink(links: Any, r: int, k: int) -> None:
+    a, b = links[r, k, 0], links[r, k, 1]
+    links[r, a, 1], links[r, b, 0] = b, a
+
+
+@compiled
+def _to_front(links: Any, r: int, head: int, k: int) -> None:
+    b = links[r, head, 1]
+    links[r, head, 1], links[r, k, 0], links[r, k, 1], links[r, b, 0] = k, head, b, k
+
+
+@compiled
+def _keep(where: Any, links: Any, size: Any, capacity: Any, written: Any, r: int, k: int, tier: int, first: int) -> None:
+    """Put block `k` at the front of `tier` of replica `r`; what falls out moves down."""
+    while tier < len(capacity):
+        head = first + 2 * tier
+        if capacity[tier] > 0:
+            _to_front(links, r, head, k)
+            where[r, k] = tier
+            size[r, tier] += 1
+            written[tier] += 1
+            if size[r, tier] <= capacity[tier]:
+                return
+            k = links[r, head + 1, 0]
+            _unlink(links, r, k)
+            size[r, tier] -= 1
+        where[r, k] = -1
+        tier += 1
+
+
+@compiled
+def _walk(
+    ids: Any, starts: Any, inputs: Any, block: int, capacity: Any, bandwidth: Any, latency: Any, block_bytes: float,
+    row: float, pair: float, aware: bool, replicas: int, where: Any, links: Any, size: Any, chosen: Any, hits: Any,
+    written: Any, cached: Any, load: Any, skipped: Any,
+) -> None:  # fmt: skip
+    """Look up every request, and keep its blocks."""
+    tiers, first = len(capacity), where.shape[1]
+    given = np.zeros(replicas)
+    for r in range(replicas):
+        for t in range(tiers):
+            links[r, first + 2 * t, 1], links[r, first + 2 * t + 1, 0] = first + 2 * t + 1, first + 2 * t
+    for i in range(len(inputs)):
+        low, high = starts[i], starts[i + 1]
+        if aware:
+            best, longest, fewest = 0, -1, np.inf
+            for r in range(replicas):
+                k = low
+                while k < high and where[r, ids[k]] >= 0:
+                    k += 1
+                found = k - low if given[r] <= SLACK * given.sum() / replicas + block else 0
+                if found > longest or (found == longest and given[r] < fewest):
+                    best, longest, fewest = r, found, given[r]
+            chosen[i] = best
+        r = chosen[i]
+        k, loads = low, 0
+        while k < high and where[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
+            t = where[r, ids[k]]
+            if t > 0:
+                again = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
+                needs = block_bytes / bandwidth[t] + (latency[t] if loads == 0 else 0.0)
+                if needs > again:
+                    break
+                load[i] += needs
+                loads += 1
+            hits[i, t] += 1
+            k += 1
+        cached[i] = (k - low) * block
+        while k < high and where[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
+            skipped[i] += 1
+            k += 1
+        given[r] += inputs[i] - cached[i]
+        for k in range(high - 1, low - 1, -1):  # the first block is used last, and so leaves last
+            t = where[r, ids[k]]
+            if t >= 0:
+                _unlink(links, r, ids[k])
+                size[r, t] -= 1
+                written[0] -= t == 0
+            _keep(where, links, size, capacity, written, r, ids[k], 0, first)

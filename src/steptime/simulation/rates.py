@@ -1,0 +1,241 @@
+"""Simulation inside a search: the highest rate that meets the limits, and a plan replayed with its percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from steptime.errors import RangeError
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Mapping
+from steptime.planning.workload import Slo, Workload
+from steptime.simulation.metrics import OVERLOADED, Answers
+from steptime.simulation.policy import Policy
+from steptime.simulation.run import Simulation, simulate
+from steptime.simulation.traffic import Lengths, Traffic, open_loop, scaled
+
+QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
+LOWER = 0.9  # of the batch, where percentiles do not hold
+SETTLED, STEADY = 4.0, 20.0  # lifetimes of a request over which others come: that a rate is judged by, that a cost is
+LOWERED = 20  # times at most, that a rate is lowered which longer runs do not bear out
+MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePoint:
+    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the quantile of the limits, whether all is well, why not."""
+
+    rate: float
+    ttft: float
+    tpot: float
+    verdict: str
+    good: bool
+    why: str = ""
+
+
+def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED) -> bool:
+    """Whether a run meets the limits at a quantile ("mean", "p50", "p90", "p95", "p99"), kept up, and was long enough to tell.
+
+    No more requests may be rejected than the quantile leaves out, and none of a mean.
+    """
+    if quantile not in QUANTILES:
+        raise RangeError(f"the quantile of the limits must be one of {', '.join(QUANTILES)}, not {quantile}")
+    ttft, tpot = getattr(answers.ttft, quantile), getattr(answers.tpot, quantile)
+    late = ttft > slo.ttft or (tpot > slo.tpot and not math.isnan(tpot))
+    enough = answers.served > 0 and answers.served >= QUANTILES[quantile] * answers.sent
+    return answers.verdict != OVERLOADED and enough and not late and settled(answers, lifetimes)
+
+
+def _why_not(answers: Answers, quantile: str) -> str:
+    """What besides limits and a growing queue keeps a rate from being good."""
+    if answers.served < QUANTILES[quantile] * answers.sent:
+        return f"{answers.rejected / answers.sent:.1%} rejected: {answers.rejected_why}"
+    return "" if settled(answers, SETTLED) else "not settled"
+
+
+def settled(answers: Answers, lifetimes: float) -> bool:
+    """Whether requests came for so many times as long as the median of them takes: before, a server has not filled up."""
+    return answers.served == 0 or answers.arriving >= lifetimes * answers.end_to_end.p50
+
+
+def long_enough(
+    run: Callable[[Traffic], Simulation], traffic: Callable[[float, int], Traffic], rate: float, requests: int, lifetimes: float
+) -> Simulation:
+    """Return the run of as many requests, from `requests` to MOST, as it takes to settle or to be overloaded.
+
+    traffic: from a rate [requests/s] and a number of requests; its mean rate is set to `rate`, not that of the sample drawn.
+    """
+    while True:
+        came = traffic(rate, requests)
+        found = run(scaled(came, rate / came.rate) if math.isfinite(came.rate) else came)
+        if settled(found.answers, lifetimes) or found.answers.verdict == OVERLOADED or requests >= MOST:
+            return found
+        requests = min(MORE * requests, MOST)
+
+
+def highest_rate(
+    run: Callable[[float], Answers],
+    *,
+    slo: Slo,
+    quantile: str = "p99",
+    start: float = 1.0,
+    tolerance: float = 0.02,
+    longer: Callable[[float], Answers] | None = None,
+) -> tuple[float, list[RatePoint]]:
+    """Return the highest rate [requests/s] at which `run(rate)` meets the limits, and every rate tried, by rate.
+
+    Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails. What is found must
+    hold in a `longer` run too, or the rate is lowered by the tolerance until it does.
+    """
+    points: list[RatePoint] = []
+
+    def good(rate: float, run: Callable[[float], Answers] = run) -> bool:
+        found = run(rate)
+        well = meets(found, slo, quantile)
+        points.append(
+            RatePoint(
+                rate=rate,
+                ttft=getattr(found.ttft, quantile),
+                tpot=getattr(found.tpot, quantile),
+                verdict=found.verdict,
+                good=well,
+                why="" if well else _why_not(found, quantile),
+            )
+        )
+        return well
+
+    low, high = 0.0, start
+    if good(start):
+        low = start
+        while low < start * 2**20:
+            high = 2 * low
+            if not good(high):
+                break
+            low = high
+    else:
+        while high > start / 1024:
+            if good(high / 2):
+                low = high / 2
+                break
+            high /= 2
+    while low > 0 and high / low > 1 + tolerance:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    for _ in range(LOWERED if low > 0 else 0):
+        if longer is None or good(low, longer):
+            break
+        low /= 1 + tolerance
+    return low, sorted({point.rate: point for point in points}.values(), key=lambda point: point.rate)
+
+
+class PoolLike(Protocol):
+    """What a replay needs of a plan's pool."""
+
+    @property
+    def role(self) -> str: ...  # noqa: D102
+    @property
+    def mapping(self) -> Mapping: ...  # noqa: D102
+    @property
+    def batch(self) -> int: ...  # noqa: D102
+    @property
+    def chunk(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A plan under random arrivals: the run that meets the limits at `quantile`, its batch and rate, and how many tries."""
+
+    simulation: Simulation
+    batch: int
+    planned_batch: int
+    rate: float
+    planned_rate: float
+    quantile: str
+    good: bool
+    tried: int
+
+
+def replay(
+    model: Model,
+    system: System,
+    workload: Workload,
+    slo: Slo,
+    pools: Sequence[PoolLike],
+    rate: float,
+    *,
+    engine: Engine,
+    quantile: str = "p90",
+    requests: int = 4000,
+    seed: int = 0,
+    tries: int = 24,
+) -> Replay:
+    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower batch and rate until the limits hold.
+
+    A plan's rate fills its batch to the last seat, so that random arrivals queue without end; the rate is lowered together
+    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`. A decode pool of its
+    own keeps its batch: with fewer seats caches would wait for one, between the first token and the second.
+    requests: the least.
+    """
+    server = pools[-1]
+    prefill = pools[0].mapping if len(pools) > 1 else None
+    fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
+    skipped = round(workload.input_tokens) - fresh
+    traffic = partial(open_loop, inputs=Lengths(mean=fresh + skipped), outputs=Lengths(mean=workload.output_tokens), seed=seed)
+    share, tried, batch, now = 1.0, 0, server.batch, rate
+    while True:
+        tried += 1
+        batch, now = server.batch if prefill is not None else max(1, math.floor(server.batch * share)), rate * share
+        groups = int(server.mapping.dp)
+        policy = Policy(
+            max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),
+            token_budget=math.ceil(batch / groups) + (max(server.chunk, 1) if prefill is None else 2048),
+        )
+        run = partial(
+            simulate,
+            model,
+            system,
+            mapping=server.mapping,
+            engine=engine,
+            policy=policy,
+            slo=slo,
+            prefill=prefill,
+            prefill_policy=None if prefill is None else _prefill_policy(pools[0], fresh),
+            cached=skipped,
+        )
+        last = long_enough(run, traffic, now, requests, STEADY)
+        good = meets(last.answers, slo, quantile)
+        if good or batch == 1 or tried == tries:
+            break
+        share *= LOWER
+    return Replay(
+        simulation=last,
+        batch=batch,
+        planned_batch=server.batch,
+        rate=now,
+        planned_rate=rate,
+        quantile=quantile,
+        good=good,
+        tried=tried,
+    )
+
+
+def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
+    each = max(1, int(pool.batch) // int(pool.mapping.dp))
+    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
+
+
+def rates(
+    model: Model, system: System, traffic: Callable[[float, int], Traffic], *, requests: int = 4000, **given: Any
+) -> Callable[[float], Answers]:
+    """Return a function from a rate [requests/s] to the answers of a run that is long enough.
+
+    traffic: from a rate and a number of requests, at least `requests`; `given` goes to `simulate`.
+    """
+
+    run = partial(simulate, model, system, **given)
+    return lambda rate: long_enough(run, traffic, rate, requests, SETTLED).answers

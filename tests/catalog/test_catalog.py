@@ -1,0 +1,183 @@
+"""The catalogue: everything in it loads, every figure has a source, and broken files say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import steptime as st
+from steptime.catalog.files import files, find, read_file
+from steptime.catalog.loading import load_chip, load_system
+from steptime.errors import DataFileError, RangeError, UnitError, UnknownName
+from steptime.machines.what_if import knobs, read_changes, read_knob, vary
+from steptime.sourced import GRADES
+
+CHIPS = (
+    "a100",
+    "h100",
+    "h200",
+    "h800",
+    "b200",
+    "b300",
+    "gb200",
+    "gb300",
+    "vr200",
+    "mi300x",
+    "mi355x",
+    "tpu-v5p",
+    "tpu-v6e",
+    "tpu7x",
+)
+MEMORY = '[[memory]]\nname="hbm"\ncapacity="1 GB"\nbandwidth="1 TB/s"\n'
+SYSTEMS = (
+    "hgx-h100", "hgx-h200", "hgx-h800", "hgx-b200", "hgx-b300", "gb200-nvl72", "gb300-nvl72", "vr200-nvl72", "mi300x-8",
+    "mi355x-8", "tpu7x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", files("systems"))
+def test_every_system_loads_with_sourced_figures(name):
+    system = st.load_system(name)
+    assert system.chips >= 1
+    assert system.scale_out.size == math.inf
+    for path, figure in system.figures.items():
+        assert figure.grade in GRADES
+        assert figure.grade == "guess" or (figure.url.startswith("http") and figure.date), path
+    assert set(knobs(system)) >= {"chip.peak.bf16", "scale_out.bandwidth", "rent"} or name in ("cs-3", "groq-rack", "m3-ultra")
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_the_chips_that_people_deploy_are_there(name):
+    chip, figures = load_chip(name)
+    assert {"chip.hbm.capacity", "chip.hbm.bandwidth", "chip.peak.bf16"} <= set(figures)
+    assert chip.hbm.capacity > 0
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_systems_that_people_deploy_are_there_with_a_rent(name):
+    system = st.load_system(name)
+    assert 0 < system.rent.low <= system.rent.typical <= system.rent.high
+    assert {tier.name for tier in system.tiers} >= {"host", "ssd", "hdd"}
+
+
+@pytest.mark.parametrize(
+    ("system", "path", "value"),
+    [
+        # "FLOP/byte (dense bf16/HBM)" of data sheets: A100 153, H100 295, H200 206, GB200 312, MI300X 247
+        ("hgx-a100", "bf16", 153),
+        ("hgx-h100", "bf16", 295),
+        ("hgx-h200", "bf16", 206),
+        ("gb200-nvl72", "bf16", 312),
+        ("mi300x-8", "bf16", 247),
+        ("tpu7x", "bf16", 313),
+    ],
+)
+def test_flops_per_byte(system, path, value):
+    chip = st.load_system(system).chip
+    assert chip.peak[path] / chip.hbm.bandwidth == pytest.approx(value, rel=0.01)
+
+
+@pytest.mark.parametrize("name", files("models"))
+def test_every_model_file_names_its_source(name):
+    entry = read_file(find("models", name))
+    assert entry["name"] == name
+    assert entry["source"]["grade"] in GRADES
+    assert entry["source"]["date"]
+    assert "config" in entry
+
+
+def test_names_are_found_in_any_case_and_by_alias():
+    assert st.load_system("GB200-NVL72").name == "gb200-nvl72"
+    assert st.load_model("DEEPSEEK-V3").name == "deepseek-ai/DeepSeek-V3"
+
+
+def test_a_name_is_an_argument_away_from_its_neighbours():
+    with pytest.raises(UnknownName, match="did you mean gb200-nvl72"):
+        st.load_system("gb200-nvl")
+    with pytest.raises(UnknownName, match="DeepSeek-V3"):
+        st.load_model("deepseek-ai/Deepseek-V33")
+
+
+def test_a_path_and_a_catalogue_of_ones_own_come_first(tmp_path):
+    for kind in ("chips", "systems"):
+        (tmp_path / kind).mkdir()
+    (tmp_path / "chips" / "mine.toml").write_text(
+        'name = "mine"\n[peak]\nbf16 = "1 PFLOP/s"\n[[memory]]\nname = "hbm"\ncapacity = "100 GB"\nbandwidth = "5 TB/s"\n'
+    )
+    (tmp_path / "systems" / "hgx-h100.toml").write_text(
+        'name = "hgx-h100"\nchip = "mine"\nchips = 4\n'
+        '[[domains]]\nname = "a"\nkind = "scale-up"\nsize = 4\nbandwidth = "1 TB/s"\n'
+        '[[domains]]\nname = "b"\nkind = "scale-out"\nbandwidth = "100 GB/s"\n'
+    )
+    system = load_system("hgx-h100", tmp_path)
+    assert (system.chip.name, system.chips, system.figures["chip.hbm.capacity"].grade) == ("mine", 4, "guess")
+    assert math.isnan(system.rent.typical)
+    by_path = load_system(str(tmp_path / "systems" / "hgx-h100.toml"), tmp_path)
+    assert by_path.chip.name == "mine"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(read_file(find("models", "llama-3.1-8b"))["config"]))
+    assert st.load_model(config).layers == st.load_model("llama-3.1-8b").layers
+    assert st.load_model(tmp_path).layers == st.load_model("llama-3.1-8b").layers
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "line"),
+    [
+        ("[peak\n", "not valid TOML", 1),
+        ('[peak]\nbf16 = "1 TB"\n' + MEMORY, "chip.peak.bf16: '1 TB' is a quantity in B", 2),
+        ('[peak]\nbf17 = "1 PFLOP/s"\n' + MEMORY, "peak.bf17", 2),
+        ('[peak]\nbf16 = "1 PFLOP/s"\n[[memory]]\nname="hbm"\ncapacity="1 GB"\n', "bandwidth: is missing", None),
+        ('colour = "red"\n[peak]\nbf16 = "1 PFLOP/s"\n' + MEMORY, "colour: no such key", 1),
+        ('[peak]\nbf16 = {value="1 PFLOP/s", from="nowhere"}\n' + MEMORY, "source 'nowhere'", None),
+        ('[peak]\nbf16 = "-1 PFLOP/s"\n' + MEMORY, "greater than 0", None),
+    ],
+)
+def test_broken_files_name_the_file_the_line_and_the_cause(tmp_path, text, says, line):
+    path = tmp_path / "x.toml"
+    path.write_text('name = "x"\n' + text)
+    with pytest.raises(DataFileError, match=says.replace(".", r"\.")) as caught:
+        load_chip(str(path))
+    assert str(path) in str(caught.value)
+    if line is not None:
+        assert caught.value.line == line + 1
+
+
+def test_broken_json_names_the_line(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{\n "hidden_size": 1,\n oops\n}')
+    with pytest.raises(DataFileError, match=r"config\.json:3: is not valid JSON"):
+        st.load_model(path)
+    path.write_text("[1, 2]")
+    with pytest.raises(DataFileError, match="not a table"):
+        st.load_model(path)
+
+
+def test_what_ifs_reach_every_figure(rack):
+    for path, unit in knobs(rack).items():
+        value = read_knob(rack, path)
+        if math.isfinite(value) and value > 0:
+            assert read_knob(vary(rack, {path: value * 2}), path) == value * 2
+        assert unit is not None
+    assert read_changes(rack, ("chip.hbm.bandwidth=16TB/s", "rent = 2 USD/h", "scale_up.size=144")) == {
+        "chip.hbm.bandwidth": 16e12,
+        "rent": 2 / 3600,
+        "scale_up.size": 144,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [
+        ("chip.hbm.bandwith=1TB/s", UnknownName, "chip.hbm.bandwidth"),
+        ("chip.hbm.bandwidth=1TB", UnitError, "B/s"),
+        ("chip.hbm.bandwidth", RangeError, "KEY=VALUE"),
+        ("chip.hbm.bandwidth=-1TB/s", RangeError, "greater than 0"),
+        ("chip.hbm.bandwidth=0 TB/s", RangeError, "greater than 0"),
+        ("rent=2", UnitError, "USD/s"),
+    ],
+)
+def test_wrong_what_ifs_are_refused(rack, text, error, says):
+    with pytest.raises(error, match=says):
+        read_changes(rack, (text,))

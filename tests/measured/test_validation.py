@@ -1,0 +1,310 @@
+"""Predictions against measured runs, fitted engines, and what a file of runs may do wrong."""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.errors import DataFileError, InputError
+from steptime.measured import validation as validate
+from steptime.measured.calibration import NAMES, engine_file, engine_from, fit_all
+from steptime.measured.validation import COLUMNS, OPTIONAL, errors, predict, read_runs, report, write_predictions
+from steptime.physics.engine import CONSTANTS, Engine, load_engine
+
+DOCS = Path(__file__).parents[2] / "docs"
+RUNS = Path(__file__).parents[3] / "shared" / "data" / "measured" / "serving.csv"
+SHIPPED = ("vllm", "sglang", "trtllm", "typical")
+
+
+def one(**changes: str) -> dict[str, str]:
+    row = {
+        "id": "a", "model": "llama-3.1-8b", "system": "hgx-h100", "engine": "vllm",
+        "input_tokens": "1024", "output_tokens": "256", "concurrency": "16",
+        "tp": "1", "pp": "1", "dp": "1", "ep": "1", "weight_dtype": "bf16", "expert_dtype": "",
+        "ttft_s": "0.1", "tpot_s": "0.01",
+    }  # fmt: skip
+    return row | changes
+
+
+def written(path: Path, *rows: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_engines_are_physical(name):
+    engine = load_engine(name)
+    assert engine.fit["names"] == list(NAMES)
+    assert engine.source["grade"] == "measured"
+    for constant in CONSTANTS:
+        assert getattr(engine, constant) >= 0
+    assert 0.7 < engine.memory_efficiency < 1.1
+    for table in engine.fit["interval"].values():
+        assert all(low < 1 < high or (low < high) for low, high in table.values())
+
+
+def test_a_real_engine_is_slower_than_the_ideal():
+    rows = [
+        one(),
+        one(concurrency="128"),
+        one(model="deepseek-v3", system="hgx-h200", tp="8", weight_dtype="fp8", expert_dtype="fp8"),
+    ]
+    real, ideal = predict(rows), predict(rows, engine=Engine())
+    assert np.all(real.tpot > ideal.tpot)
+    assert np.all(real.ttft > ideal.ttft)
+    assert np.all((real.tpot_low < real.tpot) & (real.tpot < real.tpot_high))
+
+
+def test_an_engine_that_is_not_known_gets_the_typical_one():
+    known, unknown = predict([one(engine="typical")]), predict([one(engine="another")])
+    assert unknown.tpot == known.tpot
+
+
+def test_predictions_keep_the_order_and_every_row(tmp_path):
+    rows = [one(id=str(i), concurrency=str(2**i), engine=SHIPPED[i % 3]) for i in range(9)]
+    together = predict(rows)
+    for i, row in enumerate(rows):
+        assert together.tpot[i] == pytest.approx(predict([row]).tpot[0])
+    write_predictions(tmp_path / "out.csv", rows, together)
+    back = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [row["id"] for row in back] == [row["id"] for row in rows]
+    assert set(back[0]) == {"id", "tpot_s", "tpot_low_s", "tpot_high_s", "ttft_s", "ttft_low_s", "ttft_high_s", "bound"}
+
+
+def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
+    """A burst of 64 waits for the prompts before it; without numba a closed form answers, and the view says so."""
+    from steptime.measured import validation as validate
+    from steptime.terminal.validation_view import validation_view
+
+    rows = [one(concurrency="1"), one(concurrency="64")]
+    if validate.can_simulate():
+        found = predict(rows)
+        assert found.simulated
+        assert found.ttft[1] > 2 * found.ttft[0]
+        assert not predict(rows, simulate=False).simulated
+    monkeypatch.setattr(validate, "can_simulate", lambda: False)
+    plain = predict(rows)
+    assert not plain.simulated
+    assert np.all(plain.ttft > 0)
+    shown = validation_view(rows, plain, report(rows, plain), [], 120)
+    assert any("is a closed form: pip install 'steptime[simulate]'" in str(part) for part in shown.renderables)
+
+
+def test_lengths_are_nominal_or_drawn_from_a_range_that_ends_there():
+    """As the public set names its runs, unless a column tells."""
+    ids = ("llama_c16", "2026_04_06_llama_c16", "llama_c16_cfg7", "2026_told")
+    (runs,) = validate.grouped([one(id=name, length_spread="0.5" if "told" in name else "") for name in ids])
+    assert list(runs.input_tokens) == pytest.approx([1024, 921.6, 921.6, 1024 / 1.5])
+    assert list(runs.spread) == pytest.approx([0, 1 / 9, 1 / 9, 0.5])
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_requests_of_equal_length_stay_together():
+    """An engine that reads prompts first keeps a burst together: each round waits as the first did, unless lengths differ."""
+    (runs,) = validate.grouped([one(engine="sglang", concurrency="64", length_spread=s) for s in ("0", "0.5")])
+    alike, apart = validate.loops_of(runs, load_engine("sglang")).queued
+    assert alike > 2 * apart
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_a_run_of_few_requests_is_mostly_its_start():
+    """The first of 64 clients wait for each other: all of one request each, a tenth of ten each, hardly any of a long run."""
+    rows = [one(concurrency="64", length_spread="0.5", requests=n) for n in ("64", "640", "", "1000000")]
+    (runs,) = validate.grouped(rows)
+    once, ten, usual, long = validate.loops_of(runs, load_engine("vllm")).queued
+    assert once > 3 * ten > 4 * long
+    assert ten == usual
+    assert np.all(np.diff(predict(rows, simulate=False).ttft[[0, 1, 3]]) < 0)
+
+
+def test_error_figures():
+    found = errors(np.array([1.0, 1.0, 1.0, 1.0]), np.array([1.1, 0.9, 1.5, 1.0]), np.full(4, 0.95), np.full(4, 1.05))
+    assert found == pytest.approx(
+        {"runs": 4, "median": 0.1, "mean": 0.175, "p90": 0.38, "bias": 0.05, "within_25": 0.75, "coverage": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"concurrency": "-1"}, "concurrency must be a whole number of at least 1"),
+        ({"tp": "two"}, "tp is 'two', not a number"),
+        ({"dp": "1e300"}, "dp must be at most 100,000,000, not '1e300'"),
+        ({"tp": "1e8", "dp": "1e8", "pp": "1e8"}, "does not divide the 32 heads"),
+        ({"tpot_s": "0"}, "tpot_s must be a time greater than 0"),
+        ({"tpot_s": "nan"}, "tpot_s must be a time greater than 0"),
+        ({"ttft_s": "-3"}, "ttft_s must be a time greater than 0"),
+        ({"model": "lama-3.1-8b"}, "did you mean"),
+        ({"system": "hgx-h1000"}, "did you mean"),
+        ({"weight_dtype": "fp9"}, "unknown number format"),
+        ({"tp": "7"}, "tp=7 does not divide the 32 heads"),
+        ({"kv_dtype": "fp9"}, "unknown KV format"),
+        ({"input_mean": "-1"}, "input_mean must be a number greater than 0"),
+        ({"concurrency_mean": "many"}, "concurrency_mean must be a number greater than 0"),
+        ({"length_spread": "1.5"}, "length_spread must be a share from 0 .all alike. to 1, not '1.5'"),
+        ({"input_mean": "1e300"}, "input_mean must be at most 100,000,000, not '1e300'"),
+        ({"concurrency_mean": "1e9"}, "concurrency_mean must be at most 100,000,000"),
+        ({"requests": "none"}, "requests must be a number greater than 0"),
+        ({"length_spread": "wide"}, "length_spread must be a share from 0"),
+    ],
+)
+def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, changes, says):
+    optional = dict.fromkeys(OPTIONAL, "")
+    path = written(tmp_path / "runs.csv", one(**optional), one(**optional | {"id": "bad"} | changes))
+    with pytest.raises(DataFileError, match=says) as caught:
+        read_runs(path)
+    assert caught.value.line == 3
+    rows, problems = read_runs(path, skip_bad=True)
+    assert [row["id"] for row in rows] == ["a"]
+    assert problems[0].startswith("line 3: ")
+
+
+def test_each_name_of_the_catalogue_is_read_once(tmp_path, monkeypatch):
+    """A file of many rows costs what its distinct names cost."""
+    read = []
+
+    def counted(load):
+        return lambda name, *rest, **options: read.append(name) or load(name, *rest, **options)
+
+    for load in (validate.load_system, validate.load_model):
+        monkeypatch.setattr(validate, load.__name__, counted(load))
+    path = written(tmp_path / "runs.csv", *(one(id=str(i), concurrency=str(i + 1), tp=str(2 ** (i % 4))) for i in range(40)))
+    rows, _ = read_runs(path)
+    assert sorted(read) == ["hgx-h100", "llama-3.1-8b"]
+    predict(rows)
+    assert sorted(read) == ["hgx-h100", "hgx-h100", "llama-3.1-8b", "llama-3.1-8b"]
+
+
+def test_rows_that_are_short_or_blank(tmp_path):
+    path = written(tmp_path / "runs.csv", one(), one(id="b"))
+    path.write_text("\ufeff" + path.read_text().replace("b,llama", "\nb,llama").removesuffix(",0.1,0.01\n") + "\n")
+    rows, _ = read_runs(path)
+    assert [(row["id"], row["tpot_s"]) for row in rows] == [("a", "0.01"), ("b", "")]
+    path.write_text(",".join(COLUMNS) + "\na,llama-3.1-8b,hgx-h100\n")
+    with pytest.raises(DataFileError, match="input_tokens is '', not a number"):
+        read_runs(path)
+
+
+def test_missing_columns_and_files_are_named(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("id,model\n1,llama-3.1-8b\n")
+    with pytest.raises(DataFileError, match="lacks the columns system, engine"):
+        read_runs(path)
+    with pytest.raises(DataFileError, match="No such file"):
+        read_runs(tmp_path / "none.csv")
+    path.write_text(",".join(COLUMNS) + "\n")
+    with pytest.raises(DataFileError, match="has no runs"):
+        read_runs(path)
+
+
+def test_an_engine_file_is_read_as_it_was_written(tmp_path):
+    engine = load_engine("vllm")
+    path = tmp_path / "mine.toml"
+    path.write_text(engine_file(replace(engine, name="mine"), {"url": "", "date": "2026-11-20", "grade": "measured"}))
+    back = load_engine(str(path))
+    assert back.name == "mine"
+    for constant in CONSTANTS:
+        assert getattr(back, constant) == pytest.approx(getattr(engine, constant), rel=1e-3)
+    for key in ("names", "vendors", "interval", "parameter_variance"):
+        assert back.fit[key] == engine.fit[key], key
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("memory_efficiency = ", "memory_eficiency = ", "did you mean memory_efficiency"),
+        ("memory_efficiency = 0", "memory_efficiency = -0", "must be a number of at least 0"),
+        ("covariance = [\n  [", "covariance = [\n  [1.0, ", "fit.covariance"),
+        ("covariance = [\n  [", 'covariance = [\n  ["a", ', "fit.covariance"),
+        ('names = ["memory_efficiency"', 'names = ["mimory"', "fit.names"),
+        ("[constants]", "[constants", "not valid TOML"),
+    ],
+)
+def test_a_broken_engine_file_is_named(tmp_path, old, new, says):
+    path = tmp_path / "broken.toml"
+    text = engine_file(load_engine("vllm"), {})
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(DataFileError, match=says):
+        load_engine(str(path))
+
+
+def test_constants_may_be_arrays():
+    """The fit evaluates many engines at once: each row of constants gives what it gives alone."""
+    from steptime.measured.calibration import USUAL
+    from steptime.measured.validation import grouped, predict_runs
+
+    (runs,) = grouped([one(), one(concurrency="64")])
+    logs = USUAL + np.array([[0.0], [0.1], [-0.2]])
+    together = predict_runs(runs, engine_from(logs, name="vllm"))[0]
+    for i in range(3):
+        assert together[i] == pytest.approx(predict_runs(runs, engine_from(logs[i], name="vllm"))[0])
+
+
+def test_calibration_finds_the_constants_that_made_the_runs():
+    """Runs made with a slower memory are fitted back to it, from a prior that does not know."""
+    pytest.importorskip("scipy")
+    from steptime.measured.calibration import calibrate
+
+    made = replace(load_engine("vllm"), memory_efficiency=0.7, seconds_per_kernel=7e-6)
+    rows = [
+        one(id=str(i), concurrency=str(c), tp=str(t))
+        for i, (c, t) in enumerate((c, t) for c in (1, 4, 16, 64) for t in (1, 2, 4, 8))
+    ]
+    truth = predict(rows, engine=made)
+    times = zip(rows, truth.tpot, truth.ttft, strict=True)
+    rows = [row | {"tpot_s": str(a), "ttft_s": str(b)} for row, a, b in times]
+    fitted = calibrate(rows, name="mine", prior=load_engine("vllm"))
+    again = predict(rows, engine=fitted)
+    assert np.median(np.abs(again.tpot / truth.tpot - 1)) < 0.03
+    assert fitted.memory_efficiency < 0.8
+
+
+def test_calibration_needs_measured_times():
+    from steptime.measured.calibration import calibrate
+
+    with pytest.raises(InputError, match="needs tpot_s of every run; 1 have none, the first is 'b'"):
+        calibrate([one(), one(id="b", tpot_s="")], name="mine", prior=load_engine("vllm"))
+
+
+@pytest.mark.skipif(not RUNS.is_file(), reason="the measured runs are not beside this checkout")
+def test_shipped_engines_on_the_measured_runs():
+    """What the shipped engines were fitted to: every row answered, with the errors that docs/validation.md states."""
+    rows, problems = read_runs(RUNS)
+    assert not problems
+    found = predict(rows)
+    assert np.all(np.isfinite(found.tpot) & np.isfinite(found.ttft) & (found.tpot > 0))
+    tables = report(rows, found)
+    assert tables["tpot"]["all"]["median"] < 0.09
+    assert tables["tpot"]["all"]["p90"] < 0.30
+    assert abs(tables["tpot"]["all"]["bias"]) < 0.03
+    if found.simulated:
+        assert tables["ttft"]["all"]["median"] < 0.20
+        most = {"vllm": 0.17, "trtllm": 0.20, "sglang": 0.30}
+        assert all(tables["ttft"]["by"]["engine"][name]["median"] < limit for name, limit in most.items())
+    assert 0.85 <= tables["tpot"]["all"]["coverage"] <= 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RUNS.is_file(), reason="the measured runs are not beside this checkout")
+def test_the_validation_page_says_what_a_new_fit_finds(monkeypatch):
+    """docs/validation.md, written anew: the same words, and figures within what another machine's rounding moves."""
+    pytest.importorskip("scipy")
+    pytest.importorskip("numba")
+    monkeypatch.syspath_prepend(str(DOCS))
+    from fit_engines import page
+
+    rows, _ = read_runs(RUNS)
+    number = re.compile(r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
+    texts = page(rows, fit_all(rows)), (DOCS / "validation.md").read_text(encoding="utf-8")
+    assert number.sub("#", texts[0]) == number.sub("#", texts[1])
+    new, old = (np.array([float(figure.replace(",", "")) for figure in number.findall(text)]) for text in texts)
+    assert np.all(np.abs(new - old) <= np.maximum(1.5, 0.05 * np.abs(old)))

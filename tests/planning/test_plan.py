@@ -1,0 +1,304 @@
+"""Plans: what they promise holds, limits are met, and what cannot be done is an answer with a reason."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.frontier import pareto
+from steptime.machines.what_if import scale
+from steptime.planning.launch_commands import ENGINES, launch
+from steptime.planning.planner import DoesNotFit, smallest_system
+from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
+from tests.conftest import machine, one_matrix
+
+CHAT = st.Workload(input_tokens=8192, output_tokens=1024)
+LIMITS = st.Slo(tpot=0.02, ttft=2)
+
+
+@pytest.fixture(scope="module", params=["ideal", "vllm"])
+def plan(request, deepseek, rack):
+    """The README's plan, of the bound and of a real engine."""
+    return st.plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
+
+
+def test_the_plan_meets_its_limits(plan):
+    assert plan.feasible
+    assert plan.tokens_per_second_per_user >= 50
+    assert plan.ttft <= 2
+    assert all(np.all(pool.memory.fits) for pool in plan.pools)
+    assert sum(pool.chips for pool in plan.pools) <= plan.chips == 72
+
+
+def test_the_money_adds_up(plan):
+    """What input and output tokens cost apart is the rent; so is what requests cost."""
+    w = plan.workload
+    a_second = plan.requests_per_second * (
+        w.input_tokens * plan.usd_per_million_input + w.output_tokens * plan.usd_per_million_output
+    )
+    assert a_second / 1e6 == pytest.approx(plan.usd_per_second)
+    assert plan.requests_per_second * plan.usd_per_request == pytest.approx(plan.usd_per_second)
+    assert plan.usd_per_million_output_tokens == pytest.approx(plan.usd_per_request / w.output_tokens * 1e6)
+    low, high = plan.interval
+    assert low <= plan.usd_per_million_output_tokens <= high
+
+
+def test_littles_law_holds(plan):
+    """Sequences in flight = rate x time that each decodes."""
+    assert plan.concurrency == pytest.approx(plan.requests_per_second * (plan.workload.output_tokens - 1) * plan.tpot, rel=1e-6)
+
+
+def test_nothing_on_the_front_beats_the_plan_within_the_limits(plan):
+    best = min(p.usd_per_million_output_tokens for p in plan.front if p.tokens_per_second_per_user >= 50)
+    assert plan.usd_per_million_output_tokens <= best * 1.01
+    speed = [p.tokens_per_second_per_user for p in plan.front]
+    output = [p.tokens_per_second_per_chip for p in plan.front]
+    assert speed == sorted(speed, reverse=True)
+    assert output == sorted(output)
+    assert plan.runner_up.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
+
+
+def test_the_sentence_names_what_binds_and_what_helps(plan):
+    assert plan.why.startswith("It cannot be cheaper because")
+    assert "would help most" in plan.why
+    assert plan.binding
+
+
+def test_elasticities_have_the_right_sign(plan):
+    for name, value in plan.elasticities.items():
+        assert value >= -1e-6 if name in ("rent", "KV bytes") else value <= 1e-6, name
+    improving = sum(-v for n, v in plan.elasticities.items() if n in ("HBM bandwidth", "arithmetic", "scale-up bandwidth"))
+    if plan.engine == "ideal":  # which has no time of its own: a machine twice as fast in all is twice as cheap
+        assert improving == pytest.approx(1, abs=0.15)
+
+
+def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, plan):
+    """Ten per cent more arithmetic, planned anew, is about as much cheaper as the elasticity says."""
+    better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS, engine=plan.engine)
+    change = math.log(better.usd_per_million_output_tokens / plan.usd_per_million_output_tokens) / math.log(1.1)
+    jump = 0.2 if plan.engine == "ideal" else 0.4  # a real engine's overheads make the new plan change its layout
+    assert change == pytest.approx(plan.elasticities["arithmetic"], abs=jump)
+
+
+def test_tighter_limits_never_cost_less(deepseek, rack, plan):
+    tighter = {
+        "ideal": (replace(LIMITS, tpot=0.01), replace(LIMITS, ttft=0.3), st.Slo(tpot=0.005, ttft=0.5)),
+        "vllm": (replace(LIMITS, tpot=0.017), replace(LIMITS, ttft=1.0)),
+    }
+    for slo in tighter[plan.engine]:
+        tight = st.plan(deepseek, rack, CHAT, slo, engine=plan.engine)
+        assert tight.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
+
+
+def test_modes_can_be_chosen(deepseek, rack):
+    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",))
+    assert [pool.role for pool in apart.pools] == ["prefill", "decode"]
+    assert apart.transfer_seconds > 0
+    assert apart.utilisation <= 0.951
+    prefill, decode = apart.pools
+    assert prefill.tokens_per_second == pytest.approx(apart.requests_per_second * 8192)
+    assert decode.tokens_per_second == pytest.approx(apart.requests_per_second * 1024)
+
+
+def test_the_batch_follows_the_blackboard():
+    """One chip, one kind of layer, prompts of one token, no limits: the batch stops about where weights are paid for."""
+    system = machine(flops=2e15, bandwidth=4e12, size=1)
+    found = st.plan(
+        one_matrix(kv_bytes=0.0), system, st.Workload(input_tokens=1, output_tokens=100_000), chips=1, engine="ideal"
+    )
+    assert found.binding == ("saturation",)
+    assert found.pools[-1].batch == pytest.approx(250, rel=0.05)  # R = 1e15 x 1 / 4e12
+
+
+@pytest.mark.parametrize(
+    ("slo", "says"),
+    [
+        (st.Slo(tpot=1e-5), "reaches 100,000 tok/s per user; the fastest gives"),
+        (st.Slo(ttft=1e-3), "gives a first token within 1.00 ms; the soonest at full load is"),
+    ],
+)
+def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
+    found = st.plan(deepseek, rack, CHAT, slo, engine="ideal")
+    assert not found.feasible
+    assert says in found.reason
+
+
+def test_limits_that_only_clash_are_told_apart():
+    """Sixteen tokens of output on one node: speed needs chips of its own for decode, a soon first token needs all of them."""
+    model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
+    workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.25)
+    found = st.plan(model, system, workload, slo, engine="ideal")
+    assert "not both: at 50.0 tok/s per user the soonest first token comes after" in found.reason
+
+
+def test_a_model_that_fits_nowhere_says_by_how_much():
+    model = st.load_model("llama-3.1-405b")
+    with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 640 GB, 172 GB too little\. With --chips 12"):
+        st.plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal")
+    with pytest.raises(DoesNotFit, match=r"hold 589 GB \(vllm uses 92% of 640 GB\), 223 GB too little"):
+        st.plan(model, st.load_system("hgx-h100"), CHAT)
+    systems = [st.load_system(name) for name in ("hgx-h100", "gb200-nvl72", "hgx-h200")]
+    assert smallest_system(model, systems).name == "hgx-h200"
+
+
+def test_no_room_for_a_sequence_is_an_answer():
+    model, system = st.load_model("llama-3.1-70b", weights="fp8"), st.load_system("hgx-h100")
+    found = st.plan(model, system, st.Workload(input_tokens=120_000, output_tokens=1000), chips=1)
+    assert not found.feasible
+    assert "leave no room" in found.reason
+
+
+@pytest.mark.parametrize("chips", [0, -1])
+def test_chips_must_be_positive(deepseek, rack, chips):
+    with pytest.raises(st.InputError, match="greater than 0"):
+        st.plan(deepseek, rack, CHAT, chips=chips)
+
+
+@pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-5, 10)])
+def test_requests_have_tokens(sizes):
+    with pytest.raises(st.InputError, match="at least 1 token"):
+        st.Workload(input_tokens=sizes[0], output_tokens=sizes[1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
+    text = "\n".join(launch(plan, engine))
+    assert "deepseek-ai/DeepSeek-V3" in text
+    assert str(int(plan.pools[0].mapping.stage if engine != "vllm" else plan.pools[0].mapping.group)) in text
+    assert "9216" in text
+    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",))
+    lines = launch(apart, engine)
+    assert sum(line.startswith("#") and "each" in line for line in lines) == 2
+    assert all(len(line) < 140 for line in lines)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_plans_keep_to_what_their_engine_can_overlap(engine):
+    """vLLM and SGLang overlap two batches where groups exchange experts, TensorRT-LLM nowhere; a pipeline has one a stage."""
+    for name, chips in (("llama-3.1-70b", 8), ("deepseek-ai/DeepSeek-V3", 32)):
+        found = st.plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), chips=chips, engine=engine)
+        assert found.pools
+        for pool in found.pools:
+            m = pool.mapping
+            exchanged = m.dp > 1 and m.ep > 1 and engine != "trtllm"
+            assert m.microbatches <= m.pp * (2 if exchanged else 1)
+        assert "have no flag here" not in "\n".join(launch(found, engine))
+
+
+def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
+    found = st.plan(st.load_model("llama-3.1-70b"), st.load_system("hgx-h100"), CHAT, st.Slo(ttft=4), engine="ideal")
+    assert any(pool.mapping.microbatches > pool.mapping.pp for pool in found.pools)
+    for engine in ENGINES:
+        text = "\n".join(launch(found, engine))
+        assert "two micro-batches that overlap have no flag here" in text
+        assert "--enable-dbo" not in text
+        assert "--enable-two-batch-overlap" not in text
+
+
+def test_one_output_token_is_all_prefill():
+    found = st.plan(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1))
+    assert found.feasible
+    assert found.usd_per_million_input > 0
+
+
+# --- engines and ranges -----------------------------------------------------------------------------------------------
+
+
+def test_the_default_is_a_real_engine(deepseek, rack):
+    """One that is slower than the bound beside it, whatever its constants are."""
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16)
+    assert found.engine == "vllm"
+    assert found.ideal.layout == found.layout
+    assert found.ideal.batch == found.pools[-1].batch
+    assert found.ideal.tokens_per_second_per_user > found.tokens_per_second_per_user
+    assert found.ideal.usd_per_million_output_tokens < found.usd_per_million_output_tokens
+    assert found.ideal.ttft < found.ttft
+
+
+@pytest.mark.parametrize("system", ["tpu7x", "mi300x-8", "trn2-16"])
+def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
+    found = st.plan(st.load_model("llama-3.1-70b"), st.load_system(system), st.Workload(input_tokens=1000, output_tokens=500))
+    assert found.engine == "typical"
+    assert any("was measured" in warning for warning in found.warnings)
+    low, high = found.tpot_range
+    assert low <= 0.5 * found.tpot
+    assert high >= 2 * found.tpot * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_ranges_hold_the_plan(deepseek, rack, mode):
+    found = st.plan(deepseek, rack, CHAT, st.Slo(tpot=0.03, ttft=5), engine="vllm", modes=(mode,))
+    assert found.tpot_range[0] < found.tpot < found.tpot_range[1]
+    assert found.ttft_range[0] < found.ttft < found.ttft_range[1]
+    assert found.cost_range[0] < found.usd_per_million_output_tokens < found.cost_range[1]
+    assert found.speed_range == pytest.approx((1 / found.tpot_range[1], 1 / found.tpot_range[0]))
+    low, high = found.throughput_range
+    assert low < found.tokens_per_second_per_chip < high
+    for output, cost in ((low, found.cost_range[1]), (high, found.cost_range[0])):
+        assert output * cost == pytest.approx(found.tokens_per_second_per_chip * found.usd_per_million_output_tokens)
+
+
+def test_a_shared_pool_costs_as_its_tokens_take(deepseek, rack):
+    """Where prompts and decode share the chips, twice the time per token is twice the cost."""
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), engine="vllm", modes=("aggregated",))
+    cost, tpot = found.usd_per_million_output_tokens, found.tpot
+    for side in (0, 1):
+        assert found.cost_range[side] / cost == pytest.approx(found.tpot_range[side] / tpot)
+
+
+def test_the_ideal_has_neither_range_nor_ideal(deepseek, rack):
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal")
+    assert (found.tpot_range, found.ttft_range, found.cost_range, found.speed_range, found.throughput_range) == (None,) * 5
+    assert found.ideal is None
+    assert found.interval[0] <= found.usd_per_million_output_tokens <= found.interval[1]
+
+
+@pytest.mark.parametrize("scale_", [4.0, 100.0])
+def test_constants_known_less_well_never_make_a_plan_surer(scale_):
+    model, system, workload = (
+        st.load_model("llama-3.1-8b"),
+        st.load_system("hgx-h100"),
+        st.Workload(input_tokens=500, output_tokens=500),
+    )
+    engine = st.load_engine("vllm")
+    doubtful = replace(engine, fit=engine.fit | {"covariance": (np.array(engine.fit["covariance"]) * scale_).tolist()})
+    sure, unsure = (st.plan(model, system, workload, chips=1, engine=e) for e in (engine, doubtful))
+    assert unsure.usd_per_million_output_tokens == pytest.approx(sure.usd_per_million_output_tokens)
+    for name in ("tpot_range", "ttft_range", "cost_range"):
+        (low, high), (wider_low, wider_high) = getattr(sure, name), getattr(unsure, name)
+        assert wider_low <= low
+        assert high <= wider_high
+
+
+# --- queues -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.5, 0.9])
+def test_one_server_waits_as_pollaczek_and_khinchine_say(rho):
+    assert queue_wait(1.0, rho) == pytest.approx(rho / (2 * (1 - rho)))
+
+
+def test_more_servers_wait_less():
+    waits = [float(queue_wait(1.0, 0.8, c)) for c in (1, 2, 8, 64)]
+    assert waits == sorted(waits, reverse=True)
+
+
+@pytest.mark.parametrize("seats", [1, 8, 100])
+def test_highest_utilisation_meets_the_limit_and_no_more(seats):
+    rho = float(highest_utilisation(0.1, 0.13, seats, 0.95))
+    wait = 0.1 + float(lockstep_wait(0.1, rho, seats))
+    assert wait <= 0.13 + 1e-6
+    assert rho == 0.95 or wait == pytest.approx(0.13, rel=1e-3)
+    assert highest_utilisation(0.1, 0.05, seats, 0.95) == 0
+
+
+def test_pareto_drops_what_is_beaten():
+    random = np.random.default_rng(0).random((2, 200))
+    kept = set(pareto(*random).tolist())
+    for i in range(200):
+        beaten = np.any((random[0] >= random[0, i]) & (random[1] >= random[1, i]) & (random.sum(0) > random[:, i].sum()))
+        assert (i in kept) == (not beaten)

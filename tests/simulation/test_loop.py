@@ -1,0 +1,121 @@
+"""The event loop gives the times of the plain one-step-at-a-time schedule, and loses nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st_
+
+pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+
+from steptime.simulation import loop, reference
+from steptime.simulation.policy import Policy
+from steptime.simulation.run import dealt
+from steptime.simulation.state import DONE, REJECTED, Rates, new_replicas, new_requests
+
+TICK = 2.0**-20  # s; times that are multiples of it add up without rounding
+
+
+def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TICK, groups=1):
+    b = np.arange(seats + 1)
+    return Rates(
+        np.where(b > 0, decode + each * b, 0) * 64.0 * tick,
+        np.full(seats + 1, context * tick / 64),
+        np.where(np.arange(600) > 0, 30 + row * np.arange(600), 0) * 64.0 * tick,
+        pair * tick / 2,
+        key * tick,
+        5 * tick,
+        np.where(np.arange(600) > 0, 20 + 2 * row * np.arange(600), 0) * 64.0 * tick,
+        groups,
+    )
+
+
+def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0)):
+    rules = rules_of(policy, coefficients.groups, clients, before)
+    replicas = new_replicas(rules, 1)
+    n = len(requests)
+    following = dealt(n, clients, 1)[1] if clients else np.array([n])
+    loop.serve(requests, replicas, rules, coefficients, np.zeros(n, dtype=np.int64), following, 0, n + 1)
+    return replicas
+
+
+def rules_of(policy, groups, clients, before):
+    return policy.rules(closed=clients > 0, groups=groups)._replace(before=before[0], before_token=before[1])
+
+
+LENGTH = st_.integers(1, 70)
+BEFORE = st_.tuples(st_.sampled_from([0, 0, 700, 40_000]), st_.sampled_from([0, 60]))
+REQUEST = st_.tuples(st_.integers(0, 9000), LENGTH, LENGTH, st_.integers(0, 2), st_.integers(0, 60))
+POLICIES = st_.builds(
+    lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks: Policy(
+        kind=kind, max_sequences=seats, token_budget=budget, kv_tokens=room, block=block, when_full=full, ranks=ranks,
+        interval=interval * 64 * TICK, patience=patience, acceptance=drafts[0], drafted=drafts[1],
+    ),
+    st_.sampled_from(["continuous", "prefill-first", "static", "train"]),
+    st_.integers(1, 9),
+    st_.integers(1, 80),
+    st_.sampled_from([math.inf, 90, 150, 300, 700]),
+    st_.sampled_from([1, 4, 16]),
+    st_.sampled_from(["recompute", "recompute", "queue"]),
+    st_.integers(20, 200),
+    st_.sampled_from([0.0, 0.0, 3000 * TICK, math.inf]),
+    st_.sampled_from([(1, 0), (1, 0), (1.5, 2), (2.25, 3)]),
+    st_.sampled_from([1, 1, 3]),
+)  # fmt: skip
+COEFFICIENTS = st_.tuples(
+    st_.integers(1, 90),
+    st_.integers(0, 5),
+    st_.integers(0, 3),
+    st_.integers(0, 6),
+    st_.integers(0, 2),
+    st_.sampled_from([1, 1, 2, 4]),
+)
+
+
+def made(rows, ranks=3, *, ready=False, tick=TICK):
+    rows = sorted(rows)
+    arrival = [r[0] * 16 * tick for r in rows]
+    inputs, outputs = [r[1] for r in rows], [r[2] for r in rows]
+    cached = [min(r[4], r[1] - 1) if not ready or r[4] % 2 else r[1] for r in rows]
+    outputs = [max(2, o) if c == i else o for o, c, i in zip(outputs, cached, inputs, strict=True)]
+    load = [r[4] * tick if r[4] % 3 == 0 else 0.0 for r in rows]
+    return new_requests(arrival, inputs, outputs, [min(r[3], ranks - 1) for r in rows], cached, load)
+
+
+def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=(0, 0)):
+    before = tuple(x * 16 * tick for x in before)
+    decode, each, context, row, pair, groups = numbers
+    coefficients = rates(
+        policy.max_sequences, decode=decode, each=each, context=context, row=row, pair=pair, key=pair, tick=tick, groups=groups
+    )
+    rules = rules_of(policy, groups, clients, before)
+    expected = reference.serve(requests.copy(), rules, coefficients, clients=clients)
+    run(policy, coefficients, requests, clients, before)
+    for name in ("arrival", "scheduled", "first", "finish", "preempted"):
+        want = [getattr(job, name) for job in expected if name != "arrival" or not math.isnan(job.finish)]
+        got = requests[name] if name != "arrival" else requests[name][requests["status"] == DONE]
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=0, err_msg=f"{name} {policy}")
+    assert set(requests["status"]) <= {DONE, REJECTED}
+
+
+@settings(max_examples=300)
+@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.booleans(), BEFORE)
+def test_same_times_to_the_last_bit(policy, numbers, rows, ready, before):
+    same(policy, numbers, made(rows, policy.ranks, ready=ready), before=before)
+
+
+@settings(max_examples=100)
+@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.integers(1, 12), BEFORE)
+def test_same_times_in_a_closed_loop(policy, numbers, rows, clients, before):
+    requests = made(rows, policy.ranks)
+    requests["arrival"] = 0.0
+    same(policy, numbers, requests, clients=clients, before=before)
+
+
+@settings(max_examples=60)
+@given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25))
+def test_same_times_with_rounding(policy, numbers, rows):
+    same(policy, numbers, made(rows, policy.ranks, tick=math.pi * 1e-7), tolerance=1e-9, tick=math.pi * 1e-7)

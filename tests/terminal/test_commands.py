@@ -1,0 +1,380 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from steptime.terminal.main import main
+
+MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
+
+
+@dataclass
+class Shown:
+    """What a command printed and returned."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(words: str, *, columns: int = 100, folder: Path | None = None) -> Shown:
+    """Run the command line in this process, as `main` does."""
+    environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+    out, err = io.StringIO(), io.StringIO()
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, environment))
+        stack.enter_context(patch.object(sys, "argv", ["steptime", *words.split()]))
+        stack.enter_context(chdir(folder or "."))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
+        try:
+            main()
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+    return Shown(code, out.getvalue(), err.getvalue())
+
+
+def test_the_program_as_it_is_installed():
+    """One run in a process of its own: the words, the exit codes, and no traceback."""
+    good, bad = (
+        subprocess.run(
+            [sys.executable, "-m", "steptime", *words.split()], capture_output=True, text=True, check=False, timeout=120
+        )
+        for words in ("systems gb200-nvl72", "systems gb200-nvl7")
+    )
+    assert good.returncode == 0
+    assert "NVL72" in good.stdout
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("steptime: unknown system 'gb200-nvl7'; did you mean gb200-nvl72")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_main_job(columns):
+    shown = run(MAIN, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "per million output tokens",
+        "90 % range",
+        "Ideal",
+        "Runner-up",
+        "--engine ideal",
+        "Memory of a",
+        "attention",
+        "Pareto front",
+        "cannot be cheaper",
+    ):
+        assert words in " ".join(shown.stdout.split())
+    assert max(len(line) for line in shown.stdout.splitlines()) <= columns
+
+
+def test_the_main_job_as_json():
+    shown = run(MAIN + " --json")
+    found = json.loads(shown.stdout)
+    assert found["feasible"]
+    assert found["tokens_per_second_per_user"] >= 50
+    assert found["tpot"] <= 0.02
+    assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
+    assert found["pools"][0]["mapping"]["ep"] >= 1
+
+
+def test_explain_shows_formulas_numbers_and_sources():
+    shown = run(MAIN + " --explain", columns=140).stdout
+    for words in ("2.5-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
+        assert words in shown
+    shown = run(MAIN + " --explain --engine ideal --mode aggregated", columns=140).stdout
+    for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
+        assert words in shown
+
+
+def test_the_bound_is_one_flag_away():
+    shown = " ".join(run(MAIN + " --engine ideal", columns=80).stdout.split())
+    for words in ("the bound that physics sets", "were all overlapped", "Memory of a chip"):
+        assert words in shown
+    assert "90 % range" not in shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_step_shows_its_range_and_the_ideal(columns):
+    words = "step llama-3.1-70b hgx-h100 --tp 8 --batch 64"
+    shown = run(words, columns=columns).stdout
+    assert "Time (90 % range)" in shown
+    assert "Ideal, were nothing lost" in shown
+    assert max(len(line) for line in shown.splitlines()) <= columns
+    assert "range" not in run(words + " --engine ideal", columns=columns).stdout
+
+
+def test_ranges_as_json():
+    found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --json").stdout)
+    assert found["engine"] == "vllm"
+    assert found["range"][0] < found["total"] < found["range"][1]
+    assert found["ideal"]["total"] < found["total"]
+    found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --engine ideal --json").stdout)
+    assert (found["engine"], found["range"], found["ideal"]) == ("ideal", None, None)
+    found = json.loads(run("plan llama-3.1-8b hgx-h100 --chips 1 --json").stdout)
+    for value, limits in (
+        ("tpot", "tpot_range"),
+        ("ttft", "ttft_range"),
+        ("usd_per_million_output_tokens", "cost_range"),
+        ("tokens_per_second_per_user", "speed_range"),
+        ("tokens_per_second_per_chip", "throughput_range"),
+    ):
+        assert found[limits][0] < found[value] < found[limits][1]
+    assert found["ideal"]["tokens_per_second_per_user"] > found["tokens_per_second_per_user"]
+
+
+def test_imbalance_is_the_engines_unless_it_is_given():
+    words = "step deepseek-v3 gb200-nvl72 --dp 8 --ep 8 --batch 4096 --json"
+    usual, even, uneven = (json.loads(run(words + more).stdout)["total"] for more in ("", " --imbalance 1", " --imbalance 3"))
+    assert even < usual < uneven
+
+
+def test_launch_commands():
+    shown = run(MAIN + " --launch all").stdout
+    for words in ("vllm serve", "sglang.launch_server", "trtllm-serve"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "simulate --help",
+        "--version", "models",
+        "models --like qwen3", "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
+        "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
+        "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
+        "plan llama-3.1-8b hgx-h100 --set rent=1USD/h --kv fp8 --weights fp8 --chips 2",
+    ],
+)  # fmt: skip
+def test_every_command_runs_at_80_columns(words):
+    shown = run(words, columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["models deepseek-v3", "systems gb200-nvl72", "engines", "models --like llama", "step llama-3.1-8b hgx-h100"]
+)
+def test_every_command_speaks_json(words):
+    json.loads(run(words + " --json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("plan deepsek-v3 gb200-nvl72", "did you mean deepseek-ai/DeepSeek-V3"),
+        ("plan deepseek-v3 gb200-nvl7", "did you mean gb200-nvl72"),
+        ("plan deepseek-v3 gb200-nvl72 --set chip.hbm.bandwith=3TB/s", "did you mean chip.hbm.bandwidth"),
+        ("plan deepseek-v3 gb200-nvl72 --set chip.hbm.bandwidth=3TB", "one in B/s is needed"),
+        ("plan deepseek-v3 gb200-nvl72 --speed 0", "--speed must be greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --ttft -1", "greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --input 0", "at least 1 token"),
+        ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "cached share"),
+        ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
+        ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
+        ("plan deepseek-v3 gb200-nvl72 --launch vlm", "did you mean vllm"),
+        ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
+        ("plan deepseek-v3 gb200-nvl72 --kv fp9", "unknown KV format"),
+        ("plan deepseek-v3 gb200-nvl72 --imbalance 0.5", "imbalance must be at least 1"),
+        ("plan llama-3.1-405b hgx-h100", "223 GB too little"),
+        ("plan llama-3.1-8b hgx-h100 --catalog nowhere", "nowhere: is not a folder"),
+        ("step llama-3.1-70b hgx-h100 --tp 7", "does not divide the 64 heads"),
+        ("step llama-3.1-70b hgx-h100 --ep 2", "has no experts"),
+        ("step deepseek-v3 hgx-h100 --tp 8 --ep 3", "try 2 or 4"),
+        ("step llama-3.1-70b hgx-h100 --pp 81", "more than the 80 layers"),
+        ("step llama-3.1-70b hgx-h100 --batch 0", "--batch must be at least 1"),
+        ("step llama-3.1-70b hgx-h100 --batch -5", "--batch must be at least 1"),
+        ("step llama-3.1-70b hgx-h100 --phase sleep", "Known: decode, prefill, mixed"),
+        ("models nothing-like-this", "unknown model"),
+        ("simulate llama-3.1-8b hgx-h100", "one of --trace FILE"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 0", "greater than 0 requests/s"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 0", "requests must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 0", "concurrency must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --policy fifo", "unknown policy 'fifo'"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --input 0", "at least 1 token"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hmb=1GB", "did you mean hbm"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1GB,hbm=2GB", "hbm is given twice"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1TB", "more than the 80.0 GB of a replica's"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefix-cache hbm=1GB", "--prefix-cache needs --prefixes or a trace"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes -1 --prefix-cache hbm=1GB", "prefixes must be at least 1"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-tokens 63 --prefix-cache hbm=1GB",
+            "prefix tokens must be at least 64",
+        ),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --quantile p50", "--quantile needs --find-rate"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths foo", "unknown length distribution 'foo'"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --replicas 2 --route least-loaded", "--route needs --rate"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --concurrency 8 --prefill-replicas 1 --policy static --patience inf",
+            "wait to fill without end",
+        ),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --seed -1", "a seed must be a whole number of at least 0"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10000000000",
+            "requests must be at least 1 and at most 50,000,000",
+        ),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --max-sequences 1000000000", "max sequences must be at most 1,048,576"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "token budget must be at most"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "a rate must be from 1e-06 to 1e+09 requests/s"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --arrivals gamma --burst inf", "burst must be a number greater than 0"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "spread must be at least 0"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --tp 0", "tp must be a whole number of at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-replicas 1 --prefill-tp -1", "tp must be a whole number"),
+        ("simulate llama-3.1-8b hgx-h100 --find-rate --quantile p98", "unknown quantile 'p98'"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --range --engine ideal", "the ideal one is a bound"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --rate-scale 2", "--rate-scale needs --trace"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal", "--lengths needs --spread greater than 0"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --spread 0.5", "--spread needs --lengths uniform or lognormal"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-tp 2", "--prefill-tp needs --prefill-replicas"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --fast-replicas 1", "--fast-replicas needs --fast-share"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --route prefix-aware", "--route needs --prefix-cache"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --fast-share 0.5", "--fast-share needs --rate or --find-rate"),
+        ("simulate llama-3.1-8b hgx-h100 --find-rate --export a.csv", "--export needs a run at one rate"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --export a.txt", "are written to a .csv or a .parquet file"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --chrome /none/a.json", "its folder does not exist"),
+        ("simulate llama-3.1-8b hgx-h100 --trace nowhere.csv", "no such file"),
+        ("simulate llama-3.1-70b hgx-h100 --rate 1", "leave no room"),
+        ("simulate llama-3.1-8b hgx-h100 --quantile p42 --find-rate", "quantile"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
+        ("systems nowhere.toml", "no such file"),
+        ("plan missing/config.json hgx-h100", "no such file"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
+    shown = run(words)
+    assert shown.returncode == 2, shown.stdout + shown.stderr
+    assert says in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+    assert len(shown.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2}', "'hidden_size' is missing"),
+        ('{"model_type": "lama", "hidden_size": 10}', "did you mean llama"),
+        ('{"hidden_size": 10}', "'model_type' is missing"),
+        (
+            '{"model_type": "llama", "hidden_size": -4096, "num_attention_heads": 32, "num_hidden_layers": 2}',
+            "must be at least 1",
+        ),
+        ('{"model_type": "llama", "hidden_size": "big", "num_attention_heads": 32, "num_hidden_layers": 2}', "whole number"),
+        ('{"model_type": "llama",\n "hidden_size": }', "config.json:2: is not valid JSON"),
+    ],
+)
+def test_broken_configs_name_the_field_or_the_line(tmp_path, config, says):
+    path = tmp_path / "config.json"
+    path.write_text(config)
+    shown = run(f"models {path}")
+    assert shown.returncode == 2
+    assert says in " ".join(shown.stderr.split())
+
+
+SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 200 "
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rate 20", "--rate 2000 --max-sequences 8", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
+        "--rate 5 --policy static --patience 1", "--rate 20 --prefill-replicas 1", "--rate 20 --fast-share 0.2",
+        "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
+        "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
+        "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
+        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
+    ],
+)  # fmt: skip
+def test_simulate(words):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    shown = run(SIMULATE + words, columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert "requests/s" in shown.stdout.lower()
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+
+
+def test_a_simulation_at_the_ends_of_its_range():
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    found = json.loads(run(SIMULATE + "--rate 20 --range --json").stdout)
+    (fast, slow), asked = found["range"], found["answers"]
+    assert fast["slowness"] < 1 < slow["slowness"]
+    assert fast["answers"]["tpot"]["mean"] < asked["tpot"]["mean"] < slow["answers"]["tpot"]["mean"]
+
+
+def test_simulate_as_json_and_files(tmp_path):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,10\n1,0,10\n1.5,200,20\n")
+    shown = run(f"simulate llama-3.1-8b hgx-h100 --trace {trace} --export {tmp_path}/r.csv --chrome {tmp_path}/t.json --json")
+    found = json.loads(shown.stdout)
+    assert (found["answers"]["sent"], found["answers"]["served"], found["answers"]["rejected"]) == (3, 2, 1)
+    assert (tmp_path / "r.csv").read_text().count("served") == 2
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    plan = run("plan llama-3.1-8b hgx-h100 --input 1024 --output 256 --speed 60 --chips 2 --simulate --json")
+    assert json.loads(plan.stdout)["simulated"]["answers"]["served"] > 0
+
+
+def test_limits_that_nothing_meets_are_told_with_exit_code_1():
+    shown = run("plan deepseek-v3 gb200-nvl72 --speed 100000")
+    assert shown.returncode == 1
+    assert "Not possible" in shown.stdout
+
+
+def test_help_needs_no_arrays():
+    """Help starts at once: it imports neither numpy nor pydantic."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from steptime.terminal.main import app; "
+        "r = CliRunner().invoke(app, ['--help']); print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["0", "False", "False"]
+
+
+RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
+a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
+b,llama-3.1-8b,hgx-h100,vllm,1024,512,64,1,1,1,1,bf16,,0.2,0.0125
+"""
+
+
+def test_validate_and_calibrate(tmp_path):
+    pytest.importorskip("scipy")
+    (tmp_path / "runs.csv").write_text(RUNS)
+    shown = run("validate runs.csv --predictions out.csv", columns=80, folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "Time per output token" in shown.stdout
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    assert json.loads(run("validate runs.csv --json", folder=tmp_path).stdout)["tpot"]["all"]["runs"] == 2
+    fitted = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
+    assert fitted.returncode == 0, fitted.stderr
+    assert "mine.toml" in fitted.stdout
+    planned = run("plan llama-3.1-8b hgx-h100 --chips 1 --engine mine.toml --json", folder=tmp_path)
+    assert json.loads(planned.stdout)["engine"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("id,model\n", "runs.csv:1: lacks the columns system"),
+        (RUNS.replace("0.0095", "-1"), "runs.csv:2: tpot_s must be a time greater than 0"),
+        (RUNS.replace("hgx-h100", "hgx-h101"), "did you mean hgx-h100"),
+    ],
+)
+def test_broken_runs_are_named(tmp_path, text, says):
+    (tmp_path / "runs.csv").write_text(text)
+    shown = run("validate runs.csv", folder=tmp_path)
+    assert shown.returncode == 2
+    assert says in " ".join(shown.stderr.split())
