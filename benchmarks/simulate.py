@@ -70,7 +70,7 @@ def main() -> None:
     rows.append(
         (
             "200,000 requests, 4 replicas, least loaded",
-            best_of(lambda: simulate(model, system, part, policy=four, mapping=st.Mapping(replicas=4))),
+            best_of(lambda: simulate(model, system, part, policy=four, layout=st.Layout(replicas=4))),
             200_000,
         )
     )
@@ -86,7 +86,7 @@ def main() -> None:
         rows.append(
             (
                 "the Mooncake hour, prefix cache in two tiers, 4 replicas",
-                best_of(lambda: simulate(model, system, mooncake, cache=tiers, mapping=st.Mapping(replicas=4))),
+                best_of(lambda: simulate(model, system, mooncake, cache=tiers, layout=st.Layout(replicas=4))),
                 len(mooncake),
             )
         )
@@ -100,7 +100,7 @@ def main() -> None:
             1000,
         )
     )
-    given = {"mapping": st.Mapping(), "input_tokens": 1024, "output_tokens": 256, "engine": st.load_engine()}
+    given = {"layout": st.Layout(), "input_tokens": 1024, "output_tokens": 256, "engine": st.load_engine()}
     clients = np.array([1, 2, 4, 8, 16, 32, 64, 128])
     rows.append(
         (

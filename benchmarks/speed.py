@@ -34,27 +34,27 @@ def command(*words: str) -> Callable[[], object]:
 def main() -> None:
     model, system = st.load_model("deepseek-ai/DeepSeek-V3"), st.load_system("gb200-nvl72")
     random = np.random.default_rng(0)
-    mappings = list(legal(model, system, 72))
+    layouts = list(legal(model, system, 72))
     points = 1_000_000
-    chosen = stacked([mappings[i] for i in random.integers(0, len(mappings), 4096)])
+    chosen = stacked([layouts[i] for i in random.integers(0, len(layouts), 4096)])
     index = random.integers(0, 4096, points)
-    scattered = st.Mapping(**{name: getattr(chosen, name)[index] for name in NAMES})
+    scattered = st.Layout(**{name: getattr(chosen, name)[index] for name in NAMES})
     batch, context = random.integers(1, 20_000, points), random.integers(1, 200_000, points)
-    grid = shaped(stacked(mappings[:500]), 2)
+    grid = shaped(stacked(layouts[:500]), 2)
 
     def every_point_its_own() -> object:
-        return st.decode_step(model, system, batch=batch, context=context, mapping=scattered)
+        return st.decode_step(model, system, batch=batch, context=context, layout=scattered)
 
     def a_grid() -> object:
         batches, contexts = np.geomspace(1, 20_000, 50).astype(int)[:, None], np.linspace(1, 2e5, 40)
-        return st.decode_step(model, system, batch=batches, context=contexts, mapping=grid)
+        return st.decode_step(model, system, batch=batches, context=contexts, layout=grid)
 
     def one() -> object:
-        return st.decode_step(model, system, batch=256, context=4096, mapping=st.Mapping(dp=8, ep=8))
+        return st.decode_step(model, system, batch=256, context=4096, layout=st.Layout(dp=8, ep=8))
 
     rows = [
-        ("1,000,000 decode steps, every point its own batch, context and mapping", every_point_its_own, points),
-        ("1,000,000 decode steps, a grid of 500 mappings x 50 batches x 40 contexts", a_grid, points),
+        ("1,000,000 decode steps, every point its own batch, context and layout", every_point_its_own, points),
+        ("1,000,000 decode steps, a grid of 500 layouts x 50 batches x 40 contexts", a_grid, points),
         ("one decode step", one, 1),
         ("the README's plan, process start included", command(*MAIN), 1),
         ("steptime --help", command("--help"), 1),

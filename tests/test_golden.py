@@ -7,7 +7,7 @@ import pytest
 import steptime as st
 from steptime.machines import money as cost
 from steptime.models.model import active_parameters, draft_parameters, total_parameters
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.physics.memory import memory_per_chip
 from steptime.physics.step import decode_step, prefill_step
 from tests.published import DIFFERENT, KV, RATIOS, agrees, counted, ratios
@@ -97,8 +97,8 @@ def test_production_day_sequences_and_cache(deepseek):
     sequences = cost.sequences_in_flight(DECODE, SPEED)
     assert sequences == pytest.approx(705, abs=1)
     assert sequences / 8 == pytest.approx(88, abs=0.2)
-    unit = Mapping(dp=144, ep=144, redundant_experts=32)
-    memory = memory_per_chip(deepseek, st.load_system("hgx-h800"), batch=88 * 144, context=CONTEXT, mapping=unit)
+    unit = Layout(dp=144, ep=144, redundant_experts=32)
+    memory = memory_per_chip(deepseek, st.load_system("hgx-h800"), batch=88 * 144, context=CONTEXT, layout=unit)
     assert memory.cache == pytest.approx(88 * CONTEXT * 70_272)
     assert memory.cache == pytest.approx(30.9e9, rel=0.002)
     assert memory.fits
@@ -108,14 +108,14 @@ def test_production_day_rates_lie_below_the_ideal(deepseek, capsys):
     """The bound that physics sets lies above what was measured; the ratio is what software and idling cost."""
     system = st.load_system("hgx-h800")
     decode = decode_step(
-        deepseek, system, batch=88 * 144, context=CONTEXT, mapping=Mapping(dp=144, ep=144, redundant_experts=32, microbatches=2)
+        deepseek, system, batch=88 * 144, context=CONTEXT, layout=Layout(dp=144, ep=144, redundant_experts=32, microbatches=2)
     )
     decode_rate = 88 * 8 / float(decode.total)
     fresh = 1 - CACHED / INPUT
     prompt = 4096
     prefill = prefill_step(
         deepseek, system, tokens=prompt * fresh, prefix=prompt * (1 - fresh), prompts=64,
-        mapping=Mapping(dp=32, ep=32, redundant_experts=32, microbatches=2),
+        layout=Layout(dp=32, ep=32, redundant_experts=32, microbatches=2),
     )  # fmt: skip
     prefill_rate = 64 * prompt / 4 / float(prefill.total)
     with capsys.disabled():

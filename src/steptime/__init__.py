@@ -4,7 +4,7 @@
 
     model = st.load_model("deepseek-ai/DeepSeek-V3")
     system = st.load_system("gb200-nvl72")
-    st.decode_step(model, system, batch=8192, context=4096, mapping=st.Mapping(dp=72, ep=72)).total
+    st.decode_step(model, system, batch=8192, context=4096, layout=st.Layout(dp=72, ep=72)).total
     st.plan(model, system, st.Workload(input_tokens=8192, output_tokens=1024), st.Slo(tpot=0.02, ttft=2))
 
 A step is that of the ideal engine unless one is named; a plan is that of a real one. Any number may be an array. Names are
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steptime.machines.what_if import vary
     from steptime.models.loading import load_model
     from steptime.physics.engine import Engine, load_engine
-    from steptime.physics.layout import Mapping
+    from steptime.physics.layout import Layout
     from steptime.physics.memory import memory_per_chip
     from steptime.physics.step import decode_step, mixed_step, prefill_step
     from steptime.physics.uncertainty import step_range
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Engine": "physics.engine",
     "InputError": "errors",
-    "Mapping": "physics.layout",
+    "Layout": "physics.layout",
     "Slo": "planning.workload",
     "Workload": "planning.workload",
     "decode_step": "physics.step",
@@ -48,7 +48,7 @@ _HOMES = {
 __all__ = [
     "Engine",
     "InputError",
-    "Mapping",
+    "Layout",
     "Slo",
     "Workload",
     "decode_step",

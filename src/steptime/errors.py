@@ -6,7 +6,7 @@
         ├── UnitError         a figure without the unit it needs, or with another quantity's unit
         ├── DataFileError     a TOML or JSON file that is malformed or does not fit the schema: file and place
         ├── ConfigError       a model's config.json lacks a field, or holds one of a wrong kind
-        ├── MappingError      a mapping that does not divide the model or the system
+        ├── LayoutError      a layout that does not divide the model or the system
         └── RangeError        a size, rate or share outside its range
 
 What is well asked but impossible (a model that does not fit) is an answer, not an exception.
@@ -57,8 +57,8 @@ class ConfigError(InputError):
     """A model configuration that cannot be turned into a model."""
 
 
-class MappingError(InputError):
-    """A mapping that does not divide the model or the system."""
+class LayoutError(InputError):
+    """A layout that does not divide the model or the system."""
 
 
 class RangeError(InputError):

@@ -15,4 +15,3 @@ def check_positive(**values: float) -> None:
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise RangeError(f"{name.replace('_', '-')} must be greater than 0, not {value:g}")
-

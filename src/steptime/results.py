@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from steptime.planning.deployment import Plan
-
 
 def plain(value: Any) -> Any:
     """Return `value` as dicts, lists, numbers and texts; a number that is not finite becomes None."""
@@ -29,14 +27,8 @@ def plain(value: Any) -> Any:
 
 
 def _derived(value: Any) -> dict[str, Any]:
-    if isinstance(value, Plan) and value.feasible:
-        return {
-            "tokens_per_second_per_user": plain(value.tokens_per_second_per_user),
-            "tokens_per_second_per_chip": plain(value.tokens_per_second_per_chip),
-            "speed_range": plain(value.speed_range),
-            "throughput_range": plain(value.throughput_range),
-        }
-    return {}
+    """Return what a result works out of its fields, by name: the properties that its class lists in `DERIVED`."""
+    return {name: plain(getattr(value, name)) for name in getattr(value, "DERIVED", ())}
 
 
 def to_json(value: Any) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from steptime import blackboard as bb
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.physics.memory import memory_per_chip
 from steptime.physics.step import decode_step
 from tests.conftest import machine, one_matrix
@@ -146,7 +146,7 @@ def test_distinct_experts_and_chips():
 def test_full_model_agrees_with_the_step_formula(batch, context, chips):
     """The busiest resource of a step is the lecture's max(compute, weights + KV)."""
     system = machine(flops=2e15, bandwidth=4e12)
-    step = decode_step(one_matrix(), system, batch=batch, context=context, mapping=Mapping(tp=chips))
+    step = decode_step(one_matrix(), system, batch=batch, context=context, layout=Layout(tp=chips))
     expected = bb.step_seconds(
         batch, context, active=1e10, total=1e10, weight_bytes=1, kv_bytes_per_token=10_000,
         mac_rate=bb.multiplies(2e15) * chips, bandwidth=4e12 * chips,
@@ -165,10 +165,10 @@ def test_full_model_turns_compute_bound_at_the_balanced_batch():
 def test_full_model_shows_that_pipeline_stages_cancel_in_kv():
     """P stages divide the weights of a chip by P; with P times the sequences in flight its cache stays."""
     system, model = machine(), one_matrix(layers=16, kv_bytes=1000.0)
-    one = memory_per_chip(model, system, batch=2400, context=1000, mapping=Mapping(tp=8))
+    one = memory_per_chip(model, system, batch=2400, context=1000, layout=Layout(tp=8))
     for stages in (2, 4, 8, 16):
         many = memory_per_chip(
-            model, system, batch=2400 * stages, context=1000, mapping=Mapping(tp=8, pp=stages, microbatches=stages)
+            model, system, batch=2400 * stages, context=1000, layout=Layout(tp=8, pp=stages, microbatches=stages)
         )
         assert many.cache == pytest.approx(float(one.cache))
         assert many.weights == pytest.approx(float(one.weights) / stages)
@@ -177,8 +177,8 @@ def test_full_model_shows_that_pipeline_stages_cancel_in_kv():
 def test_full_model_shows_that_looped_pipelines_are_latency_neutral():
     """P stages and P micro-batches of b take the time of one stage with b: boxes moved between racks."""
     system, model = machine(), one_matrix(layers=16)
-    one = decode_step(model, system, batch=100, context=1000, mapping=Mapping(tp=8))
-    four = decode_step(model, system, batch=400, context=1000, mapping=Mapping(tp=8, pp=4, microbatches=4))
+    one = decode_step(model, system, batch=100, context=1000, layout=Layout(tp=8))
+    four = decode_step(model, system, batch=400, context=1000, layout=Layout(tp=8, pp=4, microbatches=4))
     assert four.total == pytest.approx(float(one.total), rel=1e-9)
 
 
@@ -186,6 +186,6 @@ def test_full_model_adds_one_hop_a_stage():
     system = machine(latency=0.0)
     slow = machine(latency=0.0025)
     model = one_matrix(layers=16)
-    mapping = Mapping(tp=1, pp=4, microbatches=4)
-    fast, hops = (decode_step(model, s, batch=400, context=1000, mapping=mapping) for s in (system, slow))
+    layout = Layout(tp=1, pp=4, microbatches=4)
+    fast, hops = (decode_step(model, s, batch=400, context=1000, layout=layout) for s in (system, slow))
     assert hops.total - fast.total == pytest.approx(4 * 0.0025, rel=1e-6)

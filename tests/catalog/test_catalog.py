@@ -11,7 +11,7 @@ import steptime as st
 from steptime.catalog.files import files, find, read_file
 from steptime.catalog.loading import load_chip, load_system
 from steptime.errors import DataFileError, RangeError, UnitError, UnknownName
-from steptime.machines.what_if import knobs, read_changes, read_knob, vary
+from steptime.machines.what_if import read_changes, read_figure, settable, vary
 from steptime.sourced import GRADES
 
 CHIPS = (
@@ -45,7 +45,8 @@ def test_every_system_loads_with_sourced_figures(name):
     for path, figure in system.figures.items():
         assert figure.grade in GRADES
         assert figure.grade == "guess" or (figure.url.startswith("http") and figure.date), path
-    assert set(knobs(system)) >= {"chip.peak.bf16", "scale_out.bandwidth", "rent"} or name in ("cs-3", "groq-rack", "m3-ultra")
+    usual = {"chip.peak.bf16", "scale_out.bandwidth", "rent"}
+    assert set(settable(system)) >= usual or name in ("cs-3", "groq-rack", "m3-ultra")
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -155,10 +156,10 @@ def test_broken_json_names_the_line(tmp_path):
 
 
 def test_what_ifs_reach_every_figure(rack):
-    for path, unit in knobs(rack).items():
-        value = read_knob(rack, path)
+    for path, unit in settable(rack).items():
+        value = read_figure(rack, path)
         if math.isfinite(value) and value > 0:
-            assert read_knob(vary(rack, {path: value * 2}), path) == value * 2
+            assert read_figure(vary(rack, {path: value * 2}), path) == value * 2
         assert unit is not None
     assert read_changes(rack, ("chip.hbm.bandwidth=16TB/s", "rent = 2 USD/h", "scale_up.size=144")) == {
         "chip.hbm.bandwidth": 16e12,

@@ -32,7 +32,7 @@ needs_runs = pytest.mark.skipif(not RUNS.is_dir(), reason="the measured vLLM run
 VLLM = load_engine("vllm")
 
 
-def measured(folder, model, system, mapping, policy):
+def measured(folder, model, system, layout, policy):
     rows = [json.loads(line) for line in (RUNS / folder / "requests.jsonl").read_text().splitlines()]
     column = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "request_id"}
     offset = np.min(column["queued_ts"] - column["arrival_time"])  # two clocks
@@ -42,20 +42,20 @@ def measured(folder, model, system, mapping, policy):
             arrival=column["arrival_time"] + offset - start, inputs=column["input_toks"], outputs=column["output_toks"]
         ),
         first=column["first_token_ts"] - start, last=column["last_token_ts"] - start,
-        model=st.load_model(model), system=st.load_system(system), mapping=mapping, policy=policy,
+        model=st.load_model(model), system=st.load_system(system), layout=layout, policy=policy,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def one_chip():
     policy = Policy(max_sequences=256, token_budget=2048, kv_tokens=41_408)  # its meta.json
-    return measured("RTX4090_Llama-3.1-8B", "llama-3.1-8b", "rtx-4090-8", st.Mapping(), policy)
+    return measured("RTX4090_Llama-3.1-8B", "llama-3.1-8b", "rtx-4090-8", st.Layout(), policy)
 
 
 @pytest.fixture(scope="module")
 def two_chips():
     policy = Policy(max_sequences=128, token_budget=2048, kv_tokens=400_000)
-    return measured("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-2", st.Mapping(tp=2), policy)
+    return measured("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-2", st.Layout(tp=2), policy)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def within(run, found, ttft, p90, tpot):
 @needs_runs
 def test_a_run_that_is_short_of_cache(one_chip, of_one):
     pace = pace_of(
-        one_chip.model, one_chip.system, mapping=one_chip.mapping, engine=of_one, max_sequences=256, contexts=(300, 2500),
+        one_chip.model, one_chip.system, layout=one_chip.layout, engine=of_one, max_sequences=256, contexts=(300, 2500),
         check=False,
     )  # fmt: skip
     found, rules, pool = serve(one_chip.traffic, one_chip.policy, pace)
@@ -144,7 +144,7 @@ def test_a_fit_finds_the_constants_that_made_a_run():
     made = replace(VLLM, memory_efficiency=0.93, attention_memory_efficiency=0.75)
     blank = Recorded(
         traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
-        model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), mapping=st.Mapping(),
+        model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), layout=st.Layout(),
         policy=Policy(max_sequences=32, token_budget=2048),
     )  # fmt: skip
     truth = replay(blank, made)

@@ -27,7 +27,7 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
-from steptime.physics.layout import Mapping, legal
+from steptime.physics.layout import Layout, legal
 from steptime.physics.memory import weights_per_chip
 
 NAMES = tuple(files("models"))
@@ -131,6 +131,6 @@ def test_a_prompt_costs_its_decode_steps_in_matrices(name):
 def test_shards_sum_to_at_least_the_whole(name):
     model, system = st.load_model(name), st.load_system("hgx-h200")
     options = [m for m in legal(model, system, 8) if int(m.chips) == 8]
-    for mapping in (Mapping(), *options[:: max(1, len(options) // 3)]):
-        shards = float(weights_per_chip(model, mapping)) * int(mapping.chips)
-        assert shards >= weight_bytes(model) * (1 - 1e-9), mapping
+    for layout in (Layout(), *options[:: max(1, len(options) // 3)]):
+        shards = float(weights_per_chip(model, layout)) * int(layout.chips)
+        assert shards >= weight_bytes(model) * (1 - 1e-9), layout

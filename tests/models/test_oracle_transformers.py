@@ -22,11 +22,7 @@ from steptime.models.model import active_parameters, cache_bytes, matmul_flops_p
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-CONFIGS = {
-    name: data["config"]
-    for name, path in sorted(files("models").items())
-    if "config" in (data := read_file(path))
-}
+CONFIGS = {name: data["config"] for name, path in sorted(files("models").items()) if "config" in (data := read_file(path))}
 
 SAME_LAYERS = {"kimi_k2": "deepseek_v3", "mistral_large_3": "deepseek_v3", "mimo": "qwen2", "internlm2": "llama"}
 """Architectures that transformers has under another name."""

@@ -15,9 +15,9 @@ from steptime.blackboard.experts import distinct_hit, experts_touched
 from steptime.machines.what_if import scale
 from steptime.models.model import decode_flops_per_token, matmul_flops_per_token, prefill_flops, weight_bytes
 from steptime.physics.engine import IDEAL, Engine
-from steptime.physics.layout import Mapping, legal, stacked
+from steptime.physics.layout import Layout, legal, stacked
 from steptime.physics.memory import memory_per_chip, weights_per_chip
-from steptime.physics.network import all_reduce, all_to_all, spread
+from steptime.physics.network import all_reduce, all_to_all, members_by_level
 from steptime.physics.roofline import overlap
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning import steady as serving
@@ -33,8 +33,8 @@ ROUGH = Engine(
 
 
 @cache
-def mappings(name: str, system: str) -> list[Mapping]:
-    """Every legal mapping of a model on two nodes of eight, or a rack."""
+def layouts(name: str, system: str) -> list[Layout]:
+    """Every legal layout of a model on two nodes of eight, or a rack."""
     chips = {"hgx-h200": 16, "gb200-nvl72": 72}[system]
     return [replace(m, replicas=1) for m in legal(st.load_model(name), st.load_system(system), chips)]
 
@@ -49,21 +49,21 @@ anything = {
 }
 
 
-def _step(model, system, mapping, batch, context, chunk, engine=IDEAL):
+def _step(model, system, layout, batch, context, chunk, engine=IDEAL):
     return mixed_step(
-        model, system, batch=batch, context=context, prompts=mapping.dp if chunk else 0, tokens=chunk, prefix=context // 2,
-        mapping=mapping, engine=engine,
+        model, system, batch=batch, context=context, prompts=layout.dp if chunk else 0, tokens=chunk, prefix=context // 2,
+        layout=layout, engine=engine,
     )  # fmt: skip
 
 
 @given(**anything, knob=some.sampled_from(KNOBS), factor=some.floats(1.0, 100.0), engine=some.sampled_from((IDEAL, ROUGH)))
 @settings(max_examples=60)
 def test_better_machines_are_never_slower(name, system, batch, context, chunk, seed, knob, factor, engine):
-    options = mappings(name, system)
-    mapping = options[seed % len(options)]
+    options = layouts(name, system)
+    layout = options[seed % len(options)]
     model, machine_ = st.load_model(name), st.load_system(system)
-    slow = _step(model, machine_, mapping, batch, context, chunk, engine)
-    fast = _step(model, scale(machine_, knob, factor), mapping, batch, context, chunk, engine)
+    slow = _step(model, machine_, layout, batch, context, chunk, engine)
+    fast = _step(model, scale(machine_, knob, factor), layout, batch, context, chunk, engine)
     assert fast.total <= slow.total * (1 + 1e-12)
     assert fast.lower <= slow.lower * (1 + 1e-12)
     assert fast.upper <= slow.upper * (1 + 1e-12)
@@ -73,7 +73,7 @@ def test_better_machines_are_never_slower(name, system, batch, context, chunk, s
 @settings(max_examples=80)
 def test_bounds_and_sums(name, system, batch, context, chunk, seed, engine):
     """lower <= total <= upper, and the total is the sum of the terms and of the resources."""
-    options = mappings(name, system)
+    options = layouts(name, system)
     step = _step(st.load_model(name), st.load_system(system), options[seed % len(options)], batch, context, chunk, engine)
     assert 0 < step.lower <= step.total * (1 + 1e-12)
     assert step.total <= step.upper * (1 + 1e-12)
@@ -87,29 +87,29 @@ def test_bounds_and_sums(name, system, batch, context, chunk, seed, engine):
 def test_array_input_equals_the_loop_over_its_elements(name, system, batch, context, chunk, seed, points):
     model, machine_ = st.load_model(name), st.load_system(system)
     random = np.random.default_rng(seed)
-    options = [mappings(name, system)[i] for i in random.integers(0, len(mappings(name, system)), points)]
+    options = [layouts(name, system)[i] for i in random.integers(0, len(layouts(name, system)), points)]
     batches, contexts = random.integers(1, batch + 1, points), random.integers(1, context + 1, points)
     table = stacked(options)
     together = mixed_step(
-        model, machine_, batch=batches, context=contexts, prompts=table.dp, tokens=chunk, prefix=contexts // 2, mapping=table
+        model, machine_, batch=batches, context=contexts, prompts=table.dp, tokens=chunk, prefix=contexts // 2, layout=table
     )
-    memory = memory_per_chip(model, machine_, batch=batches, context=contexts, mapping=table)
+    memory = memory_per_chip(model, machine_, batch=batches, context=contexts, layout=table)
     for i, option in enumerate(options):
         alone = mixed_step(
             model, machine_, batch=batches[i], context=contexts[i], prompts=option.dp, tokens=chunk, prefix=contexts[i] // 2,
-            mapping=option,
+            layout=option,
         )  # fmt: skip
         assert together.total[i] == pytest.approx(float(alone.total), rel=1e-12)
         assert together.bound[i] == alone.bound
-        used = memory_per_chip(model, machine_, batch=batches[i], context=contexts[i], mapping=option).used
+        used = memory_per_chip(model, machine_, batch=batches[i], context=contexts[i], layout=option).used
         assert np.broadcast_to(memory.used, points)[i] == pytest.approx(float(used), rel=1e-12)
 
 
 def test_large_arrays_are_cut_in_blocks_without_a_trace(deepseek, rack):
     batch, context = np.arange(1, 700)[:, None], np.arange(1, 400)[None, :] * 100
-    whole = decode_step(deepseek, rack, batch=batch, context=context, mapping=Mapping(dp=72, ep=72))
+    whole = decode_step(deepseek, rack, batch=batch, context=context, layout=Layout(dp=72, ep=72))
     for i, j in ((0, 0), (698, 398), (300, 7)):
-        one = decode_step(deepseek, rack, batch=batch[i, 0], context=context[0, j], mapping=Mapping(dp=72, ep=72))
+        one = decode_step(deepseek, rack, batch=batch[i, 0], context=context[0, j], layout=Layout(dp=72, ep=72))
         assert whole.total[i, j] == pytest.approx(float(one.total), rel=1e-12)
         assert sum(t[i, j] for t in whole.terms.values()) == pytest.approx(float(one.total), rel=1e-9)
 
@@ -117,11 +117,11 @@ def test_large_arrays_are_cut_in_blocks_without_a_trace(deepseek, rack):
 def test_any_figure_of_the_machine_may_be_an_array(deepseek, rack):
     factors = np.array([1.0, 2.0, 4.0])
     swept = decode_step(
-        deepseek, scale(rack, "chip.hbm.bandwidth", factors), batch=512, context=8192, mapping=Mapping(dp=8, ep=8)
+        deepseek, scale(rack, "chip.hbm.bandwidth", factors), batch=512, context=8192, layout=Layout(dp=8, ep=8)
     )
     for i, factor in enumerate(factors):
         one = decode_step(
-            deepseek, scale(rack, "chip.hbm.bandwidth", float(factor)), batch=512, context=8192, mapping=Mapping(dp=8, ep=8)
+            deepseek, scale(rack, "chip.hbm.bandwidth", float(factor)), batch=512, context=8192, layout=Layout(dp=8, ep=8)
         )
         assert swept.total[i] == pytest.approx(float(one.total))
 
@@ -156,19 +156,19 @@ def test_the_sum_over_shards_is_the_whole(chips, batch, context):
     """Weights, cache and FLOPs of all chips together are those of one, where nothing has to be repeated."""
     model, system = one_matrix(), machine()
     one = memory_per_chip(model, system, batch=batch, context=context)
-    many = memory_per_chip(model, system, batch=batch, context=context, mapping=Mapping(tp=chips))
+    many = memory_per_chip(model, system, batch=batch, context=context, layout=Layout(tp=chips))
     assert chips * many.weights == pytest.approx(float(one.weights)) == pytest.approx(weight_bytes(model))
     assert chips * many.cache == pytest.approx(float(one.cache))
     alone = decode_step(model, system, batch=batch, context=context)
-    shared = decode_step(model, system, batch=batch, context=context, mapping=Mapping(tp=chips))
+    shared = decode_step(model, system, batch=batch, context=context, layout=Layout(tp=chips))
     assert chips * shared.lower == pytest.approx(float(alone.lower))
 
 
 @given(ways=some.sampled_from((1, 2, 4, 8, 16, 32, 64)))
 def test_experts_divide_over_chips(ways):
     model = sparse_matrix()
-    assert ways * weights_per_chip(model, Mapping(dp=ways, ep=ways)) == pytest.approx(weight_bytes(model))
-    assert ways * weights_per_chip(model, Mapping(tp=ways, ep=1)) == pytest.approx(weight_bytes(model))
+    assert ways * weights_per_chip(model, Layout(dp=ways, ep=ways)) == pytest.approx(weight_bytes(model))
+    assert ways * weights_per_chip(model, Layout(tp=ways, ep=1)) == pytest.approx(weight_bytes(model))
 
 
 @pytest.mark.parametrize(("name", "copies"), [("llama-3.1-70b", 2), ("deepseek-v3", 16)])
@@ -176,9 +176,9 @@ def test_kv_is_replicated_past_its_heads(name, copies):
     """GQA with 8 KV heads is held twice on tp 16; a latent once on every chip. Context and data parallelism divide both."""
     model, system = st.load_model(name), machine(size=64)
     one = memory_per_chip(model, system, batch=64, context=1000).cache
-    wide = memory_per_chip(model, system, batch=64, context=1000, mapping=Mapping(tp=16)).cache
+    wide = memory_per_chip(model, system, batch=64, context=1000, layout=Layout(tp=16)).cache
     assert 16 * wide == pytest.approx(copies * float(one))
-    shared = memory_per_chip(model, system, batch=64, context=1000, mapping=Mapping(tp=8, cp=2)).cache
+    shared = memory_per_chip(model, system, batch=64, context=1000, layout=Layout(tp=8, cp=2)).cache
     assert 16 * shared == pytest.approx((1 if name.startswith("llama") else 8) * float(one))
 
 
@@ -219,7 +219,7 @@ def test_distinct_groups(groups, k):
 
 @given(size=some.integers(1, 4096), stride=some.integers(1, 16), domain=some.integers(1, 128))
 def test_members_of_a_group_multiply_to_its_size(size, stride, domain):
-    members = spread(machine(size=domain).domains, size, stride)
+    members = members_by_level(machine(size=domain).domains, size, stride)
     assert np.prod(members) == pytest.approx(size)
     assert all(m >= 1 - 1e-9 for m in members)
 
@@ -240,12 +240,12 @@ def test_two_batch_overlap_hides_collectives_and_reads_weights_twice():
     """With collectives as long as the arithmetic, two micro-batches take as long as the longer alone, not the sum."""
     model = one_matrix(weights=1e9, layers=8, kv_bytes=0.0)
     system = machine(flops=1e15, bandwidth=1e20, up=1e11)
-    one = decode_step(model, system, batch=4096, context=1, mapping=Mapping(tp=8))
-    two = decode_step(model, system, batch=4096, context=1, mapping=Mapping(tp=8, microbatches=2))
+    one = decode_step(model, system, batch=4096, context=1, layout=Layout(tp=8))
+    two = decode_step(model, system, batch=4096, context=1, layout=Layout(tp=8, microbatches=2))
     reduce_ = float(one.terms["all-reduce"])
     assert two.total == pytest.approx(max(reduce_, float(one.total) - reduce_), rel=1e-9)
     slow = machine(flops=1e30, bandwidth=1e12)
-    once, twice = (decode_step(model, slow, batch=64, context=1, mapping=Mapping(tp=8, microbatches=m)) for m in (1, 2))
+    once, twice = (decode_step(model, slow, batch=64, context=1, layout=Layout(tp=8, microbatches=m)) for m in (1, 2))
     assert twice.total == pytest.approx(2 * float(once.total))
 
 
@@ -269,7 +269,7 @@ def test_other_requests_prefill_delays_the_decoders(batch, chunk):
     """A steady state takes longer per token than decode alone, and no longer than if every step had a chunk."""
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     workload = st.Workload(input_tokens=1000, output_tokens=500)
-    state = serving.aggregated(model, system, workload, mapping=Mapping(), batch=batch, chunk=chunk, engine=IDEAL)
+    state = serving.aggregated(model, system, workload, layout=Layout(), batch=batch, chunk=chunk, engine=IDEAL)
     assert state.decode.total < state.tpot <= state.mixed.total
     assert 0 < state.input_share < 1
     assert np.isinf(state.ttft) == (state.utilisation >= 1)

@@ -37,7 +37,7 @@ def made(**changes) -> Engine:
 @pytest.mark.parametrize(("model", "system"), [("llama-3.1-8b", "hgx-h100"), ("deepseek-v3", "hgx-h200")])
 def test_gradient_is_the_difference_between_scalar_engines(model, system, phase):
     model, system, engine = st.load_model(model), st.load_system(system), load_engine("vllm")
-    given_ = STEPS[phase] | {"mapping": st.Mapping(tp=8)}
+    given_ = STEPS[phase] | {"layout": st.Layout(tp=8)}
     gradient = log_gradient(lambda e: st.mixed_step(model, system, engine=e, **given_).total, engine)
     assert gradient.shape == (len(engine.fit["names"]),)
     for name, value in zip(engine.fit["names"], gradient, strict=True):
@@ -50,10 +50,10 @@ def test_gradient_is_the_difference_between_scalar_engines(model, system, phase)
 
 def test_gradient_of_many_points_is_that_of_each(deepseek, rack):
     engine, batch, context = load_engine("vllm"), np.array([[8], [512]]), np.array([100, 5000, 100_000])
-    mapping = st.Mapping(dp=8, ep=8)
+    layout = st.Layout(dp=8, ep=8)
 
     def seconds(e, b=batch, c=context):
-        return st.decode_step(deepseek, rack, batch=b, context=c, mapping=mapping, engine=e).total
+        return st.decode_step(deepseek, rack, batch=b, context=c, layout=layout, engine=e).total
 
     together = log_gradient(seconds, engine, dimensions=2)
     assert together.shape == (len(engine.fit["names"]), 2, 3)

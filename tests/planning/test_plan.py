@@ -11,7 +11,7 @@ import pytest
 import steptime as st
 from steptime.frontier import pareto
 from steptime.machines.what_if import scale
-from steptime.planning.launch_commands import ENGINES, launch
+from steptime.planning.launch_commands import ENGINES, launch_commands
 from steptime.planning.planner import DoesNotFit, smallest_system
 from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
 from tests.conftest import machine, one_matrix
@@ -166,12 +166,12 @@ def test_requests_have_tokens(sizes):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
-    text = "\n".join(launch(plan, engine))
+    text = "\n".join(launch_commands(plan, engine))
     assert "deepseek-ai/DeepSeek-V3" in text
-    assert str(int(plan.pools[0].mapping.stage if engine != "vllm" else plan.pools[0].mapping.group)) in text
+    assert str(int(plan.pools[0].layout.stage if engine != "vllm" else plan.pools[0].layout.group)) in text
     assert "9216" in text
     apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",))
-    lines = launch(apart, engine)
+    lines = launch_commands(apart, engine)
     assert sum(line.startswith("#") and "each" in line for line in lines) == 2
     assert all(len(line) < 140 for line in lines)
 
@@ -183,17 +183,17 @@ def test_plans_keep_to_what_their_engine_can_overlap(engine):
         found = st.plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), chips=chips, engine=engine)
         assert found.pools
         for pool in found.pools:
-            m = pool.mapping
+            m = pool.layout
             exchanged = m.dp > 1 and m.ep > 1 and engine != "trtllm"
             assert m.microbatches <= m.pp * (2 if exchanged else 1)
-        assert "have no flag here" not in "\n".join(launch(found, engine))
+        assert "have no flag here" not in "\n".join(launch_commands(found, engine))
 
 
 def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
     found = st.plan(st.load_model("llama-3.1-70b"), st.load_system("hgx-h100"), CHAT, st.Slo(ttft=4), engine="ideal")
-    assert any(pool.mapping.microbatches > pool.mapping.pp for pool in found.pools)
+    assert any(pool.layout.microbatches > pool.layout.pp for pool in found.pools)
     for engine in ENGINES:
-        text = "\n".join(launch(found, engine))
+        text = "\n".join(launch_commands(found, engine))
         assert "two micro-batches that overlap have no flag here" in text
         assert "--enable-dbo" not in text
         assert "--enable-two-batch-overlap" not in text
@@ -212,7 +212,7 @@ def test_the_default_is_a_real_engine(deepseek, rack):
     """One that is slower than the bound beside it, whatever its constants are."""
     found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16)
     assert found.engine == "vllm"
-    assert found.ideal.layout == found.layout
+    assert found.ideal.layout_text == found.layout_text
     assert found.ideal.batch == found.pools[-1].batch
     assert found.ideal.tokens_per_second_per_user > found.tokens_per_second_per_user
     assert found.ideal.usd_per_million_output_tokens < found.usd_per_million_output_tokens

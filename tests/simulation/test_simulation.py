@@ -26,7 +26,7 @@ from steptime.simulation.pace import Pace, linear_pace, pace_of
 from steptime.simulation.policy import Policy
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.rates import highest_rate, meets, rates, replay
-from steptime.simulation.run import PORTION, answered, kv_room, serve, serve_apart, serve_apart_closed, serve_tiers, simulate
+from steptime.simulation.run import PORTION, as_seen, kv_room, serve, serve_apart, serve_apart_closed, serve_tiers, simulate
 from steptime.simulation.state import DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.traces import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
@@ -210,7 +210,7 @@ def test_separate_pools_keep_prefill_out_of_decode():
 
 def test_a_decode_pool_that_cannot_keep_up_is_overloaded(llama):
     """Prompts are read at once, but caches wait for a seat: that wait is neither TTFT nor hidden."""
-    given = {"prefill": st.Mapping(replicas=4), "policy": Policy(max_sequences=16), "engine": load_engine("vllm")}
+    given = {"prefill": st.Layout(replicas=4), "policy": Policy(max_sequences=16), "engine": load_engine("vllm")}
     found = simulate(*llama, open_loop(100, 4000, Lengths(mean=100), Lengths(mean=1000)), **given)
     a = found.answers
     assert a.verdict == OVERLOADED
@@ -231,8 +231,8 @@ def test_the_prefix_cache_is_that_of_the_replicas_that_read_prompts(llama):
 
     def rate(readers, servers, route="round-robin"):
         found = simulate(
-            *llama, traffic, mapping=st.Mapping(replicas=servers), cache=cache, policy=Policy(route=route),
-            prefill=st.Mapping(replicas=readers) if readers else None,
+            *llama, traffic, layout=st.Layout(replicas=servers), cache=cache, policy=Policy(route=route),
+            prefill=st.Layout(replicas=readers) if readers else None,
         )  # fmt: skip
         if route == "prefix-aware":
             assert np.array_equal(found.requests["replica"], found.cache.route)
@@ -287,16 +287,16 @@ def llama():
 
 
 @pytest.mark.parametrize(
-    ("name", "system", "mapping", "most"),
+    ("name", "system", "layout", "most"),
     [
-        ("llama-3.1-8b", "hgx-h100", st.Mapping(), 0.01),
-        ("deepseek-v3", "gb200-nvl72", st.Mapping(dp=72, ep=72), 0.01),
-        ("gpt-oss-120b", "hgx-h100", st.Mapping(tp=4), 0.01),
-        ("gemma-3-27b", "hgx-h100", st.Mapping(tp=2), 0.08),  # windows bend the line through contexts
+        ("llama-3.1-8b", "hgx-h100", st.Layout(), 0.01),
+        ("deepseek-v3", "gb200-nvl72", st.Layout(dp=72, ep=72), 0.01),
+        ("gpt-oss-120b", "hgx-h100", st.Layout(tp=4), 0.01),
+        ("gemma-3-27b", "hgx-h100", st.Layout(tp=2), 0.08),  # windows bend the line through contexts
     ],
 )
-def test_coefficients_stand_for_steps(name, system, mapping, most):
-    pace = pace_of(st.load_model(name), st.load_system(system), mapping=mapping)
+def test_coefficients_stand_for_steps(name, system, layout, most):
+    pace = pace_of(st.load_model(name), st.load_system(system), layout=layout)
     assert pace.decode_error < most
     assert pace.mixed_error < most
 
@@ -308,7 +308,7 @@ def test_simulation_agrees_with_the_steady_state_of_plan(llama):
     traffic = closed_loop(batch, 20 * batch, Lengths(mean=inputs), Lengths(mean=outputs, shape="uniform", spread=0.5))
     found = simulate(model, system, traffic, policy=Policy(max_sequences=batch, token_budget=512 + batch))
     state = aggregated(
-        model, system, st.Workload(input_tokens=inputs, output_tokens=outputs), mapping=st.Mapping(), batch=batch, chunk=512,
+        model, system, st.Workload(input_tokens=inputs, output_tokens=outputs), layout=st.Layout(), batch=batch, chunk=512,
         engine=st.load_engine(),
     )  # fmt: skip
     assert found.answers.tpot.mean == pytest.approx(float(state.tpot), rel=0.05)
@@ -317,12 +317,12 @@ def test_simulation_agrees_with_the_steady_state_of_plan(llama):
 
 def test_a_lone_prompt_waits_for_its_own_attention_group():
     """One prompt on a replica of many attention groups is read by one of them; many prompts share all."""
-    model, system, mapping = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72"), st.Mapping(dp=8, ep=8)
+    model, system, layout = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72"), st.Layout(dp=8, ep=8)
     policy = Policy(token_budget=4096, max_sequences=64)
     for prompts in (1, 8):
         traffic = Traffic(arrival=np.zeros(prompts), inputs=np.full(prompts, 4096), outputs=np.full(prompts, 1))
-        found = simulate(model, system, traffic, mapping=mapping, policy=policy)
-        expected = st.prefill_step(model, system, tokens=4096, prompts=prompts, mapping=mapping).total
+        found = simulate(model, system, traffic, layout=layout, policy=policy)
+        expected = st.prefill_step(model, system, tokens=4096, prompts=prompts, layout=layout).total
         assert found.answers.ttft.mean == pytest.approx(float(expected), rel=0.05)
 
 
@@ -359,8 +359,8 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
     lengths = {"inputs": Lengths(mean=256), "outputs": Lengths(mean=256)}
 
     def best(replicas, requests):
-        mapping, policy = st.Mapping(replicas=replicas), Policy(max_sequences=64)
-        run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=requests, mapping=mapping, policy=policy)
+        layout, policy = st.Layout(replicas=replicas), Policy(max_sequences=64)
+        run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=requests, layout=layout, policy=policy)
         return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05)[0]
 
     one = best(1, 4000)
@@ -466,7 +466,7 @@ def test_first_tokens_are_seen_late_and_ends_are_not():
     pace = replace(pace_for(16), answer=10.0)
     traffic = closed_loop(16, 400, Lengths(mean=40, shape="uniform", spread=0.5), Lengths(mean=25, shape="uniform", spread=0.5))
     made = serve(traffic, Policy(max_sequences=16), pace)[0]
-    found = answered(made, pace)
+    found = as_seen(made, pace)
     each = (made["finish"] - made["first"]) / (made["outputs"] - 1)
     np.testing.assert_allclose(found["first"] - made["first"], 10 * each)
     np.testing.assert_array_equal(np.sort(found["arrival"])[16:], np.sort(found["finish"])[:-16])
@@ -520,11 +520,11 @@ def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
         assert found.simulation.answers.tpot.p90 <= slo.tpot
 
 
-def loops(model, system, engine, mapping=None):  # of one, 16 and 64 clients
+def loops(model, system, engine, layout=None):  # of one, 16 and 64 clients
     runs = {"concurrency": np.array([1, 16, 64]), "input_tokens": np.array([1024, 1024, 128])}
     runs["requests"] = 10 * runs["concurrency"]
     return closed_loops(
-        model, system, mapping=mapping or st.Mapping(), output_tokens=np.array([128, 128, 1024]), engine=engine, **runs
+        model, system, layout=layout or st.Layout(), output_tokens=np.array([128, 128, 1024]), engine=engine, **runs
     )
 
 
@@ -535,7 +535,7 @@ def test_closed_loops_of_many_rows(llama):
     assert ttft[0] == pytest.approx(float(alone), rel=0.02)
     assert ttft[1] > ttft[0]
     assert np.all(found.step > 0)
-    room = kv_room(*llama, mapping=st.Mapping(), engine=st.load_engine(), context=1000, step_tokens=2048)
+    room = kv_room(*llama, layout=st.Layout(), engine=st.load_engine(), context=1000, step_tokens=2048)
     memory = memory_per_chip(*llama, batch=room // 1000, context=1000, step_tokens=2048)
     assert memory.fits
 
@@ -560,7 +560,7 @@ def test_first_tokens_wait_for_the_host_and_for_steps(llama):
 def test_the_fit_of_first_tokens_finds_what_made_them(llama):
     """Constants that made the times are found again, with one run in six off by a factor of ten."""
     truth = np.array([0.02, 6e-6, 12.0, 2.0])
-    parts = [loops(*llama, st.load_engine(), st.Mapping(tp=tp)) for tp in (1, 2, 4, 8)]
+    parts = [loops(*llama, st.load_engine(), st.Layout(tp=tp)) for tp in (1, 2, 4, 8)]
     times = np.concatenate([part.ttft(truth) for part in parts])
     times[::6] *= 10
     found = fit_first_tokens(parts, times)
@@ -586,7 +586,7 @@ def test_mooncake_hashes_become_hits(llama):
     traffic = read_trace(TRACES / "mooncake_conversation_trace.jsonl", most=3000)
     assert traffic.starts[1] == 14
     tiers = Cache(tiers=(Tier(name="hbm", capacity=1e15, bandwidth=1e12),))
-    found = simulate(*llama, traffic, mapping=st.Mapping(replicas=8), policy=Policy(route="prefix-aware"), cache=tiers)
+    found = simulate(*llama, traffic, layout=st.Layout(replicas=8), policy=Policy(route="prefix-aware"), cache=tiers)
     assert 0.05 < found.cache.hit_rate < 0.6
     assert found.answers.served == 3000
 
@@ -692,7 +692,7 @@ def test_a_closed_loop_on_separate_pools(llama, clients):
     """A client asks again the moment its answer ends, so that as many requests as clients are on their way, never more."""
     n = 8 * clients
     lengths = (Lengths(mean=700, shape="uniform", spread=0.2), Lengths(mean=60, shape="uniform", spread=0.2))
-    found = simulate(*llama, closed_loop(clients, n, *lengths), prefill=st.Mapping()).requests
+    found = simulate(*llama, closed_loop(clients, n, *lengths), prefill=st.Layout()).requests
     assert set(found["status"]) == {DONE}
     np.testing.assert_array_equal(np.sort(found["arrival"][clients:]), np.sort(found["finish"])[: n - clients])
     moves = sorted([(time, 1) for time in found["arrival"]] + [(time, -1) for time in found["finish"]])

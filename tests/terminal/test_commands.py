@@ -86,7 +86,7 @@ def test_the_main_job_as_json():
     assert found["tokens_per_second_per_user"] >= 50
     assert found["tpot"] <= 0.02
     assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
-    assert found["pools"][0]["mapping"]["ep"] >= 1
+    assert found["pools"][0]["layout"]["ep"] >= 1
 
 
 def test_explain_shows_formulas_numbers_and_sources():

@@ -8,7 +8,7 @@ from typing import Any
 
 from steptime.blackboard.machine import balance, drain_seconds, multiplies
 from steptime.machines.system import System
-from steptime.machines.what_if import knobs, read_knob
+from steptime.machines.what_if import read_figure, settable
 
 
 def system_row(system: System) -> dict[str, Any]:
@@ -99,6 +99,6 @@ def system_card(system: System) -> dict[str, Any]:
         "rack": dict(system.rack),
         "scale_up_links": scale_up_links(system),
         "physical_limits": physical_limits(system),
-        "knobs": {path: {"value": read_knob(system, path), "unit": unit} for path, unit in knobs(system).items()},
+        "settable": {path: {"value": read_figure(system, path), "unit": unit} for path, unit in settable(system).items()},
         "figures": {path: asdict(figure) for path, figure in system.figures.items()},
     }

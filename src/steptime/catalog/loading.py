@@ -126,9 +126,7 @@ def load_system(name: str, catalog: str | os.PathLike[str] | None = None) -> Sys
 
 def _domain(reader: _Reader, path: Path, entry: DomainEntry, *, last: bool) -> Domain:
     if entry.size is None and not last:
-        raise DataFileError(
-            path, f"domains: {entry.name} needs a size; only the outermost goes without", line_of(path, "name")
-        )
+        raise DataFileError(path, f"domains: {entry.name} needs a size; only the outermost goes without", line_of(path, "name"))
     place = entry.kind.replace("-", "_")
     link = Link(
         bandwidth=reader.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),

@@ -1,1 +1,1 @@
-"""ROOM."""
+"""Machines: chips, memory, links, domains, systems and rents; number formats; money."""

@@ -7,7 +7,7 @@ each 16 (NVIDIA, "Introducing NVFP4"), FP8 of DeepSeek-V3 is 8 bits + 32 bits fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,7 +64,7 @@ def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: floa
     return Format(name=base.name, bytes=bits / 8 + scale_bytes / values_per_scale, arithmetic=base.arithmetic)
 
 
-def peak_rate(peak: MappingABC[str, Any], arithmetic: tuple[str, ...]) -> Any:
+def peak_rate(peak: Mapping[str, Any], arithmetic: tuple[str, ...]) -> Any:
     """Return the dense peak rate [FLOP/s] of the first of `arithmetic` that the chip has.
 
     A chip without a format's own units runs it in the next wider one: FP4 in FP8, FP8 in BF16.

@@ -7,7 +7,7 @@ size and is scale-out. Bandwidths are per chip and per direction; peak rates are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from steptime.numbers import Number
@@ -36,10 +36,10 @@ class Chip:
     title: str = ""
     vendor: str = ""
     year: int = 0
-    peak: MappingABC[str, Number]
+    peak: Mapping[str, Number]
     memory: tuple[MemoryTier, ...]
     power_w: Number = math.nan
-    reached: MappingABC[str, Number] = field(default_factory=dict)
+    reached: Mapping[str, Number] = field(default_factory=dict)
 
     @property
     def hbm(self) -> MemoryTier:
@@ -90,8 +90,8 @@ class System:
     domains: tuple[Domain, ...]
     tiers: tuple[MemoryTier, ...] = ()
     rent: Rent
-    rack: MappingABC[str, Number] = field(default_factory=dict)
-    figures: MappingABC[str, Figure] = field(default_factory=dict)
+    rack: Mapping[str, Number] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
     def scale_up(self) -> Domain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ TIER_UNITS = {"capacity": "B", "bandwidth": "B/s", "latency": "s", "usd_per_byte
 DOMAIN_UNITS = {"bandwidth": "B/s", "latency": "s", "size": ""}
 
 
-def knobs(system: System) -> dict[str, str]:
+def settable(system: System) -> dict[str, str]:
     """Return every figure of `system` that `vary` can change, with its unit, in the order of the data sheet."""
     units = {f"chip.peak.{kind}": "FLOP/s" for kind in system.chip.peak}
     units |= {f"chip.{tier.name}.{key}": unit for tier in system.chip.memory for key, unit in TIER_UNITS.items()}
@@ -31,7 +31,7 @@ def knobs(system: System) -> dict[str, str]:
     return units
 
 
-def read_knob(system: System, path: str) -> Number:
+def read_figure(system: System, path: str) -> Number:
     """Return the value of one knob, in base units.
 
     >>> import math
@@ -39,10 +39,10 @@ def read_knob(system: System, path: str) -> Number:
     >>> chip = Chip(name="toy", peak={"bf16": 1e15}, memory=(MemoryTier(name="hbm", capacity=80e9, bandwidth=3e12),))
     >>> toy = System(name="toy", chip=chip, chips=1, rent=Rent(low=0, typical=0, high=0),
     ...              domains=(Domain(name="out", kind="scale-out", size=math.inf, link=Link(bandwidth=1e9)),))
-    >>> read_knob(vary(toy, {"chip.hbm.bandwidth": 6e12}), "chip.hbm.bandwidth")
+    >>> read_figure(vary(toy, {"chip.hbm.bandwidth": 6e12}), "chip.hbm.bandwidth")
     6000000000000.0
     """
-    _check_knob(system, path)
+    _check_path(system, path)
     head, _, key = path.rpartition(".")
     if path == "rent":
         return system.rent.typical
@@ -65,7 +65,7 @@ def is_scalar(system: System) -> bool:
     return all(np.ndim(figure) == 0 for figure in figures)
 
 
-def vary(system: System, changes: MappingABC[str, Number]) -> System:
+def vary(system: System, changes: Mapping[str, Number]) -> System:
     """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
 
     Values are in base units and may be arrays. Raises UnknownName for a knob that the system lacks.
@@ -80,13 +80,13 @@ def scale(system: System, path: str, factor: Number) -> System:
     if path == "chip.peak":
         peak = {kind: rate * factor for kind, rate in system.chip.peak.items()}
         return replace(system, chip=replace(system.chip, peak=peak))
-    return _vary_one(system, path, read_knob(system, path) * factor)
+    return _vary_one(system, path, read_figure(system, path) * factor)
 
 
 def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
     """Read what-ifs such as "chip.hbm.bandwidth=16TB/s" with the unit that each knob has."""
     changes = {}
-    units = knobs(system)
+    units = settable(system)
     for text in texts:
         path, equals, value = text.partition("=")
         path = path.strip()
@@ -94,20 +94,20 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
             raise RangeError(f"{text!r} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
-        _check_knob(system, path)
+        _check_path(system, path)
         changes[path] = parse(value, units[path])
         if changes[path] < 0 or (changes[path] == 0 and not path.endswith(("latency", "usd_per_byte", "rent"))):
             raise RangeError(f"{path}={value.strip()}: must be greater than 0")
     return changes
 
 
-def _check_knob(system: System, path: str) -> None:
-    if path not in knobs(system):
-        raise UnknownName("key", path, knobs(system), f"`steptime systems {system.name}` lists them.")
+def _check_path(system: System, path: str) -> None:
+    if path not in settable(system):
+        raise UnknownName("key", path, settable(system), f"`steptime systems {system.name}` lists them.")
 
 
 def _vary_one(system: System, path: str, value: Number) -> System:
-    _check_knob(system, path)
+    _check_path(system, path)
     head, _, key = path.rpartition(".")
     if path == "rent":
         return replace(

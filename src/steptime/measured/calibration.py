@@ -9,7 +9,7 @@ that were left out with their whole model-system pair, so that it holds for what
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,10 +32,10 @@ STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is usual of a constant, and the spread of its logarithm: before any run, and of engines about the typical one."""
+    """What is usual of a constant, and the deviation of its logarithm: before any run, and of engines about the typical one."""
 
     usual: float
-    spread: float
+    deviation: float
     between: float
 
 
@@ -73,13 +73,13 @@ HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than k
 }
 NAMES = tuple(PRIORS)
 USUAL = np.log([PRIORS[n].usual for n in NAMES])
-SPREAD = np.array([PRIORS[n].spread for n in NAMES])
+DEVIATIONS = np.array([PRIORS[n].deviation for n in NAMES])
 BETWEEN = np.array([PRIORS[n].between for n in NAMES])
 
 
 QUEUE_NAMES = ("seconds_per_request", "first_token_factor")
 QUEUE_USUAL = np.log([0.02, 1.5])
-QUEUE_SPREAD = np.array([0.7, 0.4])
+QUEUE_DEVIATIONS = np.array([0.7, 0.4])
 QUEUE_NOISE = 0.3
 PASSES = 2  # simulations, the second with the waits that the first found
 
@@ -112,7 +112,7 @@ def fit(
     groups: list[Runs],
     target: Number,
     mean: Number,
-    spread: Number,
+    deviation: Number,
     start: Number | None = None,
     noise: float = NOISE,
     robust: float = ROBUST,
@@ -120,7 +120,8 @@ def fit(
 ) -> tuple[Number, Number]:
     """Return the fitted logarithms of the constants, and their covariance.
 
-    groups: runs; target: log of measured TPOT by index; mean and spread: prior of the logarithms; noise: of log(TPOT); robust:
+    groups: runs; target: log of measured TPOT by index; mean and deviation: prior of the logarithms; noise: of log(TPOT);
+    robust:
     from how many times the noise an error stops to pull (the loss of a Cauchy distribution); base: what is not fitted.
     """
     try:
@@ -133,31 +134,31 @@ def fit(
         return np.sign(scaled) * robust * np.sqrt(np.log1p((scaled / robust) ** 2))
 
     def residuals(logs: Number) -> Number:
-        return np.concatenate([soft(_log_errors(logs, groups, target, base)), (logs - mean) / spread])
+        return np.concatenate([soft(_log_errors(logs, groups, target, base)), (logs - mean) / deviation])
 
     def jacobian(logs: Number) -> Number:
         step = 1e-4
         table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(NAMES))])
         errors = soft(_log_errors(table, groups, target, base))
-        return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / spread)])
+        return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / deviation)])
 
     found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
     pairs = np.concatenate([np.full(len(runs.index), " ".join(_pair(runs)), dtype=object) for runs in groups])
-    return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], spread, pairs)
+    return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], deviation, pairs)
 
 
-def shared_covariance(errors: Number, jacobian: Number, spread: Number, pairs: Number) -> Number:
+def shared_covariance(errors: Number, jacobian: Number, deviation: Number, pairs: Number) -> Number:
     r"""Covariance of fitted constants when the runs of a model-system pair share their errors.
 
     $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
-    $\Lambda = diag(1/s^2)$: the sandwich of clustered errors. errors $r$ (runs,), jacobian $J$ (runs, constants), spread $s$
+    $\Lambda = diag(1/s^2)$: the sandwich of clustered errors. errors $r$ (runs,), jacobian $J$ (runs, constants), deviation $s$
     (constants,), pairs: a label of each run. What no run tells keeps the variance of its prior.
     Source: Liang and Zeger, Biometrika 73 (1986), 13-22.
 
     >>> shared_covariance(np.zeros(1), np.zeros((1, 2)), np.array([0.5, 1.0]), np.array(["a"])).tolist()
     [[0.25, 0.0], [0.0, 1.0]]
     """
-    prior = np.diag(1 / np.square(spread))
+    prior = np.diag(1 / np.square(deviation))
     scores = np.stack([jacobian[pairs == pair].T @ errors[pairs == pair] for pair in sorted(set(pairs))])
     bread = np.linalg.inv(jacobian.T @ jacobian + prior)
     return bread @ (scores.T @ scores + prior) @ bread
@@ -183,7 +184,7 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Number, mean: Numbe
         wait, factor = np.exp(logs)
         errors = (np.log(wait + factor * orderly[known]) - np.log(seen[known])) / QUEUE_NOISE
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
-        return np.concatenate([soft, (logs - mean) / QUEUE_SPREAD])
+        return np.concatenate([soft, (logs - mean) / QUEUE_DEVIATIONS])
 
     return with_constants(engine, QUEUE_NAMES, np.exp(least_squares(residuals, mean).x))
 
@@ -199,15 +200,15 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engi
         return engine, []
     from steptime.measured import loops as first_token
 
-    mean, spread = first_token.USUAL, first_token.SPREAD
+    mean, deviation = first_token.USUAL, first_token.PRIOR_DEVIATIONS
     if prior is not None:
-        mean, spread = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
+        mean, deviation = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
         engine = with_constants(engine, WAIT_NAMES, constants)
         loops = [loops_of(runs, engine) for runs in groups]
-        constants = first_token.fit(loops, seen, mean, spread)
+        constants = first_token.fit(loops, seen, mean, deviation)
     return with_constants(engine, WAIT_NAMES, constants), loops
 
 
@@ -252,8 +253,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     """
     groups, target, first = grouped(rows), _log_tpot(rows), _first_tokens(rows)
     names = sorted({row["engine"] for row in rows})
-    typical, spread = fit(groups, target, USUAL, SPREAD)
-    logs, covariances = {TYPICAL: typical}, {TYPICAL: spread}
+    typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
+    logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
     of = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
     for name in names:
         logs[name], covariances[name] = fit(of[name], target, typical, BETWEEN, typical)
@@ -268,7 +269,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
         tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, made[runs.engine])
         fitted[runs.index] = np.log(tpot) - target[runs.index]
     for pair in sorted({_pair(runs) for runs in groups}) if leave_out else ():
-        without, _ = fit([runs for runs in groups if _pair(runs) != pair], target, USUAL, SPREAD, typical)
+        without, _ = fit([runs for runs in groups if _pair(runs) != pair], target, USUAL, DEVIATIONS, typical)
         for name in sorted({runs.engine for runs in groups if _pair(runs) == pair}):
             known = name if any(_pair(runs) != pair for runs in of[name]) else TYPICAL
             kept = [k for k, runs in enumerate(of[known]) if _pair(runs) != pair]
@@ -349,7 +350,7 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
     return replace(fitted, name=name, title=f"{prior.name} fitted to {len(rows)} runs", fit=info)
 
 
-def engine_file(engine: Engine, source: MappingABC[str, str]) -> str:
+def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     """Return the TOML text of an engine file: constants, fit and where it came from."""
     default = Engine()
     lines = [f'name = "{engine.name}"', f'title = "{engine.title}"', "", "[source]"]

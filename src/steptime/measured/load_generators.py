@@ -5,7 +5,7 @@
 - `python -m sglang.bench_serving --output-file` (later `sglang.benchmark.serving`): one JSON object a line.
   https://github.com/sgl-project/sglang/blob/main/python/sglang/bench_serving.py
 
-Both hold means of times, and tokens in all, so that mean lengths are known. They do not hold the machine, the mapping and the
+Both hold means of times, and tokens in all, so that mean lengths are known. They do not hold the machine, the layout and the
 formats: those are `given`, by column, or stand in the file as vLLM's `--metadata tp=4 system=hgx-h200` or SGLang's server_info.
 
 **Requests in flight.** A closed loop holds `max_concurrency`. Open arrivals hold, on average, as many as arrive during one

@@ -24,7 +24,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import WAIT_NAMES, Engine
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.planning.steady import DRIFT
 from steptime.simulation.pace import Pace, pace_of
 from steptime.simulation.policy import Policy, budget_of, kind_of
@@ -33,7 +33,7 @@ from steptime.simulation.state import DONE
 from steptime.simulation.traffic import Lengths, closed_loop
 
 USUAL = np.log([0.008, 4e-6, 4.0, 2.0])
-SPREAD = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
+PRIOR_DEVIATIONS = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
 LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero has no logarithm
 OWN = np.array([0.5, 0.5, 0.5, 0.5])  # of a user's deployment about an engine
 NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
@@ -69,7 +69,7 @@ def closed_loops(
     model: Model,
     system: System,
     *,
-    mapping: Mapping,
+    layout: Layout,
     concurrency: Number,
     input_tokens: Number,
     output_tokens: Number,
@@ -78,14 +78,14 @@ def closed_loops(
     engine: Engine,
     seed: int = 0,
 ) -> Loops:
-    """Simulate closed loops of one model on one system; ways of `mapping` and all others broadcast, one entry a run.
+    """Simulate closed loops of one model on one system; ways of `layout` and all others broadcast, one entry a run.
 
     input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`.
-    requests: of the whole loop, at least one of each client. Runs that share a mapping share a pace. Requests in flight are
+    requests: of the whole loop, at least one of each client. Runs that share a layout share a pace. Requests in flight are
     limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
     the run was made. Prompts come first where `engine.prefill_first`.
     """
-    ways = np.broadcast_arrays(*(np.asarray(x) for x in (mapping.tp, mapping.pp, mapping.dp, mapping.ep, concurrency)))
+    ways = np.broadcast_arrays(*(np.asarray(x) for x in (layout.tp, layout.pp, layout.dp, layout.ep, concurrency)))
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
@@ -98,12 +98,12 @@ def closed_loops(
         clients, long = table[chosen, 4], longest.sum(axis=0)
         budget = [budget_of(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
         pace = pace_of(
-            model, system, mapping=one, engine=engine, max_sequences=int(max(clients)), token_budget=max(budget),
+            model, system, layout=one, engine=engine, max_sequences=int(max(clients)), token_budget=max(budget),
             contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), check=False,
         )  # fmt: skip
         for k, tokens in zip(chosen, budget, strict=True):
             room = kv_room(
-                model, system, mapping=one, engine=engine, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
+                model, system, layout=one, engine=engine, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
             )
             policy = Policy(
                 kind=kind,
@@ -118,11 +118,11 @@ def closed_loops(
     return Loops(queued=queued, step=step, prompt=prompt, groups=table[:, 2])
 
 
-def _alike(ways: Number) -> Iterator[tuple[Number, Mapping]]:
-    """Rows that share ways of parallelism (tp, pp, dp, ep), and their mapping."""
+def _alike(ways: Number) -> Iterator[tuple[Number, Layout]]:
+    """Rows that share ways of parallelism (tp, pp, dp, ep), and their layout."""
     for row in np.unique(ways, axis=0):
         tp, pp, dp, ep = (int(x) for x in row)
-        yield np.flatnonzero((ways == row).all(axis=1)), Mapping(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
+        yield np.flatnonzero((ways == row).all(axis=1)), Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp)
 
 
 def _loop(
@@ -147,10 +147,10 @@ def _loop(
     return queued, step, prompt
 
 
-def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, spread: Number = SPREAD) -> Number:
+def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, deviation: Number = PRIOR_DEVIATIONS) -> Number:
     """Return the constants, in the order of WAIT_NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
 
-    mean and spread: prior of their logarithms.
+    mean and deviation: prior of their logarithms.
     """
     from scipy.optimize import least_squares
 
@@ -161,7 +161,7 @@ def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, spread: Numb
 
     def residuals(logs: Number) -> Number:
         errors = (np.log(loops.ttft(np.exp(logs))) - seen) / NOISE
-        return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / spread])
+        return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / deviation])
 
     starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3]]) for a, n in STARTS)]
     found = min((least_squares(residuals, start) for start in starts), key=lambda one: one.cost)

@@ -17,14 +17,14 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import Engine, with_constants
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.simulation.pace import pace_of
 from steptime.simulation.policy import Policy
 from steptime.simulation.run import serve
 from steptime.simulation.state import DONE
 from steptime.simulation.traffic import Traffic
 
-PRIOR = {  # spread of the logarithm of a deployment's constant about its engine's
+PRIOR = {  # deviation of the logarithm of a deployment's constant about its engine's
     "memory_efficiency": 0.1,
     "compute_efficiency": 0.15,
     "attention_memory_efficiency": 0.2,
@@ -46,7 +46,7 @@ class Recorded:
     last: Number
     model: Model
     system: System
-    mapping: Mapping
+    layout: Layout
     policy: Policy
 
 
@@ -56,7 +56,7 @@ def replay(run: Recorded, engine: Engine) -> Any:
     pace = pace_of(
         run.model,
         run.system,
-        mapping=run.mapping,
+        layout=run.layout,
         engine=engine,
         max_sequences=run.policy.max_sequences,
         token_budget=run.policy.token_budget,
@@ -89,18 +89,18 @@ def fit(run: Recorded, prior: Engine) -> Engine:
     except ImportError:
         raise InputError("fitting needs scipy: pip install 'steptime[simulate]'") from None
     names = [n for n in PRIOR if float(getattr(prior, n)) > 0]
-    mean, spread = np.log([float(getattr(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
+    mean, deviation = np.log([float(getattr(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
 
     def engine(logs: Number) -> Engine:
         return with_constants(prior, names, np.exp(logs))
 
     def residuals(logs: Number) -> Number:
         off = differences(run, replay(run, engine(logs)))
-        return np.concatenate([(off / NOISE / np.sqrt(off.shape[1])).ravel(), (logs - mean) / spread])
+        return np.concatenate([(off / NOISE / np.sqrt(off.shape[1])).ravel(), (logs - mean) / deviation])
 
     def slopes(logs: Number) -> Number:
         moves = STEP * np.eye(len(names))
         return np.stack([(residuals(logs + move) - residuals(logs - move)) / (2 * STEP) for move in moves], axis=1)
 
-    best = least_squares(residuals, mean, jac=slopes, x_scale=spread, max_nfev=25, xtol=1e-3, ftol=1e-4)
+    best = least_squares(residuals, mean, jac=slopes, x_scale=deviation, max_nfev=25, xtol=1e-3, ftol=1e-4)
     return replace(engine(best.x), name=f"{prior.name}, fitted to {len(run.traffic)} requests", fit={})

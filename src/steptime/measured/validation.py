@@ -13,8 +13,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
-from collections.abc import Mapping as MappingABC
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -31,7 +30,7 @@ from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import TYPICAL, Engine, load_engine
-from steptime.physics.layout import Mapping, check
+from steptime.physics.layout import Layout, check
 from steptime.physics.uncertainty import factors, regime_of
 from steptime.planning.steady import closed_loop
 
@@ -63,7 +62,7 @@ class Runs:
     model: Model
     system: System
     engine: str
-    mapping: Mapping
+    layout: Layout
     concurrency: Number
     input_tokens: Number
     output_tokens: Number
@@ -106,7 +105,7 @@ def read_runs(
     return rows, problems
 
 
-def checker(catalog: str | None = None) -> Callable[[MappingABC[str, str]], str]:
+def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
     """Return what tells what is wrong with a row, "" for nothing; it reads each name of the catalogue once."""
     system = lru_cache(maxsize=None)(partial(load_system, catalog=catalog))
     model = lru_cache(maxsize=None)(partial(load_model, catalog=catalog))
@@ -116,7 +115,7 @@ def checker(catalog: str | None = None) -> Callable[[MappingABC[str, str]], str]
     return lambda row: _wrong_measure(row) or cells(*checked(row))
 
 
-def _wrong_measure(row: MappingABC[str, str]) -> str:
+def _wrong_measure(row: Mapping[str, str]) -> str:
     for name in POSITIVE:
         text = row.get(name)
         try:
@@ -138,7 +137,7 @@ def _wrong_spread(text: str) -> str:
     return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {text!r}"
 
 
-def spread_of(row: MappingABC[str, str]) -> float:
+def spread_of(row: Mapping[str, str]) -> float:
     """Return how far the lengths of a run reach to both sides of their mean, as a share of it.
 
     Its column tells, or how the run is named (`DRAWN_IDS`).
@@ -172,14 +171,14 @@ def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cel
     *ways, machine, name, weights, experts, kv = cells
     try:
         described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)
-        check(Mapping(**{n: int(float(way)) for n, way in zip(AXES, ways, strict=True)}), described, system(machine))
+        check(Layout(**{n: int(float(way)) for n, way in zip(AXES, ways, strict=True)}), described, system(machine))
     except InputError as problem:
         return str(problem)
     return ""
 
 
 def grouped(
-    rows: list[dict[str, str]], *, small_kv: MappingABC[str, bool] | None = None, catalog: str | None = None
+    rows: list[dict[str, str]], *, small_kv: Mapping[str, bool] | None = None, catalog: str | None = None
 ) -> list[Runs]:
     """Return the rows as groups of runs that share model, formats, system and engine."""
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -219,10 +218,10 @@ def _narrow(weights: str, experts: str, system: System) -> bool:
 
 def _runs(
     key: tuple[str, ...],
-    columns: MappingABC[str, Number],
+    columns: Mapping[str, Number],
     index: Number,
     system: System,
-    small_kv: MappingABC[str, bool],
+    small_kv: Mapping[str, bool],
     catalog: str | None,
 ) -> Runs:
     """Return one group; its KV cache is in 8 bits, unless the rows name a format, where the engine keeps it so."""
@@ -234,7 +233,7 @@ def _runs(
         model=load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog),
         system=system,
         engine=engine,
-        mapping=Mapping(**{n: columns[n] for n in AXES}, microbatches=columns["pp"]),
+        layout=Layout(**{n: columns[n] for n in AXES}, microbatches=columns["pp"]),
         concurrency=columns["concurrency"],
         input_tokens=columns["input_tokens"],
         output_tokens=columns["output_tokens"],
@@ -266,7 +265,7 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
     tpot, ttft, decode = closed_loop(
         runs.model,
         runs.system,
-        mapping=runs.mapping,
+        layout=runs.layout,
         concurrency=runs.concurrency,
         input_tokens=runs.input_tokens,
         output_tokens=runs.output_tokens,
@@ -289,7 +288,7 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
     return closed_loops(
         runs.model,
         runs.system,
-        mapping=runs.mapping,
+        layout=runs.layout,
         concurrency=runs.concurrency,
         input_tokens=runs.input_tokens,
         output_tokens=runs.output_tokens,
@@ -384,7 +383,7 @@ def report(rows: list[dict[str, str]], predictions: Predictions) -> dict[str, An
     return tables
 
 
-def _labels(rows: Iterable[MappingABC[str, str]], predictions: Predictions, key: str) -> Number:
+def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Number:
     if key == "bound":
         return predictions.bound
     return np.array([row[key] for row in rows], dtype=object)

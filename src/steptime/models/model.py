@@ -11,7 +11,7 @@ query at context $L$ costs `flops_per_pair` for each cached token that it reads,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -123,8 +123,8 @@ class Model:
     heads: int = 1
     max_context: float = math.inf
     kv_format: str = "bf16"
-    source: MappingABC[str, str] = field(default_factory=dict, hash=False)
-    published: MappingABC[str, Number] = field(default_factory=dict, hash=False)
+    source: Mapping[str, str] = field(default_factory=dict, hash=False)
+    published: Mapping[str, Number] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.physics.memory import ACTIVATION_BYTES, expert_slots, weight_ways
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
@@ -47,9 +47,9 @@ class Work:
         return self.decode + self.prompts
 
 
-def work_of(given: MappingABC[str, Any], mapping: Mapping) -> Work:
+def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
     """Return the rows that one micro-batch brings to an attention group; `given` are the arguments of `mixed_step`."""
-    m, dp = mapping.microbatches, mapping.dp
+    m, dp = layout.microbatches, layout.dp
     sequences = np.ceil(given["batch"] / (dp * m) - 1e-9)
     group_prompts = np.ceil(given["prompts"] / dp - 1e-9) / m
     return Work(
@@ -131,25 +131,25 @@ class Demand:
     memory_efficiency: Number = 1.0
 
 
-def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine: Engine) -> Demand:
+def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: Engine) -> Demand:
     """Return what an operator with weights asks of the busiest chip for one micro-batch."""
     peak = peak_rate(system.chip.peak, op.format.arithmetic)
     if op.rows in ("none", "lookup"):
-        looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / mapping.group
+        looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
         return Demand(0.0, peak, activations=looked_up * engine.activation_traffic)
     if op.rows == "routed":
-        slots, sharing = expert_slots(op, mapping), mapping.stage / mapping.ep
-        copies = slots * mapping.ep  # that the tokens choose among
+        slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
+        copies = slots * layout.ep  # that the tokens choose among
         touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.expert_evenness)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / mapping.ep * engine.expert_imbalance
+        rows = work.everywhere * op.active / layout.ep * engine.expert_imbalance
         if np.any(engine.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
         weights, efficiency, reading = touched * op.weights, engine.expert_efficiency, engine.expert_memory_efficiency
     else:
-        sharing, weights = weight_ways(op, mapping), op.weights
-        efficiency = engine.compute_efficiency * departure(system, "compute", engine)
-        reading = engine.memory_efficiency * departure(system, "memory", engine)
+        sharing, weights = weight_ways(op, layout), op.weights
+        efficiency = engine.compute_efficiency * chip_factor(system, "compute", engine)
+        reading = engine.memory_efficiency * chip_factor(system, "memory", engine)
         reading = reading * engine.narrow_efficiency if op.format.bytes < NARROW else reading
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
     activations: Number = 0.0
@@ -159,15 +159,15 @@ def operator_demand(op: Op, work: Work, system: System, mapping: Mapping, engine
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
 
-def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping, engine: Engine) -> dict[str, Demand]:
+def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:
     """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
-    kv_ways = np.minimum(mapping.tp, a.kv_shards) * mapping.cp
-    state_ways = np.minimum(mapping.tp, a.heads)
+    kv_ways = np.minimum(layout.tp, a.kv_shards) * layout.cp
+    state_ways = np.minimum(layout.tp, a.heads)
     peak = peak_rate(system.chip.peak, a.arithmetic)
     found = {}
     if np.any(work.decode):
         read = entries_read(a, work.context)
-        flops = work.decode * (a.flops_per_pair_decode * read / mapping.cp + a.state_flops_per_token) / mapping.tp
+        flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
         found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.attention_efficiency)
     if np.any(work.prefill):
@@ -178,14 +178,14 @@ def attention_demands(a: Attention, work: Work, system: System, mapping: Mapping
         )
         kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
         moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["prefill"] = Demand(flops / mapping.group, peak, kv=moved, efficiency=engine.attention_efficiency)
+        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.attention_efficiency)
     return found
 
 
 REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 products: mean of H100, H200, B200, B300, GB200
 
 
-def departure(system: System, kind: str, engine: Engine) -> Number:
+def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     """Return how far the chip's share of its data sheet ("memory" or "compute") is from the usual one, as a factor.
 
     Of what kernels measured alone depart by, `engine.chip_departure` (as an exponent) shows in an engine; the ideal has none.
@@ -194,15 +194,15 @@ def departure(system: System, kind: str, engine: Engine) -> Number:
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.chip_departure
 
 
-LAUNCHED = (
+KERNELS = (
     "layer", "kernel", "quantised_kernel", "expert_layer", "attention_layer", "latent_layer", "state_layer", "selected_layer",
 )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
-def launches(model: Model) -> dict[str, int]:
+def kernel_counts(model: Model) -> dict[str, int]:
     """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
-    found = dict.fromkeys(LAUNCHED, 0)
+    found = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
         found["layer"] += n

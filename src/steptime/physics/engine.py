@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
-from collections.abc import Mapping as MappingABC
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -88,8 +87,8 @@ class Engine:
     two_batch: Number = 2.0
     reserved_bytes: Number = 0.0
     memory_share: Number = 1.0
-    fit: MappingABC[str, Any] = field(default_factory=dict)
-    source: MappingABC[str, Any] = field(default_factory=dict)
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
 
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")

@@ -16,14 +16,14 @@ from itertools import product
 
 import numpy as np
 
-from steptime.errors import MappingError
+from steptime.errors import LayoutError
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mapping:
+class Layout:
     """Ways of each kind of parallelism; any field may be an array, and all broadcast.
 
     tp: tensor parallel. pp: pipeline stages. dp: attention groups (data parallel attention). ep: expert parallel. cp: context
@@ -56,52 +56,52 @@ class Mapping:
         return self.stage * self.pp
 
 
-NAMES = tuple(f.name for f in fields(Mapping))
+NAMES = tuple(f.name for f in fields(Layout))
 LARGEST_REPLICA = 256  # chips; larger ones are tried only where one scale-up domain is larger
 
 
-def show_mapping(mapping: Mapping) -> str:
-    """Return a mapping as text: the axes that are not 1.
+def show_layout(layout: Layout) -> str:
+    """Return a layout as text: the axes that are not 1.
 
-    >>> show_mapping(Mapping(tp=8, ep=8)), show_mapping(Mapping())
+    >>> show_layout(Layout(tp=8, ep=8)), show_layout(Layout())
     ('tp8 ep8', 'one chip')
     """
     short = {"microbatches": "mb", "replicas": "x", "redundant_experts": "red"}
-    shown = [f"{short.get(n, n)}{getattr(mapping, n):g}" for n in NAMES if getattr(mapping, n) > (n != "redundant_experts")]
+    shown = [f"{short.get(n, n)}{getattr(layout, n):g}" for n in NAMES if getattr(layout, n) > (n != "redundant_experts")]
     return " ".join(shown) or "one chip"
 
 
-def check(mapping: Mapping, model: Model, system: System) -> None:
-    """Raise MappingError where a mapping does not divide the model, naming the axis and the nearest ways that would."""
+def check(layout: Layout, model: Model, system: System) -> None:
+    """Raise LayoutError where a layout does not divide the model, naming the axis and the nearest ways that would."""
     for name in NAMES:
-        value = np.asarray(getattr(mapping, name))
+        value = np.asarray(getattr(layout, name))
         least = 0 if name == "redundant_experts" else 1
         whole = value.dtype.kind in "iu" or not np.any(value % 1)
         if not whole or np.any(value < least):
-            raise MappingError(f"{name} must be a whole number of at least {least}, not {np.min(value):g}")
+            raise LayoutError(f"{name} must be a whole number of at least {least}, not {np.min(value):g}")
     routed = [layer.routed for layer, _ in model.layers if layer.routed is not None]
-    if np.any(model.heads % np.asarray(mapping.group)):
-        axes = "tp x cp" if np.any(np.asarray(mapping.cp) > 1) else "tp"
-        near = _near(model.heads, mapping.group)
-        raise MappingError(f"{axes}={mapping.group} does not divide the {model.heads} heads of {model.name}; try {near}")
-    if np.any(np.asarray(mapping.pp) > model.depth):
-        raise MappingError(f"pp={mapping.pp} is more than the {model.depth} layers of {model.name}")
-    if np.any(np.asarray(mapping.ep) > 1) and not routed:
-        raise MappingError(f"ep={mapping.ep}, but {model.name} has no experts; use tp or pp")
-    if np.any(mapping.stage % np.asarray(mapping.ep)):
-        raise MappingError(
-            f"ep={mapping.ep} does not divide the tp x cp x dp = {mapping.stage} chips of a stage; "
-            f"try {_near(mapping.stage, mapping.ep)}"
+    if np.any(model.heads % np.asarray(layout.group)):
+        axes = "tp x cp" if np.any(np.asarray(layout.cp) > 1) else "tp"
+        near = _near(model.heads, layout.group)
+        raise LayoutError(f"{axes}={layout.group} does not divide the {model.heads} heads of {model.name}; try {near}")
+    if np.any(np.asarray(layout.pp) > model.depth):
+        raise LayoutError(f"pp={layout.pp} is more than the {model.depth} layers of {model.name}")
+    if np.any(np.asarray(layout.ep) > 1) and not routed:
+        raise LayoutError(f"ep={layout.ep}, but {model.name} has no experts; use tp or pp")
+    if np.any(layout.stage % np.asarray(layout.ep)):
+        raise LayoutError(
+            f"ep={layout.ep} does not divide the tp x cp x dp = {layout.stage} chips of a stage; "
+            f"try {_near(layout.stage, layout.ep)}"
         )
     for op in routed:
-        if np.any(np.asarray(mapping.ep) > op.experts):
-            raise MappingError(f"ep={mapping.ep} is more than the {op.experts} experts of {model.name}")
-    if np.any(np.asarray(mapping.dp) > 1) and not routed:
-        raise MappingError(f"dp={mapping.dp}, but {model.name} has no experts that attention groups could share; use replicas")
-    if np.any(np.asarray(mapping.cp) > 1) and all(a.state_bytes > 0 for layer, _ in model.layers for a in layer.attention):
-        raise MappingError(f"cp={mapping.cp}, but {model.name} has no KV cache to divide")
-    if math.isfinite(system.scale_out.size) and np.any(np.asarray(mapping.chips) > system.scale_out.size):
-        raise MappingError(f"{mapping.chips} chips are more than the {system.scale_out.size} of {system.name}")
+        if np.any(np.asarray(layout.ep) > op.experts):
+            raise LayoutError(f"ep={layout.ep} is more than the {op.experts} experts of {model.name}")
+    if np.any(np.asarray(layout.dp) > 1) and not routed:
+        raise LayoutError(f"dp={layout.dp}, but {model.name} has no experts that attention groups could share; use replicas")
+    if np.any(np.asarray(layout.cp) > 1) and all(a.state_bytes > 0 for layer, _ in model.layers for a in layer.attention):
+        raise LayoutError(f"cp={layout.cp}, but {model.name} has no KV cache to divide")
+    if math.isfinite(system.scale_out.size) and np.any(np.asarray(layout.chips) > system.scale_out.size):
+        raise LayoutError(f"{layout.chips} chips are more than the {system.scale_out.size} of {system.name}")
 
 
 def _near(whole: Number, ways: Number) -> str:
@@ -120,8 +120,8 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, ...] = (1, 2)) -> Iterator[Mapping]:
-    """Yield the mappings of `model` whose replicas fit `chips` chips, with as many replicas as fit.
+def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, ...] = (1, 2)) -> Iterator[Layout]:
+    """Yield the layouts of `model` whose replicas fit `chips` chips, with as many replicas as fit.
 
     An attention group stays inside the scale-up domain; a stage may span several. `microbatches`: micro-batches a stage.
     """
@@ -141,7 +141,7 @@ def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, 
                     continue  # an attention group would straddle two domains
                 for ep in _expert_ways(stage, dp, routed.experts if routed else 0):
                     for parts in microbatches:
-                        mapping = Mapping(
+                        layout = Layout(
                             tp=tp,
                             pp=pp,
                             dp=dp,
@@ -150,14 +150,14 @@ def legal(model: Model, system: System, chips: int, *, microbatches: tuple[int, 
                             microbatches=pp * parts,
                             replicas=replicas(system, chips, stage * pp),
                         )
-                        if mapping not in seen:
-                            seen.add(mapping)
-                            yield mapping
+                        if layout not in seen:
+                            seen.add(layout)
+                            yield layout
 
 
-def exchanges_experts(mapping: Mapping) -> bool:
+def exchanges_experts(layout: Layout) -> bool:
     """Whether attention groups send each other tokens for their experts."""
-    return bool(mapping.dp > 1 and mapping.ep > 1)
+    return bool(layout.dp > 1 and layout.ep > 1)
 
 
 def replicas(system: System, chips: int, each: int) -> int:
@@ -183,11 +183,11 @@ def _expert_ways(stage: int, dp: int, experts: int) -> list[int]:
     return sorted({1, most} if dp == 1 or most == stage else {1})
 
 
-def stacked(mappings: list[Mapping]) -> Mapping:
-    """Return one mapping whose fields are arrays of shape (mappings,)."""
-    return Mapping(**{name: np.array([getattr(m, name) for m in mappings]) for name in NAMES})
+def stacked(layouts: list[Layout]) -> Layout:
+    """Return one layout whose fields are arrays of shape (layouts,)."""
+    return Layout(**{name: np.array([getattr(m, name) for m in layouts]) for name in NAMES})
 
 
-def shaped(mapping: Mapping, dimensions: int) -> Mapping:
-    """Return the mapping with `dimensions` axes of length one appended to every array field."""
-    return replace(mapping, **{n: np.asarray(getattr(mapping, n)).reshape((-1,) + (1,) * dimensions) for n in NAMES})
+def shaped(layout: Layout, dimensions: int) -> Layout:
+    """Return the layout with `dimensions` axes of length one appended to every array field."""
+    return replace(layout, **{n: np.asarray(getattr(layout, n)).reshape((-1,) + (1,) * dimensions) for n in NAMES})

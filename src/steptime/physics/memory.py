@@ -16,7 +16,7 @@ from steptime.machines.system import System
 from steptime.models.model import Layer, Model, Op, cache_entries
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL, Engine
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 
 ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 
@@ -42,73 +42,73 @@ class Memory:
         return self.used <= self.capacity
 
 
-def weight_ways(op: Op, mapping: Mapping) -> Number:
+def weight_ways(op: Op, layout: Layout) -> Number:
     """Chips over which the weights of one operator are divided, inside an attention group."""
-    return 1 if op.split == "replicated" else np.minimum(mapping.group, op.split_limit)
+    return 1 if op.split == "replicated" else np.minimum(layout.group, op.split_limit)
 
 
-def expert_slots(op: Op, mapping: Mapping) -> Number:
+def expert_slots(op: Op, layout: Layout) -> Number:
     """Experts that one chip holds, redundant copies among them."""
-    return np.ceil((op.experts + mapping.redundant_experts) / mapping.ep)
+    return np.ceil((op.experts + layout.redundant_experts) / layout.ep)
 
 
-def stage_share(model: Model, mapping: Mapping) -> Number:
+def stage_share(model: Model, layout: Layout) -> Number:
     """Share of the layers that the fullest pipeline stage holds."""
-    return np.ceil(model.depth / np.asarray(mapping.pp)) / model.depth
+    return np.ceil(model.depth / np.asarray(layout.pp)) / model.depth
 
 
-def op_bytes(op: Op, mapping: Mapping) -> Number:
+def op_bytes(op: Op, layout: Layout) -> Number:
     """Bytes per chip of one operator's weights."""
     if op.rows == "routed":
-        sharing = mapping.stage / mapping.ep
-        return expert_slots(op, mapping) * op.weights * op.format.bytes / sharing
-    return op.total_weights * op.format.bytes / weight_ways(op, mapping)
+        sharing = layout.stage / layout.ep
+        return expert_slots(op, layout) * op.weights * op.format.bytes / sharing
+    return op.total_weights * op.format.bytes / weight_ways(op, layout)
 
 
-def _layer_bytes(layers: tuple[tuple[Layer, int], ...], mapping: Mapping) -> Number:
-    return sum((n * sum(op_bytes(op, mapping) for op in layer.ops) for layer, n in layers), np.asarray(0.0))
+def _layer_bytes(layers: tuple[tuple[Layer, int], ...], layout: Layout) -> Number:
+    return sum((n * sum(op_bytes(op, layout) for op in layer.ops) for layer, n in layers), np.asarray(0.0))
 
 
-def weights_per_chip(model: Model, mapping: Mapping, *, draft: bool = False) -> Number:
+def weights_per_chip(model: Model, layout: Layout, *, draft: bool = False) -> Number:
     """Bytes of weights on the fullest chip; `draft` adds the multi-token-prediction layers.
 
     Embedding and head are on the first and the last stage, so that with pipeline stages a chip holds one of them.
     """
-    layers = _layer_bytes(model.layers, mapping) * stage_share(model, mapping)
+    layers = _layer_bytes(model.layers, layout) * stage_share(model, layout)
     first: Number = np.asarray(0.0)
     last: Number = np.asarray(0.0)
     for op in model.stem:
         if op.term in ("embedding", "vision"):
-            first = first + op_bytes(op, mapping)
+            first = first + op_bytes(op, layout)
         else:
-            last = last + op_bytes(op, mapping)
-    stem = np.where(np.asarray(mapping.pp) > 1, np.maximum(first, last), first + last)
-    return layers + stem + (_layer_bytes(model.draft, mapping) if draft else 0.0)
+            last = last + op_bytes(op, layout)
+    stem = np.where(np.asarray(layout.pp) > 1, np.maximum(first, last), first + last)
+    return layers + stem + (_layer_bytes(model.draft, layout) if draft else 0.0)
 
 
-def sequences_per_group(batch: Number, mapping: Mapping) -> Number:
+def sequences_per_group(batch: Number, layout: Layout) -> Number:
     """Sequences whose cache the busiest attention group holds."""
-    return np.ceil(batch / np.asarray(mapping.dp) - 1e-9)
+    return np.ceil(batch / np.asarray(layout.dp) - 1e-9)
 
 
-def cache_per_sequence(model: Model, context: Number, mapping: Mapping) -> Number:
+def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
     """Bytes of one sequence's cache on one chip: KV divided by heads as far as they go, and by context parallelism."""
     total: Number = np.asarray(0.0)
     for layer, n in model.layers:
         for a in layer.attention:
-            ways = np.minimum(mapping.tp, a.kv_shards) * mapping.cp
+            ways = np.minimum(layout.tp, a.kv_shards) * layout.cp
             kept = a.kv_bytes * cache_entries(a, context) / ways if a.stored else 0.0
-            total = total + n * (kept + a.state_bytes / np.minimum(mapping.tp, a.heads))
-    return total * stage_share(model, mapping)
+            total = total + n * (kept + a.state_bytes / np.minimum(layout.tp, a.heads))
+    return total * stage_share(model, layout)
 
 
-def activations_per_chip(model: Model, tokens: Number, mapping: Mapping) -> Number:
+def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number:
     """Bytes of live activations for `tokens` [per attention group]: the residual stream twice, and the largest operator."""
     largest: Number = np.asarray(0.0)
     for layer, _ in model.layers:
         for op in layer.ops:
             rows = op.active if op.rows == "routed" else 1
-            ways = weight_ways(op, mapping) if op.rows != "routed" else 1
+            ways = weight_ways(op, layout) if op.rows != "routed" else 1
             largest = np.maximum(largest, rows * op.inputs / ways + rows * op.outputs / ways)
     return tokens * ACTIVATION_BYTES * (2 * model.width + largest)
 
@@ -119,7 +119,7 @@ def memory_per_chip(
     *,
     batch: Number,
     context: Number,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine = IDEAL,
     step_tokens: Number = 0.0,
     draft: bool = False,
@@ -130,12 +130,12 @@ def memory_per_chip(
     """
     if np.any(np.asarray(batch) < 0) or np.any(np.asarray(context) < 0):
         raise RangeError("batch and context must be at least 0")
-    mapping = mapping or Mapping()
-    sequences = sequences_per_group(batch, mapping)
+    layout = layout or Layout()
+    sequences = sequences_per_group(batch, layout)
     return Memory(
-        weights=weights_per_chip(model, mapping, draft=draft),
-        cache=sequences * cache_per_sequence(model, context, mapping),
-        activations=activations_per_chip(model, np.maximum(sequences / mapping.microbatches, step_tokens), mapping),
+        weights=weights_per_chip(model, layout, draft=draft),
+        cache=sequences * cache_per_sequence(model, context, layout),
+        activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
         reserved=engine.reserved_bytes,
         capacity=system.chip.hbm.capacity * engine.memory_share,
     )
@@ -146,15 +146,15 @@ def sequences_that_fit(
     system: System,
     *,
     context: Number,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine = IDEAL,
     step_tokens: Number = 0.0,
     draft: bool = False,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
-    mapping = mapping or Mapping()
+    layout = layout or Layout()
     empty = memory_per_chip(
-        model, system, batch=0, context=context, mapping=mapping, engine=engine, step_tokens=step_tokens, draft=draft
+        model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens, draft=draft
     )
-    each = np.maximum(cache_per_sequence(model, context, mapping), 1e-300)
-    return np.floor(np.maximum(empty.capacity - empty.used, -1.0) / each) * mapping.dp
+    each = np.maximum(cache_per_sequence(model, context, layout), 1e-300)
+    return np.floor(np.maximum(empty.capacity - empty.used, -1.0) / each) * layout.dp

@@ -37,7 +37,7 @@ class Traffic:
         return Traffic(tuple(b * factor for b in self.busy), self.latency, self.calls)
 
 
-def spread(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tuple[Number, ...]:
+def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tuple[Number, ...]:
     """How many members of a packed group of `size`, one every `stride` chips, meet at each level; their product is `size`.
 
     A group of 144 on racks of 72 is 72 in a rack times 2 racks. Groups that do not divide a domain are spread evenly over
@@ -46,7 +46,7 @@ def spread(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tup
     >>> from steptime.machines.system import Domain, Link
     >>> rack = Domain(name="rack", kind="scale-up", size=72, link=Link(bandwidth=9e11))
     >>> hall = Domain(name="hall", kind="scale-out", size=float("inf"), link=Link(bandwidth=5e10))
-    >>> [tuple(map(float, spread((rack, hall), n))) for n in (8, 72, 144)]
+    >>> [tuple(map(float, members_by_level((rack, hall), n))) for n in (8, 72, 144)]
     [(8.0, 1.0), (72.0, 1.0), (72.0, 2.0)]
     """
     members = []
@@ -58,7 +58,7 @@ def spread(domains: tuple[Domain, ...], size: Number, stride: Number = 1) -> tup
     return (*members, outer)
 
 
-def steps(link: Link, members: Number) -> Number:
+def messages(link: Link, members: Number) -> Number:
     """Messages in a row that one phase of a collective needs: one across a switch or mesh, a half ring on a torus."""
     if link.topology == "ring":
         return np.maximum(members - 1, 0)
@@ -79,7 +79,7 @@ def all_reduce(
     """
     two = _reduce_and_gather(system, size, bytes_, stride)
     link = system.domains[0].link
-    members, *beyond = spread(system.domains, size, stride)
+    members, *beyond = members_by_level(system.domains, size, stride)
     if link.topology in ("ring", "torus"):
         return two
     moved = (members - 1) * bytes_ / link.bandwidth
@@ -98,13 +98,13 @@ def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Num
     busy = []
     latency: Number = 0.0
     calls: Number = 0.0
-    for domain, members in zip(system.domains, spread(system.domains, size, stride), strict=True):
+    for domain, members in zip(system.domains, members_by_level(system.domains, size, stride), strict=True):
         if not np.any(members > 1):
             busy.append(0.0)
             continue
         rest = bytes_ / members
         busy.append((bytes_ - rest) * (2 / domain.link.bandwidth))
-        latency = latency + 2 * steps(domain.link, members) * domain.link.latency
+        latency = latency + 2 * messages(domain.link, members) * domain.link.latency
         calls = calls + 2.0 * (members > 1)
         bytes_ = rest
     return Traffic(tuple(busy), latency, calls)
@@ -120,14 +120,14 @@ def all_to_all(system: System, size: Number, bytes_: Number, stride: Number = 1)
 
     Of the shares, those for members of the same inner domain travel on its link; the rest leave it.
     """
-    members = spread(system.domains, size, stride)
+    members = members_by_level(system.domains, size, stride)
     busy = []
     latency: Number = 0.0
     within: Number = 1.0
     for domain, here in zip(system.domains, members, strict=True):
         share = within * (here - 1) / size  # of all members, those that are first met at this level
         busy.append(share * bytes_ / domain.link.bandwidth)
-        latency = np.maximum(latency, steps(domain.link, here) * domain.link.latency)
+        latency = np.maximum(latency, messages(domain.link, here) * domain.link.latency)
         within = within * here
     return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
 
@@ -150,7 +150,7 @@ def exchange(
     domain that it needs and is copied inside it, as DeepEP does, so a level carries the distinct groups hit at that level.
     Source: lecture, section 7; DeepSeek-V3, arXiv 2412.19437, section 3.2.2.
     """
-    members = spread(system.domains, size, stride)
+    members = members_by_level(system.domains, size, stride)
     busy = []
     latency: Number = 0.0
     groups = np.asarray(size, dtype=np.float64)  # groups to tell apart at this level: chips, then nodes, then pods
@@ -162,7 +162,7 @@ def exchange(
         hit = np.minimum(hit, reach) if level else hit
         away = np.where(here > 1, (groups - 1) / groups, 0.0)
         busy.append(tokens * hit * away * token_bytes / domain.link.bandwidth)
-        latency = latency + steps(domain.link, here) * domain.link.latency
+        latency = latency + messages(domain.link, here) * domain.link.latency
         groups = groups / here
     return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
 
@@ -172,7 +172,7 @@ def point_to_point(system: System, size: Number, bytes_: Number, stride: Number)
 
     The last hop brings only token ids back to the first stage: a latency without bytes.
     """
-    members = spread(system.domains, size, stride)
+    members = members_by_level(system.domains, size, stride)
     busy = []
     latency: Number = 0.0
     outer = np.asarray(size, dtype=np.float64)

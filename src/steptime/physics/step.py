@@ -26,7 +26,7 @@ the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -40,9 +40,18 @@ from steptime.machines.what_if import is_scalar
 from steptime.models.model import Attention, Model, Op
 from steptime.numbers import Number
 from steptime.physics import network
-from steptime.physics.demand import Demand, Work, attention_demands, departure, launches, ledger, operator_demand, work_of
+from steptime.physics.demand import (
+    Demand,
+    Work,
+    attention_demands,
+    chip_factor,
+    kernel_counts,
+    ledger,
+    operator_demand,
+    work_of,
+)
 from steptime.physics.engine import IDEAL, Engine, load_engine
-from steptime.physics.layout import NAMES, Mapping, check
+from steptime.physics.layout import NAMES, Layout, check
 from steptime.physics.memory import ACTIVATION_BYTES, stage_share
 from steptime.physics.network import Traffic
 from steptime.physics.roofline import compute_time, is_norm, memory_time, root, smaller_power
@@ -58,8 +67,8 @@ class Step:
     weights, kv, activations, the domains of the network, latency, overhead). All share one broadcast shape.
     """
 
-    terms: MappingABC[str, Number]
-    resources: MappingABC[str, Number]
+    terms: Mapping[str, Number]
+    resources: Mapping[str, Number]
     lower: Number
     total: Number
     upper: Number
@@ -81,7 +90,7 @@ class _Clock:
         self.busy: dict[str, Number] = {}
         self.total: Number = 0.0
 
-    def add(self, term: str, seconds: Number, blame: MappingABC[str, Number], busy: MappingABC[str, Number]) -> None:
+    def add(self, term: str, seconds: Number, blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
         """Add the seconds of an operator or a collective."""
         _add(self.terms, term, seconds)
         self.total = self.total + seconds
@@ -101,7 +110,7 @@ def _run(clock: _Clock, term: str, demand: Demand, system: System, engine: Engin
     compute = compute_time(count * demand.flops, demand.peak, demand.efficiency)
     blame: dict[str, Number] = {}
     if np.any(demand.kv):
-        reading = engine.attention_memory_efficiency * departure(system, "memory", engine)
+        reading = engine.attention_memory_efficiency * chip_factor(system, "memory", engine)
         memory = memory_time(count * demand.kv, bandwidth, reading)
         seconds, to_compute, blame["kv"] = _overlapped(compute, memory, engine.roofline_norm)
     elif not np.any(demand.activations):
@@ -153,48 +162,48 @@ def _run_collective(
     clock.add(term, moving + waiting, blame, {**busy, "latency": waiting})
 
 
-def _run_network(links: _Clock, model: Model, work: Work, system: System, mapping: Mapping, engine: Engine) -> None:
+def _run_network(links: _Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the collectives of all layers."""
     rows = work.decode + work.prefill
     row_bytes = rows * model.width * ACTIVATION_BYTES
-    apart = np.where(np.asarray(mapping.dp) > 1, 1.0, 0.0)  # attention groups that exchange tokens
+    apart = np.where(np.asarray(layout.dp) > 1, 1.0, 0.0)  # attention groups that exchange tokens
     sparse = sum(n for layer, n in model.layers if layer.routed)
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
     reductions = blocks + sparse * (1 - apart)
-    if np.any(np.asarray(mapping.group) > 1):
+    if np.any(np.asarray(layout.group) > 1):
         once = network.all_reduce(
-            system, mapping.group, row_bytes, overhead=engine.seconds_per_collective, efficiency=engine.network_efficiency
+            system, layout.group, row_bytes, overhead=engine.seconds_per_collective, efficiency=engine.network_efficiency
         )
         _run_collective(links, "all-reduce", once * reductions, system, engine)
-    if np.any(np.asarray(mapping.cp) > 1):
+    if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
-            _run_collective(links, "context exchange", _context_exchange(attention, work, system, mapping) * n, system, engine)
+            _run_collective(links, "context exchange", _context_exchange(attention, work, system, layout) * n, system, engine)
     if sparse and np.any(apart):
         for layer, n in model.layers:
             if layer.routed:
-                _run_exchange(links, layer.routed, n * apart, model, work, system, mapping, engine)
+                _run_exchange(links, layer.routed, n * apart, model, work, system, layout, engine)
 
 
-def _context_exchange(a: Attention, work: Work, system: System, mapping: Mapping) -> Traffic:
+def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:
     """Gather queries over the chips that divide a context, scatter partial outputs, and gather the cache of prompt prefixes."""
-    values = work.decode * (a.query_values + a.output_values) / mapping.tp * ACTIVATION_BYTES
-    gathered = network.all_gather(system, mapping.cp, values)
+    values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
+    gathered = network.all_gather(system, layout.cp, values)
     if not np.any(work.prompts):
         return gathered
-    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / np.minimum(mapping.tp, a.kv_shards)
-    return gathered + network.all_gather(system, mapping.cp, cached)
+    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / np.minimum(layout.tp, a.kv_shards)
+    return gathered + network.all_gather(system, layout.cp, cached)
 
 
 def _run_exchange(
-    clock: _Clock, op: Op, count: Number, model: Model, work: Work, system: System, mapping: Mapping, engine: Engine
+    clock: _Clock, op: Op, count: Number, model: Model, work: Work, system: System, layout: Layout, engine: Engine
 ) -> None:
     """Add dispatch of tokens to their experts and combination of what comes back, which differ in bytes only."""
-    sharing, active = mapping.stage / mapping.ep, round(op.active)
+    sharing, active = layout.stage / layout.ep, round(op.active)
     reach = op.active_groups if op.expert_groups > 1 else np.inf
     per_byte = network.exchange(
         system,
-        mapping.ep,
-        work.everywhere / mapping.stage,
+        layout.ep,
+        work.everywhere / layout.stage,
         model.width,
         experts=op.experts,
         active=active,
@@ -203,7 +212,7 @@ def _run_exchange(
     )
     gathered = None
     if np.any(sharing > 1):
-        rows = work.everywhere * distinct_hit(op.experts, active, mapping.ep) / mapping.ep
+        rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
         gathered = network.all_gather(system, sharing, rows * model.width)
     for term, value_bytes in (
         ("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))),
@@ -215,22 +224,22 @@ def _run_exchange(
 
 
 def _layer_overhead(model: Model, engine: Engine) -> Number:
-    return sum(count * getattr(engine, f"seconds_per_{name}") for name, count in launches(model).items())
+    return sum(count * getattr(engine, f"seconds_per_{name}") for name, count in kernel_counts(model).items())
 
 
-def _evaluate(model: Model, system: System, mapping: Mapping, engine: Engine, work: Work) -> Step:
+def _evaluate(model: Model, system: System, layout: Layout, engine: Engine, work: Work) -> Step:
     """Return the step of one micro-batch's work, cycled over micro-batches and stages."""
     found = ledger(model, merged=not np.any(engine.activation_traffic))
     layers, stem, links = _Clock(), _Clock(), _Clock()
     for op in found.layers:
-        _run(layers, op.term, operator_demand(op, work, system, mapping, engine), system, engine)
+        _run(layers, op.term, operator_demand(op, work, system, layout, engine), system, engine)
     for mixer, n in found.mixers:
-        for demand in attention_demands(mixer, work, system, mapping, engine).values():
+        for demand in attention_demands(mixer, work, system, layout, engine).values():
             _run(layers, "attention", demand, system, engine, n)
     for op in found.stem:
         if op.rows != "none":
-            _run(stem, op.term, operator_demand(op, work, system, mapping, engine), system, engine)
-    _run_network(links, model, work, system, mapping, engine)
+            _run(stem, op.term, operator_demand(op, work, system, layout, engine), system, engine)
+    _run_network(links, model, work, system, layout, engine)
     overhead = _layer_overhead(model, engine)
     if np.any(overhead):
         layers.add("overhead", overhead, {"overhead": overhead}, {"overhead": overhead})
@@ -238,11 +247,11 @@ def _evaluate(model: Model, system: System, mapping: Mapping, engine: Engine, wo
     if np.any(fixed):
         stem.add("overhead", fixed, {"overhead": fixed}, {"overhead": fixed})
 
-    share, m = stage_share(model, mapping), mapping.microbatches
+    share, m = stage_share(model, layout), layout.microbatches
     hops = _Clock()
-    if np.any(np.asarray(mapping.pp) > 1):
-        bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / mapping.group
-        _run_collective(hops, "pipeline", network.point_to_point(system, mapping.pp, bytes_, mapping.stage), system, engine)
+    if np.any(np.asarray(layout.pp) > 1):
+        bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / layout.group
+        _run_collective(hops, "pipeline", network.point_to_point(system, layout.pp, bytes_, layout.stage), system, engine)
     chain = layers.total + stem.total + links.total + hops.total
     parts: list[tuple[_Clock, Number]]
     if np.all(np.asarray(m) == 1):
@@ -302,17 +311,17 @@ def mixed_step(
     prompts: Number = 0,
     tokens: Number = 0,
     prefix: Number = 0,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine | str = IDEAL,
 ) -> Step:
     """Return the time of a step that decodes `batch` sequences and prefills `prompts` chunks beside them.
 
     batch [sequences per replica] at context [tokens], each getting query [tokens]; prompts [per replica] of tokens [new tokens
-    each] after prefix [cached tokens each]. All numbers and the fields of mapping may be arrays that broadcast.
+    each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
     The engine is the ideal one unless named: a step is physics. `uncertainty.step_range` says how sure that of a real one is.
-    Raises MappingError where the mapping does not divide the model, RangeError for negative sizes or no work at all.
+    Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
-    mapping, engine = mapping or Mapping(), load_engine(engine)
+    layout, engine = layout or Layout(), load_engine(engine)
     for name, value in (
         ("batch", batch),
         ("context", context),
@@ -332,7 +341,7 @@ def mixed_step(
         "tokens": tokens,
         "prefix": prefix,
     }
-    inputs |= {name: getattr(mapping, name) for name in NAMES}
+    inputs |= {name: getattr(layout, name) for name in NAMES}
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
     blocks = _blocks(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
@@ -377,9 +386,9 @@ def _joined_steps(steps: list[Step], axis: int) -> Step:
 
 
 def _one_block(model: Model, system: System, engine: Engine, given: dict[str, Any]) -> Step:
-    mapping = Mapping(**{name: given[name] for name in NAMES})
-    check(mapping, model, system)
-    return _evaluate(model, system, mapping, engine, work_of(given, mapping))
+    layout = Layout(**{name: given[name] for name in NAMES})
+    check(layout, model, system)
+    return _evaluate(model, system, layout, engine, work_of(given, layout))
 
 
 def decode_step(
@@ -389,7 +398,7 @@ def decode_step(
     batch: Number,
     context: Number,
     query: Number = 1,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine | str = IDEAL,
 ) -> Step:
     """Return the time in which each of `batch` sequences at `context` [tokens] gets its next token.
@@ -399,7 +408,7 @@ def decode_step(
     for name, value in (("batch", batch), ("context", context)):
         if not np.all(np.asarray(value) > 0):
             raise RangeError(f"{name} must be greater than 0, not {np.min(value)}")
-    return mixed_step(model, system, batch=batch, context=context, query=query, mapping=mapping, engine=engine)
+    return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine)
 
 
 def prefill_step(
@@ -409,16 +418,16 @@ def prefill_step(
     tokens: Number,
     prompts: Number | None = None,
     prefix: Number = 0,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine | str = IDEAL,
 ) -> Step:
     """Return the time in which `prompts` prompts of `tokens` new tokens are read, each after a cached `prefix`.
 
     By default every attention group reads one prompt.
     """
-    mapping = mapping or Mapping()
-    prompts = mapping.dp if prompts is None else prompts
+    layout = layout or Layout()
+    prompts = layout.dp if prompts is None else prompts
     for name, value in (("tokens", tokens), ("prompts", prompts)):
         if not np.all(np.asarray(value) > 0):
             raise RangeError(f"{name} must be greater than 0, not {np.min(value)}")
-    return mixed_step(model, system, prompts=prompts, tokens=tokens, prefix=prefix, mapping=mapping, engine=engine)
+    return mixed_step(model, system, prompts=prompts, tokens=tokens, prefix=prefix, layout=layout, engine=engine)

@@ -16,8 +16,7 @@ a bound and no prediction: it has no range.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping as MappingABC
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +140,7 @@ def widest(engine: Engine, system: System) -> tuple[float, float]:
     return float(np.min(low)), float(np.max(high))
 
 
-def _by_regime(table: MappingABC[str, float], default: float, regime: Number | str) -> Number:
+def _by_regime(table: Mapping[str, float], default: float, regime: Number | str) -> Number:
     decode, mixed = (table.get(name, default) for name in REGIMES)
     return np.where(np.asarray(regime) == REGIMES[1], mixed, decode)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.workload import Slo, Workload
@@ -20,7 +21,7 @@ class Pool:
     """
 
     role: str
-    mapping: Mapping
+    layout: Layout
     batch: int
     chunk: int = 0
     chunk_share: float = 0.0
@@ -32,7 +33,7 @@ class Pool:
     @property
     def chips(self) -> int:
         """Chips of all replicas."""
-        return int(self.mapping.chips * self.mapping.replicas)
+        return int(self.layout.chips * self.layout.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Point:
     """One layout in the plane of speed and throughput. Speeds in tok/s, cost with the whole rent on output tokens."""
 
     mode: str
-    layout: str
+    layout_text: str
     batch: int
     tokens_per_second_per_user: float
     tokens_per_second_per_chip: float
@@ -60,6 +61,13 @@ class Plan:
     layout, batch and use of the prompt queue; the ideal engine has none. `ideal`: the same layout and batch, nothing lost.
     """
 
+    DERIVED: ClassVar[tuple[str, ...]] = (
+        "tokens_per_second_per_user",
+        "tokens_per_second_per_chip",
+        "speed_range",
+        "throughput_range",
+    )
+
     feasible: bool
     reason: str = ""
     model: str
@@ -69,7 +77,7 @@ class Plan:
     slo: Slo
     chips: int
     mode: str = ""
-    layout: str = ""
+    layout_text: str = ""
     pools: tuple[Pool, ...] = ()
     tpot: float = math.nan
     tpot_interval: tuple[float, float] = (math.nan, math.nan)

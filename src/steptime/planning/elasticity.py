@@ -12,7 +12,7 @@ from steptime.machines.system import System
 from steptime.machines.what_if import scale
 from steptime.models.model import Layer, Model
 from steptime.numbers import Number
-from steptime.planning.search import AGGREGATED, Case, Layout, chunk_sizes, prefill_of, state_of
+from steptime.planning.search import AGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -37,7 +37,7 @@ def _machine(path: str) -> Callable[[Case, float], Case]:
     return changed
 
 
-KNOBS: dict[str, Callable[[Case, float], Case]] = {
+CHANGES: dict[str, Callable[[Case, float], Case]] = {
     "HBM bandwidth": _machine("chip.hbm.bandwidth"),
     "HBM capacity": _machine("chip.hbm.capacity"),
     "arithmetic": _machine("chip.peak"),
@@ -48,22 +48,23 @@ KNOBS: dict[str, Callable[[Case, float], Case]] = {
 }
 
 
-def knobs(system: System) -> list[str]:
+def changes_of(system: System) -> list[str]:
     """Return the figures whose worth can be asked for on this system."""
-    known = [name for name in KNOBS if name != "rent" or math.isfinite(system.rent.typical)]
+    known = [name for name in CHANGES if name != "rent" or math.isfinite(system.rent.typical)]
     memory = "hbm" in {tier.name for tier in system.chip.memory}
     return [name for name in known if memory or not name.startswith("HBM")]
 
 
-def elasticities(case: Case, layout: Layout) -> dict[str, float]:
-    r"""Return $d \log(cost) / d \log(figure)$ for each figure, the batch chosen anew under the same limits and mapping.
+def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:
+    r"""Return $d \log(cost) / d \log(figure)$ for each figure, the batch chosen anew under the same limits and layout.
 
     -0.6 means that a figure 10 % higher makes tokens about 6 % cheaper. Forward differences with a step of 10 %. The
     numbers of prefill and decode replicas are taken as divisible, so that the matching of whole replicas adds no steps.
     """
-    base = math.log(_lowest_cost(case, layout))
+    base = math.log(_lowest_cost(case, candidate))
     return {
-        name: (math.log(_lowest_cost(KNOBS[name](case, NUDGE), layout)) - base) / math.log(NUDGE) for name in knobs(case.system)
+        name: (math.log(_lowest_cost(CHANGES[name](case, NUDGE), candidate)) - base) / math.log(NUDGE)
+        for name in changes_of(case.system)
     }
 
 
@@ -87,19 +88,21 @@ def _over(value: Number, limit: Number) -> Number:
     return value / limit if math.isfinite(limit) else np.zeros_like(value)
 
 
-def _grid(layout: Layout) -> Number:
-    unit = layout.mapping.dp * layout.mapping.microbatches
-    middle = max(1.0, layout.batch / unit)
+def _grid(candidate: Candidate) -> Number:
+    unit = candidate.layout.dp * candidate.layout.microbatches
+    middle = max(1.0, candidate.batch / unit)
     return unit * np.unique(np.round(np.geomspace(max(1.0, middle / SPAN), max(POINTS, middle * SPAN), POINTS)))
 
 
-def _lowest_cost(case: Case, layout: Layout) -> float:
+def _lowest_cost(case: Case, candidate: Candidate) -> float:
     """The lowest chip-seconds per request times rent, the batch continuous: the crossing of a limit is interpolated."""
-    batch = _grid(layout)
-    chunks = np.array([layout.chunk / 2, layout.chunk, layout.chunk * 2]) if layout.mode == AGGREGATED else np.zeros(1)
-    state = state_of(case, layout, batch[:, None], chunks[None, :])
+    batch = _grid(candidate)
+    chunks = (
+        np.array([candidate.chunk / 2, candidate.chunk, candidate.chunk * 2]) if candidate.mode == AGGREGATED else np.zeros(1)
+    )
+    state = state_of(case, candidate, batch[:, None], chunks[None, :])
     rent = case.system.rent.typical if math.isfinite(case.system.rent.typical) else 1.0
-    cost = np.log(rent * layout.mapping.chips / state.rate)
+    cost = np.log(rent * candidate.layout.chips / state.rate)
     over = np.log(np.maximum(_violation(case, state), 1e-300))
     inside = np.where(over <= 1e-9, cost, np.inf)
     over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
@@ -110,24 +113,24 @@ def _lowest_cost(case: Case, layout: Layout) -> float:
     if not math.isfinite(lowest):
         lowest = float(cost.ravel()[np.argmin(over)])
     total = math.exp(lowest)
-    prefill = prefill_of(case, layout)
-    if prefill is not None and layout.prefill_mapping is not None:
-        total += float(rent * layout.prefill_mapping.chips / (prefill.rate * max(float(prefill.most_utilised), 1e-9)))
+    prefill = prefill_of(case, candidate)
+    if prefill is not None and candidate.prefill_layout is not None:
+        total += float(rent * candidate.prefill_layout.chips / (prefill.rate * max(float(prefill.most_utilised), 1e-9)))
     return total
 
 
-def binding(case: Case, layout: Layout) -> tuple[str, ...]:
+def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     """Return what stops the batch from growing: the limits that a larger batch would break.
 
     "speed", "first token", "memory", "prompt queue"; "prefill rate", where a prefill pool takes no more; and "saturation",
     where a batch 10 % larger would be cheaper by less than half a percent, limits or not.
     """
-    prefill_binds = layout.mode != AGGREGATED and _prefill_binds(case, layout)
-    unit = int(layout.mapping.dp * layout.mapping.microbatches)
-    larger = unit * np.array([layout.batch // unit + 1, math.ceil(layout.batch * NUDGE / unit)])
-    sizes = chunk_sizes(case.workload) if layout.mode == AGGREGATED else np.ones(1, dtype=np.int64)
-    now = state_of(case, layout, layout.batch, max(layout.chunk, 1))
-    state = state_of(case, layout, larger[:, None], sizes[None, :])
+    prefill_binds = candidate.mode != AGGREGATED and _prefill_binds(case, candidate)
+    unit = int(candidate.layout.dp * candidate.layout.microbatches)
+    larger = unit * np.array([candidate.batch // unit + 1, math.ceil(candidate.batch * NUDGE / unit)])
+    sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
+    now = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    state = state_of(case, candidate, larger[:, None], sizes[None, :])
     stable = state.utilisation <= MOST_UTILISED
     if prefill_binds:
         return ("prefill rate",)
@@ -148,11 +151,11 @@ def binding(case: Case, layout: Layout) -> tuple[str, ...]:
     return ("saturation",)
 
 
-def _prefill_binds(case: Case, layout: Layout) -> bool:
+def _prefill_binds(case: Case, candidate: Candidate) -> bool:
     """Whether the prefill pool, at its highest utilisation, takes no more requests than decode could serve."""
-    prefill = prefill_of(case, layout)
-    if prefill is None or layout.prefill_mapping is None:
+    prefill = prefill_of(case, candidate)
+    if prefill is None or candidate.prefill_layout is None:
         return False
-    state = state_of(case, layout, layout.batch, 1)
-    can = prefill.rate * prefill.most_utilised * layout.prefill_mapping.replicas
-    return bool(can <= state.rate * layout.mapping.replicas)
+    state = state_of(case, candidate, candidate.batch, 1)
+    can = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
+    return bool(can <= state.rate * candidate.layout.replicas)

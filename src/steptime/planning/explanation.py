@@ -11,7 +11,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.demand import Demand, Work, attention_demands, operator_demand, work_of
 from steptime.physics.engine import Engine
-from steptime.physics.layout import NAMES, Mapping
+from steptime.physics.layout import NAMES, Layout
 from steptime.physics.memory import sequences_per_group, stage_share
 from steptime.physics.roofline import overlap
 from steptime.physics.step import Step
@@ -32,29 +32,29 @@ class Line:
 
 
 def explain_step(
-    model: Model, system: System, step: Step, *, given: dict[str, Any], mapping: Mapping, engine: Engine
+    model: Model, system: System, step: Step, *, given: dict[str, Any], layout: Layout, engine: Engine
 ) -> list[Line]:
     """Return the lines of one micro-batch's pass through all layers, longest first inside each term.
 
     `given` are the arguments of the step: batch, context, query, prompts, tokens, prefix.
     """
     arrays = {name: np.asarray(given.get(name, 1 if name == "query" else 0)) for name in GIVEN}
-    work = work_of(arrays, Mapping(**{name: np.asarray(getattr(mapping, name)) for name in NAMES}))
+    work = work_of(arrays, Layout(**{name: np.asarray(getattr(layout, name)) for name in NAMES}))
     lines: dict[tuple[str, str, str], tuple[int, float]] = {}
     for layer, n in (*model.layers, *((None, 1),)):
         for op in layer.ops if layer else model.stem:
             if op.rows in ("none", "lookup") or op.term == "norms":
                 continue
-            demand = operator_demand(op, work, system, mapping, engine)
+            demand = operator_demand(op, work, system, layout, engine)
             _collect(lines, op.term, op.name, demand, n, system, engine)
         for attention in layer.attention if layer else ():
-            for phase, demand in attention_demands(attention, work, system, mapping, engine).items():
+            for phase, demand in attention_demands(attention, work, system, layout, engine).items():
                 _collect(lines, "attention", f"{attention.name}, {phase}", demand, n, system, engine)
     found = [
         Line(term=term, name=f"{name} x {count}" if count > 1 else name, formula=formula, seconds=seconds)
         for (term, name, formula), (count, seconds) in lines.items()
     ]
-    found += _collectives(model, system, step, work, mapping)
+    found += _collectives(model, system, step, work, layout)
     order = {term: position for position, term in enumerate(step.terms)}
     return sorted(found, key=lambda line: (order.get(line.term, 99), -line.seconds))
 
@@ -88,15 +88,15 @@ def _collect(
     lines[term, name, formula] = (previous + count, total + count * seconds)
 
 
-def _collectives(model: Model, system: System, step: Step, work: Work, mapping: Mapping) -> list[Line]:
+def _collectives(model: Model, system: System, step: Step, work: Work, layout: Layout) -> list[Line]:
     rows = float(work.decode + work.prefill)
     described = {
-        "all-reduce": f"2 (g-1)/g x {rows:,.0f} rows x {model.width:,} x 2 B over g = {int(mapping.group)} chips, each block, "
+        "all-reduce": f"2 (g-1)/g x {rows:,.0f} rows x {model.width:,} x 2 B over g = {int(layout.group)} chips, each block, "
         "or g-1 in one phase where that is faster",
-        "dispatch": f"{float(work.everywhere / mapping.stage):,.1f} tokens of a chip to experts on {int(mapping.ep)} chips",
+        "dispatch": f"{float(work.everywhere / layout.stage):,.1f} tokens of a chip to experts on {int(layout.ep)} chips",
         "combine": "the same way back in 16 bits",
-        "context exchange": f"queries and partial outputs over cp {int(mapping.cp)} chips",
-        "pipeline": f"{rows / float(mapping.group):,.1f} rows x {model.width:,} x 2 B through {int(mapping.pp)} stages",
+        "context exchange": f"queries and partial outputs over cp {int(layout.cp)} chips",
+        "pipeline": f"{rows / float(layout.group):,.1f} rows x {model.width:,} x 2 B through {int(layout.pp)} stages",
         "overhead": "the engine's seconds per layer, per sequence and per step",
     }
     link = f" at {show(float(system.scale_up.link.bandwidth), 'B/s')} inside the {system.scale_up.name} domain"
@@ -117,17 +117,17 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool) -> dict[str, Any]
     if mixed and pool.mixed is not None:
         tokens = min(pool.chunk, fresh)
         together = max(1, pool.chunk // fresh)
-        given |= {"prompts": together * pool.mapping.dp, "tokens": tokens, "prefix": cached + (fresh - tokens) / 2}
+        given |= {"prompts": together * pool.layout.dp, "tokens": tokens, "prefix": cached + (fresh - tokens) / 2}
     return given
 
 
-def rules(model: Model, pool: Pool, workload: Workload) -> list[str]:
+def equations(model: Model, pool: Pool, workload: Workload) -> list[str]:
     """Return the equations that join the step to the plan's figures, with their numbers."""
     step = float(pool.step.total)
-    each = float(sequences_per_group(pool.batch, pool.mapping))
+    each = float(sequences_per_group(pool.batch, pool.layout))
     lines = [
-        f"batch {pool.batch:,} = {each:,.0f} sequences x {int(pool.mapping.dp)} attention groups"
-        + (f", in {int(pool.mapping.microbatches)} micro-batches" if pool.mapping.microbatches > 1 else ""),
+        f"batch {pool.batch:,} = {each:,.0f} sequences x {int(pool.layout.dp)} attention groups"
+        + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
     if pool.mixed is not None:
@@ -136,12 +136,12 @@ def rules(model: Model, pool: Pool, workload: Workload) -> list[str]:
         lines += [
             "share of steps with a prompt chunk f = batch x input / ((output - 1) x chunk x groups) = "
             f"{pool.batch:,} x {fresh_tokens(workload):,.0f} / "
-            f"({decode_steps(workload):,.0f} x {pool.chunk:,} x {int(pool.mapping.dp)}) = {share:.3f}",
+            f"({decode_steps(workload):,.0f} x {pool.chunk:,} x {int(pool.layout.dp)}) = {share:.3f}",
             f"time per token = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
         ]
-    if pool.mapping.pp > 1:
+    if pool.layout.pp > 1:
         lines.append(
-            f"the fullest of {int(pool.mapping.pp)} stages holds {float(stage_share(model, pool.mapping)):.1%} of the layers"
+            f"the fullest of {int(pool.layout.pp)} stages holds {float(stage_share(model, pool.layout)):.1%} of the layers"
         )
     return lines
 

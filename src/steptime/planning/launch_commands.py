@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import math
 
-from steptime.physics.layout import Mapping, exchanges_experts
+from steptime.physics.layout import Layout, exchanges_experts
 from steptime.planning.deployment import Plan, Pool
 
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
-def launch(plan: Plan, engine: str) -> list[str]:
+def launch_commands(plan: Plan, engine: str) -> list[str]:
     """Return the lines of a shell script: a comment and a command for each pool."""
     writers = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
     length = math.ceil(plan.workload.input_tokens + plan.workload.output_tokens)
     lines = []
     for pool in plan.pools:
-        count = int(pool.mapping.replicas)
+        count = int(pool.layout.replicas)
         what = {"serve": "serves prompts and tokens", "prefill": "prefills", "decode": "decodes"}[pool.role]
-        lines.append(f"# {count} x {int(pool.mapping.chips)} chips: each {what}")
+        lines.append(f"# {count} x {int(pool.layout.chips)} chips: each {what}")
         lines += writers[engine](plan.model, pool, length)
     return lines
 
 
 def _per_group(pool: Pool) -> int:
-    return math.ceil(pool.batch / int(pool.mapping.dp))
+    return math.ceil(pool.batch / int(pool.layout.dp))
 
 
 def _step_tokens(pool: Pool, length: int) -> int:
@@ -36,9 +36,9 @@ def _step_tokens(pool: Pool, length: int) -> int:
     return _per_group(pool) * length if pool.role == "prefill" else _per_group(pool) + max(pool.chunk, 0)
 
 
-def _unsaid(mapping: Mapping, overlaps: bool) -> list[str]:
+def _unsaid(layout: Layout, overlaps: bool) -> list[str]:
     """Say that an engine cannot overlap two micro-batches of a stage where a layout has them."""
-    if mapping.microbatches <= mapping.pp or overlaps:
+    if layout.microbatches <= layout.pp or overlaps:
         return []
     return ["# two micro-batches that overlap have no flag here for this layout: expect steps to be slower"]
 
@@ -55,7 +55,7 @@ def _wrapped(words: list[str]) -> list[str]:
 
 
 def _vllm(model: str, pool: Pool, length: int) -> list[str]:
-    m = pool.mapping
+    m = pool.layout
     words = [f"vllm serve {model}", f"--tensor-parallel-size {int(m.group)}"]
     if m.cp > 1:
         words.append(f"--decode-context-parallel-size {int(m.cp)}")
@@ -84,7 +84,7 @@ def _vllm(model: str, pool: Pool, length: int) -> list[str]:
 
 
 def _sglang(model: str, pool: Pool, length: int) -> list[str]:
-    m = pool.mapping
+    m = pool.layout
     words = [f"python -m sglang.launch_server --model-path {model}", f"--tp-size {int(m.stage)}"]
     notes = []
     if m.cp > 1:
@@ -113,7 +113,7 @@ def _sglang(model: str, pool: Pool, length: int) -> list[str]:
 
 
 def _trtllm(model: str, pool: Pool, length: int) -> list[str]:
-    m = pool.mapping
+    m = pool.layout
     options = ["enable_chunked_prefill: true"] if pool.role != "decode" else []
     notes = []
     if m.dp > 1:

@@ -1,6 +1,6 @@
 """The best way to serve a model on a system: the cheapest layout within the limits, what binds, and what would help.
 
-`plan` searches every legal mapping, batch and chunk size, aggregated and disaggregated (`search`), keeps what meets the limits,
+`plan` searches every legal layout, batch and chunk size, aggregated and disaggregated (`search`), keeps what meets the limits,
 refines the cheapest, and asks of each figure of the machine how much cheaper a token would be if it were better
 (`sensitivity`).
 """
@@ -24,13 +24,13 @@ from steptime.physics.engine import IDEAL, Engine, default_engine, load_engine
 from steptime.physics.uncertainty import has_range
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
-from steptime.planning.ranges import layout_ranges
+from steptime.planning.ranges import candidate_ranges
 from steptime.planning.refine import best, matched_rate
 from steptime.planning.search import (
     AGGREGATED,
     DISAGGREGATED,
+    Candidate,
     Case,
-    Layout,
     Table,
     fitting,
     prefill_of,
@@ -63,7 +63,7 @@ def plan(
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
     engine: "ideal" for the bound that physics sets; by default a real one, which `default_engine` chooses for the system.
-    Raises DoesNotFit where the weights do not fit the chips in any mapping. Limits that nothing meets are an answer: a Plan
+    Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
@@ -73,10 +73,10 @@ def plan(
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
     runs_on = load_engine(default_engine(system) if engine is None else engine)
     case = Case(model=model, system=system, workload=workload, slo=slo or Slo(), chips=chips, engine=runs_on)
-    mappings = fitting(case)
-    if not mappings:
+    layouts = fitting(case)
+    if not layouts:
         raise DoesNotFit(does_not_fit(case))
-    tables = search(case, modes, mappings)
+    tables = search(case, modes, layouts)
     common = Plan(
         feasible=False,
         model=model.name,
@@ -92,50 +92,50 @@ def plan(
     )
     candidates = ranked(case, tables)
     if not candidates:
-        return replace(common, reason=unreachable(case, modes, mappings), search_seconds=time.perf_counter() - started)
-    layout, *others = best(case, candidates)
+        return replace(common, reason=unreachable(case, modes, layouts), search_seconds=time.perf_counter() - started)
+    candidate, *others = best(case, candidates)
     found = replace(
         common,
         feasible=True,
-        binding=binding(case, layout),
-        elasticities=elasticities(case, layout),
+        binding=binding(case, candidate),
+        elasticities=elasticities(case, candidate),
         runner_up=_point(case, others[0]) if others else None,
-        ideal=_point(replace(case, engine=IDEAL), layout) if has_range(case.engine) else None,
-        **_delivered(case, layout),
+        ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
+        **_delivered(case, candidate),
     )
     return replace(found, why=why(case, found), search_seconds=time.perf_counter() - started)
 
 
-# --- what a layout delivers ---------------------------------------------------------------------------------------------
+# --- what a candidate delivers ------------------------------------------------------------------------------------------
 
 
-def _delivered(case: Case, layout: Layout) -> dict[str, Any]:
-    state = state_of(case, layout, layout.batch, max(layout.chunk, 1))
-    prefill = prefill_of(case, layout)
-    rate, utilisation = matched_rate(layout, state, prefill)
-    pools = _pools(case, layout, state, prefill, rate)
+def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
+    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    prefill = prefill_of(case, candidate)
+    rate, utilisation = matched_rate(candidate, state, prefill)
+    pools = _pools(case, candidate, state, prefill, rate)
     workload = case.workload
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     share = _input_share(pools, state)
     whole = usd_per_million(case.rent, output_rate)
-    served = state.rate * layout.mapping.replicas
+    served = state.rate * candidate.layout.replicas
     return {
-        "mode": layout.mode,
-        "layout": layout.text,
+        "mode": candidate.mode,
+        "layout_text": candidate.text,
         "pools": pools,
         "tpot": float(state.tpot),
         "tpot_interval": (float(state.lower), float(state.upper)),
         "ttft": float(state.ttft if prefill is None else first_token(prefill, utilisation, case.engine)),
         "utilisation": float(utilisation),
         "requests_per_second": float(rate),
-        "concurrency": float(layout.batch * layout.mapping.replicas * rate / served),
+        "concurrency": float(candidate.batch * candidate.layout.replicas * rate / served),
         "usd_per_million_output_tokens": float(whole),
         "interval": (float(whole * _bound(state, prefill, "lower")), float(whole * _bound(state, prefill, "upper"))),
         "usd_per_million_input": float(usd_per_million(case.rent * share, input_rate)),
         "usd_per_million_output": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),
-        "transfer_seconds": _transfer(case, layout),
-        **layout_ranges(case, layout, state, prefill, utilisation),
+        "transfer_seconds": _transfer(case, candidate),
+        **candidate_ranges(case, candidate, state, prefill, utilisation),
     }
 
 
@@ -152,24 +152,24 @@ def _input_share(pools: tuple[Pool, ...], state: State) -> float:
     return pools[0].chips / (pools[0].chips + pools[1].chips)
 
 
-def _pools(case: Case, layout: Layout, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
+def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
     workload = case.workload
     server = Pool(
         role="serve" if prefill is None else "decode",
-        mapping=layout.mapping,
-        batch=layout.batch,
-        chunk=layout.chunk,
+        layout=candidate.layout,
+        batch=candidate.batch,
+        chunk=candidate.chunk,
         chunk_share=float(state.utilisation),
         step=state.decode,
         mixed=state.mixed,
         memory=state.memory,
         tokens_per_second=float(rate * workload.output_tokens),
     )
-    if prefill is None or layout.prefill_mapping is None:
+    if prefill is None or candidate.prefill_layout is None:
         return (server,)
     first = Pool(
         role="prefill",
-        mapping=layout.prefill_mapping,
+        layout=candidate.prefill_layout,
         batch=int(prefill.seats),
         step=prefill.step,
         memory=prefill.memory,
@@ -178,23 +178,23 @@ def _pools(case: Case, layout: Layout, state: State, prefill: Prefill | None, ra
     return first, server
 
 
-def _transfer(case: Case, layout: Layout) -> float:
-    if layout.prefill_mapping is None:
+def _transfer(case: Case, candidate: Candidate) -> float:
+    if candidate.prefill_layout is None:
         return 0.0
     near = case.chips <= case.system.scale_up.size
     return float(
         transfer_seconds(
-            case.model, case.system, case.workload, sender_chips=layout.prefill_mapping.group, within_domain=bool(near)
+            case.model, case.system, case.workload, sender_chips=candidate.prefill_layout.group, within_domain=bool(near)
         )
     )
 
 
-def _point(case: Case, layout: Layout) -> Point:
-    found = _delivered(case, layout)
+def _point(case: Case, candidate: Candidate) -> Point:
+    found = _delivered(case, candidate)
     return Point(
-        mode=layout.mode,
-        layout=layout.text,
-        batch=layout.batch,
+        mode=candidate.mode,
+        layout_text=candidate.text,
+        batch=candidate.batch,
         tokens_per_second_per_user=1 / found["tpot"],
         tokens_per_second_per_chip=float(found["requests_per_second"] * case.workload.output_tokens / case.chips),
         usd_per_million_output_tokens=found["usd_per_million_output_tokens"],
@@ -203,7 +203,7 @@ def _point(case: Case, layout: Layout) -> Point:
 
 
 def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
-    """Return the layouts that no other beats in speed for the user and throughput, fastest first, whatever the speed limit."""
+    """Return the candidates that no other beats in speed and throughput, fastest first, whatever the speed limit."""
     speeds, rates, starts = [], [], [0]
     for table in tables:
         good = (table.ttft <= case.slo.ttft) & (table.memory <= 1) & (table.rate > 0)
@@ -219,7 +219,7 @@ def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
         points.append(
             Point(
                 mode=tables[number].mode,
-                layout=row(tables[number], index).text,
+                layout_text=row(tables[number], index).text,
                 batch=int(tables[number].batch[index]),
                 tokens_per_second_per_user=float(speed[position]),
                 tokens_per_second_per_chip=float(throughput / case.chips),
@@ -231,7 +231,7 @@ def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
 
 
 def smallest_system(model: Model, systems: Iterable[System]) -> System | None:
-    """Return the system with the least memory whose usual deployment holds the weights of `model` in some mapping."""
+    """Return the system with the least memory whose usual deployment holds the weights of `model` in some layout."""
     by_memory = sorted(systems, key=lambda system: system.chips * system.chip.hbm.capacity)
     anything = Workload(input_tokens=1, output_tokens=1)
     for system in by_memory:

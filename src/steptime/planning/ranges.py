@@ -1,4 +1,4 @@
-"""How sure the figures of a layout are: the 90 % ranges of its times and cost, from those of its steps (`uncertainty`)."""
+"""How sure the figures of a candidate are: the 90 % ranges of its times and cost, from those of its steps (`uncertainty`)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from steptime.numbers import Number
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
 from steptime.planning.refine import matched_rate
-from steptime.planning.search import Case, Layout, prefill_of, state_of
+from steptime.planning.search import Candidate, Case, prefill_of, state_of
 from steptime.planning.steady import Prefill, State, first_token
 
 Range = tuple[float, float]
 
 
-def layout_ranges(
-    case: Case, layout: Layout, state: State, prefill: Prefill | None, utilisation: Number
+def candidate_ranges(
+    case: Case, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
 ) -> dict[str, Range | None]:
-    """Return `tpot_range`, `ttft_range` [s] and `cost_range` [USD per million output tokens] of a layout; None for the ideal.
+    """Return `tpot_range`, `ttft_range` [s] and `cost_range` [USD per million output tokens]; None for the ideal.
 
-    `state`, `prefill` and `utilisation` are what the engine predicts of the layout, which keeps its batch and the use of its
-    prompt queue whatever the times turn out to be. The pools of a disaggregated layout err together: the cost is highest where
-    both are slowest. No disaggregated run was measured; decode pools take the regime "decode", prefill pools "mixed".
+    `state`, `prefill` and `utilisation` are what the engine predicts of the candidate, which keeps its batch and the use of
+    its prompt queue whatever the times turn out to be. The pools of a disaggregated one err together: the cost is highest
+    where both are slowest. No disaggregated run was measured; decode pools take the regime "decode", prefill pools "mixed".
     """
     if not has_range(case.engine):
         return {"tpot_range": None, "ttft_range": None, "cost_range": None}
 
     def times(engine: Engine) -> tuple[Number, ...]:
         of = replace(case, engine=engine)
-        now = state_of(of, layout, layout.batch, max(layout.chunk, 1))
-        first = prefill_of(of, layout)
+        now = state_of(of, candidate, candidate.batch, max(candidate.chunk, 1))
+        first = prefill_of(of, candidate)
         if first is None:
             return now.tpot, now.ttft
         return now.tpot, first_token(first, utilisation, engine), first.seconds
@@ -43,7 +43,9 @@ def layout_ranges(
     late = factors(case.engine, "ttft", waiting, variance=ttft_variance, system=on)
     read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], system=on) if reading else slow
     costs = [
-        usd_per_million(case.rent, _slowed_rate(layout, state, prefill, slow[side], read[side]) * case.workload.output_tokens)
+        usd_per_million(
+            case.rent, _slowed_rate(candidate, state, prefill, slow[side], read[side]) * case.workload.output_tokens
+        )
         for side in (0, 1)
     ]
     return {
@@ -53,7 +55,7 @@ def layout_ranges(
     }
 
 
-def _slowed_rate(layout: Layout, state: State, prefill: Prefill | None, decode: Number, reading: Number) -> Number:
+def _slowed_rate(candidate: Candidate, state: State, prefill: Prefill | None, decode: Number, reading: Number) -> Number:
     """Requests per second where a token takes `decode` times as long, and a pass of a prefill pool `reading` times."""
     slowed = replace(state, rate=state.rate / decode)
-    return matched_rate(layout, slowed, prefill and replace(prefill, rate=prefill.rate / reading))[0]
+    return matched_rate(candidate, slowed, prefill and replace(prefill, rate=prefill.rate / reading))[0]

@@ -1,6 +1,6 @@
-"""The best of the layouts that a search found: each tuned in batch and chunk, then the cheapest of them.
+"""The best of the candidates that a search found: each tuned in batch and chunk, then the cheapest of them.
 
-A search looks at batches on a coarse grid, where layouts tie that are not equal: each is given the batches about its own, and
+A search looks at batches on a coarse grid, where candidates tie that are not equal: each is given the batches about its own;
 those that come out best are refined before one is chosen.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from steptime.numbers import Number
 from steptime.physics.layout import shaped, stacked
-from steptime.planning.search import AGGREGATED, DISAGGREGATED, Case, Layout, chunk_sizes, prefill_of, state_of
+from steptime.planning.search import AGGREGATED, DISAGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
 from steptime.planning.steady import MOST_UTILISED, Prefill, State, aggregated, decode_pool, prefill_pool
 
 AS_CHEAP = 0.005  # costs this near are the same
-CONTENDERS = 64  # layouts that are looked at again
+CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 
@@ -30,80 +30,82 @@ def within(case: Case, state: State) -> Number:
     )
 
 
-def refined(case: Case, layout: Layout) -> Layout:
-    """Return the layout with the batch (in whole sequences per group and micro-batch) and the chunk that serve most.
+def refined(case: Case, candidate: Candidate) -> Candidate:
+    """Return the candidate with the batch (in whole sequences per group and micro-batch) and the chunk that serve most.
 
     Of batches that cost the same to within half a percent, the fastest for the user.
     """
-    unit = int(layout.mapping.dp * layout.mapping.microbatches)
-    middle = max(1, round(layout.batch / unit))
+    unit = int(candidate.layout.dp * candidate.layout.microbatches)
+    middle = max(1, round(candidate.batch / unit))
     low, high = max(1, int(middle / AROUND)), int(middle * AROUND) + 1
     batch = unit * np.unique(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
-    sizes = chunk_sizes(case.workload) if layout.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
-    state = state_of(case, layout, batch[:, None], sizes[None, :])
-    rate = state.rate * layout.mapping.replicas
-    prefill = prefill_of(case, layout)
-    if prefill is not None and layout.prefill_mapping is not None:
-        rate = np.minimum(rate, prefill.rate * prefill.most_utilised * layout.prefill_mapping.replicas)
+    sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
+    state = state_of(case, candidate, batch[:, None], sizes[None, :])
+    rate = state.rate * candidate.layout.replicas
+    prefill = prefill_of(case, candidate)
+    if prefill is not None and candidate.prefill_layout is not None:
+        rate = np.minimum(rate, prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas)
     rate = np.where(within(case, state), rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
-        return layout
+        return candidate
     as_cheap = np.where(rate >= most * (1 - AS_CHEAP), state.tpot, np.inf)
     i, j = np.unravel_index(int(np.argmin(as_cheap)), rate.shape)
-    return replace(layout, batch=int(batch[i]), chunk=int(sizes[j]))
+    return replace(candidate, batch=int(batch[i]), chunk=int(sizes[j]))
 
 
-def matched_rate(layout: Layout, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
+def matched_rate(candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = state.rate * layout.mapping.replicas
-    if prefill is None or layout.prefill_mapping is None:
+    rate = state.rate * candidate.layout.replicas
+    if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
-    can = prefill.rate * layout.prefill_mapping.replicas
+    can = prefill.rate * candidate.prefill_layout.replicas
     rate = np.minimum(rate, can * prefill.most_utilised)
     return rate, rate / can
 
 
-def best(case: Case, candidates: list[Layout]) -> list[Layout]:
+def best(case: Case, candidates: list[Candidate]) -> list[Candidate]:
     """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
 
-    Of layouts that cost the same to within half a percent, the fastest for the user comes first.
+    Of candidates that cost the same to within half a percent, the fastest for the user comes first.
     """
-    distinct: dict[object, Layout] = {}
+    distinct: dict[object, Candidate] = {}
     for candidate in candidates:
         if len(distinct) < CONTENDERS:
             distinct.setdefault(candidate.same, candidate)
-    promise = [(rate, layout) for mode in (AGGREGATED, DISAGGREGATED) for rate, layout in _peaks(case, mode, distinct.values())]
+    promise = [
+        (rate, candidate) for mode in (AGGREGATED, DISAGGREGATED) for rate, candidate in _peaks(case, mode, distinct.values())
+    ]
     promise.sort(key=lambda one: -one[0])
     found = []
-    for layout in (refined(case, contender) for _, contender in promise[:FINALISTS]):
-        state = state_of(case, layout, layout.batch, max(layout.chunk, 1))
-        found.append((float(matched_rate(layout, state, prefill_of(case, layout))[0]), float(state.tpot), layout))
+    for candidate in (refined(case, contender) for _, contender in promise[:FINALISTS]):
+        state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+        found.append((float(matched_rate(candidate, state, prefill_of(case, candidate))[0]), float(state.tpot), candidate))
     highest = max(rate for rate, _, _ in found)
     found.sort(key=lambda one: (one[1], -one[0]) if one[0] >= highest * (1 - AS_CHEAP) else (np.inf, -one[0]))
-    return [layout for _, _, layout in found]
+    return [candidate for _, _, candidate in found]
 
 
-def _peaks(case: Case, mode: str, layouts: Iterable[Layout]) -> list[tuple[float, Layout]]:
-    """Return the most requests per second of each layout of a mode about its batch, with any chunk, from one evaluation."""
-    chosen = [layout for layout in layouts if layout.mode == mode]
+def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
+    """Return the most requests per second of each candidate of a mode about its batch, with any chunk, from one evaluation."""
+    chosen = [candidate for candidate in candidates if candidate.mode == mode]
     if not chosen:
         return []
-    mapping = stacked([layout.mapping for layout in chosen])
-    unit = (mapping.dp * mapping.microbatches)[:, None]
-    middle = np.array([layout.batch for layout in chosen])[:, None] / unit
+    layout = stacked([candidate.layout for candidate in chosen])
+    unit = (layout.dp * layout.microbatches)[:, None]
+    middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
     batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / AROUND, AROUND, 17)))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
-        state = aggregated(**given, mapping=shaped(mapping, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
-        rate = state.rate * mapping.replicas[:, None, None]
+        state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
+        rate = state.rate * layout.replicas[:, None, None]
     else:
-        state = decode_pool(**given, mapping=shaped(mapping, 1), batch=batch)
-        readers = stacked([layout.prefill_mapping for layout in chosen if layout.prefill_mapping is not None])
-        prompts = np.array([layout.prompts for layout in chosen])
-        prefill = prefill_pool(**given, mapping=readers, prompts=prompts, ttft=case.slo.ttft)
+        state = decode_pool(**given, layout=shaped(layout, 1), batch=batch)
+        readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
+        prompts = np.array([candidate.prompts for candidate in chosen])
+        prefill = prefill_pool(**given, layout=readers, prompts=prompts, ttft=case.slo.ttft)
         can = prefill.rate * prefill.most_utilised * readers.replicas
-        rate = np.minimum(state.rate * mapping.replicas[:, None], can[:, None])
+        rate = np.minimum(state.rate * layout.replicas[:, None], can[:, None])
     rate = np.where(within(case, state), rate, 0.0)
     return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))

@@ -1,7 +1,7 @@
-"""Searches every legal mapping and batch for the layouts of a deployment, as arrays.
+"""Searches every legal layout and batch for the candidates of a deployment, as arrays.
 
-`search` evaluates all layouts worth looking at and returns them as tables of columns, one row a layout. A `Layout` is one row:
-a mode and one or two pools. `refined` tunes the batch of one.
+`search` evaluates all candidates worth looking at and returns them as tables of columns. A `Candidate` is one row: a mode and
+one or two pools. `refine.refined` tunes the batch of one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
-from steptime.physics.layout import NAMES, Mapping, exchanges_experts, legal, show_mapping, stacked
+from steptime.physics.layout import NAMES, Layout, exchanges_experts, legal, show_layout, stacked
 from steptime.physics.memory import weights_per_chip
 from steptime.planning.steady import (
     MOST_UTILISED,
@@ -54,51 +54,51 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """One way to serve: decode replicas of `mapping` with `batch` sequences each, and how prompts are prefilled.
+class Candidate:
+    """One way to serve: decode replicas of `layout` with `batch` sequences each, and how prompts are prefilled.
 
-    Aggregated: in chunks of `chunk` tokens beside decode. Disaggregated: by `prefill_mapping.replicas` replicas of their own
+    Aggregated: in chunks of `chunk` tokens beside decode. Disaggregated: by `prefill_layout.replicas` replicas of their own
     that take `prompts` prompts per attention group in a pass.
     """
 
     mode: str
-    mapping: Mapping
+    layout: Layout
     batch: int
     chunk: int = 0
-    prefill_mapping: Mapping | None = None
+    prefill_layout: Layout | None = None
     prompts: int = 0
 
     @property
     def text(self) -> str:
-        """The layout in a line."""
-        if self.prefill_mapping is None:
-            return show_mapping(self.mapping)
-        return f"prefill {show_mapping(self.prefill_mapping)} + decode {show_mapping(self.mapping)}"
+        """The candidate in a line."""
+        if self.prefill_layout is None:
+            return show_layout(self.layout)
+        return f"prefill {show_layout(self.prefill_layout)} + decode {show_layout(self.layout)}"
 
     @property
     def same(self) -> tuple[object, ...]:
-        """What two layouts share that differ in batch, chunk and micro-batches only."""
+        """What two candidates share that differ in batch, chunk and micro-batches only."""
         return (
             self.mode,
-            replace(self.mapping, microbatches=1),
-            self.prefill_mapping and replace(self.prefill_mapping, microbatches=1),
+            replace(self.layout, microbatches=1),
+            self.prefill_layout and replace(self.prefill_layout, microbatches=1),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Layouts as columns, one row each; `mapping` and `prefill_mapping` index `mappings`.
+    """Layouts as columns, one row each; `layout` and `prefill_layout` index `layouts`.
 
     tpot, ttft [s]; rate [requests/s of the whole deployment]; input_share of the chips' time; used over capacity of memory.
     """
 
     mode: str
-    mappings: list[Mapping]
-    mapping: Number
+    layouts: list[Layout]
+    layout: Number
     batch: Number
     chunk: Number
     replicas: Number
-    prefill_mapping: Number
+    prefill_layout: Number
     prefill_prompts: Number
     prefill_replicas: Number
     tpot: Number
@@ -122,32 +122,32 @@ def batches(most: float, per_octave: int = 2) -> Number:
     return np.unique(np.ceil(2 ** (np.arange(count) / per_octave) - 1e-9)).astype(np.int64)
 
 
-def fitting(case: Case) -> list[Mapping]:
-    """Return the legal mappings that the engine can run and whose weights leave room on a chip."""
-    mappings = [m for m in legal(case.model, case.system, case.chips) if can_overlap(case.engine, m)]
-    if not mappings:
+def fitting(case: Case) -> list[Layout]:
+    """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
+    layouts = [m for m in legal(case.model, case.system, case.chips) if can_overlap(case.engine, m)]
+    if not layouts:
         return []
     room = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
-    weights = np.broadcast_to(weights_per_chip(case.model, stacked(mappings)), (len(mappings),))
-    return [mapping for mapping, bytes_ in zip(mappings, weights, strict=True) if bytes_ < room]
+    weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
+    return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
 
 
-def can_overlap(engine: Engine, mapping: Mapping) -> bool:
-    """Whether an engine can have the micro-batches of a mapping in flight: one a stage, or two where it overlaps two.
+def can_overlap(engine: Engine, layout: Layout) -> bool:
+    """Whether an engine can have the micro-batches of a layout in flight: one a stage, or two where it overlaps two.
 
     Sources: https://docs.vllm.ai/en/stable/design/dbo/, https://docs.sglang.io/advanced_features/expert_parallelism.html
 
     >>> from steptime.physics.engine import IDEAL
     >>> vllm = replace(IDEAL, two_batch=1)
-    >>> [can_overlap(vllm, m) for m in (Mapping(tp=8), Mapping(tp=8, microbatches=2), Mapping(dp=8, ep=8, microbatches=2))]
+    >>> [can_overlap(vllm, m) for m in (Layout(tp=8), Layout(tp=8, microbatches=2), Layout(dp=8, ep=8, microbatches=2))]
     [True, False, True]
     """
-    return bool(mapping.microbatches <= mapping.pp or engine.two_batch >= (1 if exchanges_experts(mapping) else 2))
+    return bool(layout.microbatches <= layout.pp or engine.two_batch >= (1 if exchanges_experts(layout) else 2))
 
 
-def take(mapping: Mapping, index: Number) -> Mapping:
-    """Return the mapping with the rows `index` of every field."""
-    return Mapping(**{name: np.asarray(getattr(mapping, name))[index] for name in NAMES})
+def take(layout: Layout, index: Number) -> Layout:
+    """Return the layout with the rows `index` of every field."""
+    return Layout(**{name: np.asarray(getattr(layout, name))[index] for name in NAMES})
 
 
 def chunk_sizes(workload: Workload) -> Number:
@@ -156,19 +156,19 @@ def chunk_sizes(workload: Workload) -> Number:
     return np.unique([c for c in CHUNKS if c < 2 * fresh or c <= 2048] + [min(fresh, 2 * LARGEST_PASS)])
 
 
-def search(case: Case, modes: tuple[str, ...], mappings: list[Mapping]) -> list[Table]:
-    """Evaluate the layouts of all modes asked for."""
-    tables = [search_aggregated(case, mappings)] if AGGREGATED in modes else []
-    return [*tables, search_disaggregated(case, mappings)] if DISAGGREGATED in modes else tables
+def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
+    """Evaluate the candidates of all modes asked for."""
+    tables = [search_aggregated(case, layouts)] if AGGREGATED in modes else []
+    return [*tables, search_disaggregated(case, layouts)] if DISAGGREGATED in modes else tables
 
 
-def search_aggregated(case: Case, mappings: list[Mapping]) -> Table:
-    """Evaluate every mapping with every batch and chunk that can be a steady state, decode and prefill sharing the chips."""
+def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
+    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
-    table = stacked(mappings)
+    table = stacked(layouts)
     grid = batches(MOST_SEQUENCES)
     sequences = np.maximum(grid[None, :], table.dp[:, None] * table.microbatches[:, None])
-    decode = decode_pool(model, system, workload, mapping=_columns(table), batch=sequences, engine=engine)
+    decode = decode_pool(model, system, workload, layout=_columns(table), batch=sequences, engine=engine)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
     work = (
@@ -181,7 +181,7 @@ def search_aggregated(case: Case, mappings: list[Mapping]) -> Table:
         model,
         system,
         workload,
-        mapping=take(table, m[:, None]),
+        layout=take(table, m[:, None]),
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=engine,
@@ -190,12 +190,12 @@ def search_aggregated(case: Case, mappings: list[Mapping]) -> Table:
     replicas = table.replicas[m[i]]
     return Table(
         mode=AGGREGATED,
-        mappings=mappings,
-        mapping=m[i],
+        layouts=layouts,
+        layout=m[i],
         batch=batch[i],
         chunk=sizes[j],
         replicas=replicas,
-        prefill_mapping=np.full(len(i), -1),
+        prefill_layout=np.full(len(i), -1),
         prefill_prompts=np.zeros(len(i), dtype=int),
         prefill_replicas=np.zeros(len(i), dtype=int),
         tpot=state.tpot[i, j],
@@ -207,14 +207,14 @@ def search_aggregated(case: Case, mappings: list[Mapping]) -> Table:
     )
 
 
-def _columns(mapping: Mapping) -> Mapping:
-    return Mapping(**{name: np.asarray(getattr(mapping, name))[:, None] for name in NAMES})
+def _columns(layout: Layout) -> Layout:
+    return Layout(**{name: np.asarray(getattr(layout, name))[:, None] for name in NAMES})
 
 
-def search_disaggregated(case: Case, mappings: list[Mapping]) -> Table:
+def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
     chips = case.chips
-    table = stacked(mappings)
+    table = stacked(layouts)
     sizes = np.unique(table.chips)
     prefill = _best_prefill(case, table)
     decode = _best_decode(case, table)
@@ -225,17 +225,17 @@ def search_disaggregated(case: Case, mappings: list[Mapping]) -> Table:
                 continue
             chosen.append(_matched(size, pre, other, decode[other], chips, case.engine))
     if not chosen:
-        return _empty(DISAGGREGATED, mappings)
+        return _empty(DISAGGREGATED, layouts)
     columns = [np.concatenate(parts) for parts in zip(*chosen, strict=True)]
-    mapping, batch, tpot, memory, rate, replicas, pre_mapping, pre_prompts, pre_replicas, utilisation, ttft, share = columns
+    layout, batch, tpot, memory, rate, replicas, pre_layout, pre_prompts, pre_replicas, utilisation, ttft, share = columns
     return Table(
         mode=DISAGGREGATED,
-        mappings=mappings,
-        mapping=mapping.astype(int),
+        layouts=layouts,
+        layout=layout.astype(int),
         batch=batch,
         chunk=np.zeros(len(batch), dtype=int),
         replicas=replicas.astype(int),
-        prefill_mapping=pre_mapping.astype(int),
+        prefill_layout=pre_layout.astype(int),
         prefill_prompts=pre_prompts.astype(int),
         prefill_replicas=pre_replicas.astype(int),
         tpot=tpot,
@@ -251,7 +251,7 @@ def search_disaggregated(case: Case, mappings: list[Mapping]) -> Table:
 class _Pre:
     """The best prefill replica of one size."""
 
-    mapping: int
+    layout: int
     prompts: int
     rate: float
     most_utilised: float
@@ -267,14 +267,14 @@ class _Pre:
         return first_token(one, utilisation, engine)
 
 
-def _best_prefill(case: Case, table: Mapping) -> dict[int, _Pre]:
-    """Return, for each size of a replica, the mapping and pass that prefill most within the limit on TTFT."""
+def _best_prefill(case: Case, table: Layout) -> dict[int, _Pre]:
+    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
     pool = prefill_pool(
-        model, system, workload, mapping=_columns(table), prompts=prompts[None, :], engine=engine, ttft=case.slo.ttft
+        model, system, workload, layout=_columns(table), prompts=prompts[None, :], engine=engine, ttft=case.slo.ttft
     )
     usable = np.where(pool.memory.fits, pool.rate * pool.most_utilised, 0.0)
     best: dict[int, _Pre] = {}
@@ -287,12 +287,12 @@ def _best_prefill(case: Case, table: Mapping) -> dict[int, _Pre]:
     return best
 
 
-def _best_decode(case: Case, table: Mapping) -> dict[int, tuple[Number, ...]]:
-    """Return, for each size of a replica, the layouts that no other of that size beats in speed and rate."""
+def _best_decode(case: Case, table: Layout) -> dict[int, tuple[Number, ...]]:
+    """Return, for each size of a replica, the candidates that no other of that size beats in speed and rate."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     grid = batches(MOST_SEQUENCES)[None, :]
     sequences = np.maximum(grid, (table.dp * table.microbatches)[:, None])
-    state: State = decode_pool(model, system, workload, mapping=_columns(table), batch=sequences, engine=engine)
+    state: State = decode_pool(model, system, workload, layout=_columns(table), batch=sequences, engine=engine)
     used = state.memory.used / state.memory.capacity
     found = {}
     for size in np.unique(table.chips):
@@ -303,20 +303,20 @@ def _best_decode(case: Case, table: Mapping) -> dict[int, tuple[Number, ...]]:
         m, b = np.nonzero(fits)
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
         m, b = m[keep], b[keep]
-        mapping = rows[m]
+        layout = rows[m]
         found[int(size)] = (
-            mapping,
-            sequences[mapping, b],
-            state.tpot[mapping, b],
-            state.rate[mapping, b],
-            used[mapping, b],
+            layout,
+            sequences[layout, b],
+            state.tpot[layout, b],
+            state.rate[layout, b],
+            used[layout, b],
         )
     return found
 
 
 def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips: int, engine: Engine) -> tuple[Number, ...]:
     """Divide the chips between prefill replicas of `size` and decode replicas of `other`, for the highest matched rate."""
-    mapping, batch, tpot, rate, memory = decode
+    layout, batch, tpot, rate, memory = decode
     count = np.arange(1, (chips - other) // size + 1)[:, None]
     decoders = (chips - count * size) // other
     matched = np.minimum(count * pre.rate * pre.most_utilised, decoders * rate[None, :])
@@ -327,40 +327,40 @@ def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips
     share = count * size / (count * size + decoders * other)
     n = len(rate)
     return (
-        mapping, batch, tpot, memory, total, decoders, np.full(n, pre.mapping), np.full(n, pre.prompts), count, utilisation,
+        layout, batch, tpot, memory, total, decoders, np.full(n, pre.layout), np.full(n, pre.prompts), count, utilisation,
         pre.ttft(utilisation, engine), share,
     )  # fmt: skip
 
 
-def _empty(mode: str, mappings: list[Mapping]) -> Table:
+def _empty(mode: str, layouts: list[Layout]) -> Table:
     nothing = np.zeros(0)
     whole = np.zeros(0, dtype=int)
     return Table(
-        mode=mode, mappings=mappings, mapping=whole, batch=whole, chunk=whole, replicas=whole, prefill_mapping=whole,
+        mode=mode, layouts=layouts, layout=whole, batch=whole, chunk=whole, replicas=whole, prefill_layout=whole,
         prefill_prompts=whole, prefill_replicas=whole, tpot=nothing, ttft=nothing, rate=nothing, utilisation=nothing,
         input_share=nothing, memory=nothing,
     )  # fmt: skip
 
 
-# --- one layout ---------------------------------------------------------------------------------------------------------
+# --- one candidate ---------------------------------------------------------------------------------------------------------
 
 
-def row(table: Table, index: int) -> Layout:
+def row(table: Table, index: int) -> Candidate:
     """Return one row of a table."""
-    layout = Layout(
+    candidate = Candidate(
         mode=table.mode,
-        mapping=replace(table.mappings[table.mapping[index]], replicas=int(table.replicas[index])),
+        layout=replace(table.layouts[table.layout[index]], replicas=int(table.replicas[index])),
         batch=int(table.batch[index]),
         chunk=int(table.chunk[index]),
     )
     if table.mode == AGGREGATED:
-        return layout
-    prefill = replace(table.mappings[table.prefill_mapping[index]], replicas=int(table.prefill_replicas[index]))
-    return replace(layout, prefill_mapping=prefill, prompts=int(table.prefill_prompts[index]))
+        return candidate
+    prefill = replace(table.layouts[table.prefill_layout[index]], replicas=int(table.prefill_replicas[index]))
+    return replace(candidate, prefill_layout=prefill, prompts=int(table.prefill_prompts[index]))
 
 
-def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Layout]:
-    """Return the layouts within the limits, those that serve most requests first, then the fastest."""
+def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
+    """Return the candidates within the limits, those that serve most requests first, then the fastest."""
     found: list[tuple[float, float, int, int]] = []
     for number, table in enumerate(tables):
         good = np.nonzero(
@@ -371,25 +371,25 @@ def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Layout]:
     return [row(tables[number], index) for _, _, number, index in sorted(found)]
 
 
-def state_of(case: Case, layout: Layout, batch: Number, chunk: Number) -> State:
-    """Return the steady state of one replica of the layout at any batch and chunk."""
-    mapping = replace(layout.mapping, replicas=1)
-    if layout.mode == AGGREGATED:
-        return aggregated(case.model, case.system, case.workload, mapping=mapping, batch=batch, chunk=chunk, engine=case.engine)
-    return decode_pool(case.model, case.system, case.workload, mapping=mapping, batch=batch, engine=case.engine)
+def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
+    """Return the steady state of one replica of the candidate at any batch and chunk."""
+    layout = replace(candidate.layout, replicas=1)
+    if candidate.mode == AGGREGATED:
+        return aggregated(case.model, case.system, case.workload, layout=layout, batch=batch, chunk=chunk, engine=case.engine)
+    return decode_pool(case.model, case.system, case.workload, layout=layout, batch=batch, engine=case.engine)
 
 
-def prefill_of(case: Case, layout: Layout) -> Prefill | None:
-    """Return what one prefill replica of the layout delivers, if it has any."""
-    if layout.prefill_mapping is None:
+def prefill_of(case: Case, candidate: Candidate) -> Prefill | None:
+    """Return what one prefill replica of the candidate delivers, if it has any."""
+    if candidate.prefill_layout is None:
         return None
-    mapping = replace(layout.prefill_mapping, replicas=1)
+    layout = replace(candidate.prefill_layout, replicas=1)
     return prefill_pool(
         case.model,
         case.system,
         case.workload,
-        mapping=mapping,
-        prompts=layout.prompts,
+        layout=layout,
+        prompts=candidate.prompts,
         engine=case.engine,
         ttft=case.slo.ttft,
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from steptime.models.model import weight_bytes
-from steptime.physics.layout import Mapping, legal
+from steptime.physics.layout import Layout, legal
 from steptime.physics.memory import weights_per_chip
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.deployment import Plan, best_change, mean_resources
@@ -80,9 +80,9 @@ def warnings_of(case: Case) -> tuple[str, ...]:
     return (*warnings, *case.model.notes)
 
 
-def unreachable(case: Case, modes: tuple[str, ...], mappings: list[Mapping]) -> str:
+def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> str:
     """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
-    tables = search(replace(case, slo=Slo()), modes, mappings)
+    tables = search(replace(case, slo=Slo()), modes, layouts)
     tpot = np.concatenate([t.tpot for t in tables])
     ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
@@ -98,7 +98,7 @@ def unreachable(case: Case, modes: tuple[str, ...], mappings: list[Mapping]) -> 
             f"no layout on {case.chips} chips reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
             "Use more or faster chips, smaller weights (--weights), or ask for less"
         )
-    in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, mappings)
+    in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
         return (
             f"no layout on {case.chips} chips gives a first token within {first}; the soonest at full load is "
@@ -125,7 +125,7 @@ def does_not_fit(case: Case) -> str:
         message += f", {show(need - have, 'B')} too little"
     else:
         least = min((float(weights_per_chip(case.model, m)) for m in legal(case.model, case.system, case.chips)), default=need)
-        message += f"; the best mapping puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
+        message += f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
     least = math.ceil(need / capacity)
     domain = min(case.system.scale_up.size, 4096)
     tries = sorted(

@@ -22,13 +22,13 @@ from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
 from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
 from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
 from steptime.planning.workload import Workload
 
-SPREAD = 3.0  # standard deviations of the cache's fill that a deployment keeps free
+SPARE_DEVIATIONS = 3.0  # standard deviations of the cache's fill that a deployment keeps free
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.95  # of a prompt queue: beyond it waits are long and drift for minutes
 DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
@@ -75,12 +75,12 @@ def room_context(workload: Workload, sequences: Number) -> Number:
 
     Contexts are spread evenly over the output, with standard deviation $O/\sqrt{12}$; that of their mean falls with $\sqrt n$.
     """
-    spare = SPREAD * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
+    spare = SPARE_DEVIATIONS * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
     return mean_context(workload) + np.minimum(workload.output_tokens / 2, spare)
 
 
 def aggregated(
-    model: Model, system: System, workload: Workload, *, mapping: Mapping, batch: Number, chunk: Number, engine: Engine
+    model: Model, system: System, workload: Workload, *, layout: Layout, batch: Number, chunk: Number, engine: Engine
 ) -> State:
     """Return the steady state in which decode and prefill share the chips.
 
@@ -90,10 +90,10 @@ def aggregated(
     prefix = workload.input_tokens - fresh
     tokens = np.minimum(chunk, fresh)
     together = np.maximum(1.0, np.floor(chunk / fresh))  # prompts that share a chunk
-    groups = mapping.dp
+    groups = layout.dp
     share = batch * fresh / (steps * tokens * together * groups)
     context = mean_context(workload)
-    alone = decode_step(model, system, batch=batch, context=context, mapping=mapping, engine=engine)
+    alone = decode_step(model, system, batch=batch, context=context, layout=layout, engine=engine)
     mixed = mixed_step(
         model,
         system,
@@ -102,7 +102,7 @@ def aggregated(
         prompts=together * groups,
         tokens=tokens,
         prefix=prefix + (fresh - tokens) / 2,
-        mapping=mapping,
+        layout=layout,
         engine=engine,
     )
     used = np.minimum(share, 1.0)
@@ -115,7 +115,7 @@ def aggregated(
     sequences = batch / groups
     return State(
         tpot=tpot,
-        ttft=answered(tpot / 2 + service + queue_wait(service / together, share), engine),
+        ttft=ttft_seen(tpot / 2 + service + queue_wait(service / together, share), engine),
         rate=batch / (steps * tpot),
         utilisation=share,
         input_share=used * (mixed.total - alone.total) / tpot,
@@ -124,9 +124,9 @@ def aggregated(
             system,
             batch=batch + groups * together * used,
             context=room_context(workload, sequences),
-            mapping=mapping,
+            layout=layout,
             engine=engine,
-            step_tokens=(sequences + tokens * together) / mapping.microbatches,
+            step_tokens=(sequences + tokens * together) / layout.microbatches,
         ),
         lower=mean(alone.lower, mixed.lower),
         upper=mean(alone.upper, mixed.upper),
@@ -135,9 +135,9 @@ def aggregated(
     )
 
 
-def decode_pool(model: Model, system: System, workload: Workload, *, mapping: Mapping, batch: Number, engine: Engine) -> State:
+def decode_pool(model: Model, system: System, workload: Workload, *, layout: Layout, batch: Number, engine: Engine) -> State:
     """Return the steady state of a replica that only decodes."""
-    step = decode_step(model, system, batch=batch, context=mean_context(workload), mapping=mapping, engine=engine)
+    step = decode_step(model, system, batch=batch, context=mean_context(workload), layout=layout, engine=engine)
     return State(
         tpot=step.total,
         ttft=np.zeros_like(step.total),
@@ -148,8 +148,8 @@ def decode_pool(model: Model, system: System, workload: Workload, *, mapping: Ma
             model,
             system,
             batch=batch,
-            context=room_context(workload, batch / mapping.dp),
-            mapping=mapping,
+            context=room_context(workload, batch / layout.dp),
+            layout=layout,
             engine=engine,
         ),
         lower=step.lower,
@@ -176,7 +176,7 @@ def prefill_pool(
     system: System,
     workload: Workload,
     *,
-    mapping: Mapping,
+    layout: Layout,
     prompts: Number,
     engine: Engine,
     ttft: Number,
@@ -184,23 +184,23 @@ def prefill_pool(
 ) -> Prefill:
     """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be."""
     fresh = fresh_tokens(workload)
-    seats = prompts * mapping.dp
+    seats = prompts * layout.dp
     step = prefill_step(
-        model, system, tokens=fresh, prompts=seats, prefix=workload.input_tokens - fresh, mapping=mapping, engine=engine
+        model, system, tokens=fresh, prompts=seats, prefix=workload.input_tokens - fresh, layout=layout, engine=engine
     )
     return Prefill(
         seconds=step.total,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(step.total, orderly(ttft, engine), seats, ceiling),
+        most_utilised=highest_utilisation(step.total, queue_limit(ttft, engine), seats, ceiling),
         memory=memory_per_chip(
             model,
             system,
             batch=2 * seats,  # one pass under way, one being sent on
             context=workload.input_tokens,
-            mapping=mapping,
+            layout=layout,
             engine=engine,
-            step_tokens=prompts * fresh / mapping.microbatches,
+            step_tokens=prompts * fresh / layout.microbatches,
         ),
         step=step,
     )
@@ -210,7 +210,7 @@ def closed_loop(
     model: Model,
     system: System,
     *,
-    mapping: Mapping,
+    layout: Layout,
     concurrency: Number,
     input_tokens: Number,
     output_tokens: Number,
@@ -229,10 +229,10 @@ def closed_loop(
 
     Source: conservation of requests (Little's law), lecture section 4.
     """
-    groups, context = mapping.dp, input_tokens + output_tokens / 2
-    running = seats(model, system, context=context, mapping=mapping, engine=engine, wanted=concurrency)
-    decode = decode_step(model, system, batch=running, context=context, mapping=mapping, engine=engine)
-    prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, mapping=mapping, engine=engine).total
+    groups, context = layout.dp, input_tokens + output_tokens / 2
+    running = seats(model, system, context=context, layout=layout, engine=engine, wanted=concurrency)
+    decode = decode_step(model, system, batch=running, context=context, layout=layout, engine=engine)
+    prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, layout=layout, engine=engine).total
     in_group = running / groups
     burst = in_group * prefill
     together = engine.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
@@ -241,30 +241,30 @@ def closed_loop(
     started = starting * burst / 2
     queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
     waiting = (concurrency - running) / running * output_tokens * tpot
-    return tpot, answered(queued, engine) + waiting, decode
+    return tpot, ttft_seen(queued, engine) + waiting, decode
 
 
-def seats(model: Model, system: System, *, context: Number, mapping: Mapping, engine: Engine, wanted: Number) -> Number:
+def seats(model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number) -> Number:
     """Return how many of the sequences `wanted` [per replica] run at once: as many as have room for `context` [tokens].
 
     Where not one has room by this count, all are taken to run: who measured them had found room.
     """
-    fit = sequences_that_fit(model, system, context=context, mapping=mapping, engine=engine, step_tokens=STEP_TOKENS)
+    fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=STEP_TOKENS)
     return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
 
 
 def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number:
     """Mean time to first token of a prefill replica at a utilisation [s]."""
-    return answered(prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats), engine)
+    return ttft_seen(prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats), engine)
 
 
-def answered(queued: Number, engine: Engine) -> Number:
-    """Time to first token [s] of an engine whose prompt queue, were it orderly, would take `queued` [s]."""
+def ttft_seen(queued: Number, engine: Engine) -> Number:
+    """Time to first token [s] of an engine whose prompt queue, were it queue_limit, would take `queued` [s]."""
     return engine.seconds_per_request + engine.first_token_factor * queued
 
 
-def orderly(ttft: Number, engine: Engine) -> Number:
-    """What an orderly prompt queue may take [s] for a time to first token of `ttft` [s]: the inverse of `answered`."""
+def queue_limit(ttft: Number, engine: Engine) -> Number:
+    """What an queue_limit prompt queue may take [s] for a time to first token of `ttft` [s]: the inverse of `ttft_seen`."""
     return (ttft - engine.seconds_per_request) / engine.first_token_factor
 
 

@@ -36,7 +36,7 @@ DRAIN = 0.1  # or from what share of the time of arrivals on, that it takes to b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Quantiles:
     """A quantity over requests: mean, median and high quantiles."""
 
     mean: float
@@ -46,16 +46,16 @@ class Spread:
     p99: float
 
 
-def spread(values: Any) -> Spread:
+def quantiles(values: Any) -> Quantiles:
     """Return mean and quantiles of values; NaN where there are none.
 
-    >>> spread(np.arange(101.0)).p90
+    >>> quantiles(np.arange(101.0)).p90
     90.0
     """
     if not len(values):
-        return Spread(mean=math.nan, p50=math.nan, p90=math.nan, p95=math.nan, p99=math.nan)
+        return Quantiles(mean=math.nan, p50=math.nan, p90=math.nan, p95=math.nan, p99=math.nan)
     found = np.percentile(values, (50, 90, 95, 99))
-    return Spread(
+    return Quantiles(
         mean=float(np.mean(values)), p50=found[0].item(), p90=found[1].item(), p95=found[2].item(), p99=found[3].item()
     )
 
@@ -66,8 +66,8 @@ class ClassAnswers:
 
     rank: int
     served: int
-    ttft: Spread
-    tpot: Spread
+    ttft: Quantiles
+    tpot: Quantiles
     within_limits: float
 
 
@@ -89,11 +89,11 @@ class Answers:
     preemptions: int
     seconds: float
     arriving: float
-    wait: Spread
-    ttft: Spread
-    tpot: Spread
-    inter_token: Spread
-    end_to_end: Spread
+    wait: Quantiles
+    ttft: Quantiles
+    tpot: Quantiles
+    inter_token: Quantiles
+    end_to_end: Quantiles
     requests_per_second: float
     input_tokens_per_second: float
     output_tokens_per_second: float
@@ -150,11 +150,11 @@ def answers(
         preemptions=int(requests["preempted"].sum()),
         seconds=seconds,
         arriving=float(np.max(requests["arrival"])) - began if len(requests) else 0.0,
-        wait=spread(wait),
-        ttft=spread(ttft),
-        tpot=spread(tpot[several]),
+        wait=quantiles(wait),
+        ttft=quantiles(ttft),
+        tpot=quantiles(tpot[several]),
         inter_token=gaps(replicas),
-        end_to_end=spread(total),
+        end_to_end=quantiles(total),
         requests_per_second=len(done) / seconds,
         input_tokens_per_second=inputs / seconds,
         output_tokens_per_second=outputs / seconds,
@@ -175,8 +175,8 @@ def answers(
             ClassAnswers(
                 rank=int(k),
                 served=int(mine.sum()),
-                ttft=spread(ttft[mine]),
-                tpot=spread(tpot[mine & several]),
+                ttft=quantiles(ttft[mine]),
+                tpot=quantiles(tpot[mine & several]),
                 within_limits=float(good[mine].sum()) / int((requests["rank"] == k).sum()),
             )
             for k in (ranks if len(ranks) > 1 else ())
@@ -212,16 +212,16 @@ def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
     return found[0][1] if len(found) == 1 else ", ".join(f"{n:,} {reason}" for n, reason in found)
 
 
-def gaps(replicas: list[Replicas]) -> Spread:
+def gaps(replicas: list[Replicas]) -> Quantiles:
     """Return the times between tokens, from a histogram 1 % wide (a run of equal steps counts with its mean)."""
     counts = np.sum([p.gaps.sum(axis=0) for p in replicas], axis=0)
     total = counts.sum()
     if not total:
-        return spread(())
+        return quantiles(())
     middles = SHORTEST * np.exp((np.arange(GAPS) + 0.5) * WIDTH)
     reached = np.cumsum(counts) / total
     at = [float(middles[np.searchsorted(reached, share)]) for share in (0.5, 0.9, 0.95, 0.99)]
-    return Spread(mean=float((counts * middles).sum() / total), p50=at[0], p90=at[1], p95=at[2], p99=at[3])
+    return Quantiles(mean=float((counts * middles).sum() / total), p50=at[0], p90=at[1], p95=at[2], p99=at[3])
 
 
 def waiting(came: Any, seated: Any, times: Any) -> Any:

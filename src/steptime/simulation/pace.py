@@ -21,7 +21,7 @@ from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import IDEAL, Engine
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.simulation.state import Rates
 
@@ -123,7 +123,7 @@ def pace_of(
     model: Model,
     system: System,
     *,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine = IDEAL,
     max_sequences: int = 256,
     token_budget: int = 2048,
@@ -137,15 +137,15 @@ def pace_of(
     one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group.
     With `query` > 1 every decode step verifies drafts.
     """
-    mapping = mapping or Mapping()
+    layout = layout or Layout()
     low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
     if max_sequences < 1 or token_budget < 1:
         raise RangeError(f"max sequences and token budget must be at least 1, not {max_sequences} and {token_budget}")
-    given = {"mapping": mapping, "engine": engine}
+    given = {"layout": layout, "engine": engine}
     decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5), query)
-    rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * mapping.dp)))
-    pair, key = _attention(model, system, given, token_budget * int(mapping.dp), high)
-    groups = int(mapping.dp)
+    rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
+    pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
+    groups = int(layout.dp)
     lone = _rows(model, system, given | {"prompts": 1}, int(min(MOST_ROWS, len(rows) - 1))) if groups > 1 else None
     pace = Pace(
         decode=decode,
@@ -190,7 +190,7 @@ def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, 
 def _rows(model: Model, system: System, given: Any, most: int) -> Any:
     """Seconds of passes of prompt tokens without their attention, by tokens."""
     tokens = _knots(most)
-    spread = 1 if "prompts" in given else given["mapping"].dp
+    spread = 1 if "prompts" in given else given["layout"].dp
     step = prefill_step(model, system, tokens=tokens / spread, **given)
     times = np.maximum.accumulate(step.total - step.terms.get("attention", 0.0))
     every = np.interp(np.arange(max(2, most + 1)), tokens, times)
@@ -200,7 +200,7 @@ def _rows(model: Model, system: System, given: Any, most: int) -> Any:
 
 def _attention(model: Model, system: System, given: Any, budget: int, context: float) -> tuple[float, float]:
     """Seconds per pair and per key of prompts, from chunks at the start and in the middle of them."""
-    groups = given["mapping"].dp
+    groups = given["layout"].dp
     tokens = np.maximum(1.0, np.geomspace(16, max(budget / groups, 17), 6))[:, None]
     prefix = np.linspace(0.0, context, 5)
     step = prefill_step(model, system, tokens=tokens, prefix=prefix, **given)
@@ -224,7 +224,7 @@ def _errors(
     draw = np.random.default_rng(0)
     batch = np.maximum(1, np.round(most ** draw.random(SAMPLES))).astype(np.int64)
     context = draw.uniform(*contexts, SAMPLES)
-    groups = given["mapping"].dp
+    groups = given["layout"].dp
     tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
     prefix = draw.uniform(0, contexts[1], SAMPLES)
     true = decode_step(model, system, batch=batch, context=context, query=query, **given).total

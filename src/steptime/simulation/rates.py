@@ -12,7 +12,7 @@ from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Mapping
+from steptime.physics.layout import Layout
 from steptime.planning.workload import Slo, Workload
 from steptime.simulation.metrics import OVERLOADED, Answers
 from steptime.simulation.policy import Policy
@@ -139,7 +139,7 @@ class PoolLike(Protocol):
     @property
     def role(self) -> str: ...  # noqa: D102
     @property
-    def mapping(self) -> Mapping: ...  # noqa: D102
+    def layout(self) -> Layout: ...  # noqa: D102
     @property
     def batch(self) -> int: ...  # noqa: D102
     @property
@@ -182,7 +182,7 @@ def replay(
     requests: the least.
     """
     server = pools[-1]
-    prefill = pools[0].mapping if len(pools) > 1 else None
+    prefill = pools[0].layout if len(pools) > 1 else None
     fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
     skipped = round(workload.input_tokens) - fresh
     traffic = partial(open_loop, inputs=Lengths(mean=fresh + skipped), outputs=Lengths(mean=workload.output_tokens), seed=seed)
@@ -190,7 +190,7 @@ def replay(
     while True:
         tried += 1
         batch, now = server.batch if prefill is not None else max(1, math.floor(server.batch * share)), rate * share
-        groups = int(server.mapping.dp)
+        groups = int(server.layout.dp)
         policy = Policy(
             max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),
             token_budget=math.ceil(batch / groups) + (max(server.chunk, 1) if prefill is None else 2048),
@@ -199,7 +199,7 @@ def replay(
             simulate,
             model,
             system,
-            mapping=server.mapping,
+            layout=server.layout,
             engine=engine,
             policy=policy,
             slo=slo,
@@ -225,7 +225,7 @@ def replay(
 
 
 def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
-    each = max(1, int(pool.batch) // int(pool.mapping.dp))
+    each = max(1, int(pool.batch) // int(pool.layout.dp))
     return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
 
 

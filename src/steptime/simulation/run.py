@@ -14,7 +14,7 @@ from steptime.machines.money import rent_of
 from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
 from steptime.physics.engine import IDEAL, Engine
-from steptime.physics.layout import Mapping, check
+from steptime.physics.layout import Layout, check
 from steptime.physics.memory import sequences_that_fit
 from steptime.planning.workload import Slo
 from steptime.simulation import loop
@@ -115,7 +115,7 @@ def dealt(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
     return route, following
 
 
-def answered(requests: Any, pace: Pace) -> Any:
+def as_seen(requests: Any, pace: Pace) -> Any:
     """Return finished requests as their users see them: the first token `pace.answer` of its own decode steps late.
 
     The tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
@@ -129,12 +129,12 @@ def answered(requests: Any, pace: Pace) -> Any:
     return later
 
 
-def kv_room(model: Model, system: System, *, mapping: Mapping, engine: Engine, context: float, step_tokens: int) -> float:
+def kv_room(model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int) -> float:
     """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step."""
-    tokens = step_tokens / mapping.microbatches
-    fits = sequences_that_fit(model, system, context=context, mapping=mapping, engine=engine, step_tokens=tokens)
-    each = float(fits) / mapping.dp
-    return float(max(0.0, each) * mapping.dp * context)
+    tokens = step_tokens / layout.microbatches
+    fits = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=tokens)
+    each = float(fits) / layout.dp
+    return float(max(0.0, each) * layout.dp * context)
 
 
 def simulate(
@@ -142,11 +142,11 @@ def simulate(
     system: System,
     traffic: Traffic,
     *,
-    mapping: Mapping | None = None,
+    layout: Layout | None = None,
     engine: Engine = IDEAL,
     policy: Policy | None = None,
     slo: Slo | tuple[Slo, ...] | None = None,
-    prefill: Mapping | None = None,
+    prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
     cache: Cache | None = None,
     cached: int = 0,
@@ -155,7 +155,7 @@ def simulate(
     slowness: float = 1.0,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
-    """Serve `traffic` with `mapping.replicas` replicas of the model, and say what its users see.
+    """Serve `traffic` with `layout.replicas` replicas of the model, and say what its users see.
 
     With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
@@ -163,13 +163,13 @@ def simulate(
     `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class.
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
-    mapping, policy, slo = mapping or Mapping(), policy or Policy(), slo or Slo()
-    for one in filter(None, (mapping, prefill)):
+    layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
+    for one in filter(None, (layout, prefill)):
         check(one, model, system)
-    policy = _fitted(model, system, mapping, engine, policy, traffic)
-    chips = int(mapping.chips * mapping.replicas)
-    pace = slowed(_pace(model, system, mapping, engine, policy, traffic), slowness)
-    server = (policy, pace, int(mapping.replicas))
+    policy = _fitted(model, system, layout, engine, policy, traffic)
+    chips = int(layout.chips * layout.replicas)
+    pace = slowed(_pace(model, system, layout, engine, policy, traffic), slowness)
+    server = (policy, pace, int(layout.replicas))
     reader = server
     if prefill is not None:
         first = prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous")
@@ -184,9 +184,9 @@ def simulate(
     if fast_replicas:
         if prefill is not None or cache is not None:
             raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
-        chips += fast_replicas * int(mapping.chips)
-        quick = _fitted(model, system, mapping, engine, fast or policy, traffic)
-        fast_pace = slowed(_pace(model, system, mapping, engine, quick, traffic), slowness)
+        chips += fast_replicas * int(layout.chips)
+        quick = _fitted(model, system, layout, engine, fast or policy, traffic)
+        fast_pace = slowed(_pace(model, system, layout, engine, quick, traffic), slowness)
         requests, pools = serve_tiers(traffic, [(quick, fast_pace, fast_replicas), server], progress=progress)
     elif prefill is None:
         requests, rules, pool = serve(traffic, policy, pace, replicas=server[2], progress=progress, **given)
@@ -202,7 +202,7 @@ def simulate(
             requests, pools = serve_apart_closed(traffic, reader, server, sent, progress=progress, **given)
         else:
             requests, pools = serve_apart(traffic, reader, server, sent, **given)
-    requests = answered(requests, pace)
+    requests = as_seen(requests, pace)
     rent = float(rent_of(chips, system.rent.typical))
     return Simulation(
         answers=answers(traffic, requests, pools, slo=slo, usd_per_second=rent),
@@ -325,11 +325,11 @@ def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
     return float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))
 
 
-def _pace(model: Model, system: System, mapping: Mapping, engine: Engine, policy: Policy, traffic: Traffic) -> Pace:
+def _pace(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Pace:
     return pace_of(
         model,
         system,
-        mapping=mapping,
+        layout=layout,
         engine=engine,
         max_sequences=policy.max_sequences,
         token_budget=min(policy.token_budget, 1 << 16),
@@ -338,17 +338,17 @@ def _pace(model: Model, system: System, mapping: Mapping, engine: Engine, policy
     )
 
 
-def _fitted(model: Model, system: System, mapping: Mapping, engine: Engine, policy: Policy, traffic: Traffic) -> Policy:
+def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Policy:
     """Return the policy with the room that the chips have, and no longer contexts than the model's."""
     policy = replace(policy, max_context=min(policy.max_context, float(model.max_context)))
     if math.isfinite(policy.kv_tokens):
         return policy
     short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)  # longer ones are rejected
     context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
-    room = kv_room(model, system, mapping=mapping, engine=engine, context=context, step_tokens=policy.token_budget)
+    room = kv_room(model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget)
     if room < 1:
         raise RangeError(
-            f"the weights of {model.name} leave no room for a request of {context:,.0f} tokens on {int(mapping.chips)} x "
+            f"the weights of {model.name} leave no room for a request of {context:,.0f} tokens on {int(layout.chips)} x "
             f"{system.chip.name}; use more chips (--tp), or smaller weights"
         )
     return replace(policy, kv_tokens=room)

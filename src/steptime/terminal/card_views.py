@@ -239,12 +239,12 @@ def system_view(card: dict[str, Any]) -> RenderableType:
             d["name"], d["kind"], show(d["size"]), show(d["bandwidth"], "B/s"), show(d["latency"], "s"), d["topology"]
         )
     rows = []
-    for path, knob in card["knobs"].items():
+    for path, figure_now in card["settable"].items():
         figure = card["figures"].get(path)
         if figure:
             rows.append((path, figure["text"], figure["grade"], figure["date"], figure["url"]))
         elif path == "rent" and known:
-            rows.append((path, show(knob["value"], "USD/s"), rent["grade"], rent["date"], rent["url"]))
+            rows.append((path, show(figure_now["value"], "USD/s"), rent["grade"], rent["date"], rent["url"]))
     rack = ((path, figure) for path, figure in card["figures"].items() if path.startswith("rack."))
     rows += [(path, figure["text"], figure["grade"], figure["date"], figure["url"]) for path, figure in rack]
     return Group(

@@ -105,10 +105,10 @@ def plan(
 
     replayed = replay_of(simulate, described, machine, found, runs_on, quantile)
     if json:
-        from steptime.planning import launch_commands as launcher
+        from steptime.planning.launch_commands import launch_commands
         from steptime.results import plain
 
-        commands = {name: launcher.launch(found, name) for name in ENGINES} if found.feasible else {}
+        commands = {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}
         print_json(plain(found) | {"launch": commands} | replay_json(replayed))
     else:
         from steptime.terminal.plan_view import explain_plan, launch_view, plan_view
@@ -159,10 +159,10 @@ def step(
     explain: Annotated[bool, typer.Option("--explain", help="Show each term's formula with its numbers and sources.")] = False,
     json: JSON = False,
 ) -> None:
-    """Time one forward pass: decode, prefill, or both at once, on a mapping of your choice."""
+    """Time one forward pass: decode, prefill, or both at once, on a layout of your choice."""
     from steptime.errors import RangeError, UnknownName
     from steptime.physics.engine import IDEAL
-    from steptime.physics.layout import Mapping, show_mapping
+    from steptime.physics.layout import Layout, show_layout
     from steptime.physics.memory import memory_per_chip
     from steptime.physics.step import mixed_step
     from steptime.physics.uncertainty import step_range
@@ -176,21 +176,21 @@ def step(
     machine = read_system(system, set_, catalog)
     described = read_model(model, weights, experts, kv, catalog)
     runs_on = read_engine(engine, imbalance, machine, catalog)
-    mapping = Mapping(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp if microbatches is None else microbatches)
+    layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp if microbatches is None else microbatches)
     given: dict[str, Any] = {"batch": batch, "context": context, "query": query} if decodes else {}
     if prefills:
         given |= {"prompts": dp if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
-    found = mixed_step(described, machine, **given, mapping=mapping, engine=runs_on)
-    limits = step_range(described, machine, **given, mapping=mapping, engine=runs_on)
+    found = mixed_step(described, machine, **given, layout=layout, engine=runs_on)
+    limits = step_range(described, machine, **given, layout=layout, engine=runs_on)
     low_high = None if limits is None else (float(limits[0]), float(limits[1]))
-    ideal = None if limits is None else mixed_step(described, machine, **given, mapping=mapping, engine=IDEAL)
+    ideal = None if limits is None else mixed_step(described, machine, **given, layout=layout, engine=IDEAL)
     rows = given.get("prompts", 0) * given.get("tokens", 0)
     memory = memory_per_chip(
         described,
         machine,
         batch=given.get("batch", 0) + given.get("prompts", 0) * (not decodes),
         context=context if decodes else tokens + prefix,
-        mapping=mapping,
+        layout=layout,
         engine=runs_on,
         step_tokens=rows / dp,
     )
@@ -203,7 +203,7 @@ def step(
                 "model": described.name,
                 "system": machine.name,
                 "engine": runs_on.name,
-                "mapping": plain(mapping),
+                "layout": plain(layout),
                 "phase": phase,
                 **given,
                 "bound": str(found.bound),
@@ -226,16 +226,16 @@ def step(
     rates = {"Bound by": str(found.bound)}
     if decodes:
         rates["Speed for each user"] = rate(query)
-        rates["Output per chip"] = rate(batch * query / int(mapping.chips))
+        rates["Output per chip"] = rate(batch * query / int(layout.chips))
     if prefills:
-        rates["Prompt tokens per chip"] = rate(rows / int(mapping.chips))
+        rates["Prompt tokens per chip"] = rate(rows / int(layout.chips))
     rates["Fits"] = "yes" if memory.fits else f"no, {show(float(memory.used - memory.capacity), 'B')} too much on a chip"
-    where = f"{int(mapping.chips)} x {machine.chip.name}, {show_mapping(mapping)}, engine {runs_on.name}"
+    where = f"{int(layout.chips)} x {machine.chip.name}, {show_layout(layout)}, engine {runs_on.name}"
     title = f"{described.name} on {where}: one {phase} step"
     console = console_of()
     console.print(step_view(title, found, rates, memory, console.width, limits=low_high, ideal=ideal))
     if explain:
-        console.print(lines_table(explain_step(described, machine, found, given=given, mapping=mapping, engine=runs_on)))
+        console.print(lines_table(explain_step(described, machine, found, given=given, layout=layout, engine=runs_on)))
         console.print(sources_table(machine))
 
 

@@ -14,13 +14,12 @@ from rich.text import Text
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Mapping as Layout
-from steptime.physics.layout import show_mapping
+from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.deployment import Plan, Point, mean_resources, mean_terms
-from steptime.planning.explanation import Line, explain_step, rules, sources, step_given
-from steptime.planning.launch_commands import launch
+from steptime.planning.explanation import Line, equations, explain_step, sources, step_given
+from steptime.planning.launch_commands import launch_commands
 from steptime.planning.refine import AS_CHEAP
 from steptime.terminal.widgets import bar, ranged, share_table, sourced, table, usd
 from steptime.units import show
@@ -127,12 +126,12 @@ def _answer(plan: Plan) -> Text:
 def _pools(plan: Plan) -> Table:
     shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5))
     for pool in plan.pools:
-        one = Layout(**{name: getattr(pool.mapping, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")})
-        count = int(pool.mapping.replicas)
+        one = Layout(**{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")})
+        count = int(pool.layout.replicas)
         shown.add_row(
             pool.role,
-            show_mapping(one),
-            f"{count} x {int(pool.mapping.chips)}",
+            show_layout(one),
+            f"{count} x {int(pool.layout.chips)}",
             f"{pool.batch:,} {'prompts' if pool.role == 'prefill' else 'seq'}",
             f"{pool.chunk:,} tok" if pool.chunk else "-",
             show(sum(mean_terms(pool).values()), "s"),
@@ -168,7 +167,7 @@ def _beside(plan: Plan) -> list[Text]:
         more = plan.runner_up.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
         price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within {AS_CHEAP:.1%}, the fastest comes first)"
         price = "as dear" if abs(more) < 0.0005 else price
-        lines.append(Text(f"Runner-up: {plan.runner_up.layout}, batch {plan.runner_up.batch:,}: {price}."))
+        lines.append(Text(f"Runner-up: {plan.runner_up.layout_text}, batch {plan.runner_up.batch:,}: {price}."))
     if plan.ideal:
         lines.append(Text(f"{MEANING} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
     return lines
@@ -177,7 +176,7 @@ def _beside(plan: Plan) -> list[Text]:
 def _own_point(plan: Plan) -> Point:
     return Point(
         mode=plan.mode,
-        layout=plan.layout,
+        layout_text=plan.layout_text,
         batch=plan.pools[-1].batch,
         tokens_per_second_per_user=plan.tokens_per_second_per_user,
         tokens_per_second_per_chip=plan.tokens_per_second_per_chip,
@@ -291,7 +290,7 @@ def _front_table(points: list[Point], most: int = 7) -> Table:
             f"{p.tokens_per_second_per_chip:,.0f}",
             usd(p.usd_per_million_output_tokens),
             f"{p.batch:,}",
-            p.layout,
+            p.layout_text,
         )
     return shown
 
@@ -320,7 +319,7 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
         parts += [
             Text(),
             Text(names[engine], style="bold"),
-            *(Text(line, no_wrap=True, overflow="ignore") for line in launch(plan, engine)),
+            *(Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine)),
         ]
     return Group(*parts)
 
@@ -343,14 +342,14 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
     parts: list[RenderableType] = []
     for pool in plan.pools:
         parts += [Text(), Text(f"How the {pool.role} pool's figures come about", style="bold")]
-        parts += [Text(f"  {rule}") for rule in rules(model, pool, plan.workload)]
+        parts += [Text(f"  {rule}") for rule in equations(model, pool, plan.workload)]
         for step, mixed in ((pool.step, False), (pool.mixed, True)):
             if step is None:
                 continue
             name = "prefill pass" if pool.role == "prefill" else "step with a prompt chunk" if mixed else "decode step"
             parts += [Text(), Text(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})", style="bold")]
             given = step_given(pool, plan.workload, mixed=mixed)
-            parts.append(lines_table(explain_step(model, system, step, given=given, mapping=pool.mapping, engine=engine)))
+            parts.append(lines_table(explain_step(model, system, step, given=given, layout=pool.layout, engine=engine)))
     origin = model.source or {"url": "a local config"}
     where = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({where})" if where else ""), no_wrap=True, overflow="ignore"))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from steptime.machines.system import System
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
-    from steptime.physics.layout import Mapping
+    from steptime.physics.layout import Layout
     from steptime.planning.deployment import Plan
     from steptime.simulation.prefix_cache import Cache
     from steptime.simulation.rates import Replay
@@ -141,7 +141,7 @@ def simulate(
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
     from steptime.errors import RangeError, UnknownName
-    from steptime.physics.layout import Mapping
+    from steptime.physics.layout import Layout
     from steptime.physics.uncertainty import has_range
     from steptime.planning.workload import Slo
 
@@ -209,13 +209,13 @@ def simulate(
         route=route,
     )
     slo = Slo(tpot=math.inf if speed is None else reciprocal("speed", speed), ttft=math.inf if ttft is None else ttft)
-    mapping = Mapping(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp, replicas=replicas)
-    prefill = Mapping(tp=tp if prefill_tp is None else prefill_tp, replicas=prefill_replicas) if prefill_replicas else None
-    given: dict[str, Any] = {"mapping": mapping, "engine": runs_on, "policy": schedule, "slo": slo, "prefill": prefill}
+    layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp, replicas=replicas)
+    prefill = Layout(tp=tp if prefill_tp is None else prefill_tp, replicas=prefill_replicas) if prefill_replicas else None
+    given: dict[str, Any] = {"layout": layout, "engine": runs_on, "policy": schedule, "slo": slo, "prefill": prefill}
     if fast_replicas:
         seats = max_sequences if fast_sequences is None else fast_sequences
         given |= {"fast": replace(schedule, max_sequences=seats), "fast_replicas": fast_replicas}
-    given["cache"] = _cache(prefix_cache, machine, prefill or mapping)
+    given["cache"] = _cache(prefix_cache, machine, prefill or layout)
     if played is None:
         least = 4000 * (replicas + fast_replicas) if requests is None else requests
         _find_rate(described, machine, traffic_at, least, given, quantile, json)
@@ -233,7 +233,7 @@ def _find_rate(
     json: bool,
 ) -> None:
     """Search the highest rate within the limits, and print it."""
-    from steptime.physics.layout import show_mapping
+    from steptime.physics.layout import show_layout
     from steptime.simulation.rates import highest_rate, rates
     from steptime.terminal.simulation_view import rate_view
 
@@ -244,7 +244,7 @@ def _find_rate(
         print_json(_about(model, system, given) | found)
         return
     console = console_of()
-    what = f"{model.name} on {system.chip.name} ({show_mapping(given['mapping'])}), engine {given['engine'].name}"
+    what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
     console.print(f"{what}, {given['policy'].kind} batching", rate_view(best, points, quantile, console.width), sep="\n\n")
 
 
@@ -270,7 +270,7 @@ def _run(
     from steptime.terminal.simulation_view import range_view, simulation_title, simulation_view
 
     console = console_of()
-    title = simulation_title(model.name, system.chip.name, found, given["mapping"], given["engine"].name)
+    title = simulation_title(model.name, system.chip.name, found, given["layout"], given["engine"].name)
     console.print(simulation_view(title, found, console.width), *([range_view(found, slower)] if slower else []), sep="\n")
     if left:
         console.print(f"{chrome} leaves the last {left:,} requests out.")
@@ -278,7 +278,7 @@ def _run(
 
 def _about(model: Model, system: System, given: dict[str, Any]) -> dict[str, Any]:
     """What was run on what, in JSON."""
-    return {"model": model.name, "system": system.name, "engine": given["engine"].name, "mapping": given["mapping"]}
+    return {"model": model.name, "system": system.name, "engine": given["engine"].name, "layout": given["layout"]}
 
 
 def _all_of_use(ctx: typer.Context, needs: dict[str, tuple[bool, str]]) -> None:
@@ -358,7 +358,7 @@ def _traffic(
     )
 
 
-def _cache(text: str, machine: System, mapping: Mapping) -> Cache | None:
+def _cache(text: str, machine: System, layout: Layout) -> Cache | None:
     """Read tiers of a replica such as hbm=20GB,host=1TB: capacities here, bandwidths and order from the machine.
 
     The chips' own memory comes first, of no capacity unless given: only there is a block of use without a load.
@@ -381,7 +381,7 @@ def _cache(text: str, machine: System, mapping: Mapping) -> Cache | None:
         if sizes.get(name):
             raise RangeError(f"{name} is given twice")
         sizes[name] = parse(size, "B")
-    most = float(hbm.capacity) * int(mapping.chips)
+    most = float(hbm.capacity) * int(layout.chips)
     if sizes[hbm.name] > most:
         raise RangeError(f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(most, 'B')} of a replica's chips")
     return Cache(

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from steptime.physics.layout import show_mapping
-from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Spread
+from steptime.physics.layout import show_layout
+from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.rates import RatePoint, Replay
 from steptime.simulation.run import Simulation
@@ -55,7 +55,7 @@ def _verdict(a: Answers) -> Text:
 
 def _latencies(a: Answers) -> Table:
     shown = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6))
-    rows: tuple[tuple[str, Spread], ...] = (
+    rows: tuple[tuple[str, Quantiles], ...] = (
         ("Time to first token", a.ttft),
         ("Time per token", a.tpot),
         ("Between two tokens", a.inter_token),
@@ -237,11 +237,11 @@ def replay_view(found: Replay) -> RenderableType:
     return text
 
 
-def simulation_title(model: str, chip: str, found: Simulation, mapping: Any, engine: str) -> str:
+def simulation_title(model: str, chip: str, found: Simulation, layout: Any, engine: str) -> str:
     """Say in a line what was run on what."""
     n = found.prefill_replicas
     extra = f", {n} prefill replica{'s' if n > 1 else ''}" if n else ""
-    layout = show_mapping(mapping) + extra
+    layout = show_layout(layout) + extra
     kind = (
         f"a train every {show(found.policy.interval, 's')}" if found.policy.kind == "train" else f"{found.policy.kind} batching"
     )

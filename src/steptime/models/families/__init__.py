@@ -1,4 +1,1 @@
-"""Model families: config.json -> Model.
-
-`family.py` says what a family is; `parts.py` holds the parts that they share; each other module is one family.
-"""
+"""Families of models: each module has one final class that reads the config.json of its `model_types`."""
