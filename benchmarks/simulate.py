@@ -42,13 +42,13 @@ def main() -> None:
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     lengths = Lengths(mean=512), Lengths(mean=128)
     warm = time.perf_counter()
-    simulate(model, system, open_loop(10, 10, *lengths))
+    simulate(model, system, open_loop(10, 10, *lengths), engine="ideal")
     warm = time.perf_counter() - warm
     million = open_loop(30, 1_000_000, *lengths)
     cap = Policy(max_sequences=128)
 
     def poisson() -> object:
-        return simulate(model, system, million, policy=cap)
+        return simulate(model, system, million, policy=cap, engine="ideal")
 
     rows: list[tuple[str, float, int]] = [
         ("1,000,000 Poisson requests, 512 in, 128 out, 30/s, at most 128 at once", best_of(poisson), 1_000_000)
@@ -61,36 +61,44 @@ def main() -> None:
     ):
         part = open_loop(30, 200_000, *lengths)
         rows.append(
-            (f"200,000 of them, {name}", best_of(lambda p=policy, t=part: simulate(model, system, t, policy=p)), 200_000)
+            (
+                f"200,000 of them, {name}",
+                best_of(lambda p=policy, t=part: simulate(model, system, t, policy=p, engine="ideal")),
+                200_000,
+            )
         )
     loop = closed_loop(256, 200_000, *lengths)
-    rows.append(("200,000 requests of 256 clients", best_of(lambda: simulate(model, system, loop)), 200_000))
+    rows.append(("200,000 requests of 256 clients", best_of(lambda: simulate(model, system, loop, engine="ideal")), 200_000))
     four = Policy(max_sequences=128, route="least-loaded")
     part = open_loop(100, 200_000, *lengths)
     rows.append(
         (
             "200,000 requests, 4 replicas, least loaded",
-            best_of(lambda: simulate(model, system, part, policy=four, layout=st.Layout(replicas=4))),
+            best_of(lambda: simulate(model, system, part, policy=four, layout=st.Layout(replicas=4), engine="ideal")),
             200_000,
         )
     )
     if TRACES.is_dir():
         azure = TRACES / "AzureLLMInferenceTrace_conv_2023.csv"
         rows.append(
-            ("the Azure conversation hour, file read", best_of(lambda: simulate(model, system, read_trace(azure))), 19_366)
+            (
+                "the Azure conversation hour, file read",
+                best_of(lambda: simulate(model, system, read_trace(azure), engine="ideal")),
+                19_366,
+            )
         )
         read = read_trace(azure)
-        rows.append(("the same, read before", best_of(lambda: simulate(model, system, read)), 19_366))
+        rows.append(("the same, read before", best_of(lambda: simulate(model, system, read, engine="ideal")), 19_366))
         mooncake = read_trace(TRACES / "mooncake_conversation_trace.jsonl")
         tiers = Cache(tiers=(Tier(name="hbm", capacity=2e10, bandwidth=3e12), Tier(name="host", capacity=1e12, bandwidth=5e10)))
         rows.append(
             (
                 "the Mooncake hour, prefix cache in two tiers, 4 replicas",
-                best_of(lambda: simulate(model, system, mooncake, cache=tiers, layout=st.Layout(replicas=4))),
+                best_of(lambda: simulate(model, system, mooncake, cache=tiers, layout=st.Layout(replicas=4), engine="ideal")),
                 len(mooncake),
             )
         )
-    pace = pace_of(model, system, max_sequences=128)
+    pace = pace_of(model, system, max_sequences=128, engine="ideal")
     few = open_loop(30, 1000, *lengths)
     requests = new_requests(few.arrival, few.inputs, few.outputs, few.ranks, 0, 0.0)
     rows.append(
@@ -100,7 +108,7 @@ def main() -> None:
             1000,
         )
     )
-    given = {"layout": st.Layout(), "input_tokens": 1024, "output_tokens": 256, "engine": st.load_engine()}
+    given = {"layout": st.Layout(), "input_tokens": 1024, "output_tokens": 256, "engine": st.load_engine("ideal")}
     clients = np.array([1, 2, 4, 8, 16, 32, 64, 128])
     rows.append(
         (

@@ -43,14 +43,14 @@ def main() -> None:
     grid = shaped(stacked(layouts[:500]), 2)
 
     def every_point_its_own() -> object:
-        return st.decode_step(model, system, batch=batch, context=context, layout=scattered)
+        return st.decode_step(model, system, batch=batch, context=context, layout=scattered, engine="ideal")
 
     def a_grid() -> object:
         batches, contexts = np.geomspace(1, 20_000, 50).astype(int)[:, None], np.linspace(1, 2e5, 40)
-        return st.decode_step(model, system, batch=batches, context=contexts, layout=grid)
+        return st.decode_step(model, system, batch=batches, context=contexts, layout=grid, engine="ideal")
 
     def one() -> object:
-        return st.decode_step(model, system, batch=256, context=4096, layout=st.Layout(dp=8, ep=8))
+        return st.decode_step(model, system, batch=256, context=4096, layout=st.Layout(dp=8, ep=8), engine="ideal")
 
     rows = [
         ("1,000,000 decode steps, every point its own batch, context and layout", every_point_its_own, points),

@@ -98,7 +98,7 @@ def test_production_day_sequences_and_cache(deepseek):
     assert sequences == pytest.approx(705, abs=1)
     assert sequences / 8 == pytest.approx(88, abs=0.2)
     unit = Layout(dp=144, ep=144, redundant_experts=32)
-    memory = memory_per_chip(deepseek, st.load_system("hgx-h800"), batch=88 * 144, context=CONTEXT, layout=unit)
+    memory = memory_per_chip(deepseek, st.load_system("hgx-h800"), batch=88 * 144, context=CONTEXT, layout=unit, engine="ideal")
     assert memory.cache == pytest.approx(88 * CONTEXT * 70_272)
     assert memory.cache == pytest.approx(30.9e9, rel=0.002)
     assert memory.fits
@@ -108,7 +108,12 @@ def test_production_day_rates_lie_below_the_ideal(deepseek, capsys):
     """The bound that physics sets lies above what was measured; the ratio is what software and idling cost."""
     system = st.load_system("hgx-h800")
     decode = decode_step(
-        deepseek, system, batch=88 * 144, context=CONTEXT, layout=Layout(dp=144, ep=144, redundant_experts=32, microbatches=2)
+        deepseek,
+        system,
+        batch=88 * 144,
+        context=CONTEXT,
+        layout=Layout(dp=144, ep=144, redundant_experts=32, microbatches=2),
+        engine="ideal",
     )
     decode_rate = 88 * 8 / float(decode.total)
     fresh = 1 - CACHED / INPUT
@@ -116,6 +121,7 @@ def test_production_day_rates_lie_below_the_ideal(deepseek, capsys):
     prefill = prefill_step(
         deepseek, system, tokens=prompt * fresh, prefix=prompt * (1 - fresh), prompts=64,
         layout=Layout(dp=32, ep=32, redundant_experts=32, microbatches=2),
+        engine="ideal",
     )  # fmt: skip
     prefill_rate = 64 * prompt / 4 / float(prefill.total)
     with capsys.disabled():

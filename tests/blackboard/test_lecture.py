@@ -114,7 +114,7 @@ def test_drain_identity():
     """A step that reads all of a full memory once takes the drain time."""
     system = machine(capacity=1e11, bandwidth=5e12)
     kv = (1e11 - 1e10) / (10 * 1000 * 1000)  # ten layers, a thousand sequences of a thousand tokens fill what weights leave
-    step = decode_step(one_matrix(weights=1e9, layers=10, kv_bytes=kv), system, batch=1000, context=1000)
+    step = decode_step(one_matrix(weights=1e9, layers=10, kv_bytes=kv), system, batch=1000, context=1000, engine="ideal")
     assert step.terms["attention"] + 1e10 / 5e12 == pytest.approx(bb.drain_seconds(1e11, 5e12))
 
 
@@ -146,7 +146,7 @@ def test_distinct_experts_and_chips():
 def test_full_model_agrees_with_the_step_formula(batch, context, chips):
     """The busiest resource of a step is the lecture's max(compute, weights + KV)."""
     system = machine(flops=2e15, bandwidth=4e12)
-    step = decode_step(one_matrix(), system, batch=batch, context=context, layout=Layout(tp=chips))
+    step = decode_step(one_matrix(), system, batch=batch, context=context, layout=Layout(tp=chips), engine="ideal")
     expected = bb.step_seconds(
         batch, context, active=1e10, total=1e10, weight_bytes=1, kv_bytes_per_token=10_000,
         mac_rate=bb.multiplies(2e15) * chips, bandwidth=4e12 * chips,
@@ -158,17 +158,22 @@ def test_full_model_turns_compute_bound_at_the_balanced_batch():
     system = machine(flops=2e15, bandwidth=4e12)
     best = bb.optimal_batch(bb.balance(bb.multiplies(2e15), 1, 4e12), 1)
     model = one_matrix(kv_bytes=0.0)
-    below, above = (decode_step(model, system, batch=int(best) + d, context=1) for d in (-1, 1))
+    below, above = (decode_step(model, system, batch=int(best) + d, context=1, engine="ideal") for d in (-1, 1))
     assert (str(below.bound), str(above.bound)) == ("weights", "compute")
 
 
 def test_full_model_shows_that_pipeline_stages_cancel_in_kv():
     """P stages divide the weights of a chip by P; with P times the sequences in flight its cache stays."""
     system, model = machine(), one_matrix(layers=16, kv_bytes=1000.0)
-    one = memory_per_chip(model, system, batch=2400, context=1000, layout=Layout(tp=8))
+    one = memory_per_chip(model, system, batch=2400, context=1000, layout=Layout(tp=8), engine="ideal")
     for stages in (2, 4, 8, 16):
         many = memory_per_chip(
-            model, system, batch=2400 * stages, context=1000, layout=Layout(tp=8, pp=stages, microbatches=stages)
+            model,
+            system,
+            batch=2400 * stages,
+            context=1000,
+            layout=Layout(tp=8, pp=stages, microbatches=stages),
+            engine="ideal",
         )
         assert many.cache == pytest.approx(float(one.cache))
         assert many.weights == pytest.approx(float(one.weights) / stages)
@@ -177,8 +182,8 @@ def test_full_model_shows_that_pipeline_stages_cancel_in_kv():
 def test_full_model_shows_that_looped_pipelines_are_latency_neutral():
     """P stages and P micro-batches of b take the time of one stage with b: boxes moved between racks."""
     system, model = machine(), one_matrix(layers=16)
-    one = decode_step(model, system, batch=100, context=1000, layout=Layout(tp=8))
-    four = decode_step(model, system, batch=400, context=1000, layout=Layout(tp=8, pp=4, microbatches=4))
+    one = decode_step(model, system, batch=100, context=1000, layout=Layout(tp=8), engine="ideal")
+    four = decode_step(model, system, batch=400, context=1000, layout=Layout(tp=8, pp=4, microbatches=4), engine="ideal")
     assert four.total == pytest.approx(float(one.total), rel=1e-9)
 
 
@@ -187,5 +192,5 @@ def test_full_model_adds_one_hop_a_stage():
     slow = machine(latency=0.0025)
     model = one_matrix(layers=16)
     layout = Layout(tp=1, pp=4, microbatches=4)
-    fast, hops = (decode_step(model, s, batch=400, context=1000, layout=layout) for s in (system, slow))
+    fast, hops = (decode_step(model, s, batch=400, context=1000, layout=layout, engine="ideal") for s in (system, slow))
     assert hops.total - fast.total == pytest.approx(4 * 0.0025, rel=1e-6)

@@ -91,25 +91,34 @@ def test_array_input_equals_the_loop_over_its_elements(name, system, batch, cont
     batches, contexts = random.integers(1, batch + 1, points), random.integers(1, context + 1, points)
     table = stacked(options)
     together = mixed_step(
-        model, machine_, batch=batches, context=contexts, prompts=table.dp, tokens=chunk, prefix=contexts // 2, layout=table
+        model,
+        machine_,
+        batch=batches,
+        context=contexts,
+        prompts=table.dp,
+        tokens=chunk,
+        prefix=contexts // 2,
+        layout=table,
+        engine="ideal",
     )
-    memory = memory_per_chip(model, machine_, batch=batches, context=contexts, layout=table)
+    memory = memory_per_chip(model, machine_, batch=batches, context=contexts, layout=table, engine="ideal")
     for i, option in enumerate(options):
         alone = mixed_step(
             model, machine_, batch=batches[i], context=contexts[i], prompts=option.dp, tokens=chunk, prefix=contexts[i] // 2,
             layout=option,
-        )  # fmt: skip
+        engine="ideal",
+    )  # fmt: skip
         assert together.total[i] == pytest.approx(float(alone.total), rel=1e-12)
         assert together.bound[i] == alone.bound
-        used = memory_per_chip(model, machine_, batch=batches[i], context=contexts[i], layout=option).used
+        used = memory_per_chip(model, machine_, batch=batches[i], context=contexts[i], layout=option, engine="ideal").used
         assert np.broadcast_to(memory.used, points)[i] == pytest.approx(float(used), rel=1e-12)
 
 
 def test_large_arrays_are_cut_in_blocks_without_a_trace(deepseek, rack):
     batch, context = np.arange(1, 700)[:, None], np.arange(1, 400)[None, :] * 100
-    whole = decode_step(deepseek, rack, batch=batch, context=context, layout=Layout(dp=72, ep=72))
+    whole = decode_step(deepseek, rack, batch=batch, context=context, layout=Layout(dp=72, ep=72), engine="ideal")
     for i, j in ((0, 0), (698, 398), (300, 7)):
-        one = decode_step(deepseek, rack, batch=batch[i, 0], context=context[0, j], layout=Layout(dp=72, ep=72))
+        one = decode_step(deepseek, rack, batch=batch[i, 0], context=context[0, j], layout=Layout(dp=72, ep=72), engine="ideal")
         assert whole.total[i, j] == pytest.approx(float(one.total), rel=1e-12)
         assert sum(t[i, j] for t in whole.terms.values()) == pytest.approx(float(one.total), rel=1e-9)
 
@@ -117,11 +126,16 @@ def test_large_arrays_are_cut_in_blocks_without_a_trace(deepseek, rack):
 def test_any_figure_of_the_machine_may_be_an_array(deepseek, rack):
     factors = np.array([1.0, 2.0, 4.0])
     swept = decode_step(
-        deepseek, scale(rack, "chip.hbm.bandwidth", factors), batch=512, context=8192, layout=Layout(dp=8, ep=8)
+        deepseek, scale(rack, "chip.hbm.bandwidth", factors), batch=512, context=8192, layout=Layout(dp=8, ep=8), engine="ideal"
     )
     for i, factor in enumerate(factors):
         one = decode_step(
-            deepseek, scale(rack, "chip.hbm.bandwidth", float(factor)), batch=512, context=8192, layout=Layout(dp=8, ep=8)
+            deepseek,
+            scale(rack, "chip.hbm.bandwidth", float(factor)),
+            batch=512,
+            context=8192,
+            layout=Layout(dp=8, ep=8),
+            engine="ideal",
         )
         assert swept.total[i] == pytest.approx(float(one.total))
 
@@ -155,12 +169,12 @@ def test_prefill_equals_the_sum_of_its_decode_steps_in_attention(name, tokens, p
 def test_the_sum_over_shards_is_the_whole(chips, batch, context):
     """Weights, cache and FLOPs of all chips together are those of one, where nothing has to be repeated."""
     model, system = one_matrix(), machine()
-    one = memory_per_chip(model, system, batch=batch, context=context)
-    many = memory_per_chip(model, system, batch=batch, context=context, layout=Layout(tp=chips))
+    one = memory_per_chip(model, system, batch=batch, context=context, engine="ideal")
+    many = memory_per_chip(model, system, batch=batch, context=context, layout=Layout(tp=chips), engine="ideal")
     assert chips * many.weights == pytest.approx(float(one.weights)) == pytest.approx(weight_bytes(model))
     assert chips * many.cache == pytest.approx(float(one.cache))
-    alone = decode_step(model, system, batch=batch, context=context)
-    shared = decode_step(model, system, batch=batch, context=context, layout=Layout(tp=chips))
+    alone = decode_step(model, system, batch=batch, context=context, engine="ideal")
+    shared = decode_step(model, system, batch=batch, context=context, layout=Layout(tp=chips), engine="ideal")
     assert chips * shared.lower == pytest.approx(float(alone.lower))
 
 
@@ -175,10 +189,10 @@ def test_experts_divide_over_chips(ways):
 def test_kv_is_replicated_past_its_heads(name, copies):
     """GQA with 8 KV heads is held twice on tp 16; a latent once on every chip. Context and data parallelism divide both."""
     model, system = st.load_model(name), machine(size=64)
-    one = memory_per_chip(model, system, batch=64, context=1000).cache
-    wide = memory_per_chip(model, system, batch=64, context=1000, layout=Layout(tp=16)).cache
+    one = memory_per_chip(model, system, batch=64, context=1000, engine="ideal").cache
+    wide = memory_per_chip(model, system, batch=64, context=1000, layout=Layout(tp=16), engine="ideal").cache
     assert 16 * wide == pytest.approx(copies * float(one))
-    shared = memory_per_chip(model, system, batch=64, context=1000, layout=Layout(tp=8, cp=2)).cache
+    shared = memory_per_chip(model, system, batch=64, context=1000, layout=Layout(tp=8, cp=2), engine="ideal").cache
     assert 16 * shared == pytest.approx((1 if name.startswith("llama") else 8) * float(one))
 
 
@@ -240,12 +254,14 @@ def test_two_batch_overlap_hides_collectives_and_reads_weights_twice():
     """With collectives as long as the arithmetic, two micro-batches take as long as the longer alone, not the sum."""
     model = one_matrix(weights=1e9, layers=8, kv_bytes=0.0)
     system = machine(flops=1e15, bandwidth=1e20, up=1e11)
-    one = decode_step(model, system, batch=4096, context=1, layout=Layout(tp=8))
-    two = decode_step(model, system, batch=4096, context=1, layout=Layout(tp=8, microbatches=2))
+    one = decode_step(model, system, batch=4096, context=1, layout=Layout(tp=8), engine="ideal")
+    two = decode_step(model, system, batch=4096, context=1, layout=Layout(tp=8, microbatches=2), engine="ideal")
     reduce_ = float(one.terms["all-reduce"])
     assert two.total == pytest.approx(max(reduce_, float(one.total) - reduce_), rel=1e-9)
     slow = machine(flops=1e30, bandwidth=1e12)
-    once, twice = (decode_step(model, slow, batch=64, context=1, layout=Layout(tp=8, microbatches=m)) for m in (1, 2))
+    once, twice = (
+        decode_step(model, slow, batch=64, context=1, layout=Layout(tp=8, microbatches=m), engine="ideal") for m in (1, 2)
+    )
     assert twice.total == pytest.approx(2 * float(once.total))
 
 
@@ -258,8 +274,10 @@ def test_latent_attention_decodes_absorbed_and_prefills_expanded(deepseek):
 
 def test_a_prefill_in_chunks_costs_at_least_the_whole():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    whole = prefill_step(model, system, tokens=8192)
-    chunks = sum(float(prefill_step(model, system, tokens=2048, prefix=done).total) for done in range(0, 8192, 2048))
+    whole = prefill_step(model, system, tokens=8192, engine="ideal")
+    chunks = sum(
+        float(prefill_step(model, system, tokens=2048, prefix=done, engine="ideal").total) for done in range(0, 8192, 2048)
+    )
     assert chunks >= whole.total
 
 

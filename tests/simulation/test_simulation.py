@@ -233,7 +233,7 @@ def test_the_prefix_cache_is_that_of_the_replicas_that_read_prompts(llama):
         found = simulate(
             *llama, traffic, layout=st.Layout(replicas=servers), cache=cache, policy=Policy(route=route),
             prefill=st.Layout(replicas=readers) if readers else None,
-        )  # fmt: skip
+        engine="ideal")  # fmt: skip
         if route == "prefix-aware":
             assert np.array_equal(found.requests["replica"], found.cache.route)
         return found.cache.hit_rate
@@ -244,7 +244,7 @@ def test_the_prefix_cache_is_that_of_the_replicas_that_read_prompts(llama):
     for bad in (Policy(route="least-loaded"), Policy(route="prefix-aware")):
         clients = replace(traffic, clients=8 if bad.route == "prefix-aware" else 0, arrival=np.zeros(1000))
         with pytest.raises(RangeError, match=f"a prefix cache does not go with {bad.route} routing"):
-            simulate(*llama, clients, cache=cache, policy=bad)
+            simulate(*llama, clients, cache=cache, policy=bad, engine="ideal")
 
 
 def test_a_full_cache_queues_or_preempts():
@@ -296,7 +296,7 @@ def llama():
     ],
 )
 def test_coefficients_stand_for_steps(name, system, layout, most):
-    pace = pace_of(st.load_model(name), st.load_system(system), layout=layout)
+    pace = pace_of(st.load_model(name), st.load_system(system), layout=layout, engine="ideal")
     assert pace.decode_error < most
     assert pace.mixed_error < most
 
@@ -306,10 +306,10 @@ def test_simulation_agrees_with_the_steady_state_of_plan(llama):
     model, system = llama
     batch, inputs, outputs = 64, 512, 512
     traffic = closed_loop(batch, 20 * batch, Lengths(mean=inputs), Lengths(mean=outputs, shape="uniform", spread=0.5))
-    found = simulate(model, system, traffic, policy=Policy(max_sequences=batch, token_budget=512 + batch))
+    found = simulate(model, system, traffic, policy=Policy(max_sequences=batch, token_budget=512 + batch), engine="ideal")
     state = aggregated(
         model, system, st.Workload(input_tokens=inputs, output_tokens=outputs), layout=st.Layout(), batch=batch, chunk=512,
-        engine=st.load_engine(),
+        engine=st.load_engine("ideal"),
     )  # fmt: skip
     assert found.answers.tpot.mean == pytest.approx(float(state.tpot), rel=0.05)
     assert found.answers.batch == pytest.approx(batch, rel=0.05)
@@ -321,22 +321,22 @@ def test_a_lone_prompt_waits_for_its_own_attention_group():
     policy = Policy(token_budget=4096, max_sequences=64)
     for prompts in (1, 8):
         traffic = Traffic(arrival=np.zeros(prompts), inputs=np.full(prompts, 4096), outputs=np.full(prompts, 1))
-        found = simulate(model, system, traffic, layout=layout, policy=policy)
-        expected = st.prefill_step(model, system, tokens=4096, prompts=prompts, layout=layout).total
+        found = simulate(model, system, traffic, layout=layout, policy=policy, engine="ideal")
+        expected = st.prefill_step(model, system, tokens=4096, prompts=prompts, layout=layout, engine="ideal").total
         assert found.answers.ttft.mean == pytest.approx(float(expected), rel=0.05)
 
 
 def test_overload_is_told_and_ends(llama):
-    slow = simulate(*llama, open_loop(1e4, 20_000, Lengths(mean=512), Lengths(mean=128)))
+    slow = simulate(*llama, open_loop(1e4, 20_000, Lengths(mean=512), Lengths(mean=128)), engine="ideal")
     assert slow.answers.verdict == OVERLOADED
     assert slow.answers.served == 20_000
-    assert simulate(*llama, open_loop(5, 2000, Lengths(mean=512), Lengths(mean=128))).answers.verdict == STABLE
+    assert simulate(*llama, open_loop(5, 2000, Lengths(mean=512), Lengths(mean=128)), engine="ideal").answers.verdict == STABLE
 
 
 def test_seeds_reproduce(llama):
     def run(seed):
         given = Lengths(mean=300, shape="lognormal", spread=1)
-        return simulate(*llama, open_loop(20, 500, given, given, seed=seed)).answers
+        return simulate(*llama, open_loop(20, 500, given, given, seed=seed), engine="ideal").answers
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -345,7 +345,7 @@ def test_seeds_reproduce(llama):
 def test_highest_rate_meets_the_limits_and_a_little_more_does_not(llama):
     slo = st.Slo(tpot=0.008, ttft=0.2)
     lengths = {"inputs": Lengths(mean=1024), "outputs": Lengths(mean=128)}
-    run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=1500, slo=slo)
+    run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=1500, slo=slo, engine="ideal")
     best, points = highest_rate(run, slo=slo, quantile="p99")
     assert best > 1
     assert [p.rate for p in points] == sorted(p.rate for p in points)
@@ -360,7 +360,14 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
 
     def best(replicas, requests):
         layout, policy = st.Layout(replicas=replicas), Policy(max_sequences=64)
-        run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=requests, layout=layout, policy=policy)
+        run = rates(
+            *llama,
+            lambda rate, n: open_loop(rate, n, **lengths),
+            requests=requests,
+            layout=layout,
+            policy=policy,
+            engine="ideal",
+        )
         return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05)[0]
 
     one = best(1, 4000)
@@ -372,7 +379,9 @@ def test_a_highest_rate_holds_in_a_longer_run(llama):
     """What a short run takes for a rate that is kept up is lowered until a long one bears it out."""
     lengths = {"inputs": Lengths(mean=300), "outputs": Lengths(mean=100)}
     run, longer = (
-        rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=n, policy=Policy(max_sequences=32))
+        rates(
+            *llama, lambda rate, n: open_loop(rate, n, **lengths), requests=n, policy=Policy(max_sequences=32), engine="ideal"
+        )
         for n in (200, 8000)
     )
     quick, _ = highest_rate(run, slo=st.Slo(), quantile="p90")
@@ -395,13 +404,13 @@ def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
 
 def test_rejected_requests_are_beyond_every_limit(llama):
     traffic = open_loop(2, 400, Lengths(mean=300, shape="lognormal", spread=1), Lengths(mean=20))
-    found = simulate(*llama, traffic, policy=Policy(kv_tokens=400), slo=st.Slo(ttft=100)).answers
+    found = simulate(*llama, traffic, policy=Policy(kv_tokens=400), slo=st.Slo(ttft=100), engine="ideal").answers
     assert 0.1 * found.sent < found.rejected < 0.9 * found.sent
     assert found.within_limits == pytest.approx(found.served / found.sent)
     assert found.rejected_why == "larger than a replica's KV cache of 400 tokens"
     assert not meets(found, st.Slo(), "p95")
     assert meets(found, st.Slo(), "p50")
-    nothing = simulate(*llama, traffic, policy=Policy(kv_tokens=16)).answers
+    nothing = simulate(*llama, traffic, policy=Policy(kv_tokens=16), engine="ideal").answers
     assert nothing.verdict == OVERLOADED
     assert nothing.why == "no request can be served: larger than a replica's KV cache of 16 tokens"
 
@@ -411,14 +420,14 @@ def test_a_queue_that_bursts_fill_and_that_empties_again_does_not_grow(llama):
     burst = np.concatenate([np.full(200, 40.0 * k) for k in range(10)])
     lengths = {"inputs": np.full(2000, 300), "outputs": np.full(2000, 100)}
     policy = Policy(max_sequences=32)
-    bursts = simulate(*llama, Traffic(arrival=burst, **lengths), policy=policy).answers
+    bursts = simulate(*llama, Traffic(arrival=burst, **lengths), policy=policy, engine="ideal").answers
     assert bursts.verdict == SATURATED
     assert bursts.utilisation < 0.5
     rush = np.concatenate([np.linspace(0, 60, 500), np.linspace(60, 72, 1500)])  # 8 requests/s, then 125
-    ends = simulate(*llama, Traffic(arrival=rush, **lengths), policy=policy).answers
+    ends = simulate(*llama, Traffic(arrival=rush, **lengths), policy=policy, engine="ideal").answers
     assert ends.verdict == OVERLOADED
     assert "wait at the last arrival" in ends.why
-    steady = simulate(*llama, Traffic(arrival=np.linspace(0, 20, 2000), **lengths), policy=policy).answers
+    steady = simulate(*llama, Traffic(arrival=np.linspace(0, 20, 2000), **lengths), policy=policy, engine="ideal").answers
     assert steady.verdict == OVERLOADED
     assert "the queue grows" in steady.why
 
@@ -501,8 +510,8 @@ def test_who_joins_a_batch_that_is_held_up_waits_for_its_own_part():
 def test_steps_twice_as_slow_are_a_server_twice_as_slow(llama):
     """With arrivals twice as far apart, every time doubles."""
     given = Lengths(mean=300), Lengths(mean=60)
-    once = simulate(*llama, open_loop(20, 400, *given, seed=1)).answers
-    twice = simulate(*llama, open_loop(10, 400, *given, seed=1), slowness=2.0).answers
+    once = simulate(*llama, open_loop(20, 400, *given, seed=1), engine="ideal").answers
+    twice = simulate(*llama, open_loop(10, 400, *given, seed=1), slowness=2.0, engine="ideal").answers
     assert twice.ttft.p99 == pytest.approx(2 * once.ttft.p99, rel=1e-6)
     assert twice.tpot.mean == pytest.approx(2 * once.tpot.mean, rel=1e-6)
 
@@ -529,23 +538,23 @@ def loops(model, system, engine, layout=None):  # of one, 16 and 64 clients
 
 
 def test_closed_loops_of_many_rows(llama):
-    found = loops(*llama, st.load_engine())
+    found = loops(*llama, st.load_engine("ideal"))
     ttft = found.ttft(np.zeros(4))
-    alone = st.prefill_step(*llama, tokens=1024).total
+    alone = st.prefill_step(*llama, tokens=1024, engine="ideal").total
     assert ttft[0] == pytest.approx(float(alone), rel=0.02)
     assert ttft[1] > ttft[0]
     assert np.all(found.step > 0)
-    room = kv_room(*llama, layout=st.Layout(), engine=st.load_engine(), context=1000, step_tokens=2048)
-    memory = memory_per_chip(*llama, batch=room // 1000, context=1000, step_tokens=2048)
+    room = kv_room(*llama, layout=st.Layout(), engine=st.load_engine("ideal"), context=1000, step_tokens=2048)
+    memory = memory_per_chip(*llama, batch=room // 1000, context=1000, step_tokens=2048, engine="ideal")
     assert memory.fits
 
 
 def test_first_tokens_wait_for_the_host_and_for_steps(llama):
     """Alone, a request waits for its own prompt, its way to the queue and the steps until it is seen, and for nothing else."""
     constants = np.array([0.03, 1e-5, 4.0, 10.0])
-    engine = with_constants(st.load_engine(), WAIT_NAMES, constants)
+    engine = with_constants(st.load_engine("ideal"), WAIT_NAMES, constants)
     found = loops(*llama, engine)
-    alone = float(st.prefill_step(*llama, tokens=1024).total)
+    alone = float(st.prefill_step(*llama, tokens=1024, engine="ideal").total)
     assert found.ttft(constants)[0] == pytest.approx(0.03 + 1e-5 * 1024 + alone + 4 * found.step[0], rel=0.02)
     grouped = replace(found, groups=np.full(3, 2))
     late = grouped.ttft(constants) - grouped.ttft(np.array([0.03, 1e-5, 4.0, 0.0]))
@@ -560,7 +569,7 @@ def test_first_tokens_wait_for_the_host_and_for_steps(llama):
 def test_the_fit_of_first_tokens_finds_what_made_them(llama):
     """Constants that made the times are found again, with one run in six off by a factor of ten."""
     truth = np.array([0.02, 6e-6, 12.0, 2.0])
-    parts = [loops(*llama, st.load_engine(), st.Layout(tp=tp)) for tp in (1, 2, 4, 8)]
+    parts = [loops(*llama, st.load_engine("ideal"), st.Layout(tp=tp)) for tp in (1, 2, 4, 8)]
     times = np.concatenate([part.ttft(truth) for part in parts])
     times[::6] *= 10
     found = fit_first_tokens(parts, times)
@@ -576,7 +585,7 @@ def test_azure_hour(llama):
     assert len(traffic) == 19_366
     assert (traffic.inputs[0], traffic.outputs[0]) == (374, 44)
     assert traffic.arrival[1] == pytest.approx(4.314579)
-    found = simulate(*llama, traffic)
+    found = simulate(*llama, traffic, engine="ideal")
     assert found.answers.served + found.answers.rejected == 19_366
     assert scaled(traffic, 2).rate == pytest.approx(2 * traffic.rate)
 
@@ -586,7 +595,9 @@ def test_mooncake_hashes_become_hits(llama):
     traffic = read_trace(TRACES / "mooncake_conversation_trace.jsonl", most=3000)
     assert traffic.starts[1] == 14
     tiers = Cache(tiers=(Tier(name="hbm", capacity=1e15, bandwidth=1e12),))
-    found = simulate(*llama, traffic, layout=st.Layout(replicas=8), policy=Policy(route="prefix-aware"), cache=tiers)
+    found = simulate(
+        *llama, traffic, layout=st.Layout(replicas=8), policy=Policy(route="prefix-aware"), cache=tiers, engine="ideal"
+    )
     assert 0.05 < found.cache.hit_rate < 0.6
     assert found.answers.served == 3000
 
@@ -684,7 +695,7 @@ def test_wrong_settings_are_told(make, says):
 
 def test_no_room_for_the_model_is_told(llama):
     with pytest.raises(RangeError, match="leave no room"):
-        simulate(st.load_model("llama-3.1-70b"), llama[1], open_loop(1, 10, Lengths(mean=10), Lengths(mean=10)))
+        simulate(st.load_model("llama-3.1-70b"), llama[1], open_loop(1, 10, Lengths(mean=10), Lengths(mean=10)), engine="ideal")
 
 
 @pytest.mark.parametrize("clients", [1, 7])
@@ -692,7 +703,7 @@ def test_a_closed_loop_on_separate_pools(llama, clients):
     """A client asks again the moment its answer ends, so that as many requests as clients are on their way, never more."""
     n = 8 * clients
     lengths = (Lengths(mean=700, shape="uniform", spread=0.2), Lengths(mean=60, shape="uniform", spread=0.2))
-    found = simulate(*llama, closed_loop(clients, n, *lengths), prefill=st.Layout()).requests
+    found = simulate(*llama, closed_loop(clients, n, *lengths), prefill=st.Layout(), engine="ideal").requests
     assert set(found["status"]) == {DONE}
     np.testing.assert_array_equal(np.sort(found["arrival"][clients:]), np.sort(found["finish"])[: n - clients])
     moves = sorted([(time, 1) for time in found["arrival"]] + [(time, -1) for time in found["finish"]])
@@ -704,7 +715,7 @@ def test_a_closed_loop_on_separate_pools(llama, clients):
 def test_requests_as_parquet(llama, tmp_path):
     """What a parquet file holds is what the run says, column by column."""
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = simulate(*llama, open_loop(20, 50, Lengths(mean=300), Lengths(mean=40)))
+    found = simulate(*llama, open_loop(20, 50, Lengths(mean=300), Lengths(mean=40)), engine="ideal")
     write_requests(tmp_path / "requests.parquet", found.requests)
     table = parquet.read_table(tmp_path / "requests.parquet")
     assert table.num_rows == 50
@@ -714,7 +725,7 @@ def test_requests_as_parquet(llama, tmp_path):
 
 
 def test_files(tmp_path, llama):
-    found = simulate(*llama, open_loop(5, 50, Lengths(mean=100), Lengths(mean=20)))
+    found = simulate(*llama, open_loop(5, 50, Lengths(mean=100), Lengths(mean=20)), engine="ideal")
     write_requests(tmp_path / "r.csv", found.requests)
     rows = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
     assert len(rows) == 50

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,23 @@ def default_engine(system: System) -> str:
     return DEFAULT if system.chip.vendor == DEFAULT_VENDOR else TYPICAL
 
 
-def load_engine(name: str | Engine = "ideal", catalog: str | os.PathLike[str] | None = None) -> Engine:
+def engine_for(system: System, engine: Engine | str | None = None, catalog: str | os.PathLike[str] | None = None) -> Engine:
+    """Return the engine asked for, or the default of the system where none is: what every function and command takes."""
+    return load_engine(default_engine(system) if engine is None else engine, catalog)
+
+
+def load_engine(name: str | Engine, catalog: str | os.PathLike[str] | None = None) -> Engine:
     """Return the engine of a name ("ideal", or a file of engines/), a path to a TOML file, or an Engine as it is."""
     if isinstance(name, Engine):
         return name
     if name.casefold() == "ideal":
         return IDEAL
     path = find("engines", name, catalog)
+    return _load(path, path.stat().st_mtime)
+
+
+@lru_cache(maxsize=64)
+def _load(path: Path, _modified: float) -> Engine:
     data = read_file(path)
     constants = data.get("constants", {})
     for key, value in constants.items():

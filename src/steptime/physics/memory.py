@@ -15,7 +15,7 @@ from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Layer, Model, Op, cache_entries
 from steptime.numbers import Number
-from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 
 ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
@@ -120,7 +120,7 @@ def memory_per_chip(
     batch: Number,
     context: Number,
     layout: Layout | None = None,
-    engine: Engine = IDEAL,
+    engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
     draft: bool = False,
 ) -> Memory:
@@ -130,14 +130,14 @@ def memory_per_chip(
     """
     if np.any(np.asarray(batch) < 0) or np.any(np.asarray(context) < 0):
         raise RangeError("batch and context must be at least 0")
-    layout = layout or Layout()
+    layout, runs_on = layout or Layout(), engine_for(system, engine)
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout, draft=draft),
         cache=sequences * cache_per_sequence(model, context, layout),
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
-        reserved=engine.reserved_bytes,
-        capacity=system.chip.hbm.capacity * engine.memory_share,
+        reserved=runs_on.reserved_bytes,
+        capacity=system.chip.hbm.capacity * runs_on.memory_share,
     )
 
 
@@ -147,7 +147,7 @@ def sequences_that_fit(
     *,
     context: Number,
     layout: Layout | None = None,
-    engine: Engine = IDEAL,
+    engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
     draft: bool = False,
 ) -> Number:

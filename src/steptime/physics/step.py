@@ -50,7 +50,7 @@ from steptime.physics.demand import (
     operator_demand,
     work_of,
 )
-from steptime.physics.engine import IDEAL, Engine, load_engine
+from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check
 from steptime.physics.memory import ACTIVATION_BYTES, stage_share
 from steptime.physics.network import Traffic
@@ -312,16 +312,17 @@ def mixed_step(
     tokens: Number = 0,
     prefix: Number = 0,
     layout: Layout | None = None,
-    engine: Engine | str = IDEAL,
+    engine: Engine | str | None = None,
 ) -> Step:
     """Return the time of a step that decodes `batch` sequences and prefills `prompts` chunks beside them.
 
     batch [sequences per replica] at context [tokens], each getting query [tokens]; prompts [per replica] of tokens [new tokens
     each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
-    The engine is the ideal one unless named: a step is physics. `uncertainty.step_range` says how sure that of a real one is.
+    The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
+    `uncertainty.step_range` says how sure the time of a real one is.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
-    layout, engine = layout or Layout(), load_engine(engine)
+    layout, runs_on = layout or Layout(), engine_for(system, engine)
     for name, value in (
         ("batch", batch),
         ("context", context),
@@ -345,9 +346,9 @@ def mixed_step(
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
     blocks = _blocks(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
-        return _one_block(model, system, engine, arrays)
+        return _one_block(model, system, runs_on, arrays)
     with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
-        steps = list(pool.map(lambda block: _one_block(model, system, engine, block), blocks))
+        steps = list(pool.map(lambda block: _one_block(model, system, runs_on, block), blocks))
     return _joined_steps(steps, axis=-max(a.ndim for a in arrays.values()))
 
 
@@ -399,7 +400,7 @@ def decode_step(
     context: Number,
     query: Number = 1,
     layout: Layout | None = None,
-    engine: Engine | str = IDEAL,
+    engine: Engine | str | None = None,
 ) -> Step:
     """Return the time in which each of `batch` sequences at `context` [tokens] gets its next token.
 
@@ -419,7 +420,7 @@ def prefill_step(
     prompts: Number | None = None,
     prefix: Number = 0,
     layout: Layout | None = None,
-    engine: Engine | str = IDEAL,
+    engine: Engine | str | None = None,
 ) -> Step:
     """Return the time in which `prompts` prompts of `tokens` new tokens are read, each after a cached `prefix`.
 

@@ -25,7 +25,7 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
-from steptime.physics.engine import IDEAL, Engine, load_engine
+from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.step import mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
@@ -145,12 +145,14 @@ def _by_regime(table: Mapping[str, float], default: float, regime: Number | str)
     return np.where(np.asarray(regime) == REGIMES[1], mixed, decode)
 
 
-def step_range(model: Model, system: System, *, engine: Engine | str, **given: Any) -> tuple[Number, Number] | None:
+def step_range(
+    model: Model, system: System, *, engine: Engine | str | None = None, **given: Any
+) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
     `given`: what `mixed_step` is given, arrays among it. A step that reads prompts is "mixed", for lack of runs that only do.
     """
-    engine = load_engine(engine)
+    engine = engine_for(system, engine)
     if not has_range(engine):
         return None
     shape = np.shape(mixed_step(model, system, engine=engine, **given).total)

@@ -20,7 +20,7 @@ from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import check_positive
-from steptime.physics.engine import IDEAL, Engine, default_engine, load_engine
+from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.uncertainty import has_range
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
@@ -71,7 +71,7 @@ def plan(
     check_positive(chips=chips)
     if not modes or set(modes) - set(MODES):
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
-    runs_on = load_engine(default_engine(system) if engine is None else engine)
+    runs_on = engine_for(system, engine)
     case = Case(model=model, system=system, workload=workload, slo=slo or Slo(), chips=chips, engine=runs_on)
     layouts = fitting(case)
     if not layouts:

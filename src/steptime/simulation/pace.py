@@ -20,7 +20,7 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.simulation.state import Rates
@@ -124,7 +124,7 @@ def pace_of(
     system: System,
     *,
     layout: Layout | None = None,
-    engine: Engine = IDEAL,
+    engine: Engine | str | None = None,
     max_sequences: int = 256,
     token_budget: int = 2048,
     contexts: tuple[float, float] = (1.0, 8192.0),
@@ -141,7 +141,8 @@ def pace_of(
     low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
     if max_sequences < 1 or token_budget < 1:
         raise RangeError(f"max sequences and token budget must be at least 1, not {max_sequences} and {token_budget}")
-    given = {"layout": layout, "engine": engine}
+    runs_on = engine_for(system, engine)
+    given = {"layout": layout, "engine": runs_on}
     decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5), query)
     rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
     pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
@@ -155,9 +156,9 @@ def pace_of(
         key=key,
         lone=lone,
         groups=groups,
-        before=float(engine.seconds_before_queue),
-        before_token=float(engine.seconds_before_queue_per_token),
-        answer=float(engine.steps_before_answer) + (float(engine.steps_to_balance) if groups > 1 else 0.0),
+        before=float(runs_on.seconds_before_queue),
+        before_token=float(runs_on.seconds_before_queue_per_token),
+        answer=float(runs_on.steps_before_answer) + (float(runs_on.steps_to_balance) if groups > 1 else 0.0),
     )
     if not check:
         return pace

@@ -13,7 +13,7 @@ from steptime.errors import RangeError
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
-from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check
 from steptime.physics.memory import sequences_that_fit
 from steptime.planning.workload import Slo
@@ -143,7 +143,7 @@ def simulate(
     traffic: Traffic,
     *,
     layout: Layout | None = None,
-    engine: Engine = IDEAL,
+    engine: Engine | str | None = None,
     policy: Policy | None = None,
     slo: Slo | tuple[Slo, ...] | None = None,
     prefill: Layout | None = None,
@@ -164,17 +164,18 @@ def simulate(
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
     layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
+    runs_on = engine_for(system, engine)
     for one in filter(None, (layout, prefill)):
         check(one, model, system)
-    policy = _fitted(model, system, layout, engine, policy, traffic)
+    policy = _fitted(model, system, layout, runs_on, policy, traffic)
     chips = int(layout.chips * layout.replicas)
-    pace = slowed(_pace(model, system, layout, engine, policy, traffic), slowness)
+    pace = slowed(_pace(model, system, layout, runs_on, policy, traffic), slowness)
     server = (policy, pace, int(layout.replicas))
     reader = server
     if prefill is not None:
         first = prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous")
-        first = _fitted(model, system, prefill, engine, first, traffic)
-        reader = (first, slowed(_pace(model, system, prefill, engine, first, traffic), slowness), int(prefill.replicas))
+        first = _fitted(model, system, prefill, runs_on, first, traffic)
+        reader = (first, slowed(_pace(model, system, prefill, runs_on, first, traffic), slowness), int(prefill.replicas))
         chips += int(prefill.chips * prefill.replicas)
     use = None
     given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
@@ -185,8 +186,8 @@ def simulate(
         if prefill is not None or cache is not None:
             raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
         chips += fast_replicas * int(layout.chips)
-        quick = _fitted(model, system, layout, engine, fast or policy, traffic)
-        fast_pace = slowed(_pace(model, system, layout, engine, quick, traffic), slowness)
+        quick = _fitted(model, system, layout, runs_on, fast or policy, traffic)
+        fast_pace = slowed(_pace(model, system, layout, runs_on, quick, traffic), slowness)
         requests, pools = serve_tiers(traffic, [(quick, fast_pace, fast_replicas), server], progress=progress)
     elif prefill is None:
         requests, rules, pool = serve(traffic, policy, pace, replicas=server[2], progress=progress, **given)

@@ -73,9 +73,9 @@ def read_system(name: str, changes: list[str] | None, catalog: str | None) -> Sy
 
 def read_engine(name: str | None, imbalance: float | None, system: System, catalog: str | None) -> Engine:
     """Return the engine of a name or a path, or the default of the system, with the imbalance of experts asked for."""
-    from steptime.physics.engine import default_engine, load_engine, with_imbalance
+    from steptime.physics.engine import engine_for, with_imbalance
 
-    engine = load_engine(default_engine(system) if name is None else name, catalog)
+    engine = engine_for(system, name, catalog)
     return engine if imbalance is None else with_imbalance(engine, imbalance)
 
 
