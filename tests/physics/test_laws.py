@@ -14,7 +14,7 @@ import steptime as st
 from steptime.blackboard.experts import distinct_hit, experts_touched
 from steptime.machines.what_if import scale
 from steptime.models.model import decode_flops_per_token, matmul_flops_per_token, prefill_flops, weight_bytes
-from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.engine import IDEAL, Engine, with_constants
 from steptime.physics.layout import Layout, legal, stacked
 from steptime.physics.memory import memory_per_chip, weights_per_chip
 from steptime.physics.network import all_reduce, all_to_all, members_by_level
@@ -25,11 +25,12 @@ from tests.conftest import machine, one_matrix, sparse_matrix
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "gpt2")
 KNOBS = ("chip.hbm.bandwidth", "chip.peak", "scale_up.bandwidth", "scale_out.bandwidth")
-ROUGH = Engine(
-    name="rough", memory_efficiency=0.8, compute_efficiency=0.7, expert_efficiency=0.5, attention_efficiency=0.6,
-    attention_memory_efficiency=0.7, network_efficiency=0.6, seconds_per_layer=5e-6, seconds_per_collective=8e-6,
-    seconds_per_step=1e-3, seconds_per_sequence=1e-6, roofline_norm=4.0, activation_traffic=1.0, expert_imbalance=1.3,
-)  # fmt: skip
+ROUGH = with_constants(Engine(name="rough"), {
+    "memory_efficiency": 0.8, "compute_efficiency": 0.7, "expert_efficiency": 0.5, "attention_efficiency": 0.6,
+    "attention_memory_efficiency": 0.7, "network_efficiency": 0.6, "seconds_per_layer": 5e-6, "seconds_per_collective": 8e-6,
+    "seconds_per_step": 1e-3, "seconds_per_sequence": 1e-6, "roofline_norm": 4.0, "activation_traffic": 1.0,
+    "expert_imbalance": 1.3,
+})  # fmt: skip
 
 
 @cache

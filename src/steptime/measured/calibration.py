@@ -19,7 +19,8 @@ import numpy as np
 from steptime.errors import InputError
 from steptime.measured.validation import Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
 from steptime.numbers import Number
-from steptime.physics.engine import CONSTANTS, TYPICAL, WAIT_NAMES, Engine, with_constants
+from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, WAIT_NAMES
+from steptime.physics.engine import TYPICAL, Engine, constant, named, with_constants
 from steptime.physics.uncertainty import REGIMES, with_variances
 
 NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
@@ -94,8 +95,9 @@ def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engin
     if base is None:
         first = 1.0 if name in PREFILL_FIRST else 0.0
         tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
-        base = Engine(name=name, prefill_first=first, step_tokens=tokens, two_batch=two, **HELD)
-    return replace(base, **constants)
+        own = {"prefill_first": first, "step_tokens": tokens, "two_batch": two}
+        base = with_constants(Engine(name=name), own | HELD)
+    return with_constants(base, constants)
 
 
 def _log_errors(logs: Number, groups: list[Runs], target: Number, base: Engine | None) -> Number:
@@ -186,7 +188,7 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Number, mean: Numbe
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (logs - mean) / QUEUE_DEVIATIONS])
 
-    return with_constants(engine, QUEUE_NAMES, np.exp(least_squares(residuals, mean).x))
+    return with_constants(engine, named(QUEUE_NAMES, np.exp(least_squares(residuals, mean).x)))
 
 
 def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
@@ -206,10 +208,10 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engi
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
-        engine = with_constants(engine, WAIT_NAMES, constants)
+        engine = with_constants(engine, named(WAIT_NAMES, constants))
         loops = [loops_of(runs, engine) for runs in groups]
         constants = first_token.fit(loops, seen, mean, deviation)
-    return with_constants(engine, WAIT_NAMES, constants), loops
+    return with_constants(engine, named(WAIT_NAMES, constants)), loops
 
 
 def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Number) -> Engine:
@@ -218,7 +220,7 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Nu
         return engine
     from steptime.measured import loops as first_token
 
-    return with_constants(engine, WAIT_NAMES, first_token.fit(loops, _of(groups, measured)))
+    return with_constants(engine, named(WAIT_NAMES, first_token.fit(loops, _of(groups, measured))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,11 +338,11 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
     """
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = _log_tpot(rows)
-    mean = np.log([getattr(prior, n) for n in NAMES])
+    mean = np.log([constant(prior, n) for n in NAMES])
     logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
     fitted = engine_from(logs, name=prior.name, base=prior)
     first = _first_tokens(rows)
-    usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
+    usual = np.log([constant(prior, n) for n in QUEUE_NAMES])
     fitted = with_queue(fitted, groups, first, usual)
     fitted, _ = with_waits(groups, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
@@ -352,13 +354,12 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
 
 def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     """Return the TOML text of an engine file: constants, fit and where it came from."""
-    default = Engine()
     lines = [f'name = "{engine.name}"', f'title = "{engine.title}"', "", "[source]"]
     lines += [f'{key} = "{value}"' for key, value in source.items()]
     lines += ["", "[constants]"]
     for name in CONSTANTS:
-        value = float(getattr(engine, name))
-        if value != getattr(default, name):
+        value = float(constant(engine, name))
+        if value != DESCRIPTIONS[name]["default"]:
             lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]

@@ -23,7 +23,8 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
-from steptime.physics.engine import WAIT_NAMES, Engine
+from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
 from steptime.planning.steady import DRIFT
 from steptime.simulation.pace import Pace, pace_of
@@ -62,7 +63,7 @@ class Loops:
 
 def constants_of(engine: Engine) -> Number:
     """Return the constants of an engine in the order of WAIT_NAMES."""
-    return np.array([float(getattr(engine, name)) for name in WAIT_NAMES])
+    return np.array([float(constant(engine, name)) for name in WAIT_NAMES])
 
 
 def closed_loops(
@@ -83,7 +84,7 @@ def closed_loops(
     input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`.
     requests: of the whole loop, at least one of each client. Runs that share a layout share a pace. Requests in flight are
     limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
-    the run was made. Prompts come first where `engine.prefill_first`.
+    the run was made. Prompts come first where `engine.scheduler.prefill_first`.
     """
     ways = np.broadcast_arrays(*(np.asarray(x) for x in (layout.tp, layout.pp, layout.dp, layout.ep, concurrency)))
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)

@@ -16,7 +16,7 @@ from steptime.errors import InputError
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
-from steptime.physics.engine import Engine, with_constants
+from steptime.physics.engine import Engine, constant, named, with_constants
 from steptime.physics.layout import Layout
 from steptime.simulation.pace import pace_of
 from steptime.simulation.policy import Policy
@@ -88,11 +88,11 @@ def fit(run: Recorded, prior: Engine) -> Engine:
         from scipy.optimize import least_squares
     except ImportError:
         raise InputError("fitting needs scipy: pip install 'steptime[simulate]'") from None
-    names = [n for n in PRIOR if float(getattr(prior, n)) > 0]
-    mean, deviation = np.log([float(getattr(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
+    names = [n for n in PRIOR if float(constant(prior, n)) > 0]
+    mean, deviation = np.log([float(constant(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
 
     def engine(logs: Number) -> Engine:
-        return with_constants(prior, names, np.exp(logs))
+        return with_constants(prior, named(names, np.exp(logs)))
 
     def residuals(logs: Number) -> Number:
         off = differences(run, replay(run, engine(logs)))

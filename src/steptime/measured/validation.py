@@ -325,7 +325,7 @@ def predict(
     """
     names = sorted({row["engine"] for row in rows})
     engines = {name: engine_of(name, given=engine, catalog=catalog) for name in names}
-    small = {name: bool(engines[name].small_kv) for name in names}
+    small = {name: bool(engines[name].room.small_kv) for name in names}
     out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
     labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if simulate is None else simulate

@@ -66,9 +66,9 @@ def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a pass runs: operators of the layers and of the stem, and mixers with their counts."""
+    """What a pass runs: operators of the layers with how many each stands for, those of the stem, mixers with their counts."""
 
-    layers: tuple[Op, ...]
+    layers: tuple[tuple[Op, int], ...]
     stem: tuple[Op, ...]
     mixers: tuple[tuple[Attention, int], ...]
 
@@ -81,7 +81,7 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
     activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
     to weights, too.
     """
-    ops: dict[Any, list[Op]] = {}
+    ops: dict[Any, list[tuple[Op, int]]] = {}
     mixers: Counter[Attention] = Counter()
     for layer, n in model.layers:
         for op in layer.ops:
@@ -95,12 +95,15 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
                 op.flops_per_row / op.weights if op.weights else 0,
             )
             ops.setdefault(key if merged and op.rows != "routed" else op, []).append(
-                replace(
-                    op,
-                    weights=n * op.weights,
-                    flops_per_row=n * op.flops_per_row,
-                    inputs=n * op.inputs,
-                    outputs=n * op.outputs,
+                (
+                    replace(
+                        op,
+                        weights=n * op.weights,
+                        flops_per_row=n * op.flops_per_row,
+                        inputs=n * op.inputs,
+                        outputs=n * op.outputs,
+                    ),
+                    n,
                 )
             )
         for attention in layer.attention:
@@ -108,11 +111,11 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
     return Ledger(tuple(_joined(same) for same in ops.values()), model.stem, tuple(mixers.items()))
 
 
-def _joined(same: list[Op]) -> Op:
+def _joined(same: list[tuple[Op, int]]) -> tuple[Op, int]:
     if len(same) == 1:
         return same[0]
-    sums = {key: sum(getattr(op, key) for op in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
-    return replace(same[0], **sums)
+    sums = {key: sum(getattr(op, key) for op, _ in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
+    return replace(same[0][0], **sums), sum(n for _, n in same)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +139,29 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
     peak = peak_rate(system.chip.peak, op.format.arithmetic)
     if op.rows in ("none", "lookup"):
         looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
-        return Demand(0.0, peak, activations=looked_up * engine.activation_traffic)
+        return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
     if op.rows == "routed":
         slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
         copies = slots * layout.ep  # that the tokens choose among
-        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.expert_evenness)
+        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.experts.expert_evenness)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / layout.ep * engine.expert_imbalance
-        if np.any(engine.expert_tile_rows):
-            rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
-        weights, efficiency, reading = touched * op.weights, engine.expert_efficiency, engine.expert_memory_efficiency
+        rows = work.everywhere * op.active / layout.ep * engine.experts.expert_imbalance
+        if np.any(engine.experts.expert_tile_rows):
+            rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
+        weights, efficiency, reading = (
+            touched * op.weights,
+            engine.kernels.expert_efficiency,
+            engine.kernels.expert_memory_efficiency,
+        )
     else:
         sharing, weights = weight_ways(op, layout), op.weights
-        efficiency = engine.compute_efficiency * chip_factor(system, "compute", engine)
-        reading = engine.memory_efficiency * chip_factor(system, "memory", engine)
-        reading = reading * engine.narrow_efficiency if op.format.bytes < NARROW else reading
+        efficiency = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
+        reading = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
+        reading = reading * engine.kernels.narrow_efficiency if op.format.bytes < NARROW else reading
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
     activations: Number = 0.0
-    if np.any(engine.activation_traffic):
-        activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.activation_traffic
+    if np.any(engine.kernels.activation_traffic):
+        activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.kernels.activation_traffic
     flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
@@ -169,7 +176,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.attention_efficiency)
+        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
     if np.any(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
@@ -178,7 +185,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         )
         kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
         moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.attention_efficiency)
+        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
     return found
 
 
@@ -188,10 +195,10 @@ REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     """Return how far the chip's share of its data sheet ("memory" or "compute") is from the usual one, as a factor.
 
-    Of what kernels measured alone depart by, `engine.chip_departure` (as an exponent) shows in an engine; the ideal has none.
+    Of what kernels measured alone depart by, `chip_departure` (an exponent) shows in an engine; the ideal has none.
     """
     share = system.chip.reached.get(kind)
-    return 1.0 if share is None else (share / REACHED[kind]) ** engine.chip_departure
+    return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
 
 
 KERNELS = (

@@ -136,8 +136,8 @@ def memory_per_chip(
         weights=weights_per_chip(model, layout, draft=draft),
         cache=sequences * cache_per_sequence(model, context, layout),
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
-        reserved=runs_on.reserved_bytes,
-        capacity=system.chip.hbm.capacity * runs_on.memory_share,
+        reserved=runs_on.room.reserved_bytes,
+        capacity=system.chip.hbm.capacity * runs_on.room.memory_share,
     )
 
 

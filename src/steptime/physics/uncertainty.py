@@ -17,7 +17,6 @@ a bound and no prediction: it has no range.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
-from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.engine import IDEAL, Engine, constant, engine_for, with_constants
 from steptime.physics.step import mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
@@ -65,7 +64,7 @@ def _nudged(engine: Engine, dimensions: int) -> Engine:
     names = engine.fit.get("names", ())
     table = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
     shape = (-1,) + (1,) * dimensions
-    return replace(engine, **{n: (getattr(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
+    return with_constants(engine, {n: (constant(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
 
 
 def _gradient(values: Number) -> Number:
@@ -79,9 +78,8 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
     One evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes of length
     one for the axes of its other input.
 
-    >>> from steptime.physics.engine import Engine
-    >>> engine = Engine(name="a", memory_efficiency=0.8, fit={"names": ["memory_efficiency", "seconds_per_step"]})
-    >>> log_gradient(lambda e: 3 / e.memory_efficiency, engine).round(6).tolist()
+    >>> engine = Engine(name="a", fit={"names": ["memory_efficiency", "seconds_per_step"]})
+    >>> log_gradient(lambda e: 3 / e.kernels.memory_efficiency, engine).round(6).tolist()
     [-1.0, 0.0]
     """
     return _gradient(_rows(function(_nudged(engine, dimensions)), engine, dimensions))

@@ -127,7 +127,7 @@ def fitting(case: Case) -> list[Layout]:
     layouts = [m for m in legal(case.model, case.system, case.chips) if can_overlap(case.engine, m)]
     if not layouts:
         return []
-    room = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
+    room = case.system.chip.hbm.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
     weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
     return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
 
@@ -137,12 +137,12 @@ def can_overlap(engine: Engine, layout: Layout) -> bool:
 
     Sources: https://docs.vllm.ai/en/stable/design/dbo/, https://docs.sglang.io/advanced_features/expert_parallelism.html
 
-    >>> from steptime.physics.engine import IDEAL
-    >>> vllm = replace(IDEAL, two_batch=1)
+    >>> from steptime.physics.engine import IDEAL, with_constants
+    >>> vllm = with_constants(IDEAL, {"two_batch": 1})
     >>> [can_overlap(vllm, m) for m in (Layout(tp=8), Layout(tp=8, microbatches=2), Layout(dp=8, ep=8, microbatches=2))]
     [True, False, True]
     """
-    return bool(layout.microbatches <= layout.pp or engine.two_batch >= (1 if exchanges_experts(layout) else 2))
+    return bool(layout.microbatches <= layout.pp or engine.scheduler.two_batch >= (1 if exchanges_experts(layout) else 2))
 
 
 def take(layout: Layout, index: Number) -> Layout:

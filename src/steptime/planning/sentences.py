@@ -113,7 +113,7 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
 
 def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
-    capacity = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
+    capacity = case.system.chip.hbm.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
     need, have = weight_bytes(case.model), case.chips * capacity
     whole = case.chips * case.system.chip.hbm.capacity
     used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"

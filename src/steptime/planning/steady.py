@@ -235,7 +235,7 @@ def closed_loop(
     prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, layout=layout, engine=engine).total
     in_group = running / groups
     burst = in_group * prefill
-    together = engine.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
+    together = engine.scheduler.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
     tpot = decode.total + burst / output_tokens * (1 - together / 2)
     busy = burst / (burst + output_tokens * decode.total)
     started = starting * burst / 2
@@ -260,12 +260,12 @@ def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number
 
 def ttft_seen(queued: Number, engine: Engine) -> Number:
     """Time to first token [s] of an engine whose prompt queue, were it queue_limit, would take `queued` [s]."""
-    return engine.seconds_per_request + engine.first_token_factor * queued
+    return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued
 
 
 def queue_limit(ttft: Number, engine: Engine) -> Number:
     """What an queue_limit prompt queue may take [s] for a time to first token of `ttft` [s]: the inverse of `ttft_seen`."""
-    return (ttft - engine.seconds_per_request) / engine.first_token_factor
+    return (ttft - engine.scheduler.seconds_per_request) / engine.scheduler.first_token_factor
 
 
 def transfer_seconds(model: Model, system: System, workload: Workload, *, sender_chips: Number, within_domain: bool) -> Number:

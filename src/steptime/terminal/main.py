@@ -235,7 +235,7 @@ def step(
     console = console_of()
     console.print(step_view(title, found, rates, memory, console.width, limits=low_high, ideal=ideal))
     if explain:
-        console.print(lines_table(explain_step(described, machine, found, given=given, layout=layout, engine=runs_on)))
+        console.print(lines_table(explain_step(described, machine, given=given, layout=layout, engine=runs_on)))
         console.print(sources_table(machine))
 
 

@@ -349,7 +349,7 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
             name = "prefill pass" if pool.role == "prefill" else "step with a prompt chunk" if mixed else "decode step"
             parts += [Text(), Text(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})", style="bold")]
             given = step_given(pool, plan.workload, mixed=mixed)
-            parts.append(lines_table(explain_step(model, system, step, given=given, layout=pool.layout, engine=engine)))
+            parts.append(lines_table(explain_step(model, system, given=given, layout=pool.layout, engine=engine)))
     origin = model.source or {"url": "a local config"}
     where = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({where})" if where else ""), no_wrap=True, overflow="ignore"))

@@ -23,7 +23,8 @@ from steptime.measured.validation import (
     report,
     spread_of,
 )
-from steptime.physics.engine import WAIT_NAMES, Engine
+from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.engine import Engine, constant
 from steptime.terminal.widgets import table
 from steptime.units import show
 
@@ -152,7 +153,7 @@ def calibration_view(
     shown = table("Constant", before.name, fitted.name, numbers=(1, 2))
     for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES):
         unit = "s" if name.startswith("seconds") else ""
-        cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (getattr(before, name), getattr(fitted, name))]
+        cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
         shown.add_row(name.replace("_", " "), *cells)
     errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8))
     for engine in (before, fitted):
