@@ -15,10 +15,11 @@ from steptime.blackboard.experts import distinct_hit, experts_touched
 from steptime.machines.what_if import scale
 from steptime.models.model import decode_flops_per_token, matmul_flops_per_token, prefill_flops, weight_bytes
 from steptime.physics.engine import IDEAL, Engine, with_constants
-from steptime.physics.layout import Layout, legal, stacked
+from steptime.physics.layout import Layout, stacked
 from steptime.physics.memory import memory_per_chip, weights_per_chip
 from steptime.physics.network import all_reduce, all_to_all, members_by_level
 from steptime.physics.roofline import overlap
+from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning import steady as serving
 from tests.conftest import machine, one_matrix, sparse_matrix

@@ -30,7 +30,8 @@ from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import TYPICAL, Engine, load_engine
-from steptime.physics.layout import Layout, check
+from steptime.physics.layout import Layout
+from steptime.physics.rules import check
 from steptime.physics.uncertainty import factors, regime_of
 from steptime.planning.steady import closed_loop
 

@@ -34,9 +34,10 @@ from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
 from steptime.physics.demand import Work, ledger, work_of
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import NAMES, Layout, check
+from steptime.physics.layout import NAMES, Layout
 from steptime.physics.memory import stage_share
 from steptime.physics.operators import run_layers, run_stem
+from steptime.physics.rules import check
 
 GIVEN = ("batch", "context", "query", "prompts", "tokens", "prefix")
 

@@ -12,7 +12,8 @@ from steptime.machines.system import System
 from steptime.machines.what_if import scale
 from steptime.models.model import Layer, Model
 from steptime.numbers import Number
-from steptime.planning.search import AGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
+from steptime.planning.candidates import AGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.search import chunk_sizes
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth

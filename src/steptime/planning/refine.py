@@ -14,7 +14,8 @@ import numpy as np
 
 from steptime.numbers import Number
 from steptime.physics.layout import shaped, stacked
-from steptime.planning.search import AGGREGATED, DISAGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.search import chunk_sizes
 from steptime.planning.steady import MOST_UTILISED, Prefill, State, aggregated, decode_pool, prefill_pool
 
 AS_CHEAP = 0.005  # costs this near are the same

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from steptime.models.model import weight_bytes
-from steptime.physics.layout import Layout, legal
+from steptime.physics.layout import Layout
 from steptime.physics.memory import weights_per_chip
+from steptime.physics.search_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
+from steptime.planning.candidates import Case
 from steptime.planning.deployment import Plan, best_change, mean_resources
-from steptime.planning.search import Case, fitting, search
+from steptime.planning.search import fitting, room_of, search
 from steptime.planning.workload import Slo
 from steptime.units import show
 
@@ -113,7 +115,7 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
 
 def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
-    capacity = case.system.chip.hbm.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
+    capacity = room_of(case)
     need, have = weight_bytes(case.model), case.chips * capacity
     whole = case.chips * case.system.chip.hbm.capacity
     used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"

@@ -14,8 +14,9 @@ from steptime.machines.money import rent_of
 from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout, check
+from steptime.physics.layout import Layout
 from steptime.physics.memory import sequences_that_fit
+from steptime.physics.rules import check
 from steptime.planning.workload import Slo
 from steptime.simulation import loop
 from steptime.simulation.metrics import Answers, answers, timeline
