@@ -28,7 +28,7 @@ from steptime.machines.formats import number_format
 from steptime.machines.system import System
 from steptime.models.loading import load_model
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import Array
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.rules import check
@@ -59,16 +59,16 @@ class Runs:
     spread: how far lengths reach to both sides of their means, as a share. requests: of the whole run.
     """
 
-    index: Number
+    index: Array
     model: Model
     system: System
     engine: str
     layout: Layout
-    concurrency: Number
-    input_tokens: Number
-    output_tokens: Number
-    spread: Number
-    requests: Number
+    concurrency: Array
+    input_tokens: Array
+    output_tokens: Array
+    spread: Array
+    requests: Array
 
 
 def read_runs(
@@ -194,7 +194,7 @@ def grouped(
     ]
 
 
-def _columns(rows: list[dict[str, str]]) -> dict[str, Number]:
+def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     """Return the numbers of rows as arrays; lengths are means, the known ones or those of a range that ends at nominal ones."""
     cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
     columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
@@ -219,8 +219,8 @@ def _narrow(weights: str, experts: str, system: System) -> bool:
 
 def _runs(
     key: tuple[str, ...],
-    columns: Mapping[str, Number],
-    index: Number,
+    columns: Mapping[str, Array],
+    index: Array,
     system: System,
     small_kv: Mapping[str, bool],
     catalog: str | None,
@@ -250,18 +250,18 @@ class Predictions:
     simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form.
     """
 
-    tpot: Number
-    tpot_low: Number
-    tpot_high: Number
-    ttft: Number
-    ttft_low: Number
-    ttft_high: Number
-    bound: Number
-    regime: Number
+    tpot: Array
+    tpot_low: Array
+    tpot_high: Array
+    ttft: Array
+    ttft_low: Array
+    ttft_high: Array
+    bound: Array
+    regime: Array
     simulated: bool
 
 
-def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Number]:
+def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
     """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
     tpot, ttft, decode = closed_loop(
         runs.model,
@@ -274,7 +274,7 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
         starting=np.minimum(1.0, runs.concurrency / runs.requests),
         engine=engine,
     )
-    return tpot, ttft, decode.bound, regime_of(1 - decode.total / tpot)
+    return np.asarray(tpot), np.asarray(ttft), decode.bound, regime_of(1 - decode.total / tpot)
 
 
 def can_simulate() -> bool:
@@ -299,11 +299,12 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
     )
 
 
-def first_tokens(runs: Runs, engine: Engine) -> Number:
+def first_tokens(runs: Runs, engine: Engine) -> Array:
     """Return mean TTFT [s] of a group by simulation."""
     from steptime.measured.loops import constants_of
 
-    return loops_of(runs, engine).ttft(constants_of(engine))
+    ttft: Array = loops_of(runs, engine).ttft(constants_of(engine))
+    return ttft
 
 
 def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
@@ -346,7 +347,7 @@ def predict(
 # --- how far off --------------------------------------------------------------------------------------------------------
 
 
-def errors(measured: Number, predicted: Number, low: Number, high: Number) -> dict[str, float]:
+def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
     """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage."""
     off = predicted / measured - 1
     return {
@@ -373,7 +374,7 @@ def report(rows: list[dict[str, str]], predictions: Predictions) -> dict[str, An
         measured = np.array([float(row[f"{name}_s"]) if row.get(f"{name}_s") else math.nan for row in rows])
         columns = [getattr(predictions, key) for key in (name, f"{name}_low", f"{name}_high")]
 
-        def of(chosen: Number, measured: Number = measured, columns: list[Number] = columns) -> dict[str, float]:
+        def of(chosen: Array, measured: Array = measured, columns: list[Array] = columns) -> dict[str, float]:
             return errors(measured[chosen], *(column[chosen] for column in columns))
 
         tables[name] = {"all": of(known), "by": {}}
@@ -384,7 +385,7 @@ def report(rows: list[dict[str, str]], predictions: Predictions) -> dict[str, An
     return tables
 
 
-def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Number:
+def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Array:
     if key == "bound":
         return predictions.bound
     return np.array([row[key] for row in rows], dtype=object)

@@ -148,11 +148,8 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         rows = work.everywhere * op.active / layout.ep * engine.experts.expert_imbalance
         if np.any(engine.experts.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
-        weights, efficiency, reading = (
-            touched * op.weights,
-            engine.kernels.expert_efficiency,
-            engine.kernels.expert_memory_efficiency,
-        )
+        weights: Number = touched * op.weights
+        efficiency, reading = engine.kernels.expert_efficiency, engine.kernels.expert_memory_efficiency
     else:
         sharing, weights = weight_ways(op, layout), op.weights
         efficiency = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)

@@ -166,7 +166,8 @@ def constant(engine: Engine, name: str) -> Number:
     >>> constant(IDEAL, "memory_efficiency")
     1.0
     """
-    return getattr(getattr(engine, GROUP_OF[name]), name)
+    value: Number = getattr(getattr(engine, GROUP_OF[name]), name)
+    return value
 
 
 def with_constants(engine: Engine, values: Mapping[str, Number]) -> Engine:

@@ -14,7 +14,7 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Layer, Model, Op, cache_entries
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 
@@ -37,9 +37,9 @@ class Memory:
         return self.weights + self.cache + self.activations + self.reserved
 
     @property
-    def fits(self) -> Number:
+    def fits(self) -> Array:
         """Whether it fits."""
-        return self.used <= self.capacity
+        return np.asarray(self.used <= self.capacity)
 
 
 def weight_ways(op: Op, layout: Layout) -> Number:

@@ -106,8 +106,9 @@ def _near(whole: Number, ways: Number) -> str:
     """Write the divisors of `whole` that are nearest to `ways`."""
     if np.ndim(whole) or np.ndim(ways):
         return "ways that divide it"
-    divisors = [d for d in range(1, int(whole) + 1) if whole % d == 0]
-    return " or ".join(str(d) for d in sorted(sorted(divisors, key=lambda d: abs(d - ways))[:2]))
+    number, about = int(whole), float(ways)
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return " or ".join(str(d) for d in sorted(sorted(divisors, key=lambda d: abs(d - about))[:2]))
 
 
 def _heads(facts: Facts, layout: Layout) -> str:

@@ -27,7 +27,7 @@ from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.blocks import blocks_of, in_threads
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
@@ -52,12 +52,12 @@ class Step:
     follow one another. All share one broadcast shape.
     """
 
-    terms: Mapping[str, Number]
-    resources: Mapping[str, Number]
-    lower: Number
-    total: Number
-    upper: Number
-    latency: Number
+    terms: Mapping[str, Array]
+    resources: Mapping[str, Array]
+    lower: Array
+    total: Array
+    upper: Array
+    latency: Array
 
     @property
     def bound(self) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.engine import IDEAL, Engine, constant, engine_for, with_constants
 from steptime.physics.step import mixed_step
 
@@ -67,12 +67,13 @@ def _nudged(engine: Engine, dimensions: int) -> Engine:
     return with_constants(engine, {n: (constant(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
 
 
-def _gradient(values: Number) -> Number:
+def _gradient(values: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
+        slopes: Array = np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
+    return slopes
 
 
-def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Number:
+def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Array:
     """Return d log(function) / d log(constant) of each fitted constant of the engine: shape (constants, ...).
 
     One evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes of length
@@ -85,7 +86,7 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
     return _gradient(_rows(function(_nudged(engine, dimensions)), engine, dimensions))
 
 
-def _rows(values: Number, engine: Engine, dimensions: int) -> Number:
+def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
     """Return values with a row for each nudged engine, be it that they depend on no constant."""
     count = 1 + len(engine.fit.get("names", ()))
     shape = np.shape(values)
@@ -93,15 +94,16 @@ def _rows(values: Number, engine: Engine, dimensions: int) -> Number:
     return np.broadcast_to(values, (count, *inner))
 
 
-def parameter_variance(gradient: Number, engine: Engine) -> Number:
+def parameter_variance(gradient: Array, engine: Engine) -> Array:
     """Variance of log(f) that the constants' covariance brings about: gradient of shape (constants, ...) -> (...)."""
     covariance = np.asarray(engine.fit.get("covariance", np.zeros((len(gradient), len(gradient)))))
-    return np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
+    variance: Array = np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
+    return variance
 
 
 def with_variances(
     function: Callable[[Engine], tuple[Number, ...]], engine: Engine, *, dimensions: int = 0
-) -> list[tuple[Number, Number]]:
+) -> list[tuple[Array, Array]]:
     """Return each value that `function` gives for the engine with the variance of its logarithm, from one evaluation."""
     tables = [_rows(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
     return [(table[0], parameter_variance(_gradient(table), engine)) for table in tables]

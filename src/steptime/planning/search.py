@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from steptime.frontier import pareto
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
 from steptime.physics.rules import facts_of, reasons
@@ -20,7 +20,6 @@ from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, C
 from steptime.planning.steady import (
     MOST_UTILISED,
     Prefill,
-    State,
     aggregated,
     decode_pool,
     first_token,
@@ -35,7 +34,7 @@ LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt
 MOST_SEQUENCES = 65536
 
 
-def batches(most: float, per_octave: int = 2) -> Number:
+def batches(most: float, per_octave: int = 2) -> Array:
     """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `most`.
 
     >>> batches(8).tolist()
@@ -76,7 +75,7 @@ def room_of(case: Case) -> Number:
     return case.system.chip.hbm.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
-def chunk_sizes(workload: Workload) -> Number:
+def chunk_sizes(workload: Workload) -> Array:
     """Chunk sizes to try: powers of two, and the whole prompt."""
     fresh = fresh_tokens(workload)
     return np.unique([c for c in CHUNKS if c < 2 * fresh or c <= 2048] + [min(fresh, 2 * LARGEST_PASS)])
@@ -92,11 +91,12 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
     """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     table = stacked(layouts)
-    sequences = _batches_of(table)
-    decode = decode_pool(model, system, workload, layout=shaped(table, 1), batch=sequences, engine=engine)
+    wide = shaped(table, 1)
+    sequences = _batches_of(wide)
+    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
-    work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * table.dp[:, None])
+    work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * wide.dp)
     stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     m, b = np.nonzero(decode.memory.fits & new & stable)
     batch = sequences[m, b]
@@ -110,6 +110,8 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         engine=engine,
     )
     i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft))
+    replicas = np.asarray(table.replicas)[m[i]]
+    memory = np.asarray(state.memory.used / state.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
     return Table(
         mode=AGGREGATED,
@@ -117,22 +119,23 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         layout=m[i],
         batch=batch[i],
         chunk=sizes[j],
-        replicas=table.replicas[m[i]],
+        replicas=replicas,
         prefill_layout=none - 1,
         prefill_prompts=none,
         prefill_replicas=none,
         tpot=state.tpot[i, j],
         ttft=state.ttft[i, j],
-        rate=state.rate[i, j] * table.replicas[m[i]],
+        rate=state.rate[i, j] * replicas,
         utilisation=state.utilisation[i, j],
         input_share=state.input_share[i, j],
-        memory=(state.memory.used / state.memory.capacity)[i, j],
+        memory=memory[i, j],
     )
 
 
-def _batches_of(table: Layout) -> Any:
-    """Return batches to try of each layout, at least a sequence for each micro-batch of each group: (layouts, batches)."""
-    return np.maximum(batches(MOST_SEQUENCES)[None, :], (table.dp * table.microbatches)[:, None])
+def _batches_of(wide: Layout) -> Array:
+    """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
+    most: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
+    return most
 
 
 def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
@@ -196,9 +199,10 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
 def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
     """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
-    sequences = _batches_of(table)
-    state: State = decode_pool(model, system, workload, layout=shaped(table, 1), batch=sequences, engine=engine)
-    used = state.memory.used / state.memory.capacity
+    wide = shaped(table, 1)
+    sequences = _batches_of(wide)
+    state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
+    used = np.asarray(state.memory.used / state.memory.capacity)
     found = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]

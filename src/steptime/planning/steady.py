@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
@@ -43,29 +43,29 @@ class State:
     `lower` and `upper` are the bounds of tpot.
     """
 
-    tpot: Number
-    ttft: Number
-    rate: Number
-    utilisation: Number
-    input_share: Number
+    tpot: Array
+    ttft: Array
+    rate: Array
+    utilisation: Array
+    input_share: Array
     memory: Memory
-    lower: Number
-    upper: Number
+    lower: Array
+    upper: Array
     decode: Step
     mixed: Step | None
 
 
-def fresh_tokens(workload: Workload) -> Number:
+def fresh_tokens(workload: Workload) -> float:
     """Input tokens of a request that are not in the prefix cache, at least one."""
     return max(1.0, round(workload.input_tokens * (1 - workload.cached_share)))
 
 
-def decode_steps(workload: Workload) -> Number:
+def decode_steps(workload: Workload) -> float:
     """Decode steps of a request: the first token comes from prefill."""
     return max(1.0, workload.output_tokens - 1)
 
 
-def mean_context(workload: Workload) -> Number:
+def mean_context(workload: Workload) -> float:
     """Mean context of a decoding sequence [tokens]."""
     return workload.input_tokens + workload.output_tokens / 2
 
@@ -75,8 +75,9 @@ def room_context(workload: Workload, sequences: Number) -> Number:
 
     Contexts are spread evenly over the output, with standard deviation $O/\sqrt{12}$; that of their mean falls with $\sqrt n$.
     """
-    spare = SPARE_DEVIATIONS * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
-    return mean_context(workload) + np.minimum(workload.output_tokens / 2, spare)
+    spare: Number = SPARE_DEVIATIONS * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
+    kept: Number = np.minimum(workload.output_tokens / 2, spare)
+    return mean_context(workload) + kept
 
 
 def aggregated(
@@ -107,16 +108,17 @@ def aggregated(
     )
     used = np.minimum(share, 1.0)
 
-    def mean(a: Number, b: Number) -> Number:
-        return a + used * (b - a)
+    def mean(a: Array, b: Array) -> Array:
+        mixed: Array = a + used * (b - a)
+        return mixed
 
     tpot = mean(alone.total, mixed.total)
     service = np.ceil(fresh / tokens) * mixed.total
     sequences = batch / groups
     return State(
         tpot=tpot,
-        ttft=ttft_seen(tpot / 2 + service + queue_wait(service / together, share), engine),
-        rate=batch / (steps * tpot),
+        ttft=np.asarray(ttft_seen(tpot / 2 + service + queue_wait(service / together, share), engine)),
+        rate=np.asarray(batch / (steps * tpot)),
         utilisation=share,
         input_share=used * (mixed.total - alone.total) / tpot,
         memory=memory_per_chip(
@@ -163,10 +165,10 @@ def decode_pool(model: Model, system: System, workload: Workload, *, layout: Lay
 class Prefill:
     """A replica that only prefills: seconds of a pass of `seats` prompts, its bounds, and what it takes in memory."""
 
-    seconds: Number
+    seconds: Array
     seats: Number
-    rate: Number
-    most_utilised: Number
+    rate: Array
+    most_utilised: Array
     memory: Memory
     step: Step
 
@@ -192,7 +194,7 @@ def prefill_pool(
         seconds=step.total,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(step.total, queue_limit(ttft, engine), seats, ceiling),
+        most_utilised=np.asarray(highest_utilisation(step.total, queue_limit(ttft, engine), seats, ceiling)),
         memory=memory_per_chip(
             model,
             system,

@@ -6,16 +6,15 @@ import math
 from dataclasses import dataclass
 
 from steptime.errors import RangeError
-from steptime.numbers import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Requests of `input_tokens` [tokens] that each get `output_tokens`; `cached_share` of the input is in a prefix cache."""
 
-    input_tokens: Number
-    output_tokens: Number
-    cached_share: Number = 0.0
+    input_tokens: float
+    output_tokens: float
+    cached_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -28,8 +27,8 @@ class Workload:
 class Slo:
     """Limits on the mean time to first token `ttft` [s] and time per output token `tpot` [s]."""
 
-    ttft: Number = math.inf
-    tpot: Number = math.inf
+    ttft: float = math.inf
+    tpot: float = math.inf
 
     def __post_init__(self) -> None:
         for name, value in (("TTFT", self.ttft), ("TPOT", self.tpot)):
