@@ -1,7 +1,7 @@
 """What a pass asks of one chip: its rows, the FLOPs and bytes of each operator, and how many kernels it launches.
 
-Independent of how long anything takes, but for the two constants of an engine that change the work itself: the imbalance of
-experts with the tiles that their rows are padded to, and the share of activations that go through memory.
+Demand is work, not time. Two kinds of an engine's constants change the work itself and are read here: the imbalance of experts
+with the tiles that pad their rows, and the share of activations that goes through memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Rows that one micro-batch brings to one attention group, and to all of them together."""
+    """The rows that one micro-batch brings to one attention group; `everywhere` counts those of all groups together.
+
+    sequences, prompts; decode, prefill, everywhere [rows]; context, tokens, prefix [tokens of a sequence or a prompt].
+    """
 
     sequences: Number
     decode: Number
@@ -120,9 +123,9 @@ def _joined(same: list[tuple[Op, int]]) -> tuple[Op, int]:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an operator asks of one chip: FLOPs at a peak rate, bytes of weights, of activations and of cache.
+    """What an operator asks of one chip in one micro-batch.
 
-    efficiency, memory_efficiency: of its arithmetic, and of reading its weights.
+    flops [FLOP] at a rate of peak [FLOP/s] x efficiency; weights, read at memory_efficiency of the bandwidth; activations, kv [B].
     """
 
     flops: Number
@@ -190,9 +193,10 @@ REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 
 
 
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
-    """Return how far the chip's share of its data sheet ("memory" or "compute") is from the usual one, as a factor.
+    """Return the factor by which a chip's share of its data sheet ("memory" or "compute") departs from the usual share.
 
-    Of what kernels measured alone depart by, `chip_departure` (an exponent) shows in an engine; the ideal has none.
+    Shares are those of kernels measured alone. The constant `chip_departure` is the exponent with which the departure shows in an
+    engine: 0 for the ideal, which reaches the data sheet on every chip.
     """
     share = system.chip.reached.get(kind)
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
@@ -205,7 +209,7 @@ KERNELS = (
 
 @lru_cache(maxsize=256)
 def kernel_counts(model: Model) -> dict[str, int]:
-    """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
+    """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer"."""
     found = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}

@@ -23,7 +23,7 @@ ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes per chip by part, all broadcast alike; `capacity` is what the chip has."""
+    """The bytes of one chip by part, arrays that broadcast alike; `capacity` is what the engine may use of the chip's memory."""
 
     weights: Number
     cache: Number
@@ -69,8 +69,8 @@ def _layer_bytes(layers: tuple[tuple[Layer, int], ...], layout: Layout) -> Numbe
     return sum((n * sum(op_bytes(op, layout) for op in layer.ops) for layer, n in layers), np.asarray(0.0))
 
 
-def weights_per_chip(model: Model, layout: Layout, *, draft: bool = False) -> Number:
-    """Bytes of weights on the fullest chip; `draft` adds the multi-token-prediction layers.
+def weights_per_chip(model: Model, layout: Layout) -> Number:
+    """Return the bytes of weights on the fullest chip, without multi-token-prediction layers.
 
     Embedding and head are on the first and the last stage, so that with pipeline stages a chip holds one of them.
     """
@@ -83,7 +83,7 @@ def weights_per_chip(model: Model, layout: Layout, *, draft: bool = False) -> Nu
         else:
             last = last + op_bytes(op, layout)
     stem = np.where(np.asarray(layout.pp) > 1, np.maximum(first, last), first + last)
-    return layers + stem + (_layer_bytes(model.draft, layout) if draft else 0.0)
+    return layers + stem
 
 
 def sequences_per_group(batch: Number, layout: Layout) -> Number:
@@ -122,7 +122,6 @@ def memory_per_chip(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
-    draft: bool = False,
 ) -> Memory:
     """Return what a chip holds when `batch` sequences of `context` [tokens] are in flight in one replica.
 
@@ -133,7 +132,7 @@ def memory_per_chip(
     layout, runs_on = layout or Layout(), engine_for(system, engine)
     sequences = sequences_per_group(batch, layout)
     return Memory(
-        weights=weights_per_chip(model, layout, draft=draft),
+        weights=weights_per_chip(model, layout),
         cache=sequences * cache_per_sequence(model, context, layout),
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
         reserved=runs_on.room.reserved_bytes,
@@ -149,12 +148,9 @@ def sequences_that_fit(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
-    draft: bool = False,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
     layout = layout or Layout()
-    empty = memory_per_chip(
-        model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens, draft=draft
-    )
+    empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     each = np.maximum(cache_per_sequence(model, context, layout), 1e-300)
     return np.floor(np.maximum(empty.capacity - empty.used, -1.0) / each) * layout.dp

@@ -115,23 +115,6 @@ def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1)
     return _reduce_and_gather(system, size, bytes_, stride) * 0.5
 
 
-def all_to_all(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
-    r"""Each member sends equal shares of its `bytes_` [B per chip] to all others: $(g-1)/g \cdot n / W$, by where they live.
-
-    Of the shares, those for members of the same inner domain travel on its link; the rest leave it.
-    """
-    members = members_by_level(system.domains, size, stride)
-    busy: list[Number] = []
-    latency: Number = 0.0
-    within: Number = 1.0
-    for domain, here in zip(system.domains, members, strict=True):
-        share = within * (here - 1) / size  # of all members, those that are first met at this level
-        busy.append(share * bytes_ / domain.link.bandwidth)
-        latency = np.maximum(latency, messages(domain.link, here) * domain.link.latency)
-        within = within * here
-    return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
-
-
 def exchange(
     system: System,
     size: Number,

@@ -87,7 +87,7 @@ def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimens
 
 
 def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
-    """Return values with a row for each nudged engine, be it that they depend on no constant."""
+    """Return values with a row for each nudged engine, also where they depend on no constant."""
     count = 1 + len(engine.fit.get("names", ()))
     shape = np.shape(values)
     inner = shape[1:] if len(shape) > dimensions else shape
@@ -150,7 +150,8 @@ def step_range(
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
-    `given`: what `mixed_step` is given, arrays among it. A step that reads prompts is "mixed", for lack of runs that only do.
+    `given`: the arguments of `mixed_step`, which may be arrays. A step that reads prompts takes the regime "mixed", since no run
+    that only reads prompts was measured.
     """
     engine = engine_for(system, engine)
     if not has_range(engine):

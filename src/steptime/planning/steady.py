@@ -5,7 +5,7 @@ prompts. An attention group reads prompts in chunks of $c$ tokens beside its dec
 
 $$ f = \frac{B I}{(O - 1)\, c\, d}, \qquad t = (1 - f)\, t_{decode} + f\, t_{mixed} $$
 
-with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$: every other request's prefill delays it.
+with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$, since the prompts of other requests delay every step that reads them.
 The prompt queue is served at utilisation $f$, so $f < 1$ or the queue grows without end.
 
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
@@ -37,10 +37,10 @@ STEP_TOKENS = 2048  # that engines read in a step by default: their activations 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A steady state of one replica, all arrays of one shape.
+    """A steady state of one replica: arrays of one shape, that of layouts, batches and chunks broadcast together.
 
-    tpot, ttft [s]; rate [requests/s]; utilisation of the prompt queue; input_share of the chips' time; `fits` in memory.
-    `lower` and `upper` are the bounds of tpot.
+    tpot, ttft [s]; rate [requests/s of the replica]; utilisation of the prompt queue, input_share of the chips' time [share];
+    memory of a chip [B]; lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with a prompt chunk.
     """
 
     tpot: Array
@@ -163,7 +163,11 @@ def decode_pool(model: Model, system: System, workload: Workload, *, layout: Lay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """A replica that only prefills: seconds of a pass of `seats` prompts, its bounds, and what it takes in memory."""
+    """A replica that only prefills: arrays of one shape.
+
+    seconds of a pass [s] that reads `seats` prompts; rate [requests/s]; most_utilised: the highest utilisation within the limit
+    [share]; memory of a chip [B]; step: the pass.
+    """
 
     seconds: Array
     seats: Number
@@ -247,26 +251,29 @@ def closed_loop(
 
 
 def seats(model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number) -> Number:
-    """Return how many of the sequences `wanted` [per replica] run at once: as many as have room for `context` [tokens].
+    """Return how many of the `wanted` sequences [per replica] run at once: as many as have room for `context` [tokens].
 
-    Where not one has room by this count, all are taken to run: who measured them had found room.
+    Where this count leaves room for none, all of them run: the run was made, so that its server found room.
     """
     fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=STEP_TOKENS)
     return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
 
 
 def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number:
-    """Mean time to first token of a prefill replica at a utilisation [s]."""
+    """Return the mean time to first token [s] of a prefill replica at a utilisation [share]."""
     return ttft_seen(prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats), engine)
 
 
 def ttft_seen(queued: Number, engine: Engine) -> Number:
-    """Time to first token [s] of an engine whose prompt queue, were it queue_limit, would take `queued` [s]."""
+    """Return the time to first token [s] that a user sees where an orderly prompt queue takes `queued` [s].
+
+    An engine adds `seconds_per_request` before the prompt is read, and stretches the queue by `first_token_factor`.
+    """
     return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued
 
 
 def queue_limit(ttft: Number, engine: Engine) -> Number:
-    """What an queue_limit prompt queue may take [s] for a time to first token of `ttft` [s]: the inverse of `ttft_seen`."""
+    """Return how long an orderly prompt queue may take [s] for a time to first token of `ttft` [s]; inverts `ttft_seen`."""
     return (ttft - engine.scheduler.seconds_per_request) / engine.scheduler.first_token_factor
 
 
