@@ -125,7 +125,8 @@ def _joined(same: list[tuple[Op, int]]) -> tuple[Op, int]:
 class Demand:
     """What an operator asks of one chip in one micro-batch.
 
-    flops [FLOP] at a rate of peak [FLOP/s] x efficiency; weights, read at memory_efficiency of the bandwidth; activations, kv [B].
+    flops [FLOP] at a rate of peak [FLOP/s] x efficiency; weights [B], read at memory_efficiency of the bandwidth; activations
+    and kv [B].
     """
 
     flops: Number
@@ -195,8 +196,8 @@ REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     """Return the factor by which a chip's share of its data sheet ("memory" or "compute") departs from the usual share.
 
-    Shares are those of kernels measured alone. The constant `chip_departure` is the exponent with which the departure shows in an
-    engine: 0 for the ideal, which reaches the data sheet on every chip.
+    Shares are those of kernels measured alone. The constant `chip_departure` is the exponent with which the departure shows in
+    an engine: 0 for the ideal, which reaches the data sheet on every chip.
     """
     share = system.chip.reached.get(kind)
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure

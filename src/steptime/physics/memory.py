@@ -23,7 +23,7 @@ ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The bytes of one chip by part, arrays that broadcast alike; `capacity` is what the engine may use of the chip's memory."""
+    """The bytes of one chip by part, arrays that broadcast alike; `capacity` is what the engine may use of its memory."""
 
     weights: Number
     cache: Number

@@ -150,8 +150,8 @@ def step_range(
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
-    `given`: the arguments of `mixed_step`, which may be arrays. A step that reads prompts takes the regime "mixed", since no run
-    that only reads prompts was measured.
+    `given`: the arguments of `mixed_step`, which may be arrays. A step that reads prompts takes the regime "mixed": no run that
+    only reads prompts was measured.
     """
     engine = engine_for(system, engine)
     if not has_range(engine):

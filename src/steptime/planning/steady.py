@@ -5,8 +5,8 @@ prompts. An attention group reads prompts in chunks of $c$ tokens beside its dec
 
 $$ f = \frac{B I}{(O - 1)\, c\, d}, \qquad t = (1 - f)\, t_{decode} + f\, t_{mixed} $$
 
-with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$, since the prompts of other requests delay every step that reads them.
-The prompt queue is served at utilisation $f$, so $f < 1$ or the queue grows without end.
+with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$: the prompts of other requests delay the
+steps that read them. The prompt queue is served at utilisation $f$, so $f < 1$ or the queue grows without end.
 
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
 rate of requests. The KV cache of each prompt moves between them.
