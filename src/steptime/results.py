@@ -22,7 +22,8 @@ from steptime.errors import InputError, SteptimeError
 
 SUFFIXES = {
     "s": "_s", "B": "_bytes", "B/s": "_bytes_per_s", "FLOP": "_flop", "FLOP/s": "_flop_per_s", "W": "_w", "kg": "_kg",
-    "tokens": "_tokens", "USD": "_usd", "USD/s": "_usd_per_s", "USD/B": "_usd_per_byte", "requests/s": "_requests_per_s", "tok/s": "_tokens_per_s",
+    "tokens": "_tokens",
+    "USD": "_usd", "USD/s": "_usd_per_s", "USD/B": "_usd_per_byte", "requests/s": "_requests_per_s", "tok/s": "_tokens_per_s",
 }  # fmt: skip
 """What a unit adds to the key of a field whose name does not tell it."""
 
@@ -153,7 +154,7 @@ class Tabular(Result):
 
     __slots__ = ()
 
-    def columns(self) -> dict[str, Sequence[Any]]:
+    def columns(self) -> dict[str, Any]:
         """Return the columns of the table by name, units in the names, all of one length."""
         raise NotImplementedError
 
@@ -186,7 +187,7 @@ def table_of(rows: Sequence[Any]) -> dict[str, list[Any]]:
     return {entry.key: [getattr(row, entry.name) for row in rows] for entry in entries(kind)} if kind else {}
 
 
-def broadcast(columns: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+def broadcast(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return figures that broadcast as columns of one length, in the order of their common shape, last axis fastest."""
     arrays = np.broadcast_arrays(*map(np.asarray, columns.values()))
     return {name: array.ravel() for name, array in zip(columns, arrays, strict=True)}

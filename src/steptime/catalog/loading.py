@@ -26,7 +26,6 @@ from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, Syste
 from steptime.sourced import GRADES, Figure
 from steptime.units import parse
 
-
 SystemLike = System | str | os.PathLike[str]
 
 

@@ -14,7 +14,6 @@ from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, Tabular, entries, unit
 from steptime.units import show
 
-
 PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
 COST, WHOLE_COST = "usd_per_million_output_tokens", "whole rent over output tokens, prompts included, per million"
 
@@ -176,7 +175,7 @@ class Plan(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what serves what, its times and its cost, or why nothing does."""
-        title = f"Plan: {self.model} on {self.chips:,} chips of {self.system}, engine {self.engine}"
+        title = f"Plan: {self.model} on {self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}, engine {self.engine}"
         if not self.feasible:
             return title, {"not possible": self.reason[:200]}
         return title, {

@@ -106,10 +106,9 @@ def plan(
     replayed = replay_of(simulate, described, machine, found, runs_on, quantile)
     if json:
         from steptime.planning.launch_commands import launch_commands
-        from steptime.results import plain
 
         commands = {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}
-        print_json(plain(found) | {"launch": commands} | replay_json(replayed))
+        print_json(found.to_dict(launch=commands, **replay_json(replayed)))
     else:
         from steptime.terminal.plan_view import explain_plan, launch_view, plan_view
 

@@ -120,7 +120,8 @@ def _answer(plan: Plan) -> Text:
     return Text.assemble(
         (f"{usd(plan.usd_per_million_output_tokens)} per million output tokens", "bold green"),
         f", prompts included ({spread}). ",
-        f"Apart: {usd(plan.prefill_usd_per_million_tokens)} per million in, {usd(plan.decode_usd_per_million_tokens)} per million out.",
+        f"Apart: {usd(plan.prefill_usd_per_million_tokens)} per million in, "
+        f"{usd(plan.decode_usd_per_million_tokens)} per million out.",
     )
 
 
