@@ -284,22 +284,22 @@ def models(
         console.print(model_view(card, console.width))
         return
     if read:
-        compared = [cards.comparison_row(model, context=context) for model in read]
+        compared = cards.compared(read, context=context)
         if json:
             print_json(compared)
             return
         from steptime.terminal.card_views import comparison_view
 
         console = console_of()
-        console.print(comparison_view(compared, console.width))
+        console.print(comparison_view(compared.models, console.width))
         return
-    rows = cards.model_rows(like, catalog)
+    listed = cards.model_table(like, catalog)
     if json:
-        print_json(rows)
+        print_json(listed)
         return
     from steptime.terminal.card_views import models_view
 
-    console_of().print(models_view(rows))
+    console_of().print(models_view(listed.models))
 
 
 @app.command(epilog="Examples:  steptime systems    steptime systems gb200-nvl72")
@@ -323,13 +323,13 @@ def systems(
 
         console_of().print(system_view(card))
         return
-    rows = [cards.system_row(s) for s in read_systems(catalog)]
+    listed = cards.system_table(read_systems(catalog))
     if json:
-        print_json(rows)
+        print_json(listed)
         return
     from steptime.terminal.card_views import systems_view
 
-    console_of().print(systems_view(rows))
+    console_of().print(systems_view(listed.systems))
 
 
 @app.command(epilog="Examples:  steptime engines    steptime engines ideal")
@@ -346,13 +346,13 @@ def engines(
     from steptime.physics.engine import load_engine
 
     names = ("ideal", *files("engines", catalog)) if name is None else (name,)
-    shown = [cards.engine_card(load_engine(n, catalog)) for n in names]
+    shown = cards.engine_table(load_engine(n, catalog) for n in names)
     if json:
-        print_json(shown if name is None else shown[0])
+        print_json(shown if name is None else shown.engines[0])
         return
     from steptime.terminal.card_views import engine_view, engines_view
 
-    console_of().print(engines_view(shown) if name is None else engine_view(shown[0]))
+    console_of().print(engines_view(shown.engines) if name is None else engine_view(shown.engines[0]))
 
 
 @app.callback(invoke_without_command=True)
