@@ -159,12 +159,9 @@ def step(
     json: JSON = False,
 ) -> None:
     """Time one forward pass: decode, prefill, or both at once, on a layout of your choice."""
+    from steptime.cards.steps import step_card
     from steptime.errors import RangeError, UnknownName
-    from steptime.physics.engine import IDEAL
     from steptime.physics.layout import Layout, show_layout
-    from steptime.physics.memory import memory_per_chip
-    from steptime.physics.step import mixed_step
-    from steptime.physics.uncertainty import step_range
 
     if phase not in ("decode", "prefill", "mixed"):
         raise UnknownName("phase", phase, ("decode", "prefill", "mixed"), "Known: decode, prefill, mixed.")
@@ -179,39 +176,12 @@ def step(
     given: dict[str, Any] = {"batch": batch, "context": context, "query": query} if decodes else {}
     if prefills:
         given |= {"prompts": dp if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
-    found = mixed_step(described, machine, **given, layout=layout, engine=runs_on)
-    limits = step_range(described, machine, **given, layout=layout, engine=runs_on)
-    low_high = None if limits is None else (float(limits[0]), float(limits[1]))
-    ideal = None if limits is None else mixed_step(described, machine, **given, layout=layout, engine=IDEAL)
+    found = step_card(described, machine, **given, layout=layout, engine=runs_on)
+    low_high = None if found.range is None else (float(found.range[0]), float(found.range[1]))
+    ideal, memory, seconds = found.ideal, found.memory, float(found.total)
     rows = given.get("prompts", 0) * given.get("tokens", 0)
-    memory = memory_per_chip(
-        described,
-        machine,
-        batch=given.get("batch", 0) + given.get("prompts", 0) * (not decodes),
-        context=context if decodes else tokens + prefix,
-        layout=layout,
-        engine=runs_on,
-        step_tokens=rows / dp,
-    )
-    seconds = float(found.total)
     if json:
-        from steptime.results import plain
-
-        print_json(
-            {
-                "model": described.name,
-                "system": machine.name,
-                "engine": runs_on.name,
-                "layout": plain(layout),
-                "phase": phase,
-                **given,
-                "bound": str(found.bound),
-                **plain(found),
-                "range": low_high,
-                "ideal": ideal and {name: getattr(ideal, name) for name in ("lower", "total", "upper")},
-                "memory": plain(memory) | {"fits": bool(memory.fits)},
-            }
-        )
+        print_json(found)
         return
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import lines_table, sources_table, step_view
