@@ -28,12 +28,13 @@ SUFFIXES = {
 """What a unit adds to the key of a field whose name does not tell it."""
 
 
-def unit(of: str, meaning: str, *, key: str = "", left_out: bool = False) -> dict[str, Any]:
+def unit(of: str, meaning: str, *, key: str = "", kind: str = "", left_out: bool = False) -> dict[str, Any]:
     """Return the metadata of a field: its unit ("" for a count, a share or a text), its meaning, and what JSON calls it.
 
-    key: where the name with its suffix would not read well; left_out: of JSON, as an array of every request is.
+    key: where the name with its suffix would not read well; kind: the type in words, where the annotation does not tell it;
+    left_out: of JSON, as an array of every request is.
     """
-    return {"unit": of, "meaning": meaning, "key": key, "left_out": left_out}
+    return {"unit": of, "meaning": meaning, "key": key, "kind": kind, "left_out": left_out}
 
 
 def key_of(name: str, metadata: Mapping[str, Any]) -> str:
@@ -51,12 +52,13 @@ def key_of(name: str, metadata: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A key of a result in JSON: attribute, key, unit, type as annotated, and meaning."""
+    """A key of a result in JSON: attribute, key, unit, type as annotated or in words (`kind`), and meaning."""
 
     name: str
     key: str
     unit: str
     type: str
+    kind: str
     meaning: str
 
 
@@ -71,6 +73,7 @@ def entries(kind: type) -> Iterator[Entry]:
             key=key_of(name, metadata),
             unit=metadata.get("unit", ""),
             type=annotated,
+            kind=metadata.get("kind", ""),
             meaning=metadata.get("meaning", ""),
         )
 

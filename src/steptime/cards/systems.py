@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar
 
 from steptime.blackboard.machine import balance, drain_seconds, multiplies
@@ -13,10 +14,11 @@ from steptime.machines.what_if import read_figure, settable
 from steptime.numbers import Number
 from steptime.results import Result, Tabular, in_words, table_of, unit
 from steptime.sourced import Figure
+from steptime.units import show
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemRow:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SystemRow(Result):
     """One line of the list of systems."""
 
     name: str = field(metadata=unit("", "name in the catalogue"))
@@ -29,6 +31,12 @@ class SystemRow:
     scale_up_bandwidth: Number = field(metadata=unit("B/s", "of a chip inside a domain, one way"))
     scale_out_bandwidth: Number = field(metadata=unit("B/s", "of a chip between domains, one way"))
     rent: Number = field(metadata=unit("USD/s", "typical rent of a chip; null: not known"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its chips and their memory."""
+        capacity = in_words(self.hbm_capacity, partial(show, unit="B"))
+        bandwidth = in_words(self.hbm_bandwidth, partial(show, unit="B/s"))
+        return f"{self.name}: {self.chips} x {self.chip}", {"memory": f"{capacity} at {bandwidth}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -84,7 +92,7 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class SystemCard(SystemRow, Result):
+class SystemCard(SystemRow):
     """Everything that `steptime systems NAME` shows: its line in the list, and more."""
 
     SCHEMA: ClassVar[str] = "steptime.system/1"

@@ -34,7 +34,7 @@ class Memory(Tabular):
     SCHEMA: ClassVar[str] = "steptime.memory/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "used": unit("B", "bytes in use: the sum of the parts"),
-        "fits": unit("", "whether they are within the capacity"),
+        "fits": unit("", "whether they are within the capacity", kind="true or false, or list"),
     }
 
     weights: Number = field(metadata=unit("B", "weights on the fullest chip"))

@@ -73,7 +73,9 @@ class Step(Tabular):
     """
 
     SCHEMA: ClassVar[str] = "steptime.step/1"
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"bound": unit("", "resource that takes the largest part of the step")}
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bound": unit("", "resource that takes the most", kind="text or list")
+    }
 
     terms: Mapping[str, Number] = field(metadata=unit("s", "time by what is done: attention, experts, all-reduce, ..."))
     resources: Mapping[str, Number] = field(metadata=unit("s", "time by what is waited for: compute, weights, kv, ..."))
