@@ -1,6 +1,6 @@
 """Writes docs/models.md and docs/json.md; `--check` says whether they are up to date.
 
-The models come from the catalogue, docs/oracle.json and tests/golden, the keys of JSON from the metadata of the results' fields.
+The models come from the catalogue, docs/oracle.json and tests/golden; the keys of JSON from the metadata of results' fields.
 """
 
 # ruff: noqa: E402, I001 - the tests' figures lie beside this folder, which is put on the path first
@@ -45,11 +45,11 @@ KEYS = HERE / "json.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
     "`simulated`, a [Replay](#replay).",
-    StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys up "
-    "to `upper_s`, and `bound`; where it was asked for with arrays, its figures are lists.",
+    StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
+    "up to `upper_s`, and `bound`; where it was asked for with arrays, its figures are lists.",
     Memory: "`st.memory_per_chip`.",
-    Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over what "
-    "the engine predicts of every step, and `answers`.",
+    Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
+    "what the engine predicts of every step, and `answers`.",
     HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout` and `policy`.",
     Replay: "`steptime plan --simulate`, under `simulated`.",
     Validation: "`steptime validate`, `st.validate`.",
@@ -236,8 +236,8 @@ def keys_page() -> str:
     lines = [
         "# JSON",
         "",
-        "What `--json` prints and `to_dict()` returns: SI units, told by the end of a key (`_s`, `_bytes`, `_usd_per_s`, ...); a",
-        "figure without one is a count, a share or a text. A number that is not finite (no limit, not known) is null. The key",
+        "What `--json` prints and `to_dict()` returns: SI units, told by the end of a key (`_s`, `_bytes`, `_usd_per_s`, ...);",
+        "a figure without one is a count, a share or a text. A number that is not finite (no limit, not known) is null.",
         "`schema` names the object and its version, which rises when a key goes or changes its meaning, not when one comes.",
         "Terms and resources are named as in [nomenclature.md](nomenclature.md). Written by `docs/generate.py`.",
         "",

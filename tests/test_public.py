@@ -98,6 +98,23 @@ def test_every_public_function_that_takes_a_model_takes_a_name():
         assert (found["model"].annotation, found["system"].annotation) == ("ModelLike", "SystemLike"), name
 
 
+def test_without_numba_the_simulator_says_what_to_install_and_all_else_works():
+    code = """
+import sys
+sys.modules["numba"] = None
+import steptime as st
+print(st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=9, output_tokens=9), chips=1).feasible, st.validate)
+for name in ("simulate", "Policy"):
+    try:
+        getattr(st, name)
+    except st.InputError as problem:
+        print(problem)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.startswith("True <function validate")
+    assert found.count("pip install 'steptime[simulate]'") == 2
+
+
 def test_a_name_costs_nothing_where_a_thing_is_given():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     swept = st.vary(system, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})

@@ -9,10 +9,12 @@ import math
 import sys
 import tomllib
 from dataclasses import is_dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import steptime as st
 from steptime.cards.engines import engine_card, engine_table
@@ -22,6 +24,7 @@ from steptime.cards.systems import system_card, system_table
 from steptime.errors import DataFileError, UnknownName
 from steptime.planning.planner import DoesNotFit
 from steptime.results import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
+from steptime.terminal.main import app
 
 ROOT = Path(__file__).parents[1]
 KEYS = tomllib.loads((ROOT / "tests" / "golden" / "json_keys.toml").read_text(encoding="utf-8"))
@@ -40,8 +43,6 @@ def simulated():
 
 def highest():
     pytest.importorskip("numba")
-    from functools import partial
-
     from steptime.simulation.rates import highest_rate, rates
 
     traffic = partial(st.open_loop, inputs=st.Lengths(mean=256), outputs=st.Lengths(mean=32))
@@ -98,8 +99,7 @@ MAKE = {
 @pytest.fixture(scope="module")
 def made():
     """Return a function that makes each result once."""
-    kept = {}
-    return lambda name: kept.setdefault(name, None) or kept.__setitem__(name, MAKE[name]()) or kept[name]
+    return cache(lambda name: MAKE[name]())
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -340,6 +340,35 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
     assert again.memory_efficiency == pytest.approx(found.engine.memory_efficiency, rel=1e-3)
     assert again.source["note"] == "2 runs"
     assert list(found.to_dataframe()["fitted"]) == list(found.constants.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "schema"),
+    [
+        ("plan llama-3.1-8b hgx-h100 --chips 1", "plan"),
+        ("step llama-3.1-8b hgx-h100", "step"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 5 --requests 50", "simulation"),
+        ("simulate llama-3.1-8b hgx-h100 --find-rate --requests 50 --speed 60 --output 16", "highest-rate"),
+        ("validate {runs}", "validation"),
+        ("models --like llama-3.1", "models"),
+        ("models llama-3.1-8b", "model"),
+        ("models llama-3.1-8b llama-3.1-70b", "comparison"),
+        ("systems", "systems"),
+        ("systems hgx-h100", "system"),
+        ("engines", "engines"),
+        ("engines vllm", "engine"),
+    ],
+)
+def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(words, schema, tmp_path):
+    if words.startswith("simulate"):
+        pytest.importorskip("numba")
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{','.join(RUN)}\n{','.join(map(str, RUN.values()))}\n")
+    shown = CliRunner().invoke(app, [*words.format(runs=path).split(), "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout, parse_constant=pytest.fail)
+    assert found["schema"] == f"steptime.{schema}/1"
+    assert set(found) >= set(KEYS[found["schema"]].split())
 
 
 def test_the_page_of_keys_is_up_to_date():

@@ -73,7 +73,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        module = import_module(f"steptime.{_HOME[name]}")
+        module = _load(_HOME[name])
         found = module if name == _HOME[name] else getattr(module, name)
         globals()[name] = found
         return found
@@ -81,6 +81,17 @@ def __getattr__(name: str) -> Any:
 
     near = " or ".join(did_you_mean(name, __all__, alike=0.65)) if not name.startswith("_") else ""
     raise AttributeError(f"module 'steptime' has no attribute {name!r}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _load(module: str) -> Any:
+    try:
+        return import_module(f"steptime.{module}")
+    except ModuleNotFoundError as missing:
+        if missing.name != "numba":
+            raise
+    from steptime.errors import InputError
+
+    raise InputError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
 
 
 def __dir__() -> list[str]:
