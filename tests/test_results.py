@@ -245,7 +245,15 @@ def test_keys_of_fields():
 
 def test_arrays_in_words():
     assert in_words(np.array([[1.0, 2.0], [3.0, 5.0]]), "{:g} s".format) == "1 s to 5 s, shape (2, 2)"
-    assert in_words(np.zeros((0, 3)), str) == "nothing, shape (0, 3)"
+    assert in_words(np.zeros((0, 3)), str) == "nothing known, shape (0, 3)"
+    assert in_words(np.array([math.nan, 2.0]), "{:g}".format) == "2 to 2, shape (2,)"
+
+
+def test_an_empty_list_keeps_its_columns():
+    found = model_table("no-such-model")
+    assert found.to_csv().splitlines() == [",".join(found.columns())]
+    assert "kv_bytes_per_token" in found.columns()
+    assert found.to_dict() == {"schema": "steptime.models/1", "models": []}
 
 
 def test_more_goes_behind_a_result(made):

@@ -184,10 +184,9 @@ def _cell(value: Any) -> Any:
     return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
-def table_of(rows: Sequence[Any]) -> dict[str, list[Any]]:
+def table_of(kind: type, rows: Sequence[Any]) -> dict[str, list[Any]]:
     """Return rows of one dataclass as columns by JSON key."""
-    kind = type(rows[0]) if rows else None
-    return {entry.key: [getattr(row, entry.name) for row in rows] for entry in entries(kind)} if kind else {}
+    return {entry.key: [getattr(row, entry.name) for row in rows] for entry in entries(kind)}
 
 
 def broadcast(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,6 +204,7 @@ def in_words(values: Any, write: Any) -> str:
     array = np.asarray(values)
     if array.ndim == 0:
         return str(write(float(array)))
-    if array.size == 0:
-        return f"nothing, shape {array.shape}"
-    return f"{write(float(np.nanmin(array)))} to {write(float(np.nanmax(array)))}, shape {array.shape}"
+    known = array[~np.isnan(array)]
+    if known.size == 0:
+        return f"nothing known, shape {array.shape}"
+    return f"{write(float(known.min()))} to {write(float(known.max()))}, shape {array.shape}"

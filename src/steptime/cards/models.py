@@ -185,7 +185,7 @@ class ModelTable(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each model."""
-        return table_of(self.models)
+        return table_of(ModelRow, self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -203,7 +203,7 @@ class Comparison(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each model."""
-        return table_of(self.models)
+        return table_of(ComparisonRow, self.models)
 
 
 def parts(model: Model) -> dict[str, float]:

@@ -53,7 +53,7 @@ class SystemTable(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each system, and a column for each arithmetic."""
-        found = table_of(self.systems)
+        found = table_of(SystemRow, self.systems)
         peaks = found.pop("peak_flop_per_s", [])
         kinds = dict.fromkeys(kind for peak in peaks for kind in peak)
         return found | {f"peak_{kind}_flop_per_s": [float(peak.get(kind, math.nan)) for peak in peaks] for kind in kinds}

@@ -60,7 +60,9 @@ class Validation(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the errors of all runs."""
-        title = f"Validation of {self.runs:,} runs" + (f", {len(self.left_out):,} left out" if self.left_out else "")
+        title = f"Validation of {self.runs:,} run{'s' * (self.runs != 1)}" + (
+            f", {len(self.left_out):,} left out" if self.left_out else ""
+        )
         return title, {name.upper(): _in_words(found["all"]) for name, found in self.tables.items()}
 
     def columns(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.workload import Slo, Workload
-from steptime.results import Result, Tabular, entries, unit
+from steptime.results import Result, Tabular, table_of, unit
 from steptime.units import show
 
 PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
@@ -188,7 +188,7 @@ class Plan(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return the front, fastest first."""
-        return {entry.key: [getattr(point, entry.name) for point in self.front] for entry in entries(Point)}
+        return table_of(Point, self.front)
 
 
 def _ranged(value: float, limits: tuple[float, float] | None, of: str) -> str:

@@ -14,7 +14,7 @@ from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.planning.workload import Slo, Workload
-from steptime.results import Result, Tabular, entries, unit
+from steptime.results import Result, Tabular, table_of, unit
 from steptime.simulation.metrics import OVERLOADED, Answers
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.policy import Policy
@@ -63,7 +63,7 @@ class HighestRate(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return every rate tried, lowest first."""
-        return {entry.key: [getattr(point, entry.name) for point in self.points] for entry in entries(RatePoint)}
+        return table_of(RatePoint, self.points)
 
 
 def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED) -> bool:
