@@ -31,10 +31,11 @@ from steptime.physics.constants import (
     Scheduler,
     problem_of,
 )
+from steptime.results import Result, in_words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Engine(Result):
     """An engine: its constants in groups (`constants`), the `fit` behind them, and their `source`.
 
     The ideal engine has the defaults of every group: each efficiency 1, each overhead 0. Constants may be arrays.
@@ -49,6 +50,17 @@ class Engine:
     room: Room = Room()
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what it is, and the shares of peak rates that it reaches."""
+        title = f"Engine {self.name}" + (f": {self.title[:120]}" if self.title else "")
+        of = self.kernels
+        shares = {"memory": of.memory_efficiency, "matrices": of.compute_efficiency, "network": of.network_efficiency}
+        reached = ", ".join(f"{name} {in_words(share, '{:.0%}'.format)}" for name, share in shares.items())
+        figures = {"reaches of peak": reached}
+        if self.fit.get("runs"):
+            figures["fitted to"] = f"{self.fit['runs']:,} measured runs"
+        return title, figures
 
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")

@@ -18,14 +18,17 @@ the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
+from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.blocks import blocks_of, in_threads
@@ -38,12 +41,14 @@ from steptime.physics.layout import NAMES, Layout
 from steptime.physics.memory import stage_share
 from steptime.physics.operators import run_layers, run_stem
 from steptime.physics.rules import check
+from steptime.results import Tabular, broadcast, in_words, unit
+from steptime.units import show
 
 GIVEN = ("batch", "context", "query", "prompts", "tokens", "prefix")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Step(Tabular):
     """The time of one step [s]: by named term and by resource, each adding up to `total`, its two bounds, and its latency.
 
     `terms` say what is done (projections, attention, experts, all-reduce, ...); `resources` say what it waits for (compute,
@@ -52,12 +57,17 @@ class Step:
     follow one another. All share one broadcast shape.
     """
 
-    terms: Mapping[str, Array]
-    resources: Mapping[str, Array]
-    lower: Array
-    total: Array
-    upper: Array
-    latency: Array
+    SCHEMA: ClassVar[str] = "steptime.step/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bound": unit("", "resource that takes the most", kind="text or list")
+    }
+
+    terms: Mapping[str, Array] = field(metadata=unit("s", "time by what is done: attention, experts, all-reduce, ..."))
+    resources: Mapping[str, Array] = field(metadata=unit("s", "time by what is waited for: compute, weights, kv, ..."))
+    lower: Array = field(metadata=unit("s", "lower bound: the busiest resource, were everything overlapped"))
+    total: Array = field(metadata=unit("s", "the engine's estimate"))
+    upper: Array = field(metadata=unit("s", "upper bound: the sum, were nothing overlapped"))
+    latency: Array = field(metadata=unit("s", "from the start of the first micro-batch to the end of the last"))
 
     @property
     def bound(self) -> Any:
@@ -65,6 +75,37 @@ class Step:
         names = list(self.resources)
         values = np.broadcast_arrays(*self.resources.values())
         return np.array(names)[np.argmax(np.stack(values), axis=0)]
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the time with its bounds; the largest terms and resources with their shares of all points."""
+        title = f"Step: {_seconds(self.total)}"
+        whole = float(np.sum(self.total)) or 1.0
+        return title, {
+            "bounds": f"{_seconds(self.lower)}, all overlapped; {_seconds(self.upper)}, nothing overlapped",
+            "terms": _largest(self.terms, whole),
+            "waits for": _largest(self.resources, whole),
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point: total, bounds, what binds, and every term and resource [s]."""
+        found = {"total_s": self.total, "lower_s": self.lower, "upper_s": self.upper, "bound": self.bound}
+        found |= {f"{_worded(name)}_s": seconds for name, seconds in self.terms.items()}
+        return broadcast(found | {f"waits_for_{_worded(name)}_s": seconds for name, seconds in self.resources.items()})
+
+
+def _seconds(values: Number) -> str:
+    return in_words(values, lambda value: show(value, "s"))
+
+
+def _largest(parts: Mapping[str, Number], whole: float, most: int = 3) -> str:
+    """Write the largest parts with their shares."""
+    sums = sorted(((float(np.sum(value)) / whole, name) for name, value in parts.items()), reverse=True)
+    left = len(sums) - most
+    return ", ".join(f"{name} {share:.0%}" for share, name in sums[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def _worded(name: str) -> str:
+    return name.replace(" ", "_").replace("-", "_")
 
 
 def _evaluate(
@@ -107,8 +148,8 @@ def _evaluate(
 
 
 def mixed_step(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     batch: Number = 0,
     context: Number = 0,
@@ -125,15 +166,17 @@ def mixed_step(
     each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
     The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
     `uncertainty.step_range` says how sure the time of a real one is.
+    model and system may be named, as for `load_model` and `load_system`.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
+    model, system = model_of(model), system_of(system)
     runs_on = engine_for(system, engine)
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     arrays = _checked(inputs, layout or Layout())
     blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
         return _one_block(model, system, runs_on, arrays)
-    steps = in_threads(lambda block: _one_block(model, system, runs_on, block), blocks)
+    steps = in_threads(partial(_one_block, model, system, runs_on), blocks)
     return _joined_steps(steps, axis=-max(a.ndim for a in arrays.values()))
 
 
@@ -199,8 +242,8 @@ def _one_layout(
 
 
 def decode_step(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     batch: Number,
     context: Number,
@@ -219,8 +262,8 @@ def decode_step(
 
 
 def prefill_step(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     tokens: Number,
     prompts: Number | None = None,

@@ -106,10 +106,9 @@ def plan(
     replayed = replay_of(simulate, described, machine, found, runs_on, quantile)
     if json:
         from steptime.planning.launch_commands import launch_commands
-        from steptime.results import plain
 
         commands = {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}
-        print_json(plain(found) | {"launch": commands} | replay_json(replayed))
+        print_json(found.to_dict(launch=commands, **replay_json(replayed)))
     else:
         from steptime.terminal.plan_view import explain_plan, launch_view, plan_view
 
@@ -160,12 +159,9 @@ def step(
     json: JSON = False,
 ) -> None:
     """Time one forward pass: decode, prefill, or both at once, on a layout of your choice."""
+    from steptime.cards.steps import step_card
     from steptime.errors import RangeError, UnknownName
-    from steptime.physics.engine import IDEAL
     from steptime.physics.layout import Layout, show_layout
-    from steptime.physics.memory import memory_per_chip
-    from steptime.physics.step import mixed_step
-    from steptime.physics.uncertainty import step_range
 
     if phase not in ("decode", "prefill", "mixed"):
         raise UnknownName("phase", phase, ("decode", "prefill", "mixed"), "Known: decode, prefill, mixed.")
@@ -180,39 +176,12 @@ def step(
     given: dict[str, Any] = {"batch": batch, "context": context, "query": query} if decodes else {}
     if prefills:
         given |= {"prompts": dp if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
-    found = mixed_step(described, machine, **given, layout=layout, engine=runs_on)
-    limits = step_range(described, machine, **given, layout=layout, engine=runs_on)
-    low_high = None if limits is None else (float(limits[0]), float(limits[1]))
-    ideal = None if limits is None else mixed_step(described, machine, **given, layout=layout, engine=IDEAL)
+    found = step_card(described, machine, **given, layout=layout, engine=runs_on)
+    low_high = None if found.range is None else (float(found.range[0]), float(found.range[1]))
+    ideal, memory, seconds = found.ideal, found.memory, float(found.total)
     rows = given.get("prompts", 0) * given.get("tokens", 0)
-    memory = memory_per_chip(
-        described,
-        machine,
-        batch=given.get("batch", 0) + given.get("prompts", 0) * (not decodes),
-        context=context if decodes else tokens + prefix,
-        layout=layout,
-        engine=runs_on,
-        step_tokens=rows / dp,
-    )
-    seconds = float(found.total)
     if json:
-        from steptime.results import plain
-
-        print_json(
-            {
-                "model": described.name,
-                "system": machine.name,
-                "engine": runs_on.name,
-                "layout": plain(layout),
-                "phase": phase,
-                **given,
-                "bound": str(found.bound),
-                **plain(found),
-                "range": low_high,
-                "ideal": ideal and {name: getattr(ideal, name) for name in ("lower", "total", "upper")},
-                "memory": plain(memory) | {"fits": bool(memory.fits)},
-            }
-        )
+        print_json(found)
         return
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import lines_table, sources_table, step_view
@@ -285,22 +254,22 @@ def models(
         console.print(model_view(card, console.width))
         return
     if read:
-        compared = [cards.comparison_row(model, context=context) for model in read]
+        compared = cards.compared(read, context=context)
         if json:
             print_json(compared)
             return
         from steptime.terminal.card_views import comparison_view
 
         console = console_of()
-        console.print(comparison_view(compared, console.width))
+        console.print(comparison_view(compared.models, console.width))
         return
-    rows = cards.model_rows(like, catalog)
+    listed = cards.model_table(like, catalog)
     if json:
-        print_json(rows)
+        print_json(listed)
         return
     from steptime.terminal.card_views import models_view
 
-    console_of().print(models_view(rows))
+    console_of().print(models_view(listed.models))
 
 
 @app.command(epilog="Examples:  steptime systems    steptime systems gb200-nvl72")
@@ -324,13 +293,13 @@ def systems(
 
         console_of().print(system_view(card))
         return
-    rows = [cards.system_row(s) for s in read_systems(catalog)]
+    listed = cards.system_table(read_systems(catalog))
     if json:
-        print_json(rows)
+        print_json(listed)
         return
     from steptime.terminal.card_views import systems_view
 
-    console_of().print(systems_view(rows))
+    console_of().print(systems_view(listed.systems))
 
 
 @app.command(epilog="Examples:  steptime engines    steptime engines ideal")
@@ -347,13 +316,13 @@ def engines(
     from steptime.physics.engine import load_engine
 
     names = ("ideal", *files("engines", catalog)) if name is None else (name,)
-    shown = [cards.engine_card(load_engine(n, catalog)) for n in names]
+    shown = cards.engine_table(load_engine(n, catalog) for n in names)
     if json:
-        print_json(shown if name is None else shown[0])
+        print_json(shown if name is None else shown.engines[0])
         return
     from steptime.terminal.card_views import engine_view, engines_view
 
-    console_of().print(engines_view(shown) if name is None else engine_view(shown[0]))
+    console_of().print(engines_view(shown.engines) if name is None else engine_view(shown.engines[0]))
 
 
 @app.callback(invoke_without_command=True)

@@ -58,9 +58,8 @@ def validate(
 ) -> None:
     """Hold predictions against measured serving runs: how far off, how biased, and do the intervals hold?"""
     from steptime.errors import RangeError
-    from steptime.measured.load_generators import read_files
-    from steptime.measured.validation import predict, report, write_predictions
-    from steptime.physics.engine import load_engine
+    from steptime.measured.comparison import write_predictions
+    from steptime.measured.outcomes import validate as hold
     from steptime.terminal.validation_view import columns_view, validation_view
 
     if columns:
@@ -68,17 +67,15 @@ def validate(
         return
     if not files:
         raise RangeError("give a CSV file of runs (--columns lists what it holds) or result JSON of vLLM or SGLang")
-    given = _given(model, system, tp, pp, dp, ep, weights, experts, kv)
-    rows, problems = read_files(files, given=given, skip_bad=skip_bad, catalog=catalog)
-    found = predict(rows, engine=load_engine(engine, catalog) if engine else None, catalog=catalog)
+    told = _told_of(model, system, tp, pp, dp, ep, weights, experts, kv)
+    found = hold(files, engine=engine or None, skip_bad=skip_bad, catalog=catalog, **told)
     if predictions:
-        write_predictions(predictions, rows, found)
-    tables = report(rows, found)
+        write_predictions(predictions, found.rows, found.predictions)
     if json:
-        print_json(tables | {"left_out": problems})
+        print_json(found)
         return
     console = console_of()
-    console.print(validation_view(rows, found, tables, problems, console.width))
+    console.print(validation_view(list(found.rows), found.predictions, found.tables, list(found.left_out), console.width))
 
 
 def calibrate(
@@ -101,39 +98,24 @@ def calibrate(
     catalog: CATALOG = None,
 ) -> None:
     """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior."""
-    import datetime
     from pathlib import Path
 
-    from steptime.measured.calibration import calibrate as fit
-    from steptime.measured.calibration import engine_file
-    from steptime.measured.load_generators import read_files
-    from steptime.measured.validation import engine_of
-    from steptime.physics.engine import TYPICAL, load_engine
+    from steptime.measured.outcomes import calibrate as fit
     from steptime.terminal.validation_view import calibration_view
 
-    given = _given(model, system, tp, pp, dp, ep, weights, experts, kv)
-    rows, problems = read_files(files, given=given, skip_bad=skip_bad, catalog=catalog)
-    ran = {row["engine"] for row in rows}
-    before = load_engine(prior, catalog) if prior else engine_of(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog)
-    fitted = fit(rows, name=engine, prior=before, catalog=catalog)
+    told = _told_of(model, system, tp, pp, dp, ep, weights, experts, kv)
+    found = fit(files, name=engine, prior=prior or None, skip_bad=skip_bad, catalog=catalog, **told)
     path = Path(out or f"{engine}.toml")
-    first, *others = (Path(file).resolve().name for file in files)
-    source = {
-        "url": "",
-        "date": datetime.date.today().isoformat(),
-        "grade": "measured",
-        "note": f"{len(rows)} runs of {first}" + (f" and {len(others)} more files" if others else ""),
-    }
-    path.write_text(engine_file(fitted, source), encoding="utf-8")
-    console_of().print(calibration_view(before, fitted, rows, problems, str(path), catalog))
+    path.write_text(found.toml, encoding="utf-8")
+    console_of().print(calibration_view(found.prior, found.engine, list(found.rows), list(found.left_out), str(path), catalog))
 
 
-def _given(
+def _told_of(
     model: str, system: str, tp: int | None, pp: int | None, dp: int | None, ep: int | None, weights: str, experts: str, kv: str
-) -> dict[str, str]:
-    """Return what was given, by the column of a run that it fills."""
-    columns = {
+) -> dict[str, Any]:
+    """Return what was given, by the argument of `validate` and `calibrate`."""
+    told = {
         "model": model, "system": system, "tp": tp, "pp": pp, "dp": dp, "ep": ep,
-        "weight_dtype": weights, "expert_dtype": experts, "kv_dtype": kv,
+        "weights": weights, "experts": experts, "kv": kv,
     }  # fmt: skip
-    return {column: str(value) for column, value in columns.items() if value not in ("", None)}
+    return {name: value for name, value in told.items() if value not in ("", None)}

@@ -238,14 +238,17 @@ def _find_rate(
     from steptime.terminal.simulation_view import rate_view
 
     run, longer = (rates(model, system, traffic, requests=n * requests, **given) for n in (1, LONGER))
-    best, points = highest_rate(run, slo=given["slo"], quantile=quantile, longer=longer)
+    found = highest_rate(run, slo=given["slo"], quantile=quantile, longer=longer)
     if json:
-        found = {"policy": given["policy"], "highest_rate": best, "quantile": quantile, "points": points}
-        print_json(_about(model, system, given) | found)
+        print_json(found.to_dict(**_about(model, system, given), policy=given["policy"]))
         return
     console = console_of()
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
-    console.print(f"{what}, {given['policy'].kind} batching", rate_view(best, points, quantile, console.width), sep="\n\n")
+    console.print(
+        f"{what}, {given['policy'].kind} batching",
+        rate_view(found.rate, list(found.points), quantile, console.width),
+        sep="\n\n",
+    )
 
 
 def _run(
@@ -265,7 +268,7 @@ def _run(
     left = files.write_chrome_trace(chrome, found) if chrome else 0
     if json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
-        print_json(_about(model, system, given) | files.report(found) | {"range": ranges})
+        print_json(found.to_dict(range=ranges))
         return
     from steptime.terminal.simulation_view import range_view, simulation_title, simulation_view
 
@@ -316,11 +319,7 @@ def replay_of(asked: bool, model: Model, system: System, plan: Plan, engine: Eng
 
 def replay_json(found: Replay | None) -> dict[str, Any]:
     """Return what a replay adds to a plan's JSON."""
-    if found is None:
-        return {}
-    from steptime.simulation.files import replay_report
-
-    return {"simulated": replay_report(found)}
+    return {} if found is None else {"simulated": found}
 
 
 def _traffic(

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from steptime.physics.layout import show_layout
 from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles
+from steptime.simulation.outcome import Simulation
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.rates import RatePoint, Replay
-from steptime.simulation.run import Simulation
 from steptime.simulation.state import DONE
 from steptime.terminal.widgets import table, usd
 from steptime.units import show

@@ -12,15 +12,14 @@ from rich.markup import escape
 from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
+from steptime.measured.comparison import Predictions, report
 from steptime.measured.validation import (
     COLUMNS,
     MEASURED,
     MOST_SIMULATED,
     OPTIONAL,
     SPREAD,
-    Predictions,
     predict,
-    report,
     spread_of,
 )
 from steptime.physics.constants import WAIT_NAMES
