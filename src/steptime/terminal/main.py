@@ -32,7 +32,7 @@ from steptime.terminal.simulate import simulate
 
 app = typer.Typer(
     name="steptime",
-    help="The arithmetic of training and serving large language models: step time, latency, throughput and dollars per token.",
+    help="The arithmetic of serving large language models: step time, latency, throughput and dollars per token.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
