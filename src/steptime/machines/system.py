@@ -1,7 +1,8 @@
 """Machines: chips, memory tiers, links, nested domains, and systems built of them.
 
 A `System` is any number of equal chips in nested domains. The first domain (a node, a rack) is scale-up, the last has no
-size and is scale-out. Bandwidths are per chip and per direction; peak rates are dense. Any numeric field may be an array.
+size and is scale-out. A system of one domain with a size is a box: so many chips, and no network beyond them. Bandwidths are
+per chip and per direction; peak rates are dense. Any numeric field may be an array.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from steptime.machines.figures import SCALED, checked
 from steptime.numbers import Number
 from steptime.sourced import Figure
 
@@ -23,6 +27,12 @@ class MemoryTier:
     bandwidth: Number
     latency: Number = 0.0
     usd_per_byte: Number = 0.0
+
+    def __post_init__(self) -> None:
+        checked(f"{self.name}.capacity", self.capacity, "B", most=SCALED)
+        checked(f"{self.name}.bandwidth", self.bandwidth, "B/s", most=SCALED)
+        checked(f"{self.name}.latency", self.latency, "s")
+        checked(f"{self.name}.usd_per_byte", self.usd_per_byte, "USD/B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,10 @@ class Chip:
     power_w: Number = math.nan
     reached: Mapping[str, Number] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for kind, rate in self.peak.items():
+            checked(f"{self.name}.peak.{kind}", rate, "FLOP/s", most=SCALED)
+
     @property
     def hbm(self) -> MemoryTier:
         """The memory that holds weights and KV cache: the largest tier on the package."""
@@ -55,10 +69,14 @@ class Link:
     latency: Number = 0.0
     topology: str = "switch"
 
+    def __post_init__(self) -> None:
+        checked("bandwidth of a link", self.bandwidth, "B/s", most=SCALED)
+        checked("latency of a link", self.latency, "s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """A set of `size` chips that one fabric joins; the outermost has size infinity."""
+    """A set of `size` chips that one fabric joins; an outermost one without end has size infinity."""
 
     name: str
     kind: str
@@ -100,5 +118,10 @@ class System:
 
     @property
     def scale_out(self) -> Domain:
-        """The outermost domain, of any number of chips."""
+        """The outermost domain: of any number of chips, or the whole of a box."""
         return self.domains[-1]
+
+    @property
+    def is_box(self) -> bool:
+        """Whether the chips of one domain are all there are."""
+        return len(self.domains) == 1 and bool(np.all(np.isfinite(self.domains[0].size)))

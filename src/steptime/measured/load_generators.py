@@ -32,8 +32,9 @@ from steptime.errors import DataFileError, InputError, RangeError
 from steptime.machines.formats import number_format
 from steptime.measured.validation import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
 from steptime.models.loading import load_model
-from steptime.numbers import check_positive
+from steptime.numbers import MOST_CHIPS, whole
 from steptime.physics.engine import TYPICAL
+from steptime.units import count
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
@@ -88,7 +89,9 @@ def _files(path: Path) -> list[Path]:
 
 def _check_given(given: Mapping[str, str], catalog: str | None) -> None:
     """Raise InputError for a name or a number that the user, not a file, got wrong."""
-    check_positive(**{axis: int(given[axis]) for axis in AXES if axis in given})
+    for axis in AXES:
+        if axis in given:
+            whole(axis, count(given[axis], axis), most=MOST_CHIPS)
     if "system" in given:
         load_system(given["system"], catalog)
     if "model" in given:

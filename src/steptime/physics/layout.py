@@ -9,17 +9,16 @@ Neighbours in tp are neighbours in the machine, then cp, dp, pp.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
 import numpy as np
 
-from steptime.errors import LayoutError
+from steptime.errors import LayoutError, RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import MOST_CHIPS, Number, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +73,10 @@ def show_layout(layout: Layout) -> str:
 def check(layout: Layout, model: Model, system: System) -> None:
     """Raise LayoutError where a layout does not divide the model, naming the axis and the nearest ways that would."""
     for name in NAMES:
-        value = np.asarray(getattr(layout, name))
-        least = 0 if name == "redundant_experts" else 1
-        whole = value.dtype.kind in "iu" or not np.any(value % 1)
-        if not whole or np.any(value < least):
-            raise LayoutError(f"{name} must be a whole number of at least {least}, not {np.min(value):g}")
+        try:
+            whole(name, getattr(layout, name), least=0 if name == "redundant_experts" else 1, most=MOST_CHIPS)
+        except RangeError as error:
+            raise LayoutError(str(error)) from None
     routed = [layer.routed for layer, _ in model.layers if layer.routed is not None]
     if np.any(model.heads % np.asarray(layout.group)):
         axes = "tp x cp" if np.any(np.asarray(layout.cp) > 1) else "tp"
@@ -100,8 +98,11 @@ def check(layout: Layout, model: Model, system: System) -> None:
         raise LayoutError(f"dp={layout.dp}, but {model.name} has no experts that attention groups could share; use replicas")
     if np.any(np.asarray(layout.cp) > 1) and all(a.state_bytes > 0 for layer, _ in model.layers for a in layer.attention):
         raise LayoutError(f"cp={layout.cp}, but {model.name} has no KV cache to divide")
-    if math.isfinite(system.scale_out.size) and np.any(np.asarray(layout.chips) > system.scale_out.size):
-        raise LayoutError(f"{layout.chips} chips are more than the {system.scale_out.size} of {system.name}")
+    most = system.scale_out.size
+    if np.any(np.asarray(layout.chips * layout.replicas) > most):
+        raise LayoutError(
+            f"{np.max(layout.chips * layout.replicas):,} chips are more than the {np.max(most):,} of {system.name}"
+        )
 
 
 def _near(whole: Number, ways: Number) -> str:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Layer, Model, Op, cache_entries
-from steptime.numbers import Number
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Number, at_least_zero
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 
@@ -128,8 +127,9 @@ def memory_per_chip(
 
     `step_tokens`: tokens that one attention group works on at once (by default one for each of its sequences).
     """
-    if np.any(np.asarray(batch) < 0) or np.any(np.asarray(context) < 0):
-        raise RangeError("batch and context must be at least 0")
+    at_least_zero("batch", batch, most=MOST_SEQUENCES)
+    at_least_zero("context", context, most=MOST_TOKENS)
+    at_least_zero("step tokens", step_tokens)
     layout, runs_on = layout or Layout(), engine_for(system, engine)
     sequences = sequences_per_group(batch, layout)
     return Memory(

@@ -34,11 +34,10 @@ from typing import Any
 import numpy as np
 
 from steptime.blackboard.experts import distinct_hit
-from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.model import Attention, Model, Op
-from steptime.numbers import Number
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Number, at_least_zero, between, positive
 from steptime.physics import network
 from steptime.physics.demand import (
     Demand,
@@ -323,17 +322,15 @@ def mixed_step(
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
     layout, runs_on = layout or Layout(), engine_for(system, engine)
-    for name, value in (
-        ("batch", batch),
-        ("context", context),
-        ("prompts", prompts),
-        ("tokens", tokens),
-        ("prefix", prefix),
+    for name, value, most in (
+        ("batch", batch, MOST_SEQUENCES),
+        ("context", context, MOST_TOKENS),
+        ("prompts", prompts, MOST_SEQUENCES),
+        ("tokens", tokens, MOST_TOKENS),
+        ("prefix", prefix, MOST_TOKENS),
     ):
-        if not np.all(np.asarray(value) >= 0):
-            raise RangeError(f"{name} must be at least 0, not {np.min(value)}")
-    if not np.all(np.asarray(query) >= 1):
-        raise RangeError(f"query must be at least 1 token, not {np.min(query)}")
+        at_least_zero(name, value, most=most)
+    between("query", query, 1, MOST_TOKENS, "token")
     inputs = {
         "batch": batch,
         "context": context,
@@ -406,9 +403,8 @@ def decode_step(
 
     `batch` counts the sequences of one replica, all attention groups together. `query` > 1 verifies drafted tokens.
     """
-    for name, value in (("batch", batch), ("context", context)):
-        if not np.all(np.asarray(value) > 0):
-            raise RangeError(f"{name} must be greater than 0, not {np.min(value)}")
+    positive("batch", batch, most=MOST_SEQUENCES)
+    positive("context", context, most=MOST_TOKENS)
     return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine)
 
 
@@ -428,7 +424,6 @@ def prefill_step(
     """
     layout = layout or Layout()
     prompts = layout.dp if prompts is None else prompts
-    for name, value in (("tokens", tokens), ("prompts", prompts)):
-        if not np.all(np.asarray(value) > 0):
-            raise RangeError(f"{name} must be greater than 0, not {np.min(value)}")
+    positive("tokens", tokens, most=MOST_TOKENS)
+    positive("prompts", prompts, most=MOST_SEQUENCES)
     return mixed_step(model, system, prompts=prompts, tokens=tokens, prefix=prefix, layout=layout, engine=engine)

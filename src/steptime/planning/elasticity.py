@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from steptime.machines.system import System
-from steptime.machines.what_if import scale
+from steptime.machines.what_if import scale, settable
 from steptime.models.model import Layer, Model
 from steptime.numbers import Number
 from steptime.planning.search import AGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
@@ -37,12 +37,15 @@ def _machine(path: str) -> Callable[[Case, float], Case]:
     return changed
 
 
+MACHINE = {
+    "HBM bandwidth": "chip.hbm.bandwidth",
+    "HBM capacity": "chip.hbm.capacity",
+    "arithmetic": "chip.peak",
+    "scale-up bandwidth": "scale_up.bandwidth",
+    "scale-out bandwidth": "scale_out.bandwidth",
+}
 CHANGES: dict[str, Callable[[Case, float], Case]] = {
-    "HBM bandwidth": _machine("chip.hbm.bandwidth"),
-    "HBM capacity": _machine("chip.hbm.capacity"),
-    "arithmetic": _machine("chip.peak"),
-    "scale-up bandwidth": _machine("scale_up.bandwidth"),
-    "scale-out bandwidth": _machine("scale_out.bandwidth"),
+    **{name: _machine(path) for name, path in MACHINE.items()},
     "KV bytes": lambda case, factor: replace(case, model=scaled_cache(case.model, factor)),
     "rent": _machine("rent"),
 }
@@ -50,9 +53,10 @@ CHANGES: dict[str, Callable[[Case, float], Case]] = {
 
 def changes_of(system: System) -> list[str]:
     """Return the figures whose worth can be asked for on this system."""
-    known = [name for name in CHANGES if name != "rent" or math.isfinite(system.rent.typical)]
-    memory = "hbm" in {tier.name for tier in system.chip.memory}
-    return [name for name in known if memory or not name.startswith("HBM")]
+    paths = settable(system)
+    needed = {name: path for name, path in MACHINE.items() if path != "chip.peak" and path not in paths}
+    rented = math.isfinite(system.rent.typical) and system.rent.typical > 0
+    return [name for name in CHANGES if name not in needed and (name != "rent" or rented)]
 
 
 def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:

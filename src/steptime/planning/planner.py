@@ -19,7 +19,7 @@ from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
 from steptime.models.model import Model, weight_bytes
-from steptime.numbers import check_positive
+from steptime.numbers import MOST_CHIPS, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.uncertainty import has_range
 from steptime.planning.deployment import Plan, Point, Pool
@@ -67,8 +67,9 @@ def plan(
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
-    chips = system.chips if chips is None else chips
-    check_positive(chips=chips)
+    chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
+    if chips > system.scale_out.size:
+        raise RangeError(f"{system.name} is a box of {system.scale_out.size:,.0f} chips, and nothing is beyond; not {chips:,}")
     if not modes or set(modes) - set(MODES):
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
     runs_on = engine_for(system, engine)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steptime.errors import RangeError
-from steptime.numbers import Number
+from steptime.numbers import MOST_TOKENS, Number, between, limit, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +17,9 @@ class Workload:
     cached_share: Number = 0.0
 
     def __post_init__(self) -> None:
-        if self.input_tokens < 1 or self.output_tokens < 1:
-            raise RangeError(f"input and output must be at least 1 token, not {self.input_tokens} and {self.output_tokens}")
-        if not 0 <= self.cached_share < 1:
-            raise RangeError(f"cached share must be at least 0 and below 1, not {self.cached_share}")
+        between("input tokens", self.input_tokens, 1, MOST_TOKENS, "token")
+        between("output tokens", self.output_tokens, 1, MOST_TOKENS, "token")
+        share("cached share", self.cached_share, whole_too=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +30,5 @@ class Slo:
     tpot: Number = math.inf
 
     def __post_init__(self) -> None:
-        for name, value in (("TTFT", self.ttft), ("TPOT", self.tpot)):
-            if not value > 0:
-                raise RangeError(f"the {name} limit must be greater than 0 s, not {value}")
+        limit("the TTFT limit", self.ttft)
+        limit("the TPOT limit", self.tpot)
