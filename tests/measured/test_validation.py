@@ -138,7 +138,7 @@ def test_error_figures():
         ({"concurrency": "-1"}, "concurrency must be a whole number of at least 1"),
         ({"tp": "two"}, "tp is 'two', not a number"),
         ({"dp": "1e300"}, "dp must be at most 100,000,000, not '1e300'"),
-        ({"tp": "1e8", "dp": "1e8", "pp": "1e8"}, "does not divide the 32 heads"),
+        ({"tp": "1e8", "dp": "1e8", "pp": "1e8"}, "tp must be at most 200,000, not 100,000,000"),
         ({"tpot_s": "0"}, "tpot_s must be a time greater than 0"),
         ({"tpot_s": "nan"}, "tpot_s must be a time greater than 0"),
         ({"ttft_s": "-3"}, "ttft_s must be a time greater than 0"),

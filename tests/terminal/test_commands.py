@@ -181,7 +181,7 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --speed 0", "--speed must be greater than 0"),
         ("plan deepseek-v3 gb200-nvl72 --ttft -1", "greater than 0"),
         ("plan deepseek-v3 gb200-nvl72 --input 0", "at least 1 token"),
-        ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be a whole number of at least 1"),
         ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "cached share"),
         ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
         ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),

@@ -23,7 +23,7 @@ def system_row(system: System) -> dict[str, Any]:
         "hbm_capacity": hbm.capacity,
         "hbm_bandwidth": hbm.bandwidth,
         "scale_up_bandwidth": system.scale_up.link.bandwidth,
-        "scale_out_bandwidth": system.scale_out.link.bandwidth,
+        "scale_out_bandwidth": math.nan if system.is_box else system.scale_out.link.bandwidth,
         "rent": system.rent.typical,
     }
 
@@ -93,7 +93,7 @@ def system_card(system: System) -> dict[str, Any]:
             }
             for d in system.domains
         ],
-        "up_over_out": system.scale_up.link.bandwidth / system.scale_out.link.bandwidth,
+        "up_over_out": math.nan if system.is_box else system.scale_up.link.bandwidth / system.scale_out.link.bandwidth,
         "scale_up_hbm": system.chips * hbm.capacity,
         "rent_range": asdict(system.rent),
         "rack": dict(system.rack),

@@ -8,7 +8,8 @@ from steptime.numbers import LARGEST, MOST_CHIPS, Number, between, positive, who
 
 SMALLEST: Final = {"B": 1.0, "B/s": 1.0, "FLOP/s": 1.0, "W": 1e-3, "kg": 1e-3}  # of what must be above 0
 SCALED: Final = 1e3 * LARGEST  # of a figure that was multiplied to see what it is worth
-MOST: Final = {"s": 1e6, "USD/s": 1e6, "USD/B": 1e6}  # of what may be 0: latencies and prices
+MOST: Final = {"s": 1e6, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
+DEAREST: Final = 1e6  # USD/s
 
 
 def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Number:
@@ -21,10 +22,12 @@ def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Nu
     >>> checked("rent", -1, "USD/s")
     Traceback (most recent call last):
         ...
-    steptime.errors.RangeError: rent must be at least 0 USD/s, not -1
+    steptime.errors.RangeError: rent must be greater than 0 USD/s, not -1
     """
     if name.endswith("size"):
         return whole(name, value, most=MOST_CHIPS, unit="chip")
+    if unit == "USD/s":
+        return positive(name, value, unit, least=1e-12, most=DEAREST)
     if unit in MOST:
         return between(name, value, 0.0, MOST[unit], unit)
     return positive(name, value, unit, least=SMALLEST.get(unit, 1e-9), most=most)

@@ -69,7 +69,9 @@ def plan(
     started = time.perf_counter()
     chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
     if chips > system.scale_out.size:
-        raise RangeError(f"{system.name} is a box of {system.scale_out.size:,.0f} chips, and nothing is beyond; not {chips:,}")
+        raise RangeError(
+            f"{system.name} has {system.scale_out.size:,} chips and no network beyond them; {chips:,} are too many"
+        )
     if not modes or set(modes) - set(MODES):
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
     runs_on = engine_for(system, engine)
