@@ -58,9 +58,9 @@ class InputError(SteptimeError):
 class UnknownName(InputError):
     """A name that is not in the catalogue, the schema or the list of families."""
 
-    def __init__(self, kind: str, name: str, options: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: object, options: Iterable[str], hint: str = "") -> None:
         self.kind, self.name = kind, name
-        self.nearest = did_you_mean(name, options)
+        self.nearest = did_you_mean(name, options) if isinstance(name, str) else ()
         message = f"unknown {kind} {shown(name)}"
         if self.nearest:
             message += "; did you mean " + " or ".join(self.nearest) + "?"

@@ -38,7 +38,7 @@ def whole(name: str, value: Number, *, least: float = 1, most: float = MOST_TOKE
     """
     low, high = _ends(name, value)
     if low < least:
-        raise RangeError(f"{name} must be a whole number of at least {_bound(least, unit)}, not {shown(low)}")
+        raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
     if high > most:
         raise RangeError(f"{name} must be at most {_bound(most, unit)}, not {shown(high)}")
     if np.ndim(value) == 0:

@@ -334,6 +334,12 @@ def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: 
 
     The interval is the prior's until there are 50 runs or more of a regime.
     """
+    lossless = next((constant for constant in (*NAMES, *QUEUE_NAMES) if not getattr(prior, constant) > 0), None)
+    if lossless:
+        raise InputError(
+            f"calibrate starts from an engine with losses, to make them larger or smaller; {prior.name} has no {lossless}: "
+            "take vllm, sglang, trtllm or typical as prior"
+        )
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = _log_tpot(rows)
     mean = np.log([getattr(prior, n) for n in NAMES])

@@ -27,8 +27,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from steptime.catalog.files import is_dir, is_file
 from steptime.catalog.loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError
+from steptime.errors import DataFileError, InputError, RangeError, shown
 from steptime.machines.formats import number_format
 from steptime.measured.validation import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
 from steptime.models.loading import load_model
@@ -79,9 +80,12 @@ def read_files(
 
 def _files(path: Path) -> list[Path]:
     """Return the path itself, or the files of a folder that may hold runs."""
-    if not path.is_dir():
+    if not is_dir(path):
         return [path]
-    inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
+    try:
+        inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and is_file(p))
+    except OSError as error:
+        raise DataFileError(path, error.strerror or str(error)) from None
     if not inside:
         raise DataFileError(path, f"is a folder without a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")
     return inside
@@ -106,7 +110,9 @@ def _is_json(path: Path) -> bool:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             return file.read(4096).lstrip()[:1] in ("{", "[")
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(shown(str(path)).strip("'"), error.strerror or str(error)) from None
+    except ValueError:  # a zero byte in its name
+        raise DataFileError(shown(str(path)).strip("'"), "no such file") from None
 
 
 def read_results(
@@ -216,7 +222,7 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
-        raise InputError(f"{key} must be a number greater than 0, not {str(value)[:40]}")
+        raise InputError(f"{key} must be a number greater than 0, not {shown(value)}")
     return float(value)
 
 

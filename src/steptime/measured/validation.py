@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import load_system
-from steptime.errors import DataFileError, InputError
+from steptime.errors import DataFileError, InputError, shown
 from steptime.machines.formats import number_format
 from steptime.machines.system import System
 from steptime.models.loading import load_model
@@ -41,6 +41,7 @@ AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
+LONGEST_SECONDS = {"ttft_s": 1e4, "tpot_s": 10.0}  # that a mean of a run is believed to be; longer ones were milliseconds
 MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
 SPREAD, REQUESTS = "length_spread", "requests"
 OPTIONAL = ("kv_dtype", *MEANS, SPREAD, REQUESTS)
@@ -82,6 +83,9 @@ def read_runs(
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = next(reader, [])
+            twice = next((name for name in header if name and header.count(name) > 1), None)
+            if twice is not None:
+                raise DataFileError(path, f"has the column {shown(twice)} twice", 1)
             missing = [name for name in COLUMNS if name not in header]
             if missing:
                 raise DataFileError(path, f"lacks the columns {', '.join(missing)}", 1)
@@ -98,8 +102,8 @@ def read_runs(
                     rows.append(row)
     except OSError as error:
         raise DataFileError(path, error.strerror or str(error)) from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataFileError(path, f"is not a CSV file: {error}") from None
+    except (csv.Error, ValueError) as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
     if not rows:
         raise DataFileError(path, "has no runs" + (f": {problems[0]}" if problems else ""))
     return rows, problems
@@ -123,9 +127,12 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
         except ValueError:
             good = False
         if not good:
-            return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
+            return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {shown(text)}"
+        if text and name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
+            most = LONGEST_SECONDS[name]
+            return f"{name} must be at most {most:,.0f} s, not {shown(text)}: times are in seconds, not in milliseconds"
         if text and name not in MEASURED and float(text) > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {text[:40]!r}"
+            return f"{name} must be at most {LARGEST:,.0f}, not {shown(text)}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 
@@ -134,7 +141,7 @@ def _wrong_spread(text: str) -> str:
         good = 0 <= float(text) <= 1
     except ValueError:
         good = False
-    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {text!r}"
+    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {shown(text)}"
 
 
 def spread_of(row: Mapping[str, str]) -> float:
@@ -158,11 +165,11 @@ def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
         try:
             value = float(text)
         except ValueError:
-            return f"{name} is {text!r}, not a number"
+            return f"{name} is {shown(text)}, not a number"
         if not (value >= 1 and value % 1 == 0):
-            return f"{name} must be a whole number of at least 1, not {text!r}"
+            return f"{name} must be a whole number of at least 1, not {shown(text)}"
         if value > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {text[:40]!r}"
+            return f"{name} must be at most {LARGEST:,.0f}, not {shown(text)}"
     return names(*cells[len(NUMBERS) - len(AXES) :])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from steptime.errors import InputError, RangeError
 from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
+from steptime.machines.what_if import is_scalar
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import MOST_CHIPS, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
@@ -68,6 +69,8 @@ def plan(
     """
     started = time.perf_counter()
     chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
+    if not is_scalar(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo or Slo()) for f in fields(one)):
+        raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
     if chips > system.scale_out.size:
         raise RangeError(
             f"{system.name} has {system.scale_out.size:,} chips and no network beyond them; {chips:,} are too many"
