@@ -1,8 +1,8 @@
 """What a number is: the type that every formula takes, and the gate through which every number from outside comes.
 
 A gate takes the name that the user knows a number by, the number (a Python or numpy scalar, or an array), and its bounds. It
-returns the number as it is, or raises RangeError with the name, the bound that was missed, the unit and what was given.
-Truth values, texts, complex numbers, NaN and infinity are no numbers. An array costs two passes over it.
+returns the number as it is (a list as an array), or raises RangeError with the name, the bound that was missed, the unit and
+what was given. Truth values, texts, complex numbers, NaN and infinity are no numbers. An array costs two passes over it.
 
 Bounds are far beyond what is built and asked today, and near enough that no sum, product or search of steptime overflows or
 goes on for ever.
@@ -36,7 +36,7 @@ def whole(name: str, value: Number, *, least: float = 1, most: float = MOST_TOKE
         ...
     steptime.errors.RangeError: chips must be a whole number of at least 1, not 2.5
     """
-    low, high = _ends(name, value)
+    value, low, high = _ends(name, value)
     if low < least:
         raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
     if high > most:
@@ -62,24 +62,24 @@ def positive(name: str, value: Number, unit: str = "", *, least: float = 0.0, mo
         ...
     steptime.errors.RangeError: ttft must be greater than 0 s, not -1
     """
-    low, high = _ends(name, value)
+    value, low, high = _ends(name, value)
     if not low > 0:
         raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {shown(low)}")
-    return _within(name, value, (low, high), least, most, unit)
+    return _within(name, (value, low, high), least, most, unit)
 
 
 def at_least_zero(name: str, value: Number, unit: str = "", *, most: float = LARGEST) -> Number:
     """Return finite numbers from 0 to `most`.
 
     >>> at_least_zero("prefix", [0, 4096])
-    [0, 4096]
+    array([   0, 4096])
     """
     return between(name, value, 0.0, most, unit)
 
 
 def between(name: str, value: Number, least: float, most: float, unit: str = "") -> Number:
     """Return finite numbers from `least` to `most`, both among them."""
-    return _within(name, value, _ends(name, value), least, most, unit)
+    return _within(name, _ends(name, value), least, most, unit)
 
 
 def share(name: str, value: Number, *, whole_too: bool = True) -> Number:
@@ -92,7 +92,7 @@ def share(name: str, value: Number, *, whole_too: bool = True) -> Number:
         ...
     steptime.errors.RangeError: cached share must be a share of at least 0 and below 1, not 1
     """
-    low, high = _ends(name, value)
+    value, low, high = _ends(name, value)
     if low < 0 or high > 1 or (high == 1 and not whole_too):
         top = "at most" if whole_too else "below"
         raise RangeError(f"{name} must be a share of at least 0 and {top} 1, not {shown(low if low < 0 else high)}")
@@ -105,16 +105,41 @@ def limit(name: str, value: Number, unit: str = "s", *, least: float = 1e-9) -> 
     >>> limit("the TTFT limit", math.inf)
     inf
     """
-    low, _ = _ends(name, value, endless=True)
-    if not low > 0:
+    value, low, high = _ends(name, value, endless=True)
+    if not low > 0 and least:
         raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {shown(low)}")
     if low < least:
         raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
+    if LARGEST < high < math.inf:
+        raise RangeError(f"{name} must be at most {_bound(LARGEST, unit)}, or infinite, not {shown(high)}")
     return value
 
 
-def _within(name: str, value: Number, ends: tuple[float, float], least: float, most: float, unit: str) -> Number:
-    low, high = ends
+def check_shapes(**values: Number) -> None:
+    """Raise RangeError where arrays do not broadcast."""
+    shapes = {name: np.shape(value) for name, value in values.items() if np.ndim(value)}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise RangeError(f"arrays of these shapes do not go together: {listed}") from None
+
+
+def single(**values: Number) -> None:
+    """Raise RangeError for what is an array, where only one number will do.
+
+    >>> single(token_budget=[1024, 2048])
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: token budget must be one number, not [1024, 2048]
+    """
+    for name, value in values.items():
+        if isinstance(value, list | tuple) or np.ndim(value):
+            raise RangeError(f"{name.replace('_', ' ')} must be one number, not {shown(value)}")
+
+
+def _within(name: str, seen: tuple[Number, float, float], least: float, most: float, unit: str) -> Number:
+    value, low, high = seen
     if low < least:
         raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
     if high > most:
@@ -122,21 +147,22 @@ def _within(name: str, value: Number, ends: tuple[float, float], least: float, m
     return value
 
 
-def _ends(name: str, value: Number, *, endless: bool = False) -> tuple[Any, Any]:
-    """Return the smallest and the largest of some numbers; those of no numbers lie within any bounds."""
+def _ends(name: str, value: Number, *, endless: bool = False) -> tuple[Number, Any, Any]:
+    """Return some numbers, the smallest and the largest of them; those of no numbers lie within any bounds."""
     if type(value) in (int, float):  # the way of most calls
         low = high = value
     else:
         array = _array(name, value)
         if array.size == 0:
-            return 1, 1
+            return array, 1, 1
         low, high = (min(array.flat), max(array.flat)) if array.dtype.kind == "O" else (array.min().item(), array.max().item())
+        value = array if isinstance(value, list | tuple) else value
     if isinstance(low, int):
-        return low, high
+        return value, low, high
     if math.isnan(low) or (not endless and (math.isinf(low) or math.isinf(high))):
         worst = low if not math.isfinite(low) else high
         raise RangeError(f"{name} must be a finite number, not {worst}")
-    return low, high
+    return value, low, high
 
 
 def _array(name: str, value: Number) -> Any:

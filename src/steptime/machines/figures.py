@@ -24,7 +24,7 @@ def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Nu
         ...
     steptime.errors.RangeError: rent must be greater than 0 USD/s, not -1
     """
-    if name.endswith("size"):
+    if unit == "" and name.endswith("size"):
         return whole(name, value, most=MOST_CHIPS, unit="chip")
     if unit == "USD/s":
         return positive(name, value, unit, least=1e-12, most=DEAREST)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName
+from steptime.errors import RangeError, UnknownName, shown
 from steptime.machines.figures import checked
 from steptime.machines.system import Domain, System
 from steptime.numbers import Number
@@ -97,7 +97,7 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         path, equals, value = text.partition("=")
         path = path.strip()
         if not equals:
-            raise RangeError(f"{text!r} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
+            raise RangeError(f"{shown(text)} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)

@@ -70,13 +70,27 @@ def show_layout(layout: Layout) -> str:
     return " ".join(shown) or "one chip"
 
 
-def check(layout: Layout, model: Model, system: System) -> None:
-    """Raise LayoutError where a layout does not divide the model, naming the axis and the nearest ways that would."""
+def check_ways(layout: Layout) -> Layout:
+    """Return a layout, its lists as arrays.
+
+    Raises LayoutError where a field is not made of whole numbers of at least 1 (of redundant experts, 0).
+    """
+    lists = {name: value for name in NAMES if isinstance(value := getattr(layout, name), list | tuple)}
     for name in NAMES:
         try:
             whole(name, getattr(layout, name), least=0 if name == "redundant_experts" else 1, most=MOST_CHIPS)
         except RangeError as error:
             raise LayoutError(str(error)) from None
+    try:
+        np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in NAMES))
+    except ValueError as error:
+        raise LayoutError(f"the fields of a layout do not go together: {error}") from None
+    return replace(layout, **{name: np.asarray(value) for name, value in lists.items()}) if lists else layout
+
+
+def check(layout: Layout, model: Model, system: System) -> None:
+    """Raise LayoutError where a layout does not divide the model, naming the axis and the nearest ways that would."""
+    check_ways(layout)
     routed = [layer.routed for layer, _ in model.layers if layer.routed is not None]
     if np.any(model.heads % np.asarray(layout.group)):
         axes = "tp x cp" if np.any(np.asarray(layout.cp) > 1) else "tp"

@@ -13,9 +13,9 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Layer, Model, Op, cache_entries
-from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Number, at_least_zero
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout
+from steptime.physics.layout import NAMES, Layout, check_ways
 
 ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 
@@ -127,10 +127,12 @@ def memory_per_chip(
 
     `step_tokens`: tokens that one attention group works on at once (by default one for each of its sequences).
     """
-    at_least_zero("batch", batch, most=MOST_SEQUENCES)
-    at_least_zero("context", context, most=MOST_TOKENS)
-    at_least_zero("step tokens", step_tokens)
+    batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
+    context = at_least_zero("context", context, most=MOST_TOKENS)
+    step_tokens = at_least_zero("step tokens", step_tokens)
     layout, runs_on = layout or Layout(), engine_for(system, engine)
+    layout = check_ways(layout)
+    check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout, draft=draft),
@@ -152,7 +154,7 @@ def sequences_that_fit(
     draft: bool = False,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
-    layout = layout or Layout()
+    layout, context = layout or Layout(), positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(
         model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens, draft=draft
     )

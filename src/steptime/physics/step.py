@@ -37,7 +37,7 @@ from steptime.blackboard.experts import distinct_hit
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.model import Attention, Model, Op
-from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Number, at_least_zero, between, positive
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Number, at_least_zero, between, check_shapes, positive
 from steptime.physics import network
 from steptime.physics.demand import (
     Demand,
@@ -50,7 +50,7 @@ from steptime.physics.demand import (
     work_of,
 )
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import NAMES, Layout, check
+from steptime.physics.layout import NAMES, Layout, check, check_ways
 from steptime.physics.memory import ACTIVATION_BYTES, stage_share
 from steptime.physics.network import Traffic
 from steptime.physics.roofline import compute_time, is_norm, memory_time, root, smaller_power
@@ -321,7 +321,7 @@ def mixed_step(
     `uncertainty.step_range` says how sure the time of a real one is.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
-    layout, runs_on = layout or Layout(), engine_for(system, engine)
+    layout, runs_on = check_ways(layout or Layout()), engine_for(system, engine)
     for name, value, most in (
         ("batch", batch, MOST_SEQUENCES),
         ("context", context, MOST_TOKENS),
@@ -340,6 +340,7 @@ def mixed_step(
         "prefix": prefix,
     }
     inputs |= {name: getattr(layout, name) for name in NAMES}
+    check_shapes(**inputs)
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
     blocks = _blocks(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
@@ -422,7 +423,7 @@ def prefill_step(
 
     By default every attention group reads one prompt.
     """
-    layout = layout or Layout()
+    layout = check_ways(layout or Layout())
     prompts = layout.dp if prompts is None else prompts
     positive("tokens", tokens, most=MOST_TOKENS)
     positive("prompts", prompts, most=MOST_SEQUENCES)

@@ -20,7 +20,7 @@ from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.model import Model, weight_bytes
-from steptime.numbers import MOST_CHIPS, whole
+from steptime.numbers import MOST_CHIPS, single, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.uncertainty import has_range
 from steptime.planning.deployment import Plan, Point, Pool
@@ -68,6 +68,7 @@ def plan(
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
+    single(chips=chips)
     chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
     if not is_scalar(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo or Slo()) for f in fields(one)):
         raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from steptime.errors import RangeError, UnknownName
-from steptime.numbers import LONGEST, limit, positive, whole
+from steptime.numbers import LONGEST, at_least_zero, limit, positive, single, whole
 from steptime.physics.engine import Engine
 from steptime.simulation.state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
 
@@ -65,6 +65,8 @@ class Policy:
         ):
             if not isinstance(chosen, str) or chosen not in options:
                 raise UnknownName(kind, chosen, options, f"Known: {', '.join(options)}.")
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "route", "when_full")}
+        single(**numbers)
         whole("max sequences", self.max_sequences, most=MOST_SEATS)
         whole("token budget", self.token_budget, most=MOST_TOKENS)
         whole("block", self.block, most=MOST_BLOCK, unit="token")
@@ -72,8 +74,8 @@ class Policy:
         whole("ranks", self.ranks, most=MOST_RANKS)
         limit("KV tokens", self.kv_tokens, "token", least=1)
         limit("max context", self.max_context, "token", least=1)
-        if self.patience:
-            limit("patience", self.patience)
+        limit("patience", self.patience, least=0)
+        at_least_zero("interval", self.interval, "s", most=LONGEST)
         if self.kind == "train":
             positive("the interval of a train schedule", self.interval, "s", least=1e-6, most=LONGEST)
         positive("acceptance", self.acceptance)
@@ -84,7 +86,7 @@ class Policy:
         """Return the numbers that the loop reads, for a replica of `groups` attention groups."""
         drafting = self.acceptance > 1
         unit, block = (UNIT, 1) if drafting else (1, self.block)
-        room = int(min(self.kv_tokens, ENDLESS) * unit // block)
+        room = int(min(float(self.kv_tokens), ENDLESS) * unit // block)
         return Rules(
             kind=KINDS[self.kind],
             seats=int(self.max_sequences),
@@ -95,10 +97,10 @@ class Policy:
             blocks=room,
             reserve=self.when_full == "queue" or self.kind == "static",
             query=int(self.drafted) + 1,
-            growth=round(self.acceptance * unit),
+            growth=round(float(self.acceptance) * unit),
             interval=float(self.interval),
             patience=float(self.patience),
             ranks=int(self.ranks),
             closed=closed,
-            longest=int(min(self.max_context, ENDLESS)),
+            longest=int(min(float(self.max_context), ENDLESS)),
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import RangeError
-from steptime.numbers import LONGEST, at_least_zero, positive
+from steptime.numbers import LONGEST, at_least_zero, positive, single
 from steptime.simulation.pace import Pace
 from steptime.simulation.state import compiled
 from steptime.simulation.traffic import Traffic
@@ -35,6 +35,7 @@ class Tier:
     latency: float = 0.0
 
     def __post_init__(self) -> None:
+        single(capacity=self.capacity, bandwidth=self.bandwidth, latency=self.latency)
         at_least_zero(f"tier {self.name}: capacity", self.capacity, "B")
         positive(f"tier {self.name}: bandwidth", self.bandwidth, "B/s", least=1)
         at_least_zero(f"tier {self.name}: latency", self.latency, "s", most=LONGEST)

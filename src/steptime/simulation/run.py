@@ -14,9 +14,9 @@ from steptime.machines.money import rent_of
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.model import Model, cache_bytes
-from steptime.numbers import MOST_CHIPS, whole
+from steptime.numbers import MOST_CHIPS, positive, single, whole
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import NAMES, Layout, check
+from steptime.physics.layout import NAMES, Layout, check, check_ways
 from steptime.physics.memory import sequences_that_fit
 from steptime.planning.workload import Slo
 from steptime.simulation import loop
@@ -167,7 +167,9 @@ def simulate(
     """
     layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
     runs_on, traffic = engine_for(system, engine), checked(traffic)
+    single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
     cached, fast_replicas = whole("cached", cached, least=0), whole("fast replicas", fast_replicas, least=0, most=MOST_CHIPS)
+    positive("slowness", slowness, least=1e-6, most=1e6)
     _check_one(system, layout, prefill, fast_replicas)
     for one in filter(None, (layout, prefill)):
         check(one, model, system)
@@ -227,7 +229,7 @@ def simulate(
 
 def _check_one(system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
     """Raise RangeError where figures are arrays, or a box has fewer chips than all pools together."""
-    both = [one for one in (layout, prefill) if one is not None]
+    both = [check_ways(one) for one in (layout, prefill) if one is not None]
     if not is_scalar(system) or any(np.ndim(getattr(one, name)) for one in both for name in NAMES):
         raise RangeError("a simulation takes one machine and one layout: numbers, not arrays of them")
     chips = sum(one.chips * one.replicas for one in both) + fast_replicas * layout.chips

@@ -139,7 +139,7 @@ def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], wh
             return key, row[key]
     if "conversations" in row:
         raise DataFileError(path, f"holds conversations as text; count their tokens and give {names[0]} for each", line)
-    raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {', '.join(map(str, row))}", line)
+    raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
 
 
 def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:

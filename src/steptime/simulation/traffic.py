@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName
-from steptime.numbers import MOST_TOKENS, at_least_zero, between, positive, whole
+from steptime.numbers import MOST_TOKENS, at_least_zero, between, positive, single, whole
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
@@ -70,6 +70,7 @@ def checked(traffic: Traffic) -> Traffic:
         raise RangeError("there is no request to serve")
     if np.any(np.diff(arrival) < 0):
         raise RangeError("requests must be in order of arrival")
+    single(clients=traffic.clients)
     clients = whole("clients", traffic.clients, least=0, most=MOST)
     return replace(traffic, arrival=arrival, inputs=inputs, outputs=outputs, rank=rank, clients=clients)
 
@@ -94,6 +95,7 @@ class Lengths:
                 SHAPES,
                 f"Known: {', '.join(SHAPES)}.",
             )
+        single(mean=self.mean, spread=self.spread)
         between("a mean length", self.mean, 1, MOST_TOKENS, "token")
         uniform = self.shape == "uniform"
         at_least_zero("spread of uniform lengths" if uniform else "spread", self.spread, most=1 if uniform else LARGEST_SPREAD)
@@ -116,6 +118,7 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
     """
     if not isinstance(kind, str) or kind not in ARRIVALS:
         raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
+    single(rate=rate, burst=burst, requests=n)
     positive("a rate", rate, "requests/s", least=RATES[0], most=RATES[1])
     positive("burst", burst, least=BURSTS[0], most=BURSTS[1])
     n = whole("requests", n, most=MOST)
@@ -127,6 +130,7 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
 
 def _random(seed: int, n: int) -> np.random.Generator:
     """The source of what is drawn for `n` requests."""
+    single(requests=n, seed=seed)
     whole("requests", n, most=MOST)
     return np.random.default_rng(whole("a seed", seed, least=0, most=1 << 64))
 
@@ -153,6 +157,7 @@ def open_loop(
 
 def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
     """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
+    single(concurrency=clients)
     clients = whole("concurrency", clients, most=MOST)
     random, n = _random(seed, n), int(n)
     return Traffic(
@@ -167,8 +172,7 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
 def resampled(traffic: Traffic, rate: float, n: int, *, seed: int = 0) -> Traffic:
     """Return Poisson arrivals at `rate` [requests/s] with the lengths of another traffic, drawn with replacement."""
     random, n = _random(seed, n), int(n)
-    if not len(traffic):
-        raise RangeError("a traffic of no requests has no lengths to draw")
+    traffic = checked(traffic)
     pick = random.integers(0, len(traffic), n)
     return Traffic(
         arrival=arrivals(rate, n, random), inputs=traffic.inputs[pick], outputs=traffic.outputs[pick], name=f"{rate:g}/s"
@@ -177,12 +181,16 @@ def resampled(traffic: Traffic, rate: float, n: int, *, seed: int = 0) -> Traffi
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:
     """Return the same requests at `factor` times the rate."""
+    traffic = checked(traffic)
+    single(rate_scale=factor)
     positive("a rate scale", factor, least=RATES[0], most=RATES[1])
-    return replace(traffic, arrival=np.asarray(traffic.arrival) / factor)
+    return replace(traffic, arrival=traffic.arrival / factor)
 
 
 def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
     """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
+    traffic = checked(traffic)
+    single(block_tokens=block_tokens, prefixes=prefixes, prefix_tokens=prefix_tokens)
     block_tokens = whole("block tokens", block_tokens)
     prefixes = whole("prefixes", prefixes)
     prefix_tokens = whole("prefix tokens", prefix_tokens, least=block_tokens)
