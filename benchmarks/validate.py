@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.measured.validation import predict, read_runs, write_predictions
+from steptime.measured.runs import read_runs
+from steptime.measured.validation import predict, write_predictions
 
 RUNS = Path(__file__).parents[2] / "shared/data/measured/serving.csv"
 ROWS = 100_000

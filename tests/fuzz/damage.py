@@ -24,10 +24,11 @@ LITERALS = (
     "[]", "[1, 2]", '["a", 1]', "{}", "{a = 1}", '{value = "3 TB/s"}', '{value = "3 TB/s", from = "nowhere"}', "{value = []}",
     "2024-01-01", "1979-05-27T07:32:00Z", "'''a\nb'''", '"\\u0000"', '"' + "n" * 5000 + '"', "0x10", "1_000", "", "null", "[[",
 )  # fmt: skip
+FIGURES = ("0", "-1", "1e300", "9" * 30, "0.5", "nan", "", "1", "2", "7", "12", "300", "4000", "64000", "0.001", "1e6")
 TEXTS = (
     "0", "1", "-1", "8", "1e3", "8k", "2.5", "1e23", "9" * 5000, "nan", "inf", "-inf", "", " ", "abc", "é", "1,024", "1_024",
     "0x10", "1e-300", "1e300", "1e999", "x" * 5000, "a/b", "../x", "/", "/dev/null", ".", "\0", "fp8", "bf16", "ideal", "vllm",
-    "gpt2", "llama-3.1-8b", "hgx-h100", "h100", "128", "4096", "0.5", "0.99", "TRUE", "None", "[]", "{}", "=", "a=b", "%s", "--",
+    "gpt2", "llama-3.1-8b", "hgx-h100", "h100", "128", "4096", "0.5", "0.99", "None", "[]", "{}", "=", "a=b", "%s", "--",
 )  # fmt: skip
 
 
@@ -98,13 +99,7 @@ def _number(text: str, rng: random.Random) -> str:
     end = begin = rng.choice(places)
     while end < len(text) and text[end].isdigit():
         end += 1
-    return (
-        text[:begin]
-        + rng.choice(
-            ("0", "-1", "1e300", "9" * 30, "0.5", "nan", "", "1", "2", "7", "12", "300", "4000", "64000", "0.001", "1e6")
-        )
-        + text[end:]
-    )
+    return text[:begin] + rng.choice(FIGURES) + text[end:]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from steptime.catalog.template import template
 from steptime.errors import InputError
 from steptime.machines.what_if import read_changes, settable, vary
 from steptime.measured.load_generators import read_files
-from steptime.measured.validation import COLUMNS, read_runs
+from steptime.measured.runs import COLUMNS, read_runs
 from steptime.models import model as counted
 from steptime.models.loading import read_model
 from steptime.physics.memory import sequences_that_fit

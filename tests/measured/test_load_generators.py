@@ -14,7 +14,8 @@ import pytest
 
 from steptime.errors import DataFileError, InputError
 from steptime.measured.load_generators import objects, read_files, row_of
-from steptime.measured.validation import checker, grouped, predict
+from steptime.measured.runs import checker
+from steptime.measured.validation import grouped, predict
 from steptime.physics.engine import load_engine
 from tests.measured.test_validation import one, written
 from tests.terminal.test_commands import run

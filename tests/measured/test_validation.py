@@ -13,7 +13,8 @@ import pytest
 from steptime.errors import DataFileError, InputError
 from steptime.measured import validation as validate
 from steptime.measured.calibration import NAMES, engine_file, engine_from, fit_all
-from steptime.measured.validation import COLUMNS, OPTIONAL, errors, predict, read_runs, report, write_predictions
+from steptime.measured.runs import COLUMNS, OPTIONAL, read_runs
+from steptime.measured.validation import errors, predict, report, write_predictions
 from steptime.physics.engine import CONSTANTS, Engine, load_engine
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -31,7 +31,7 @@ from steptime.catalog.files import is_dir, is_file
 from steptime.catalog.loading import load_system
 from steptime.errors import DataFileError, InputError, RangeError, shown
 from steptime.machines.formats import number_format
-from steptime.measured.validation import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
+from steptime.measured.runs import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
 from steptime.models.loading import load_model
 from steptime.numbers import MOST_CHIPS, whole
 from steptime.physics.engine import TYPICAL

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from steptime.errors import RangeError, UnknownName
 from steptime.numbers import LONGEST, at_least_zero, limit, positive, single, whole
 from steptime.physics.engine import Engine
@@ -67,6 +69,9 @@ class Policy:
                 raise UnknownName(kind, chosen, options, f"Known: {', '.join(options)}.")
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "route", "when_full")}
         single(**numbers)
+        for name, number in numbers.items():
+            if isinstance(number, np.generic):  # a narrow one would overflow
+                object.__setattr__(self, name, number.item())
         whole("max sequences", self.max_sequences, most=MOST_SEATS)
         whole("token budget", self.token_budget, most=MOST_TOKENS)
         whole("block", self.block, most=MOST_BLOCK, unit="token")

@@ -12,17 +12,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
-from steptime.measured.validation import (
-    COLUMNS,
-    MEASURED,
-    MOST_SIMULATED,
-    OPTIONAL,
-    SPREAD,
-    Predictions,
-    predict,
-    report,
-    spread_of,
-)
+from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
+from steptime.measured.validation import MOST_SIMULATED, Predictions, predict, report
 from steptime.physics.engine import WAIT_NAMES, Engine
 from steptime.terminal.widgets import table
 from steptime.units import show
