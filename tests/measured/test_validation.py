@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from steptime.errors import DataFileError, InputError
+from steptime.measured import runs as runs_of
 from steptime.measured import validation as validate
 from steptime.measured.calibration import NAMES, engine_file, engine_from, fit_all
 from steptime.measured.runs import COLUMNS, OPTIONAL, read_runs
@@ -176,7 +177,8 @@ def test_each_name_of_the_catalogue_is_read_once(tmp_path, monkeypatch):
         return lambda name, *rest, **options: read.append(name) or load(name, *rest, **options)
 
     for load in (validate.load_system, validate.load_model):
-        monkeypatch.setattr(validate, load.__name__, counted(load))
+        for module in (runs_of, validate):
+            monkeypatch.setattr(module, load.__name__, counted(load))
     path = written(tmp_path / "runs.csv", *(one(id=str(i), concurrency=str(i + 1), tp=str(2 ** (i % 4))) for i in range(40)))
     rows, _ = read_runs(path)
     assert sorted(read) == ["hgx-h100", "llama-3.1-8b"]

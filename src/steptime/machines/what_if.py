@@ -67,6 +67,11 @@ def is_scalar(system: System) -> bool:
     return all(np.ndim(figure) == 0 for figure in figures)
 
 
+def is_single(system: System) -> bool:
+    """Whether every figure that can be set is a single number."""
+    return not any(np.ndim(read_figure(system, path)) for path in settable(system))
+
+
 def vary(system: System, changes: Mapping[str, Number]) -> System:
     """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
 

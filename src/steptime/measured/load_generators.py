@@ -13,7 +13,7 @@ request (Little's law), $X (TTFT + (O - 1) TPOT)$ at $X$ requests a second. Wher
 those that decode are $X (O - 1) TPOT$; the others wait, and the time to first token is that of the wait: it is left out.
 
 **Lengths.** Means are known. How far lengths reach to both sides of them is told by the lengths themselves, where the file has
-them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`validate.DRAWN`).
+them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`runs.DRAWN`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from steptime.errors import InputError, RangeError
 from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
-from steptime.machines.what_if import is_scalar
+from steptime.machines.what_if import is_single
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import MOST_CHIPS, single, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
@@ -70,7 +70,7 @@ def plan(
     started = time.perf_counter()
     single(chips=chips)
     chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
-    if not is_scalar(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo or Slo()) for f in fields(one)):
+    if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo or Slo()) for f in fields(one)):
         raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
     if chips > system.scale_out.size:
         raise RangeError(

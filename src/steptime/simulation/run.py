@@ -12,7 +12,7 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
-from steptime.machines.what_if import is_scalar
+from steptime.machines.what_if import is_single
 from steptime.models.model import Model, cache_bytes
 from steptime.numbers import MOST_CHIPS, positive, single, whole
 from steptime.physics.engine import Engine, engine_for
@@ -230,7 +230,7 @@ def simulate(
 def _check_one(system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
     """Raise RangeError where figures are arrays, or a box has fewer chips than all pools together."""
     both = [check_ways(one) for one in (layout, prefill) if one is not None]
-    if not is_scalar(system) or any(np.ndim(getattr(one, name)) for one in both for name in NAMES):
+    if not is_single(system) or any(np.ndim(getattr(one, name)) for one in both for name in NAMES):
         raise RangeError("a simulation takes one machine and one layout: numbers, not arrays of them")
     chips = sum(one.chips * one.replicas for one in both) + fast_replicas * layout.chips
     if chips > system.scale_out.size:
