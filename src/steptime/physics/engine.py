@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.files import find, read_file
-from steptime.errors import DataFileError, RangeError, did_you_mean
+from steptime.errors import DataFileError, did_you_mean
 from steptime.machines.system import System
-from steptime.numbers import Number
+from steptime.numbers import Number, between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,7 @@ class Engine:
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
+MOST_IMBALANCE = 1e6  # rows on the busiest chip over the mean
 TYPICAL = "typical"  # the engine that stands for one that is not known
 CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source", "fit"))
 # what first tokens wait for besides the queue, in the simulator
@@ -204,6 +205,4 @@ def with_constants(engine: Engine, names: Iterable[str], values: Number) -> Engi
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:
     """Return the engine with another expert imbalance, the rows on the busiest chip over the mean (at least 1)."""
-    if not imbalance >= 1:
-        raise RangeError(f"imbalance must be at least 1, not {imbalance:g}")
-    return replace(engine, expert_imbalance=imbalance)
+    return replace(engine, expert_imbalance=between("imbalance", imbalance, 1, MOST_IMBALANCE))

@@ -154,7 +154,7 @@ def sequences_that_fit(
     draft: bool = False,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
-    layout, context = layout or Layout(), positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
+    layout, context = check_ways(layout or Layout()), positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(
         model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens, draft=draft
     )
