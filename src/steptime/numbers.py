@@ -1,8 +1,9 @@
 """What a number is: the type that every formula takes, and the gate through which every number from outside comes.
 
 A gate takes the name that the user knows a number by, the number (a Python or numpy scalar, or an array), and its bounds. It
-returns the number as it is (a list as an array), or raises RangeError with the name, the bound that was missed, the unit and
-what was given. Truth values, texts, complex numbers, NaN and infinity are no numbers. An array costs two passes over it.
+returns the number as it is (lists as arrays, scalars of numpy as those of Python), or raises RangeError with the name, the
+bound that was missed, the unit and what was given. Truth values, texts, complex numbers, NaN and infinity are no numbers. An
+array costs two passes over it.
 
 Bounds are far beyond what is built and asked today, and near enough that no sum, product or search of steptime overflows or
 goes on for ever.
@@ -155,8 +156,11 @@ def _ends(name: str, value: Number, *, endless: bool = False) -> tuple[Number, A
         array = _array(name, value)
         if array.size == 0:
             return array, 1, 1
-        low, high = (min(array.flat), max(array.flat)) if array.dtype.kind == "O" else (array.min().item(), array.max().item())
-        value = array if isinstance(value, list | tuple) else value
+        if array.dtype.kind == "O":
+            low, high = min(array.flat), max(array.flat)
+        else:
+            low, high = array.min().item(), array.max().item()
+        value = array if array.ndim else array.item()  # which no longer is narrow
     if isinstance(low, int):
         return value, low, high
     if math.isnan(low) or (not endless and (math.isinf(low) or math.isinf(high))):
@@ -170,8 +174,9 @@ def _array(name: str, value: Number) -> Any:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError):  # rows of unequal lengths, and what numpy cannot hold
         raise RangeError(f"{name} must be a number or an array of numbers, not {shown(value)}") from None
-    if array.dtype.kind == "O" and all(type(x) is int for x in array.flat):  # beyond 64 bits
-        return array
+    if array.dtype.kind == "O" and array.size and all(type(x) is int for x in array.flat):
+        largest = max(abs(x) for x in array.flat)
+        return array.astype(np.int64 if largest < 1 << 63 else np.float64) if largest < 1e300 else array
     if array.dtype.kind not in "iuf" or isinstance(value, bool):
         raise RangeError(f"{name} must be a number or an array of numbers, not {shown(value)}")
     return array

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from steptime.numbers import MOST_TOKENS, Number, between, limit, share
+import numpy as np
+
+from steptime.numbers import MOST_TOKENS, Number, between, check_shapes, limit, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,9 @@ class Workload:
     def __post_init__(self) -> None:
         between("input tokens", self.input_tokens, 1, MOST_TOKENS, "token")
         between("output tokens", self.output_tokens, 1, MOST_TOKENS, "token")
+        check_shapes(input_tokens=self.input_tokens, output_tokens=self.output_tokens, cached_share=self.cached_share)
+        reach = np.asarray(self.input_tokens, dtype=np.float64) + np.asarray(self.output_tokens, dtype=np.float64)
+        between("input and output tokens together", reach, 1, MOST_TOKENS, "token")
         share("cached share", self.cached_share, whole_too=False)
 
 
