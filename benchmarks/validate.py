@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from steptime.measured.comparison import write_predictions
-from steptime.measured.validation import predict, read_runs
+from steptime.measured.runs import read_runs
+from steptime.measured.validation import predict
 
 RUNS = Path(__file__).parents[2] / "shared/data/measured/serving.csv"
 ROWS = 100_000

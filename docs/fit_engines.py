@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from steptime.measured.calibration import Calibration, engine_file, fit_all
-from steptime.measured.validation import MEASURED, grouped, predict_runs, read_runs
+from steptime.measured.runs import MEASURED, read_runs
+from steptime.measured.validation import grouped, predict_runs
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL
 from steptime.physics.uncertainty import REGIMES, factors

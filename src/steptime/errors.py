@@ -14,8 +14,37 @@ What is well asked but impossible (a model that does not fit) is an answer, not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any, Final
+
+LONGEST_SHOWN: Final = 60  # characters of what is wrong that an error repeats
+
+
+def shown(value: Any) -> str:
+    """Return the beginning of `value` for an error, however long it is.
+
+    >>> shown(2_000_000), shown(0.5), shown("8k"), shown(10**23), shown(10**5000)
+    ('2,000,000', '0.5', "'8k'", '1e+23', 'a number of some 5,000 digits')
+    """
+    if type(value) is float and (not math.isfinite(value) or abs(value) < 1e15):
+        return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) >= 1e6 else f"{value:g}"
+    if type(value) in (int, float):
+        if abs(value) < 1e15:
+            return f"{value:,}"
+        if abs(value) < 1e300:
+            return f"{float(value):.6g}"
+        return (
+            f"a number of some {round(math.log10(2) * value.bit_length(), -2):,.0f} digits"
+            if type(value) is int
+            else f"{value:g}"
+        )
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python prints no whole number of more than 4300 digits
+        return "what is too long to print"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 4]} ..."
 
 
 class SteptimeError(Exception):
@@ -29,10 +58,10 @@ class InputError(SteptimeError):
 class UnknownName(InputError):
     """A name that is not in the catalogue, the schema or the list of families."""
 
-    def __init__(self, kind: str, name: str, options: Iterable[str], hint: str = "") -> None:
+    def __init__(self, kind: str, name: object, options: Iterable[str], hint: str = "") -> None:
         self.kind, self.name = kind, name
-        self.nearest = did_you_mean(name, options)
-        message = f"unknown {kind} {name!r}"
+        self.nearest = did_you_mean(name, options) if isinstance(name, str) else ()
+        message = f"unknown {kind} {shown(name)}"
         if self.nearest:
             message += "; did you mean " + " or ".join(self.nearest) + "?"
         if hint:
@@ -71,7 +100,7 @@ def did_you_mean(name: str, options: Iterable[str], most: int = 3, *, alike: flo
     >>> did_you_mean("gb200-nvl", ["gb200-nvl72", "hgx-h100", "gb300-nvl72"])
     ('gb200-nvl72', 'gb300-nvl72')
     """
-    by_folded: dict[str, str] = {}
+    name, by_folded = name[:100], dict[str, str]()
     for option in options:
         by_folded.setdefault(option.casefold(), option)
         by_folded.setdefault(option.casefold().rsplit("/", 1)[-1], option)

@@ -1,22 +1,193 @@
-"""What a number is: the type that every formula takes, and the gate that checks sizes from outside."""
+"""What a number is: the type that every formula takes, and the gate through which every number from outside comes.
+
+A gate takes the name that the user knows a number by, the number (a Python or numpy scalar, or an array), and its bounds. It
+returns the number as it is (lists as arrays, scalars of numpy as those of Python), or raises RangeError with the name, the
+bound that was missed, the unit and what was given. Truth values, texts, complex numbers, NaN and infinity are no numbers. An
+array costs two passes over it.
+
+Bounds are far beyond what is built and asked today, and near enough that no sum, product or search of steptime overflows or
+goes on for ever.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
-from steptime.errors import RangeError
+from steptime.errors import RangeError, shown
 
 Array: TypeAlias = NDArray[Any]
 """An array of numbers of any kind: floats, whole numbers, booleans."""
 Number: TypeAlias = float | Array
 """A number, or an array of numbers: every formula broadcasts."""
 
+Given = TypeVar("Given")  # what a gate is given, it gives on
 
-def check_positive(**values: float) -> None:
-    """Raise RangeError for a size that is not a finite number greater than 0; names are shown as options are written."""
+MOST_CHIPS: Final = 200_000  # the largest clusters have as many; a plan for so many takes a few seconds
+MOST_TOKENS: Final = 1_000_000_000  # of a context or of a request; the longest are some 1e7
+MOST_SEQUENCES: Final = 1_000_000_000  # of a batch
+LARGEST: Final = 1e30  # of a rate or a capacity: products of two stay finite
+LONGEST: Final = 1e9  # s, some 30 years
+
+
+def whole(name: str, value: Given, *, least: float = 1, most: float = MOST_TOKENS, unit: str = "") -> Given:
+    """Return whole numbers from `least` to `most`; a scalar becomes an int.
+
+    >>> whole("chips", 8.0, most=MOST_CHIPS)
+    8
+    >>> whole("chips", 2.5, most=MOST_CHIPS)
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: chips must be a whole number of at least 1, not 2.5
+    """
+    found, low, high = _ends(name, value)
+    checked: Given = _within(name, (found, low, high), least, most, unit)
+    bounds = f"{name} must be a whole number of at least {_bound(least, unit)}"
+    if np.ndim(found) == 0:
+        if high != int(high):
+            raise RangeError(f"{bounds}, not {shown(high)}")
+        number: Any = int(high)
+        checked = number
+    elif found.dtype.kind == "f" and not np.array_equal(np.floor(found), found):
+        broken = found[np.floor(found) != found].flat[0]
+        raise RangeError(f"{bounds}, not {shown(broken.item())}")
+    return checked
+
+
+def positive(name: str, value: Given, unit: str = "", *, least: float = 0.0, most: float = LARGEST) -> Given:
+    """Return finite numbers above 0, or of at least `least` where that is given, and at most `most`.
+
+    >>> positive("ttft", 0.5, "s")
+    0.5
+    >>> positive("ttft", -1, "s")
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: ttft must be greater than 0 s, not -1
+    """
+    value, low, high = _ends(name, value)
+    if not low > 0:
+        raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {shown(low)}")
+    checked: Given = _within(name, (value, low, high), least, most, unit)
+    return checked
+
+
+def at_least_zero(name: str, value: Given, unit: str = "", *, most: float = LARGEST) -> Given:
+    """Return finite numbers from 0 to `most`.
+
+    >>> at_least_zero("prefix", [0, 4096])
+    array([   0, 4096])
+    """
+    return between(name, value, 0.0, most, unit)
+
+
+def between(name: str, value: Given, least: float, most: float, unit: str = "") -> Given:
+    """Return finite numbers from `least` to `most`, both among them."""
+    checked: Given = _within(name, _ends(name, value), least, most, unit)
+    return checked
+
+
+def share(name: str, value: Given, *, whole_too: bool = True) -> Given:
+    """Return shares from 0 to 1; 1 itself only where the whole may be meant.
+
+    >>> share("cached share", 0.3)
+    0.3
+    >>> share("cached share", 1.0, whole_too=False)
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: cached share must be a share of at least 0 and below 1, not 1
+    """
+    value, low, high = _ends(name, value)
+    if low < 0 or high > 1 or (high == 1 and not whole_too):
+        top = "at most" if whole_too else "below"
+        raise RangeError(f"{name} must be a share of at least 0 and {top} 1, not {shown(low if low < 0 else high)}")
+    return value
+
+
+def limit(name: str, value: Given, unit: str = "s", *, least: float = 1e-9) -> Given:
+    """Return limits above 0, of at least `least`; infinity is none.
+
+    >>> limit("the TTFT limit", math.inf)
+    inf
+    """
+    value, low, high = _ends(name, value, endless=True)
+    if not low > 0 and least:
+        raise RangeError(f"{name} must be greater than {_bound(0, unit)}, not {shown(low)}")
+    if low < least:
+        raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
+    if LARGEST < high < math.inf:
+        raise RangeError(f"{name} must be at most {_bound(LARGEST, unit)}, or infinite, not {shown(high)}")
+    return value
+
+
+def check_shapes(**values: Any) -> None:
+    """Raise RangeError where arrays do not broadcast."""
+    shapes = {name: np.shape(value) for name, value in values.items() if np.ndim(value)}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise RangeError(f"arrays of these shapes do not go together: {listed}") from None
+
+
+def single(**values: Any) -> None:
+    """Raise RangeError for what is an array, where only one number will do.
+
+    >>> single(token_budget=[1024, 2048])
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: token budget must be one number, not [1024, 2048]
+    """
     for name, value in values.items():
-        if not (math.isfinite(value) and value > 0):
-            raise RangeError(f"{name.replace('_', '-')} must be greater than 0, not {value:g}")
+        if isinstance(value, list | tuple) or np.ndim(value):
+            raise RangeError(f"{name.replace('_', ' ')} must be one number, not {shown(value)}")
+
+
+def _within(name: str, seen: tuple[Any, Any, Any], least: float, most: float, unit: str) -> Any:
+    value, low, high = seen
+    if low < least:
+        raise RangeError(f"{name} must be at least {_bound(least, unit)}, not {shown(low)}")
+    if high > most:
+        raise RangeError(f"{name} must be at most {_bound(most, unit)}, not {shown(high)}")
+    return value
+
+
+def _ends(name: str, value: Any, *, endless: bool = False) -> tuple[Any, Any, Any]:
+    """Return some numbers, the smallest and the largest of them; those of no numbers lie within any bounds."""
+    if type(value) in (int, float):  # the way of most calls
+        low = high = value
+    else:
+        array = _array(name, value)
+        if array.size == 0:
+            return array, 1, 1
+        if array.dtype.kind == "O":
+            low, high = min(array.flat), max(array.flat)
+        else:
+            low, high = array.min().item(), array.max().item()
+        value = array if array.ndim else array.item()  # which no longer is narrow
+    if isinstance(low, int):
+        return value, low, high
+    if math.isnan(low) or (not endless and (math.isinf(low) or math.isinf(high))):
+        worst = low if not math.isfinite(low) else high
+        raise RangeError(f"{name} must be a finite number, not {worst}")
+    return value, low, high
+
+
+def _array(name: str, value: Number) -> Any:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):  # rows of unequal lengths, and what numpy cannot hold
+        raise RangeError(f"{name} must be a number or an array of numbers, not {shown(value)}") from None
+    if array.dtype.kind == "O" and array.size and all(type(x) is int for x in array.flat):
+        largest = max(abs(x) for x in array.flat)
+        return array.astype(np.int64 if largest < 1 << 63 else np.float64) if largest < 1e300 else array
+    if array.dtype.kind not in "iuf" or isinstance(value, bool):
+        raise RangeError(f"{name} must be a number or an array of numbers, not {shown(value)}")
+    return array
+
+
+def _bound(value: float, unit: str) -> str:
+    text = f"{value:,.0f}" if 1 <= abs(value) < 1e12 and value == int(value) else f"{value:g}"
+    return f"{text} {unit}".rstrip()

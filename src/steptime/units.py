@@ -10,7 +10,7 @@ import math
 import re
 from typing import Final, SupportsFloat
 
-from steptime.errors import UnitError
+from steptime.errors import RangeError, UnitError, shown
 
 MINUTE: Final = 60.0
 HOUR: Final = 3600.0
@@ -46,7 +46,13 @@ SYMBOLS: Final[dict[str, tuple[str, float, bool]]] = {
 }
 CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}  # TFLOPS is TFLOP/s
 
-_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*")
+_NUMBER = re.compile(
+    r"([-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,9})?)\s*([^\s0-9].*)?"
+)
+COUNTS: Final[dict[str, float]] = {
+    "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "ki": 2.0**10, **BINARY_PREFIXES,
+}  # fmt: skip
+MOST_COUNTED: Final = 1e15  # up to which every whole number is a float
 
 
 def _symbol(text: str) -> tuple[str, float] | None:
@@ -98,32 +104,74 @@ def parse(text: str | float, unit: str = "") -> float:
         ...
     steptime.errors.UnitError: '80 GiB' is a quantity in B, but one in B/s is needed, such as '1.8 TB/s'
     """
-    if isinstance(text, int | float) and not isinstance(text, bool):
+    number, written = _split(text, f" in {unit}, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "")
+    if not written:
         if unit:
-            raise UnitError(f"{text!r} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
-        return text
-    match = _NUMBER.fullmatch(str(text))
-    if not match:
-        raise UnitError(f"{text!r} is not a number" + (f" in {unit}, such as {_EXAMPLE.get(unit, unit)!r}" if unit else ""))
-    number = float(match[1].replace(",", "").replace("_", ""))
-    if not math.isfinite(number):
-        raise UnitError(f"{text!r} is not a finite number")
-    if not match[2]:
-        if unit:
-            raise UnitError(f"{text!r} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
+            raise UnitError(f"{shown(text)} has no unit; write one in {unit}, such as {_EXAMPLE.get(unit, unit)!r}")
         return number
-    known = _unit(match[2])
+    known = _unit(written)
     if known is None:
-        if not unit and match[2] in PREFIXES:
-            return number * PREFIXES[match[2]]
-        raise UnitError(
-            f"{text!r}: {match[2]!r} is not a unit that steptime knows; use {_EXAMPLE.get(unit, unit or 'a plain number')!r}"
-        )
+        if not unit and written in PREFIXES:
+            return number * PREFIXES[written]
+        raise UnitError(f"{shown(text)}: {shown(written)} is not a unit that steptime knows; use {_EXAMPLE[unit]!r}")
     dimension, size = known
     if dimension != unit:
         needed = f"one in {unit} is needed, such as {_EXAMPLE.get(unit, unit)!r}" if unit else "a plain number is needed"
-        raise UnitError(f"{text!r} is a quantity in {dimension}, but {needed}")
+        raise UnitError(f"{shown(text)} is a quantity in {dimension}, but {needed}")
+    if not math.isfinite(number * size):
+        raise UnitError(f"{shown(text)} is not a finite number")
     return number * size
+
+
+def count(text: str | int | float, name: str = "number") -> int:
+    """Read a whole number as people write it: with separators, an exponent, or k, M, G or B (1e9), T; Ki, Mi, Gi are binary.
+
+    name: what the number is, for the error. Raises UnitError for what is no number, RangeError for one that is not whole, is
+    negative, or is beyond 1e15.
+
+    >>> [count(text) for text in ("8k", "1e3", "1.5M", "8_192", "8,192", "128Ki", "2B", 72)]
+    [8000, 1000, 1500000, 8192, 8192, 131072, 2000000000, 72]
+    >>> count("2.5", "chips")
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: chips must be a whole number, not '2.5'
+    """
+    example = ", such as 8192, 8k or 1e3"
+    try:
+        number, written = _split(text, example)
+    except UnitError as error:
+        raise UnitError(f"{name}: {error}") from None
+    if written not in COUNTS:
+        raise UnitError(f"{name}: {shown(text)} ends in {shown(written)}; a number may end in k, M, G, B or T{example}")
+    found = round(number * COUNTS[written], 6)  # 4.1 k is 4100, though 4.1 * 1000 is a little less
+    if abs(found) > MOST_COUNTED:
+        raise RangeError(f"{name} must be at most {MOST_COUNTED:g}, not {shown(text)}")
+    if found < 0:
+        raise RangeError(f"{name} must be at least 0, not {shown(text)}")
+    if found != int(found):
+        raise RangeError(f"{name} must be a whole number, not {shown(text)}")
+    return int(found)
+
+
+def _split(text: str | float, hint: str) -> tuple[float, str]:
+    """Return the number that a text begins with, and what is written behind it."""
+    match = (
+        None if isinstance(text, bool) else _NUMBER.fullmatch((text if isinstance(text, str) else str(_float(text))).strip())
+    )
+    if not match:
+        raise UnitError(f"{shown(text)} is not a number{hint}")
+    number = float(match[1].replace(",", "").replace("_", ""))
+    if not math.isfinite(number):
+        raise UnitError(f"{shown(text)} is not a finite number")
+    return number, match[2] or ""
+
+
+def _float(number: float) -> float:
+    """Return a number as a float, infinite where it is larger than any."""
+    try:
+        return float(number)
+    except (OverflowError, TypeError, ValueError):
+        return math.inf
 
 
 _EXAMPLE: Final = {

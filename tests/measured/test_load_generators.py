@@ -14,7 +14,8 @@ import pytest
 
 from steptime.errors import DataFileError, InputError
 from steptime.measured.load_generators import objects, read_files, row_of
-from steptime.measured.validation import checker, grouped, predict
+from steptime.measured.runs import checker
+from steptime.measured.validation import grouped, predict
 from steptime.physics.engine import load_engine
 from tests.measured.test_validation import one, written
 from tests.terminal.test_commands import run
@@ -158,7 +159,7 @@ def test_a_kv_format_that_is_told_is_taken():
         (VLLM | {"ramp_up_strategy": "linear"}, "ramps"),
         (VLLM | {"diffusion_steps_per_canvas": 8}, "diffusion"),
         ({k: v for k, v in VLLM.items() if "tpot" not in k}, "lacks mean_tpot_ms: run it with --percentile-metrics"),
-        (VLLM | {"mean_tpot_ms": 0.0}, "mean_tpot_ms must be a number greater than 0, not 0.0"),
+        (VLLM | {"mean_tpot_ms": 0.0}, "mean_tpot_ms must be a number greater than 0, not 0"),
         (VLLM | {"mean_tpot_ms": float("nan")}, "mean_tpot_ms must be"),
         (VLLM | {"mean_tpot_ms": True}, "mean_tpot_ms must be"),
         (VLLM | {"duration": "40"}, "duration must be"),
@@ -243,7 +244,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
         ),
         (OPTIONS.replace("h100", "h1000"), VLLM, "steptime: unknown system 'hgx-h1000'; did you mean hgx-h100"),
         (OPTIONS.replace("bf16", "fp9"), VLLM, "steptime: unknown number format 'fp9'; did you mean fp8"),
-        (OPTIONS.replace("tp 1", "tp 0"), VLLM, "steptime: tp must be greater than 0"),
+        (OPTIONS.replace("tp 1", "tp 0"), VLLM, "steptime: tp must be at least 1"),
         (OPTIONS + " --kv fp9", VLLM, "unknown KV format 'fp9'"),
         (OPTIONS + " --model lama-3.1-8b", VLLM, "steptime: unknown model 'lama-3.1-8b'; did you mean"),
         (OPTIONS, VLLM | {"model_id": "/models/own"}, "--model NAME replaces it"),

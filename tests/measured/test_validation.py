@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from steptime.errors import DataFileError, InputError
+from steptime.measured import runs as runs_of
 from steptime.measured import validation as validate
 from steptime.measured.calibration import NAMES, engine_file, engine_from, fit_all
 from steptime.measured.comparison import errors, report, write_predictions
-from steptime.measured.validation import COLUMNS, OPTIONAL, predict, read_runs
+from steptime.measured.runs import COLUMNS, OPTIONAL, read_runs
+from steptime.measured.validation import predict
 from steptime.physics.constants import CONSTANTS
 from steptime.physics.engine import Engine, constant, load_engine, with_constants
 
@@ -140,7 +142,7 @@ def test_error_figures():
         ({"concurrency": "-1"}, "concurrency must be a whole number of at least 1"),
         ({"tp": "two"}, "tp is 'two', not a number"),
         ({"dp": "1e300"}, "dp must be at most 100,000,000, not '1e300'"),
-        ({"tp": "1e8", "dp": "1e8", "pp": "1e8"}, "does not divide the 32 heads"),
+        ({"tp": "1e8", "dp": "1e8", "pp": "1e8"}, "tp must be at most 200,000, not 100,000,000"),
         ({"tpot_s": "0"}, "tpot_s must be a time greater than 0"),
         ({"tpot_s": "nan"}, "tpot_s must be a time greater than 0"),
         ({"ttft_s": "-3"}, "ttft_s must be a time greater than 0"),
@@ -177,7 +179,8 @@ def test_each_name_of_the_catalogue_is_read_once(tmp_path, monkeypatch):
         return lambda name, *rest, **options: read.append(name) or load(name, *rest, **options)
 
     for load in (validate.load_system, validate.load_model):
-        monkeypatch.setattr(validate, load.__name__, counted(load))
+        for module in (runs_of, validate):
+            monkeypatch.setattr(module, load.__name__, counted(load))
     path = written(tmp_path / "runs.csv", *(one(id=str(i), concurrency=str(i + 1), tp=str(2 ** (i % 4))) for i in range(40)))
     rows, _ = read_runs(path)
     assert sorted(read) == ["hgx-h100", "llama-3.1-8b"]

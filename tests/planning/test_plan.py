@@ -154,7 +154,7 @@ def test_no_room_for_a_sequence_is_an_answer():
 
 @pytest.mark.parametrize("chips", [0, -1])
 def test_chips_must_be_positive(deepseek, rack, chips):
-    with pytest.raises(st.InputError, match="greater than 0"):
+    with pytest.raises(st.InputError, match="at least 1"):
         st.plan(deepseek, rack, CHAT, chips=chips)
 
 

@@ -638,7 +638,10 @@ def test_broken_traces_name_the_line(tmp_path, name, text, says):
             "1 blocks of 512 tokens do not make 600",
         ),
         ('{"timestamp": 0, "input_length": 1e30, "output_length": 5}', "a:1: input_length: 1e.30 is not a number of tokens"),
-        ('{"timestamp": 1' + "0" * 400 + ', "input_length": 1, "output_length": 5}', "a:1: timestamp: 1000.* is not a time"),
+        (
+            '{"timestamp": 1' + "0" * 400 + ', "input_length": 1, "output_length": 5}',
+            "a:1: timestamp: a number of some 400 digits is not a time",
+        ),
         ('{"timestamp": true, "input_length": 1, "output_length": 5}', "timestamp: True is not a time"),
         ('{"arrival": 1' + "0" * 5000 + "}", "a:1: is not valid JSON: nested too deep, or a number too long"),
         ('{"arrival": ' + "[" * 100_000, "a:1: is not valid JSON"),

@@ -137,7 +137,7 @@ def system_row(system: System) -> SystemRow:
         hbm_capacity=hbm.capacity,
         hbm_bandwidth=hbm.bandwidth,
         scale_up_bandwidth=system.scale_up.link.bandwidth,
-        scale_out_bandwidth=system.scale_out.link.bandwidth,
+        scale_out_bandwidth=math.nan if system.is_box else system.scale_out.link.bandwidth,
         rent=system.rent.typical,
     )
 
@@ -202,7 +202,7 @@ def system_card(system: System) -> SystemCard:
         drain_seconds=drain_seconds(hbm.capacity, hbm.bandwidth),
         memory=tuple(map(_tier_row, (*system.chip.memory, *system.tiers))),
         domains=tuple(map(_domain_row, system.domains)),
-        up_over_out=system.scale_up.link.bandwidth / system.scale_out.link.bandwidth,
+        up_over_out=math.nan if system.is_box else system.scale_up.link.bandwidth / system.scale_out.link.bandwidth,
         scale_up_hbm=system.chips * hbm.capacity,
         rent_range=system.rent,
         rack={RACK_KEYS.get(name, name): value for name, value in system.rack.items()},

@@ -4,27 +4,76 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from steptime.errors import DataFileError, UnknownName
+from steptime.errors import DataFileError, UnknownName, shown
 
 PACKAGED = Path(__file__).parents[1] / "data"
 SUFFIXES = {"models": ".json"}
+LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}  # bytes; real files have a thousandth to a tenth of it
+DEEPEST_KEY: Final = 32  # parts of a TOML key; the reader's time grows with their square
+UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+_KEY = re.compile(r"(?:(?<![^\s.=\[\]{},#])[^\s.=\[\]{},#]++[ \t]*+\.[ \t]*+)" + f"{{{DEEPEST_KEY}}}")
+
+KINDS: Final = {  # what a file is, by keys that only its kind has
+    "a model's config.json": ("model_type", "architectures", "hidden_size", "num_hidden_layers", "text_config"),
+    "a model of the catalogue": ("config",),
+    "a system": ("domains",),
+    "a chip": ("peak", "memory"),
+    "a list of rents": ("quotes",),
+    "an engine": ("constants", "fit"),
+}
+
+
+def looks_like(data: Mapping[str, Any]) -> str:
+    """Return what kind of data file some keys make, or "" where no key tells.
+
+    >>> looks_like({"model_type": "llama", "hidden_size": 4096}), looks_like({"name": "x"})
+    ("a model's config.json", '')
+    """
+    return next((kind for kind, keys in KINDS.items() if any(key in data for key in keys)), "")
 
 
 def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Path]:
     """Return the folders that hold `kind` (chips, systems, rents, models, engines), first searched first."""
-    user = Path(os.environ.get("STEPTIME_CATALOG") or Path.home() / ".steptime")
-    if catalog is not None and not Path(catalog).is_dir():
+    if catalog is not None and not is_dir(Path(catalog)):
         raise DataFileError(
-            catalog,
+            shown(catalog).strip("'"),
             "is not a folder; --catalog names a folder with chips/, systems/, rents/, models/ or engines/ in it",
         )
-    roots = ([Path(catalog)] if catalog is not None else []) + [user, PACKAGED]
-    return [root / kind for root in roots if (root / kind).is_dir()]
+    roots = ([Path(catalog)] if catalog is not None else []) + [*_users(), PACKAGED]
+    return [root / kind for root in roots if is_dir(root / kind)]
+
+
+def _users() -> list[Path]:
+    """Return the user's own folder: `STEPTIME_CATALOG`, or `~/.steptime` where there is a home."""
+    if named := os.environ.get("STEPTIME_CATALOG"):
+        return [Path(named)]
+    try:
+        return [Path.home() / ".steptime"]
+    except RuntimeError:  # an unknown user in a container
+        return []
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; what cannot be one, or be looked at, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, a folder that may not be read, a zero byte
+        return False
+
+
+def is_dir(path: Path) -> bool:
+    """Whether there is such a folder; what cannot be one, or be looked at, is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str, Path]:
@@ -38,36 +87,41 @@ def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str,
 
 
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
-    """Return the file of `name`: a path as it is, a name of the catalogue, or an alias of one; "_" counts as "-"."""
+    """Return the file of `name`: a path as it is, a name of the catalogue, or an alias of one.
+
+    Capitals do not count, and "_" and " " are as "-".
+    """
     suffix = SUFFIXES.get(kind, ".toml")
     path = Path(name)
-    if path.suffix == suffix or path.is_file():
-        if path.is_file():
-            return path
-        raise DataFileError(name, "no such file")
+    if is_file(path):
+        return path
+    if path.suffix == suffix:
+        raise DataFileError(shown(name).strip("'"), "no such file")
     known = files(kind, catalog)
     by_folded = {_folded(key): path for key, path in known.items()}
     if _folded(name) in by_folded:
         return by_folded[_folded(name)]
-    aliases = {_folded(alias): path for path in known.values() for alias in read_file(path).get("aliases", ())}
+    aliases = {_folded(alias): path for path in known.values() for alias in _aliases(path)}
     if _folded(name) in aliases:
         return aliases[_folded(name)]
     singular = kind.removesuffix("s")
     raise UnknownName(singular, name, [*known, *aliases], f"`steptime {kind}` lists them; a path to a file works too.")
 
 
+def _aliases(path: Path) -> list[str]:
+    aliases = read_file(path).get("aliases", ())
+    return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
+
+
 def _folded(name: str) -> str:
-    return name.casefold().replace("_", "-")
+    return name.strip().casefold().replace("_", "-").replace(" ", "-")
 
 
 @lru_cache(maxsize=512)
 def _read(path: Path, _modified: float) -> dict[str, Any]:
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    try:
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        data = json.loads(text, object_pairs_hook=_once) if _is_json(path, text) else tomllib.loads(text)
     except json.JSONDecodeError as error:
         raise DataFileError(path, f"is not valid JSON: {error.msg}", error.lineno) from None
     except RecursionError:
@@ -75,11 +129,57 @@ def _read(path: Path, _modified: float) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         line = str(error).rpartition("at line ")[2].partition(",")[0]
         raise DataFileError(
-            path, f"is not valid TOML: {error}", int(line) if line.isdigit() else text.count("\n") + 1
+            path, f"is not valid TOML: {error!s:.200}", int(line) if line.isdigit() else text.count("\n") + 1
         ) from None
+    except _Twice as key:
+        raise DataFileError(path, f"has the key {shown(str(key))} twice in one object", _line(text, str(key), nth=2)) from None
+    except ValueError:
+        raise DataFileError(path, "holds a number of more digits than can be read") from None
     if not isinstance(data, dict):
         raise DataFileError(path, f"holds a {type(data).__name__}, not a table of keys", 1)
     return data
+
+
+def _text(path: Path) -> str:
+    """Return the text of a data file; a byte order mark at its start is no part of it."""
+    size, most = path.stat().st_size, LARGEST.get(path.suffix, LARGEST[".toml"])
+    if size > most:
+        problem = f"has {size / 1e6:,.1f} MB; a file of this kind has at most {most / 1e6:g} MB: is it the right one?"
+        raise DataFileError(path, problem)
+    raw = path.read_bytes()
+    if raw[:2] in UTF16:
+        raise DataFileError(path, "is UTF-16 text; save it as UTF-8")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    text = text.replace("\r\n", "\n")
+    if not _is_json(path, text) and (deep := _KEY.search(text)):
+        line = text.count("\n", 0, deep.start()) + 1
+        raise DataFileError(path, f"has a key of more than {DEEPEST_KEY} parts", line)
+    return text
+
+
+def _is_json(path: Path, text: str) -> bool:
+    return path.suffix == ".json" or text[:1000].lstrip().startswith("{")
+
+
+class _Twice(Exception):
+    """A key that stands twice in one JSON object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        raise _Twice(next(key for key, _ in pairs if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+    return found
+
+
+def _line(text: str, key: str, nth: int) -> int | None:
+    """Return the line of the nth place where a JSON key stands, where it is written plainly."""
+    places = [found.start() for found in re.finditer(re.escape(json.dumps(key)), text)]
+    return text.count("\n", 0, places[nth - 1]) + 1 if len(places) == nth else None
 
 
 def read_file(path: Path) -> dict[str, Any]:

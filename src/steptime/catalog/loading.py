@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from steptime.catalog.files import files, find
+from steptime.catalog.files import files, find, is_file
 from steptime.catalog.schema import (
     RACK_UNITS,
     ChipEntry,
@@ -21,7 +21,8 @@ from steptime.catalog.schema import (
     line_of,
     validated,
 )
-from steptime.errors import DataFileError, InputError, UnitError
+from steptime.errors import DataFileError, InputError, RangeError, UnitError, shown
+from steptime.machines.figures import checked
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.sourced import GRADES, Figure
 from steptime.units import parse
@@ -36,7 +37,7 @@ class _Reader:
         self.path, self.sources = path, sources
         self.figures: dict[str, Figure] = {}
 
-    def number(self, place: str, entry: FigureEntry, unit: str, *, zero: bool = False) -> float:
+    def number(self, place: str, entry: FigureEntry, unit: str) -> float:
         """Return the value of `entry` in base units; errors name the file and the place."""
         source = SourceEntry(url="", date="", grade="guess")
         if entry.source:
@@ -44,11 +45,11 @@ class _Reader:
                 raise DataFileError(self.path, f"{place}: source {entry.source!r} is not among [sources]")
             source = self.sources[entry.source]
         try:
-            value = parse(entry.value, unit)
+            value = float(checked(place, parse(entry.value, unit), unit))
         except UnitError as error:
-            raise DataFileError(self.path, f"{place}: {error}", line_of(self.path, place.rpartition(".")[2])) from None
-        if value < 0 or (value == 0 and not zero):
-            raise DataFileError(self.path, f"{place}: {entry.value!r} must be greater than 0")
+            raise DataFileError(self.path, f"{place}: {error}", self.line(place)) from None
+        except RangeError as error:
+            raise DataFileError(self.path, str(error), self.line(place)) from None
         self.figures[place] = Figure(
             value=value,
             unit=unit,
@@ -60,16 +61,17 @@ class _Reader:
         )
         return value
 
+    def line(self, place: str) -> int | None:
+        return line_of(self.path, place.rpartition(".")[2])
+
     def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:
         """Return one memory tier."""
         return MemoryTier(
             name=entry.name,
             capacity=self.number(f"{place}.capacity", entry.capacity, "B"),
             bandwidth=self.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
-            latency=self.number(f"{place}.latency", entry.latency, "s", zero=True) if entry.latency else 0.0,
-            usd_per_byte=self.number(f"{place}.usd_per_byte", entry.usd_per_byte, "USD/B", zero=True)
-            if entry.usd_per_byte
-            else 0.0,
+            latency=self.number(f"{place}.latency", entry.latency, "s") if entry.latency else 0.0,
+            usd_per_byte=self.number(f"{place}.usd_per_byte", entry.usd_per_byte, "USD/B") if entry.usd_per_byte else 0.0,
         )
 
 
@@ -77,7 +79,13 @@ def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple
     """Return a chip and the sources of its figures."""
     path = find("chips", name, catalog)
     entry = validated(ChipEntry, path)
-    reader = _Reader(path, entry.sources)
+    return _chip(entry, _Reader(path, entry.sources))
+
+
+def _chip(entry: ChipEntry, reader: _Reader) -> tuple[Chip, dict[str, Figure]]:
+    if not entry.peak:
+        raise DataFileError(reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("peak"))
+    _unique(reader, "memory", [tier.name for tier in entry.memory])
     chip = Chip(
         name=entry.name,
         title=entry.title,
@@ -92,20 +100,18 @@ def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple
 
 
 def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> System:
-    """Return the system of a catalogue name, an alias or a path to a TOML file.
+    """Return the system of a catalogue name, an alias or a path to a TOML file, in which the chip may stand as a table.
 
     Raises UnknownName with the nearest names, or DataFileError with file and line.
     """
     path = find("systems", os.fspath(name), catalog)
     entry = validated(SystemEntry, path)
-    sibling = path.parent / f"{entry.chip}.toml"
-    local = sibling if path.parent.name != "systems" and sibling.is_file() else None
-    chip, figures = load_chip(str(local) if local else entry.chip, catalog)
     reader = _Reader(path, entry.sources)
-    domains = tuple(_domain(reader, path, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
-    sizes = [domain.size for domain in domains]
-    if sizes != sorted(sizes):
-        raise DataFileError(path, "domains: sizes must grow from the inner to the outer", line_of(path, "size"))
+    chip, figures = _chip(*entry_of_chip(entry, path, catalog))
+    _unique(reader, "domains", [domain.kind for domain in entry.domains], "kind")
+    _unique(reader, "tiers", ["chip", "rack", *(tier.name for tier in chip.memory), *(tier.name for tier in entry.tiers)])
+    domains = tuple(_domain(reader, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
+    _check_sizes(reader, entry, domains)
     rack = {
         key: reader.number(f"rack.{key}", value, unit)
         for key, unit in RACK_UNITS.items()
@@ -135,16 +141,50 @@ def system_of(system: SystemLike) -> System:
     return load_system(system)
 
 
-def _domain(reader: _Reader, path: Path, entry: DomainEntry, *, last: bool) -> Domain:
+def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str] | None = None) -> tuple[ChipEntry, _Reader]:
+    """Return the chip of a system, which is a table of its file, a file beside it, or one of the catalogue, and its reader."""
+    if isinstance(entry.chip, ChipEntry):
+        return entry.chip, _Reader(path, {**entry.sources, **entry.chip.sources})
+    sibling = path.parent / f"{entry.chip}.toml"
+    local = path.parent.name != "systems" and is_file(sibling) and not sibling.samefile(path)
+    place = sibling if local else find("chips", entry.chip, catalog)
+    chip = validated(ChipEntry, place)
+    return chip, _Reader(place, chip.sources)
+
+
+def _unique(reader: _Reader, place: str, names: list[str], what: str = "name") -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise DataFileError(reader.path, f"{place}: the {what} {shown(name)} stands twice", reader.line(what))
+
+
+def _domain(reader: _Reader, entry: DomainEntry, *, last: bool) -> Domain:
     if entry.size is None and not last:
-        raise DataFileError(path, f"domains: {entry.name} needs a size; only the outermost goes without", line_of(path, "name"))
+        problem = f"domains: {entry.name} needs a size; only the outermost goes without"
+        raise DataFileError(reader.path, problem, reader.line("name"))
     place = entry.kind.replace("-", "_")
     link = Link(
         bandwidth=reader.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
-        latency=reader.number(f"{place}.latency", entry.latency, "s", zero=True),
+        latency=reader.number(f"{place}.latency", entry.latency, "s"),
         topology=entry.topology,
     )
-    return Domain(name=entry.name, kind=entry.kind, size=entry.size if entry.size and not last else math.inf, link=link)
+    return Domain(name=entry.name, kind=entry.kind, size=math.inf if entry.size is None else entry.size, link=link)
+
+
+def _check_sizes(reader: _Reader, entry: SystemEntry, domains: tuple[Domain, ...]) -> None:
+    """Raise DataFileError for domains that do not grow outwards, or do not hold the chips of the system."""
+    sizes = [domain.size for domain in domains]
+    if sizes != sorted(sizes):
+        raise DataFileError(reader.path, "domains: sizes must grow from the inner to the outer", reader.line("size"))
+    if entry.chips > sizes[-1]:
+        problem = f"chips: {entry.chips:,} are more than the {sizes[-1]:,} of the outermost domain, {domains[-1].name}"
+        raise DataFileError(reader.path, problem, reader.line("chips"))
+    if len(domains) == 1 and entry.chips < sizes[-1] < math.inf:
+        problem = (
+            f"domains: a machine of one domain is a box, whose size, {sizes[-1]:,}, is its number of chips, {entry.chips:,}; "
+            'add the domain that joins boxes (kind = "scale-out", without a size), or make them equal'
+        )
+        raise DataFileError(reader.path, problem, reader.line("size"))
 
 
 def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[str, str, str, Figure]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 
-from steptime.catalog.files import read_file
-from steptime.errors import DataFileError
+from steptime.catalog.files import looks_like, read_file
+from steptime.errors import DataFileError, did_you_mean, shown
+from steptime.numbers import MOST_CHIPS
 
 
 class _Strict(BaseModel):
@@ -45,16 +46,25 @@ Entry = Annotated[FigureEntry, BeforeValidator(_as_entry)]
 
 
 class _Thing(_Strict):
-    name: str
-    title: str = ""
+    name: str = Field(min_length=1, max_length=100)
+    title: str = Field(default="", max_length=300)
     aliases: list[str] = []
     sources: dict[str, SourceEntry] = {}
 
 
-class MemoryEntry(_Strict):
-    """One memory tier."""
+TAKEN: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
 
-    name: str
+
+def _free(name: str) -> str:
+    if name in TAKEN:
+        raise ValueError(f"{name!r} names other figures already; take another")
+    return name
+
+
+class MemoryEntry(_Strict):
+    """One memory tier; its name stands in the paths of its figures."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"), AfterValidator(_free)]
     capacity: Entry
     bandwidth: Entry
     latency: Entry | None = None
@@ -75,9 +85,9 @@ class ChipEntry(_Thing):
 class DomainEntry(_Strict):
     """One level of the network."""
 
-    name: str
+    name: str = Field(min_length=1, max_length=100)
     kind: Literal["scale-up", "pod", "scale-out"]
-    size: int | None = None
+    size: int | None = Field(default=None, ge=1, le=MOST_CHIPS)
     topology: Literal["switch", "mesh", "torus", "ring"] = "switch"
     bandwidth: Entry
     latency: Entry = FigureEntry.model_validate({"value": "0 s"})
@@ -93,7 +103,7 @@ class RackEntry(_Strict):
     power_limit: Entry | None = None
     weight_limit: Entry | None = None
     cable_limit: Entry | None = None
-    chips: int | None = None
+    chips: int | None = Field(default=None, ge=1, le=MOST_CHIPS)
 
 
 RACK_UNITS = {
@@ -104,8 +114,11 @@ RACK_UNITS = {
 class SystemEntry(_Thing):
     """A system file."""
 
-    chip: str
-    chips: int = Field(ge=1)
+    chip: Annotated[
+        Annotated[str, Tag("[name]")] | Annotated[ChipEntry, Tag("[table]")],
+        Discriminator(lambda chip: "[table]" if isinstance(chip, dict | ChipEntry) else "[name]"),
+    ]
+    chips: int = Field(ge=1, le=MOST_CHIPS)
     year: int = 0
     domains: list[DomainEntry] = Field(min_length=1)
     tiers: list[MemoryEntry] = []
@@ -128,27 +141,44 @@ class RentsEntry(_Thing):
 
 
 Schema = TypeVar("Schema", bound=BaseModel)
+NAMES: Final[dict[type[BaseModel], str]] = {ChipEntry: "a chip", SystemEntry: "a system", RentsEntry: "a list of rents"}
 
 
 def validated(schema: type[Schema], path: Path) -> Schema:
     """Return the file at `path` as `schema`; raise DataFileError with the place where it does not fit."""
     data = read_file(path)
+    wanted = NAMES[schema]
+    if not data:
+        raise DataFileError(path, f"is empty, and no file of {wanted}")
+    kind = looks_like(data)
+    if kind and kind != wanted and not {"a chip", "a system"} >= {kind, wanted}:
+        raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}")
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        parts = [str(part) for part in first["loc"] if part != "[key]"]
-        place = ".".join(parts)
-        key = next((part for part in reversed(parts) if not part.isdigit()), "")
-        problem = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        if first["type"] == "extra_forbidden":
-            problem = f"{place}: no such key"
-        elif first["type"] == "missing":
-            problem = f"{place}: is missing"
+        if kind and kind != wanted:
+            raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}") from None
+        problem, key = _problem(error, schema)
         raise DataFileError(path, problem, line_of(path, key)) from None
+
+
+def _problem(error: ValidationError, schema: type[BaseModel]) -> tuple[str, str]:
+    """Return what does not fit a schema, in words, and the key of it."""
+    first = error.errors(include_url=False)[0]
+    parts = [str(part) for part in first["loc"] if not str(part).startswith("[")]
+    place = ".".join(part if len(part) <= 60 else f"{part[:60]} ..." for part in parts)
+    key = next((part for part in reversed(parts) if not part.isdigit()), "")
+    given = "" if isinstance(first["input"], dict | list) else f", not {shown(first['input'])}"
+    problem = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
+    if first["type"] == "extra_forbidden":
+        near = did_you_mean(key, schema.model_fields, most=1) if len(parts) == 1 else ()
+        problem = f"{place}: no such key" + (f"; did you mean {near[0]}?" if near else "")
+    elif first["type"] == "missing":
+        problem = f"{place}: is missing"
+    return problem, key
 
 
 def line_of(path: Path, key: str) -> int | None:
     """Return the number of the first line that begins with `key`, counted from 1."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     return next((n for n, line in enumerate(lines, 1) if line.lstrip(" [").startswith(key) and key), None)

@@ -75,4 +75,11 @@ def peak_rate(peak: Mapping[str, Any], arithmetic: tuple[str, ...]) -> Any:
     for kind in arithmetic:
         if kind in peak:
             return peak[kind]
-    raise UnknownName("arithmetic", arithmetic[0], peak, f"The chip has peak rates for {', '.join(peak)} only.")
+    widest = "bf16" if "bf16" in arithmetic else arithmetic[0]
+    raise UnknownName(
+        "arithmetic",
+        arithmetic[0],
+        (),
+        f"The chip has peak rates for {', '.join(peak) or 'nothing'} only, and what is stored wider runs in {widest}: "
+        f'add {widest} = "... TFLOP/s" under [peak] of the chip\'s file.',
+    )

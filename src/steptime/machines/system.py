@@ -1,7 +1,8 @@
 """Machines: chips, memory tiers, links, nested domains, and systems built of them.
 
 A `System` is any number of equal chips in nested domains. The first domain (a node, a rack) is scale-up, the last has no
-size and is scale-out. Bandwidths are per chip and per direction; peak rates are dense. Any numeric field may be an array.
+size and is scale-out. A system of one domain with a size is a box: so many chips, and no network beyond them. Bandwidths are
+per chip and per direction; peak rates are dense. Any numeric field may be an array.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from steptime.machines.figures import SCALED, checked
 from steptime.numbers import Number
 from steptime.results import Result, in_words, unit
 from steptime.sourced import Figure
@@ -25,6 +29,12 @@ class MemoryTier:
     bandwidth: Number = field(metadata=unit("B/s", "bandwidth to the chip"))
     latency: Number = field(default=0.0, metadata=unit("s", "latency of a read"))
     usd_per_byte: Number = field(default=0.0, metadata=unit("USD/B", "price"))
+
+    def __post_init__(self) -> None:
+        checked(f"{self.name}.capacity", self.capacity, "B", most=SCALED)
+        checked(f"{self.name}.bandwidth", self.bandwidth, "B/s", most=SCALED)
+        checked(f"{self.name}.latency", self.latency, "s")
+        checked(f"{self.name}.usd_per_byte", self.usd_per_byte, "USD/B")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -42,6 +52,10 @@ class Chip(Result):
     memory: tuple[MemoryTier, ...]
     power_w: Number = field(default=math.nan, metadata=unit("W", "power of the package"))
     reached: Mapping[str, Number] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind, rate in self.peak.items():
+            checked(f"{self.name}.peak.{kind}", rate, "FLOP/s", most=SCALED)
 
     @property
     def hbm(self) -> MemoryTier:
@@ -70,10 +84,14 @@ class Link:
     latency: Number = field(default=0.0, metadata=unit("s", "latency of one message"))
     topology: str = "switch"
 
+    def __post_init__(self) -> None:
+        checked("bandwidth of a link", self.bandwidth, "B/s", most=SCALED)
+        checked("latency of a link", self.latency, "s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """A set of `size` chips that one fabric joins; the outermost has size infinity."""
+    """A set of `size` chips that one fabric joins; an outermost one without end has size infinity."""
 
     name: str
     kind: str
@@ -115,8 +133,13 @@ class System(Result):
 
     @property
     def scale_out(self) -> Domain:
-        """The outermost domain, of any number of chips."""
+        """The outermost domain: of any number of chips, or the whole of a box."""
         return self.domains[-1]
+
+    @property
+    def is_box(self) -> bool:
+        """Whether the chips of one domain are all there are."""
+        return len(self.domains) == 1 and bool(np.all(np.isfinite(self.domains[0].size)))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its chip, its links and its rent."""

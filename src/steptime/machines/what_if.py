@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName
+from steptime.errors import RangeError, UnknownName, shown
+from steptime.machines.figures import checked
 from steptime.machines.system import Domain, Link, MemoryTier, System
 from steptime.numbers import Number
 from steptime.units import parse
@@ -70,13 +72,22 @@ def is_scalar(system: System) -> bool:
     return all(np.ndim(figure) == 0 for figure in figures)
 
 
+def is_single(system: System) -> bool:
+    """Whether every figure that can be set is a single number."""
+    return not any(np.ndim(read_figure(system, path)) for path in settable(system))
+
+
 def vary(system: System, changes: Mapping[str, Number]) -> System:
     """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
 
-    Values are in base units and may be arrays. Raises UnknownName for a knob that the system lacks.
+    Values are in base units and may be arrays. Raises UnknownName for a figure that the system lacks, RangeError for a value
+    that no machine has, such as a negative bandwidth, half a chip or domains that do not grow outwards.
     """
+    units = settable(system)
     for path, value in changes.items():
-        system = _vary_one(system, path, value)
+        _check_path(system, path)
+        system = _vary_one(system, path, checked(path, value, units[path]))
+    _check_sizes(system)
     return system
 
 
@@ -96,14 +107,20 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         path, equals, value = text.partition("=")
         path = path.strip()
         if not equals:
-            raise RangeError(f"{text!r} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
+            raise RangeError(f"{shown(text)} is not KEY=VALUE, such as chip.hbm.bandwidth=16TB/s")
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)
-        figure = changes[path] = parse(value, units[path])
-        if figure < 0 or (figure == 0 and not path.endswith(("latency", "usd_per_byte", "rent"))):
-            raise RangeError(f"{path}={value.strip()}: must be greater than 0")
+        changes[path] = checked(path, parse(value, units[path]), units[path])
     return changes
+
+
+def _check_sizes(system: System) -> None:
+    for inner, outer in pairwise(system.domains):
+        if np.any(np.asarray(inner.size) > outer.size):
+            raise RangeError(
+                f"the {np.max(inner.size):,} chips of {inner.name} are more than the {np.min(outer.size):,} of {outer.name}"
+            )
 
 
 def _check_path(system: System, path: str) -> None:

@@ -338,6 +338,12 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
 
     The interval is the prior's until there are 50 runs or more of a regime.
     """
+    lossless = next((n for n in (*NAMES, *QUEUE_NAMES) if not float(constant(prior, n)) > 0), None)
+    if lossless:
+        raise InputError(
+            f"calibrate starts from an engine with losses, to make them larger or smaller; {prior.name} has no {lossless}: "
+            "take vllm, sglang, trtllm or typical as prior"
+        )
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = _log_tpot(rows)
     mean = np.log([float(constant(prior, n)) for n in NAMES])

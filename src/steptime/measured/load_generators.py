@@ -13,7 +13,7 @@ request (Little's law), $X (TTFT + (O - 1) TPOT)$ at $X$ requests a second. Wher
 those that decode are $X (O - 1) TPOT$; the others wait, and the time to first token is that of the wait: it is left out.
 
 **Lengths.** Means are known. How far lengths reach to both sides of them is told by the lengths themselves, where the file has
-them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`validate.DRAWN`).
+them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`runs.DRAWN`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from steptime.catalog.files import is_dir, is_file
 from steptime.catalog.loading import load_system
-from steptime.errors import DataFileError, InputError, RangeError
+from steptime.errors import DataFileError, InputError, RangeError, shown
 from steptime.machines.formats import number_format
-from steptime.measured.validation import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
+from steptime.measured.runs import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
 from steptime.models.loading import load_model
-from steptime.numbers import check_positive
+from steptime.numbers import MOST_CHIPS, whole
 from steptime.physics.engine import TYPICAL
+from steptime.units import count
 
 OPTIONS = {
     "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
@@ -78,9 +80,12 @@ def read_files(
 
 def _files(path: Path) -> list[Path]:
     """Return the path itself, or the files of a folder that may hold runs."""
-    if not path.is_dir():
+    if not is_dir(path):
         return [path]
-    inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and p.is_file())
+    try:
+        inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and is_file(p))
+    except OSError as error:
+        raise DataFileError(path, error.strerror or str(error)) from None
     if not inside:
         raise DataFileError(path, f"is a folder without a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")
     return inside
@@ -88,7 +93,9 @@ def _files(path: Path) -> list[Path]:
 
 def _check_given(given: Mapping[str, str], catalog: str | None) -> None:
     """Raise InputError for a name or a number that the user, not a file, got wrong."""
-    check_positive(**{axis: int(given[axis]) for axis in AXES if axis in given})
+    for axis in AXES:
+        if axis in given:
+            whole(axis, count(given[axis], axis), most=MOST_CHIPS)
     if "system" in given:
         load_system(given["system"], catalog)
     if "model" in given:
@@ -103,7 +110,9 @@ def _is_json(path: Path) -> bool:
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             return file.read(4096).lstrip()[:1] in ("{", "[")
     except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
+        raise DataFileError(shown(str(path)).strip("'"), error.strerror or str(error)) from None
+    except ValueError:  # a zero byte in its name
+        raise DataFileError(shown(str(path)).strip("'"), "no such file") from None
 
 
 def read_results(
@@ -213,7 +222,7 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
         hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
         raise InputError(f"lacks {key}{hint}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
-        raise InputError(f"{key} must be a number greater than 0, not {str(value)[:40]}")
+        raise InputError(f"{key} must be a number greater than 0, not {shown(value)}")
     return float(value)
 
 

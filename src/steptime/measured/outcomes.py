@@ -13,7 +13,8 @@ from steptime.errors import InputError, RangeError, UnknownName
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.measured.comparison import Predictions, report
 from steptime.measured.load_generators import read_files
-from steptime.measured.validation import COLUMNS, OPTIONAL, checker, engine_of, predict
+from steptime.measured.runs import COLUMNS, OPTIONAL, checker
+from steptime.measured.validation import engine_of, predict
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.results import Tabular, unit

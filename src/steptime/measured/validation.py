@@ -1,4 +1,4 @@
-"""Predicted against measured: reads serving runs, predicts TPOT and TTFT of each, and says how far off it is.
+"""Predicted against measured: predicts TPOT and TTFT of serving runs, and says how far off it is.
 
 A run is a closed loop of `concurrency` requests on one deployment. Its nominal lengths are the longest: benchmarks draw lengths
 evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths reach to both
@@ -9,13 +9,8 @@ closed form too.
 
 from __future__ import annotations
 
-import csv
-import math
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any
@@ -23,34 +18,22 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import load_system
-from steptime.errors import DataFileError, InputError
+from steptime.errors import InputError
 from steptime.machines.formats import number_format
 from steptime.machines.system import System
 from steptime.measured.comparison import Predictions
+from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
-from steptime.physics.rules import check
 from steptime.physics.uncertainty import factors, regime_of
 from steptime.planning.steady import closed_loop
 
-DRAWN = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
-DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
 MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
-AXES = ("tp", "pp", "dp", "ep")
-NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
-COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
-MEASURED = ("ttft_s", "tpot_s")
-MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
-SPREAD, REQUESTS = "length_spread", "requests"
-OPTIONAL = ("kv_dtype", *MEANS, SPREAD, REQUESTS)
 EACH = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
-LARGEST = 1e8  # of a length, a number of requests or of ways
 MOST_CLIENTS = 100_000  # of a loop that is simulated
-POSITIVE = (*MEASURED, *MEANS, REQUESTS)
-CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,113 +53,6 @@ class Runs:
     output_tokens: Array
     spread: Array
     requests: Array
-
-
-def read_runs(
-    path: str | os.PathLike[str], *, skip_bad: bool = False, catalog: str | None = None
-) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the rows of a CSV of runs, and what was wrong with those that were left out.
-
-    Raises DataFileError, with the line, for missing columns and for a bad row unless `skip_bad`.
-    """
-    problem_of = checker(catalog)
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            header = next(reader, [])
-            missing = [name for name in COLUMNS if name not in header]
-            if missing:
-                raise DataFileError(path, f"lacks the columns {', '.join(missing)}", 1)
-            header += [name for name in OPTIONAL if name not in header]
-            rows, problems = [], []
-            for cells in filter(None, reader):
-                row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
-                problem = problem_of(row)
-                if problem and not skip_bad:
-                    raise DataFileError(path, f"{problem}; --skip-bad leaves such rows out", reader.line_num)
-                if problem:
-                    problems.append(f"line {reader.line_num}: {problem}")
-                else:
-                    rows.append(row)
-    except OSError as error:
-        raise DataFileError(path, error.strerror or str(error)) from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataFileError(path, f"is not a CSV file: {error}") from None
-    if not rows:
-        raise DataFileError(path, "has no runs" + (f": {problems[0]}" if problems else ""))
-    return rows, problems
-
-
-def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
-    """Return what tells what is wrong with a row, "" for nothing; it reads each name of the catalogue once."""
-    system = lru_cache(maxsize=None)(partial(load_system, catalog=catalog))
-    model = lru_cache(maxsize=None)(partial(load_model, catalog=catalog))
-    names = lru_cache(maxsize=None)(partial(_wrong_name, system, model))
-    cells = lru_cache(maxsize=None)(partial(_wrong_cell, names))
-    checked = itemgetter(*CHECKED)
-    return lambda row: _wrong_measure(row) or cells(*checked(row))
-
-
-def _wrong_measure(row: Mapping[str, str]) -> str:
-    for name in POSITIVE:
-        text = row.get(name)
-        try:
-            good = not text or 0 < float(text) < math.inf
-        except ValueError:
-            good = False
-        if not good:
-            return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {text!r}"
-        if text and name not in MEASURED and float(text) > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {text[:40]!r}"
-    return _wrong_spread(row.get(SPREAD) or "0")
-
-
-def _wrong_spread(text: str) -> str:
-    try:
-        good = 0 <= float(text) <= 1
-    except ValueError:
-        good = False
-    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {text!r}"
-
-
-def spread_of(row: Mapping[str, str]) -> float:
-    """Return how far the lengths of a run reach to both sides of their mean, as a share of it.
-
-    Its column tells, or how the run is named (`DRAWN_IDS`).
-
-    >>> spread_of({"id": "2026_04_06_llama_c64"}) == spread_of({"id": "llama_c64_cfg7"}) == DRAWN
-    True
-    >>> spread_of({"id": "llama_c64"}), spread_of({"id": "llama_c64", "length_spread": "0.5"})
-    (0.0, 0.5)
-    """
-    if row.get(SPREAD):
-        return float(row[SPREAD])
-    return DRAWN if DRAWN_IDS.match(row["id"]) else 0.0
-
-
-def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
-    """Return what is wrong with the cells `CHECKED`."""
-    for name, text in zip(NUMBERS, cells, strict=False):
-        try:
-            value = float(text)
-        except ValueError:
-            return f"{name} is {text!r}, not a number"
-        if not (value >= 1 and value % 1 == 0):
-            return f"{name} must be a whole number of at least 1, not {text!r}"
-        if value > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {text[:40]!r}"
-    return names(*cells[len(NUMBERS) - len(AXES) :])
-
-
-def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cells: str) -> str:
-    """Return what is wrong with the ways, names and formats of a run."""
-    *ways, machine, name, weights, experts, kv = cells
-    try:
-        described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)
-        check(Layout(**{n: int(float(way)) for n, way in zip(AXES, ways, strict=True)}), described, system(machine))
-    except InputError as problem:
-        return str(problem)
-    return ""
 
 
 def grouped(

@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from steptime.errors import ConfigError, did_you_mean
+from steptime.errors import ConfigError, did_you_mean, shown
 from steptime.machines.formats import Format, number_format
-from steptime.models.quantization import Quantization, shown
+from steptime.models.quantization import Quantization
 
 LARGEST: Final = 1e12  # no size of a real model comes near; larger ones are slips of the pen or of a fuzzer
 DEEPEST: Final = 1_000

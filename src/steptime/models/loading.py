@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.files import find, read_file
-from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.catalog.files import find, is_dir, is_file, looks_like, read_file
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.machines.formats import number_format
 from steptime.models.config import Config
 from steptime.models.family import Family, known_families
@@ -18,6 +18,7 @@ from steptime.models.model import Model, with_formats
 
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
+CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4", "mxfp8", "mxfp4", "fp8_ds_mla")
 
 
@@ -35,7 +36,6 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
     outer.kv_name = kv_format
     family = _family(outer)
     c = family.text(outer)
-    context = c.raw("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", default=None)
     return Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
@@ -45,7 +45,7 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
         width=c.width,
         vocabulary=c.vocabulary,
         heads=c.heads,
-        max_context=context if isinstance(context, int) and context > 0 else math.inf,
+        max_context=c.integer(*CONTEXTS) if any(c.has(field) for field in CONTEXTS) else math.inf,
         kv_format=kv_format or c.quantization.kv_format or "bf16",
         notes=family.notes(c),
     )
@@ -80,18 +80,18 @@ def load_model(
     `weights`, `experts` and `kv` are number formats that replace those of the config: "fp8", "nvfp4", "bf16", ...
     Raises UnknownName with the nearest names, ConfigError with the field, or DataFileError with file and line.
     """
+    if not isinstance(name, str | os.PathLike | Mapping):
+        raise RangeError(f"a model is a name, a path or the fields of a config.json, not {shown(name)}")
     if isinstance(name, Mapping):
         model = read_model(name, kv_format=kv)
     else:
         path = Path(name)
-        if path.is_dir():
+        if is_dir(path):
             path = path / "config.json"
-            if not path.is_file():
+            if not is_file(path):
                 raise DataFileError(name, "is a folder without a config.json")
-        if not path.is_file() and path.suffix != ".json":
+        if not is_file(path):
             path = _find(str(name), catalog)
-        elif not path.is_file():
-            raise DataFileError(name, "no such file")
         model = _load(path, path.stat().st_mtime, kv)
     if weights or experts:
         model = with_formats(
@@ -116,10 +116,18 @@ def _load(path: Path, _modified: float, kv_format: str) -> Model:
     from dataclasses import replace
 
     data = read_file(path)
+    if not data:
+        raise DataFileError(path, "is empty, and no model's config.json")
+    kind = looks_like(data)
+    if kind and "model" not in kind:
+        raise DataFileError(path, f"is no model's config.json: it looks like {kind}")
     if "config" not in data:
         return read_model(data, name=path.parent.name if path.name == "config.json" else path.stem, kv_format=kv_format)
     if not isinstance(data["config"], dict):
         raise DataFileError(path, "config: must be a table of fields")
+    for key in ("source", "published"):
+        if not isinstance(data.get(key, {}), dict):
+            raise DataFileError(path, f"{key}: must be a table, not {shown(data[key])}")
     model = read_model(data["config"], name=str(data.get("name", path.stem)), kv_format=kv_format)
     return replace(model, source=data.get("source", {}), published=data.get("published", {}))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any, Final
 
+from steptime.errors import shown
 from steptime.machines.formats import Format, number_format
 from steptime.models.patterns import Patterns
 
@@ -19,14 +20,6 @@ ALGORITHMS: Final = {
     "NVFP4_AWQ": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8": "int8", "W8A8_SQ_PER_CHANNEL": "int8",
     "MXFP8": "mxfp8", "MXFP4": "mxfp4", "W4A8_NVFP4_FP8": "nvfp4", "W4A16_NVFP4": "nvfp4", "W4A16_MXFP4": "mxfp4",
 }  # fmt: skip
-
-
-def shown(value: Any) -> str:
-    """Return the beginning of `value` for an error."""
-    try:
-        return f"{value!r:.60}"
-    except ValueError:  # Python prints no whole number of more than 4300 digits
-        return "a number too long to print"
 
 
 class Quantization:

@@ -65,6 +65,7 @@ class Engine(Result):
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
+MOST_IMBALANCE = 1e6  # rows on the busiest chip over the mean
 TYPICAL = "typical"  # the engine that stands for one that is not known
 
 

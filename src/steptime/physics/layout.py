@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from steptime.numbers import Number
+from steptime.errors import LayoutError, RangeError
+from steptime.numbers import MOST_CHIPS, Number, whole
 from steptime.results import Tabular, broadcast, in_words, unit
 
 
@@ -77,6 +78,24 @@ def show_layout(layout: Layout) -> str:
     short = {"microbatches": "mb", "replicas": "x", "redundant_experts": "red"}
     shown = [f"{short.get(n, n)}{getattr(layout, n):g}" for n in NAMES if getattr(layout, n) > (n != "redundant_experts")]
     return " ".join(shown) or "one chip"
+
+
+def check_ways(layout: Layout) -> Layout:
+    """Return a layout, its lists as arrays.
+
+    Raises LayoutError where a field is not made of whole numbers of at least 1 (of redundant experts, 0).
+    """
+    lists = {name: value for name in NAMES if isinstance(value := getattr(layout, name), list | tuple)}
+    for name in NAMES:
+        try:
+            whole(name, getattr(layout, name), least=0 if name == "redundant_experts" else 1, most=MOST_CHIPS)
+        except RangeError as error:
+            raise LayoutError(str(error)) from None
+    try:
+        np.broadcast_shapes(*(np.shape(getattr(layout, name)) for name in NAMES))
+    except ValueError as error:
+        raise LayoutError(f"the fields of a layout do not go together: {error}") from None
+    return replace(layout, **{name: np.asarray(value) for name, value in lists.items()}) if lists else layout
 
 
 def exchanges_experts(layout: Layout) -> Any:

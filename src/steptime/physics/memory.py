@@ -14,13 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.catalog.loading import SystemLike, system_of
-from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Layer, Model, Op, cache_entries
-from steptime.numbers import Array, Number
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout
+from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
 
@@ -155,10 +154,13 @@ def memory_per_chip(
 
     `step_tokens`: tokens that one attention group works on at once (by default one for each of its sequences).
     """
-    if np.any(np.asarray(batch) < 0) or np.any(np.asarray(context) < 0):
-        raise RangeError("batch and context must be at least 0")
     model, system = model_of(model), system_of(system)
+    batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
+    context = at_least_zero("context", context, most=MOST_TOKENS)
+    step_tokens = at_least_zero("step tokens", step_tokens)
     layout, runs_on = layout or Layout(), engine_for(system, engine)
+    layout = check_ways(layout)
+    check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout),
@@ -179,7 +181,7 @@ def sequences_that_fit(
     step_tokens: Number = 0.0,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
-    layout = layout or Layout()
+    layout, context = check_ways(layout or Layout()), positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     each = np.maximum(cache_per_sequence(model, context, layout), 1e-300)
     return np.floor(np.maximum(empty.capacity - empty.used, -1.0) / each) * layout.dp

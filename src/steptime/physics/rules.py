@@ -18,7 +18,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
-from steptime.physics.layout import NAMES, Layout, exchanges_experts
+from steptime.physics.layout import NAMES, Layout, check_ways, exchanges_experts
 
 MODEL, SEARCH, ENGINE = "model", "search", "engine"
 
@@ -165,8 +165,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="chips of the machine",
         scope=MODEL,
-        holds=lambda f, x: _axis(x.chips) <= f.most,
-        reason=lambda f, x: f"{x.chips} chips are more than the {f.most} of {f.system}",
+        holds=lambda f, x: _axis(x.chips * x.replicas) <= f.most,
+        reason=lambda f, x: f"{np.max(x.chips * x.replicas):,} chips are more than the {np.max(f.most):,} of {f.system}",
     ),
     Rule(
         name="chips of the deployment",
@@ -208,12 +208,7 @@ https://docs.sglang.io/advanced_features/expert_parallelism.html"""
 
 def check(layout: Layout, model: Model, system: System) -> None:
     """Raise LayoutError where a layout cannot run the model on the system, naming the axis and the nearest ways that could."""
-    for name in NAMES:
-        value = np.asarray(getattr(layout, name))
-        least = 0 if name == "redundant_experts" else 1
-        whole = value.dtype.kind in "iu" or not np.any(value % 1)
-        if not whole or np.any(value < least):
-            raise LayoutError(f"{name} must be a whole number of at least {least}, not {np.min(value):g}")
+    check_ways(layout)
     for reason in reasons(layout, facts_of(model, system), scopes=(MODEL,)):
         raise LayoutError(reason)
 

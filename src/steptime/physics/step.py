@@ -25,19 +25,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.catalog.loading import SystemLike, system_of
-from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
-from steptime.numbers import Array, Number
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, between, check_shapes, positive
 from steptime.physics.blocks import blocks_of, in_threads
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
 from steptime.physics.demand import Work, ledger, work_of
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import NAMES, Layout
+from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
 from steptime.physics.operators import run_layers, run_stem
 from steptime.physics.rules import check
@@ -198,12 +197,17 @@ def ledger_of_step(
 
 
 def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
-    """Return the arguments of a step and the axes of its layout as arrays; raise RangeError for negative sizes."""
+    """Return the arguments of a step and the axes of its layout as arrays; raise RangeError for sizes out of bounds."""
     for name, value in inputs.items():
-        least = 1 if name == "query" else 0
-        if not np.all(np.asarray(value) >= least):
-            raise RangeError(f"{name} must be at least {'1 token' if least else 0}, not {np.min(value)}")
-    return {name: np.asarray(value) for name, value in (inputs | {name: getattr(layout, name) for name in NAMES}).items()}
+        most = MOST_SEQUENCES if name in ("batch", "prompts") else MOST_TOKENS
+        if name == "query":
+            between(name, value, 1, most, "token")
+        else:
+            at_least_zero(name, value, most=most)
+    ways = check_ways(layout)
+    given = inputs | {name: getattr(ways, name) for name in NAMES}
+    check_shapes(**given)
+    return {name: np.asarray(value) for name, value in given.items()}
 
 
 def _joined_steps(steps: list[Step], axis: int) -> Step:
@@ -255,9 +259,8 @@ def decode_step(
 
     `batch` counts the sequences of one replica, all attention groups together. `query` > 1 verifies drafted tokens.
     """
-    for name, value in (("batch", batch), ("context", context)):
-        if not np.all(np.asarray(value) > 0):
-            raise RangeError(f"{name} must be greater than 0, not {np.min(value)}")
+    positive("batch", batch, most=MOST_SEQUENCES)
+    positive("context", context, most=MOST_TOKENS)
     return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine)
 
 
@@ -275,9 +278,8 @@ def prefill_step(
 
     By default every attention group reads one prompt.
     """
-    layout = layout or Layout()
+    layout = check_ways(layout or Layout())
     prompts = layout.dp if prompts is None else prompts
-    for name, value in (("tokens", tokens), ("prompts", prompts)):
-        if not np.all(np.asarray(value) > 0):
-            raise RangeError(f"{name} must be greater than 0, not {np.min(value)}")
+    positive("tokens", tokens, most=MOST_TOKENS)
+    positive("prompts", prompts, most=MOST_SEQUENCES)
     return mixed_step(model, system, prompts=prompts, tokens=tokens, prefix=prefix, layout=layout, engine=engine)

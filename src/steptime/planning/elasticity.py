@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from steptime.machines.system import System
-from steptime.machines.what_if import scale
+from steptime.machines.what_if import scale, settable
 from steptime.models.model import Layer, Model
 from steptime.numbers import Array, Number
 from steptime.planning.candidates import AGGREGATED, Candidate, Case, prefill_of, state_of
@@ -38,12 +38,15 @@ def _machine(path: str) -> Callable[[Case, float], Case]:
     return changed
 
 
+MACHINE = {
+    "hbm_bandwidth": "chip.hbm.bandwidth",
+    "hbm_capacity": "chip.hbm.capacity",
+    "arithmetic": "chip.peak",
+    "scale_up_bandwidth": "scale_up.bandwidth",
+    "scale_out_bandwidth": "scale_out.bandwidth",
+}
 CHANGES: dict[str, Callable[[Case, float], Case]] = {
-    "hbm_bandwidth": _machine("chip.hbm.bandwidth"),
-    "hbm_capacity": _machine("chip.hbm.capacity"),
-    "arithmetic": _machine("chip.peak"),
-    "scale_up_bandwidth": _machine("scale_up.bandwidth"),
-    "scale_out_bandwidth": _machine("scale_out.bandwidth"),
+    **{name: _machine(path) for name, path in MACHINE.items()},
     "kv_bytes": lambda case, factor: replace(case, model=scaled_cache(case.model, factor)),
     "rent": _machine("rent"),
 }
@@ -60,9 +63,10 @@ IN_WORDS = {
 
 def changes_of(system: System) -> list[str]:
     """Return the figures whose worth can be asked for on this system."""
-    known = [name for name in CHANGES if name != "rent" or math.isfinite(system.rent.typical)]
-    memory = "hbm" in {tier.name for tier in system.chip.memory}
-    return [name for name in known if memory or not name.startswith("hbm")]
+    paths = settable(system)
+    needed = {name: path for name, path in MACHINE.items() if path != "chip.peak" and path not in paths}
+    rented = math.isfinite(system.rent.typical) and system.rent.typical > 0
+    return [name for name in CHANGES if name not in needed and (name != "rent" or rented)]
 
 
 def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:

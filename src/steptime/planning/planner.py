@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from steptime.errors import InputError, RangeError
 from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
+from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, weight_bytes
-from steptime.numbers import check_positive
+from steptime.numbers import MOST_CHIPS, single, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, prefill_of, state_of
@@ -60,8 +61,14 @@ def plan(
     """
     started = time.perf_counter()
     model, system = model_of(model), system_of(system)
-    chips = system.chips if chips is None else chips
-    check_positive(chips=chips)
+    single(chips=chips)
+    chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
+    if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo or Slo()) for f in fields(one)):
+        raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
+    if chips > system.scale_out.size:
+        raise RangeError(
+            f"{system.name} has {system.scale_out.size:,} chips and no network beyond them; {chips:,} are too many"
+        )
     if not modes or set(modes) - set(MODES):
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
     runs_on = engine_for(system, engine)

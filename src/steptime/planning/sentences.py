@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
-from steptime.models.model import weight_bytes
+from steptime.machines.system import System
+from steptime.models.model import Model, weight_bytes
+from steptime.numbers import Number
 from steptime.physics.layout import Layout
 from steptime.physics.memory import weights_per_chip
 from steptime.physics.search_space import legal
@@ -62,12 +65,26 @@ def why(case: Case, found: Plan) -> str:
     return text + f" {BETTER.get(name, f'10 % more {IN_WORDS.get(name, name)}')} would help most: {saving:.1%} cheaper."
 
 
+def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:
+    """Return what to mind about a step whose longest sequence has `reach` [tokens]: the model's context, an odd network."""
+    warnings = []
+    longest = float(np.max(reach))
+    if longest > model.max_context:
+        warnings.append(f"requests of {longest:,.0f} tokens exceed the model's context of {model.max_context:,.0f}")
+    for inner, outer in pairwise(system.domains):
+        if np.any(np.asarray(inner.link.bandwidth) < outer.link.bandwidth):
+            warnings.append(
+                f"{inner.name}, the {inner.kind} network, is slower than {outer.name}, the {outer.kind} network outside it "
+                f"({show(float(np.min(inner.link.bandwidth)), 'B/s')} and {show(float(np.max(outer.link.bandwidth)), 'B/s')}): "
+                "chips of one domain are taken to use the former alone"
+            )
+    return tuple(warnings)
+
+
 def warnings_of(case: Case) -> tuple[str, ...]:
     """Return what to mind about a plan before it is made: a short context, an uncertain rent, notes on the model."""
-    warnings = []
     reach = case.workload.input_tokens + case.workload.output_tokens
-    if reach > case.model.max_context:
-        warnings.append(f"requests of {reach:,.0f} tokens exceed the model's context of {case.model.max_context:,.0f}")
+    warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
     rent = case.system.rent
     if not math.isfinite(rent.typical):
         warnings.append(rent.note)
@@ -140,7 +157,8 @@ def does_not_fit(case: Case) -> str:
             2 ** math.ceil(math.log2(least)),
         }
     )
-    more = next((n for n in tries if case.chips < n <= 4096 and fitting(replace(case, chips=n))), None)
+    most = min(4096, case.system.scale_out.size)
+    more = next((n for n in tries if case.chips < n <= most and fitting(replace(case, chips=n))), None)
     if more:
         message += f". With --chips {more} it would fit"
     return message

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from steptime.errors import RangeError
+import numpy as np
+
+from steptime.numbers import MOST_TOKENS, between, check_shapes, limit, share
 from steptime.results import unit
 
 
@@ -18,10 +20,12 @@ class Workload:
     cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that is in a prefix cache"))
 
     def __post_init__(self) -> None:
-        if self.input_tokens < 1 or self.output_tokens < 1:
-            raise RangeError(f"input and output must be at least 1 token, not {self.input_tokens} and {self.output_tokens}")
-        if not 0 <= self.cached_share < 1:
-            raise RangeError(f"cached share must be at least 0 and below 1, not {self.cached_share}")
+        between("input tokens", self.input_tokens, 1, MOST_TOKENS, "token")
+        between("output tokens", self.output_tokens, 1, MOST_TOKENS, "token")
+        check_shapes(input_tokens=self.input_tokens, output_tokens=self.output_tokens, cached_share=self.cached_share)
+        reach = np.asarray(self.input_tokens, dtype=np.float64) + np.asarray(self.output_tokens, dtype=np.float64)
+        between("input and output tokens together", reach, 1, MOST_TOKENS, "token")
+        share("cached share", self.cached_share, whole_too=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,5 @@ class Slo:
     tpot: float = field(default=math.inf, metadata=unit("s", "longest time per output token; null: no limit"))
 
     def __post_init__(self) -> None:
-        for name, value in (("TTFT", self.ttft), ("TPOT", self.tpot)):
-            if not value > 0:
-                raise RangeError(f"the {name} limit must be greater than 0 s, not {value}")
+        limit("the TTFT limit", self.ttft)
+        limit("the TPOT limit", self.tpot)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+import numpy as np
 
 from steptime.errors import RangeError, UnknownName
+from steptime.numbers import LONGEST, at_least_zero, limit, positive, single, whole
 from steptime.physics.engine import Engine
 from steptime.results import unit
 from steptime.simulation.state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
@@ -15,6 +18,7 @@ ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 UNIT = 64  # parts of a token in which contexts grow where drafts make it a fraction
 ENDLESS = 1 << 50
 MOST_SEATS, MOST_TOKENS = 1 << 20, 1 << 24  # of a replica, of a step
+MOST_BLOCK, MOST_DRAFTED, MOST_RANKS = 1 << 16, 1 << 10, 1 << 10  # tokens, tokens of a step, classes
 
 
 def kind_of(engine: Engine) -> str:
@@ -62,25 +66,25 @@ class Policy:
             ("routing", self.route, ROUTES),
             ("answer to a full cache", self.when_full, ("recompute", "queue")),
         ):
-            if chosen not in options:
+            if not isinstance(chosen, str) or chosen not in options:
                 raise UnknownName(kind, chosen, options, f"Known: {', '.join(options)}.")
-        for name, least, value in (
-            ("max sequences", 1, self.max_sequences),
-            ("token budget", 1, self.token_budget),
-            ("KV tokens", 1, self.kv_tokens),
-            ("block", 1, self.block),
-            ("drafted tokens", 0, self.drafted),
-            ("ranks", 1, self.ranks),
-            ("patience", 0, self.patience),
-        ):
-            if not value >= least:
-                raise RangeError(f"{name} must be at least {least}, not {value}")
-        if self.kind == "train" and not 0 < self.interval < math.inf:
-            raise RangeError(f"a train schedule needs an interval greater than 0 s, not {self.interval}")
-        if self.max_sequences > MOST_SEATS:
-            raise RangeError(f"max sequences must be at most {MOST_SEATS:,}, not {self.max_sequences:,}")
-        if self.token_budget > MOST_TOKENS:
-            raise RangeError(f"the token budget must be at most {MOST_TOKENS:,}, not {self.token_budget:,}")
+        numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "route", "when_full")}
+        single(**numbers)
+        for name, number in numbers.items():
+            if isinstance(number, np.generic):  # a narrow one would overflow
+                object.__setattr__(self, name, number.item())
+        whole("max sequences", self.max_sequences, most=MOST_SEATS)
+        whole("token budget", self.token_budget, most=MOST_TOKENS)
+        whole("block", self.block, most=MOST_BLOCK, unit="token")
+        whole("drafted tokens", self.drafted, least=0, most=MOST_DRAFTED)
+        whole("ranks", self.ranks, most=MOST_RANKS)
+        limit("KV tokens", self.kv_tokens, "token", least=1)
+        limit("max context", self.max_context, "token", least=1)
+        limit("patience", self.patience, least=0)
+        at_least_zero("interval", self.interval, "s", most=LONGEST)
+        if self.kind == "train":
+            positive("the interval of a train schedule", self.interval, "s", least=1e-6, most=LONGEST)
+        positive("acceptance", self.acceptance)
         if not 1 <= self.acceptance <= self.drafted + 1:
             raise RangeError(f"a step yields between 1 and {self.drafted + 1} tokens (drafted + 1), not {self.acceptance:g}")
 
@@ -88,7 +92,7 @@ class Policy:
         """Return the numbers that the loop reads, for a replica of `groups` attention groups."""
         drafting = self.acceptance > 1
         unit, block = (UNIT, 1) if drafting else (1, self.block)
-        room = int(min(self.kv_tokens, ENDLESS) * unit // block)
+        room = int(min(float(self.kv_tokens), ENDLESS) * unit // block)
         return Rules(
             kind=KINDS[self.kind],
             seats=int(self.max_sequences),
@@ -99,10 +103,10 @@ class Policy:
             blocks=room,
             reserve=self.when_full == "queue" or self.kind == "static",
             query=int(self.drafted) + 1,
-            growth=round(self.acceptance * unit),
+            growth=round(float(self.acceptance) * unit),
             interval=float(self.interval),
             patience=float(self.patience),
             ranks=int(self.ranks),
             closed=closed,
-            longest=int(min(self.max_context, ENDLESS)),
+            longest=int(min(float(self.max_context), ENDLESS)),
         )

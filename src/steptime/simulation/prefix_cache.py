@@ -17,12 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.errors import RangeError
+from steptime.numbers import LONGEST, at_least_zero, positive, single
 from steptime.results import Result, unit
 from steptime.simulation.pace import Pace
 from steptime.simulation.state import compiled
 from steptime.simulation.traffic import Traffic
 
 LEFT_OUT = unit("", "", left_out=True)
+MOST_KEPT = 200_000_000  # blocks of all replicas: some gigabytes
 SLACK = 1.2  # prefix-aware routing leaves a replica that got this many times the mean tokens
 
 
@@ -36,8 +38,10 @@ class Tier:
     latency: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.capacity >= 0 and self.bandwidth > 0 and self.latency >= 0):
-            raise RangeError(f"tier {self.name}: capacity and latency must be at least 0, and bandwidth greater than 0")
+        single(capacity=self.capacity, bandwidth=self.bandwidth, latency=self.latency)
+        at_least_zero(f"tier {self.name}: capacity", self.capacity, "B")
+        positive(f"tier {self.name}: bandwidth", self.bandwidth, "B/s", least=1)
+        at_least_zero(f"tier {self.name}: latency", self.latency, "s", most=LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,8 @@ def use_cache(
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
     names, ids = np.unique(traffic.blocks, return_inverse=True)
     n, tiers = len(traffic), len(cache.tiers)
+    if replicas * len(names) > MOST_KEPT:
+        raise RangeError(f"{len(names):,} blocks on {replicas:,} replicas are too many to keep; at most {MOST_KEPT:,} in all")
     cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
     chosen = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
     hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
@@ -122,8 +128,8 @@ def use_cache(
         np.asarray(traffic.inputs),
         traffic.block_tokens,
         capacity,
-        np.array([t.bandwidth for t in cache.tiers]),
-        np.array([t.latency for t in cache.tiers]),
+        np.array([float(t.bandwidth) for t in cache.tiers]),
+        np.array([float(t.latency) for t in cache.tiers]),
         block_bytes,
         row,
         pace.pair,

@@ -14,10 +14,12 @@ from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import RangeError
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
+from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
+from steptime.numbers import MOST_CHIPS, positive, single, whole
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout
+from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check
 from steptime.planning.workload import Slo
@@ -27,9 +29,10 @@ from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
 from steptime.simulation.policy import Policy
 from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
-from steptime.simulation.state import DONE, Replicas, Rules, new_replicas, new_requests
-from steptime.simulation.traffic import Traffic
+from steptime.simulation.state import DONE, GAPS, RECORDS, Replicas, Rules, new_replicas, new_requests
+from steptime.simulation.traffic import Traffic, checked
 
+MOST_BYTES = 4 << 30  # of the state of all replicas
 PORTION = 50_000  # requests between two reports of progress
 
 
@@ -49,8 +52,7 @@ def serve(
     cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request; the clients of a
     closed loop are dealt out in turn and stay with their replica.
     """
-    if replicas < 1:
-        raise RangeError(f"replicas must be at least 1, not {replicas}")
+    replicas = whole("replicas", replicas, most=most_replicas(policy))
     if np.any(np.diff(traffic.arrival) < 0):
         raise RangeError("requests must be in order of arrival")
     if len(pace.decode) <= policy.max_sequences:
@@ -150,7 +152,11 @@ def simulate(
     """
     model, system = model_of(model), system_of(system)
     layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
-    runs_on = engine_for(system, engine)
+    runs_on, traffic = engine_for(system, engine), checked(traffic)
+    single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
+    cached, fast_replicas = whole("cached", cached, least=0), whole("fast replicas", fast_replicas, least=0, most=MOST_CHIPS)
+    positive("slowness", slowness, least=1e-6, most=1e6)
+    _check_one(system, layout, prefill, fast_replicas)
     for one in filter(None, (layout, prefill)):
         check(one, model, system)
     policy = _fitted(model, system, layout, runs_on, policy, traffic)
@@ -212,6 +218,23 @@ def simulate(
         fast_replicas=fast_replicas,
         limited=any(math.isfinite(x) for s in (slo if isinstance(slo, tuple) else (slo,)) for x in (s.ttft, s.tpot)),
     )
+
+
+def _check_one(system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
+    """Raise RangeError where figures are arrays, or a box has fewer chips than all pools together."""
+    both = [check_ways(one) for one in (layout, prefill) if one is not None]
+    if not is_single(system) or any(np.ndim(getattr(one, name)) for one in both for name in NAMES):
+        raise RangeError("a simulation takes one machine and one layout: numbers, not arrays of them")
+    chips = sum(one.chips * one.replicas for one in both) + fast_replicas * layout.chips
+    if chips > system.scale_out.size:
+        has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
+        raise RangeError(f"{has}; {chips:,} are too many")
+
+
+def most_replicas(policy: Policy) -> int:
+    """Return how many replicas of a policy can be simulated: what is kept of each takes memory."""
+    each = 8 * (4 * RECORDS + GAPS + 4 * int(policy.max_sequences) + int(policy.block))
+    return max(1, MOST_BYTES // each)
 
 
 def serve_apart(

@@ -8,15 +8,23 @@ rows of `Replicas`. A decoding request is never touched between its start and it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-compiled: Callable[[Function], Function] = njit(  # type: ignore[assignment]
-    cache=True, error_model="numpy", nogil=True
-)
+
+
+def compiled(function: Function) -> Function:
+    """Compile a function with numba, and keep what comes of it on disk where there is a place for it."""
+    made: Any
+    try:
+        made = njit(cache=True, error_model="numpy", nogil=True)(function)
+    except RuntimeError:  # neither the package's folder nor a home can be written
+        made = njit(error_model="numpy", nogil=True)(function)
+    return cast(Function, made)
+
 
 NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)  # status of a request
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)  # kinds of policy

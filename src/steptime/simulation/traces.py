@@ -12,14 +12,16 @@ import datetime
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from steptime.errors import DataFileError, RangeError
-from steptime.simulation.traffic import Traffic
+from steptime.catalog.files import UTF16, is_dir, is_file
+from steptime.errors import DataFileError, shown
+from steptime.numbers import whole
+from steptime.simulation.traffic import MOST, Traffic
 
 TIMES = ("TIMESTAMP", "timestamp", "arrival_time", "arrival")
 INPUTS = ("ContextTokens", "input_length", "input_toks", "input_tokens", "prompt_tokens", "prompt_len")
@@ -35,12 +37,12 @@ LARGEST = 1 << 40  # tokens of a request, and number of a block, that are believ
 def read_trace(path: str | os.PathLike[str], *, most: int | None = None) -> Traffic:
     """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `most`."""
     place = Path(path)
-    if not place.exists():
-        raise DataFileError(path, "no such file")
-    if place.is_dir():
+    if is_dir(place):
         raise DataFileError(path, "is a folder, not a trace file")
-    if most is not None and most < 1:
-        raise RangeError(f"requests must be at least 1, not {most}")
+    if not is_file(place) and not os.path.exists(place):
+        raise DataFileError(shown(str(path)).strip("'"), "no such file")
+    if most is not None:
+        most = whole("requests", most, most=MOST)
     times: list[float] = []
     inputs: list[int] = []
     outputs: list[int] = []
@@ -87,12 +89,15 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open("rb") as raw:
             start = raw.read(4096)
+        if start[:2] in UTF16:
+            raise DataFileError(path, "is UTF-16 text; save it as UTF-8")
         if start[:2] in PACKED:
             raise DataFileError(path, f"is packed ({PACKED[start[:2]]}); unpack it first")
         with path.open(encoding="utf-8-sig", newline="") as file:
             braced = start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
             if not braced and path.suffix.casefold() not in (".json", ".jsonl"):
                 reader = csv.DictReader(file)
+                _check_header(path, reader.fieldnames or ())
                 for row in reader:
                     number = reader.line_num
                     if None in row or None in row.values():
@@ -118,6 +123,13 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise DataFileError(path, error.strerror or str(error)) from None
 
 
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    folded = [name.strip().casefold() for name in names]
+    twice = next((name for name, plain in zip(names, folded, strict=True) if folded.count(plain) > 1), None)
+    if twice is not None:
+        raise DataFileError(path, f"has the column {shown(twice.strip())} twice", 1)
+
+
 def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], what: str) -> tuple[str, Any]:
     """Return the name and the value of the first of some columns that a row has, in capitals or not."""
     folded = {key.strip().casefold(): key for key in row}
@@ -127,7 +139,7 @@ def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], wh
             return key, row[key]
     if "conversations" in row:
         raise DataFileError(path, f"holds conversations as text; count their tokens and give {names[0]} for each", line)
-    raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {', '.join(map(str, row))}", line)
+    raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
 
 
 def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
@@ -140,11 +152,11 @@ def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
         try:
             date = datetime.datetime.fromisoformat(str(value).strip())
         except ValueError:
-            raise DataFileError(path, f"{name}: {value!r} is neither seconds nor a date", line) from None
+            raise DataFileError(path, f"{name}: {shown(value)} is neither seconds nor a date", line) from None
         date = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
         return (date - datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)) / datetime.timedelta(seconds=1), True
     if not abs(found) < LARGEST:
-        raise DataFileError(path, f"{name}: {str(value)[:40]} is not a time", line)
+        raise DataFileError(path, f"{name}: {shown(value)} is not a time", line)
     return found, False
 
 
@@ -154,14 +166,14 @@ def _tokens(path: Path, line: int, name: str, value: Any) -> int:
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not (0 <= found < LARGEST and found == int(found)):
-        raise DataFileError(path, f"{name}: {repr(value)[:40]} is not a number of tokens", line)
+        raise DataFileError(path, f"{name}: {shown(value)} is not a number of tokens", line)
     return int(found)
 
 
 def _hashes(path: Path, line: int, value: Any, tokens: int) -> list[int]:
     """Return the blocks of a prompt: a whole number for each that its tokens begin."""
     if not isinstance(value, list) or not all(type(k) is int and abs(k) < 1 << 63 for k in value):
-        raise DataFileError(path, f"hash_ids: {str(value)[:40]} is not a list of whole numbers, one for each block", line)
+        raise DataFileError(path, f"hash_ids: {shown(value)} is not a list of whole numbers, one for each block", line)
     if len(value) != -(-tokens // MOONCAKE_BLOCK):
         raise DataFileError(
             path, f"hash_ids: {len(value)} blocks of {MOONCAKE_BLOCK} tokens do not make {tokens:,} tokens", line

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName
+from steptime.numbers import MOST_TOKENS, at_least_zero, between, positive, single, whole
 from steptime.results import Result, unit
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
 LARGEST_SPREAD = 100.0  # deviation over mean
+LATEST = 1e15  # s
 MOST = 50_000_000  # requests of a run: some gigabytes
 RATES = (1e-6, 1e9)  # requests/s that arrivals are drawn for
+BURSTS = (1e-6, 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -66,6 +69,25 @@ class Traffic(Result):
         }
 
 
+def checked(traffic: Traffic) -> Traffic:
+    """Return the traffic as arrays; raise RangeError where they are not of one length, in order and of whole tokens."""
+    arrival = np.asarray(at_least_zero("arrival", traffic.arrival, "s", most=LATEST), dtype=np.float64)
+    inputs, outputs = (
+        np.asarray(whole(f"{name} of a request", tokens, least=0, most=1 << 40)).astype(np.int64)
+        for name, tokens in (("inputs", traffic.inputs), ("outputs", traffic.outputs))
+    )
+    rank = np.asarray(whole("the class of a request", traffic.rank, least=0, most=1 << 10)).astype(np.int64)
+    if arrival.ndim != 1 or not arrival.shape == inputs.shape == outputs.shape or rank.shape not in (arrival.shape, (0,)):
+        raise RangeError(f"requests need an arrival, inputs and outputs each: {arrival.shape}, {inputs.shape}, {outputs.shape}")
+    if not len(arrival):
+        raise RangeError("there is no request to serve")
+    if np.any(np.diff(arrival) < 0):
+        raise RangeError("requests must be in order of arrival")
+    single(clients=traffic.clients)
+    clients = whole("clients", traffic.clients, least=0, most=MOST)
+    return replace(traffic, arrival=arrival, inputs=inputs, outputs=outputs, rank=rank, clients=clients)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
     """Tokens of requests: "fixed" at mean, "uniform" in mean (1 ± spread), or "lognormal" with deviation spread x mean.
@@ -79,13 +101,17 @@ class Lengths:
     spread: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.shape not in SHAPES:
-            raise UnknownName("length distribution", self.shape, SHAPES, f"Known: {', '.join(SHAPES)}.")
-        if not (self.mean >= 1 and math.isfinite(self.mean)):
-            raise RangeError(f"a mean length must be at least 1 token, not {self.mean:g}")
-        if not (0 <= self.spread <= (1 if self.shape == "uniform" else LARGEST_SPREAD)):
-            most = f"{LARGEST_SPREAD:g}, and at most 1 for uniform lengths"
-            raise RangeError(f"spread must be at least 0 and at most {most}, not {self.spread:g}")
+        if not isinstance(self.shape, str) or self.shape not in SHAPES:
+            raise UnknownName(
+                "length distribution",
+                self.shape,
+                SHAPES,
+                f"Known: {', '.join(SHAPES)}.",
+            )
+        single(mean=self.mean, spread=self.spread)
+        between("a mean length", self.mean, 1, MOST_TOKENS, "token")
+        uniform = self.shape == "uniform"
+        at_least_zero("spread of uniform lengths" if uniform else "spread", self.spread, most=1 if uniform else LARGEST_SPREAD)
 
     def draw(self, random: np.random.Generator, n: int) -> Any:
         """Return `n` lengths of at least 1 token."""
@@ -103,14 +129,12 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
 
     kind: "poisson", "constant", or "gamma" with intervals whose squared coefficient of variation is `burst` (1 is Poisson).
     """
-    if kind not in ARRIVALS:
+    if not isinstance(kind, str) or kind not in ARRIVALS:
         raise UnknownName("arrival process", kind, ARRIVALS, f"Known: {', '.join(ARRIVALS)}.")
-    if not rate > 0:
-        raise RangeError(f"a rate must be greater than 0 requests/s, not {rate:g}")
-    if not RATES[0] <= rate <= RATES[1]:
-        raise RangeError(f"a rate must be from {RATES[0]:g} to {RATES[1]:g} requests/s, not {rate:g}")
-    if not 0 < burst < math.inf:
-        raise RangeError(f"burst must be a number greater than 0, not {burst:g}")
+    single(rate=rate, burst=burst, requests=n)
+    positive("a rate", rate, "requests/s", least=RATES[0], most=RATES[1])
+    positive("burst", burst, least=BURSTS[0], most=BURSTS[1])
+    n = whole("requests", n, most=MOST)
     if kind == "constant":
         return np.arange(n) / rate
     gaps = random.exponential(1 / rate, n) if kind == "poisson" else random.gamma(1 / burst, burst / rate, n)
@@ -119,11 +143,9 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
 
 def _random(seed: int, n: int) -> np.random.Generator:
     """The source of what is drawn for `n` requests."""
-    if not 1 <= n <= MOST:
-        raise RangeError(f"requests must be at least 1 and at most {MOST:,}, not {n:,}")
-    if seed < 0:
-        raise RangeError(f"a seed must be a whole number of at least 0, not {seed}")
-    return np.random.default_rng(seed)
+    single(requests=n, seed=seed)
+    whole("requests", n, most=MOST)
+    return np.random.default_rng(whole("a seed", seed, least=0, most=1 << 64))
 
 
 def open_loop(
@@ -137,7 +159,7 @@ def open_loop(
     seed: int = 0,
 ) -> Traffic:
     """Return `n` requests that come at `rate` [requests/s] whatever the server does; the seed reproduces them."""
-    random = _random(seed, n)
+    random, n = _random(seed, n), int(n)
     return Traffic(
         arrival=arrivals(rate, n, random, kind=kind, burst=burst),
         inputs=inputs.draw(random, n),
@@ -148,9 +170,9 @@ def open_loop(
 
 def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
     """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
-    if clients < 1:
-        raise RangeError(f"concurrency must be at least 1, not {clients}")
-    random = _random(seed, n)
+    single(concurrency=clients)
+    clients = whole("concurrency", clients, most=MOST)
+    random, n = _random(seed, n), int(n)
     return Traffic(
         arrival=np.zeros(n),
         inputs=inputs.draw(random, n),
@@ -162,16 +184,21 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:
     """Return the same requests at `factor` times the rate."""
-    if not (factor > 0 and math.isfinite(factor)):
-        raise RangeError(f"a rate scale must be greater than 0, not {factor:g}")
-    return replace(traffic, arrival=np.asarray(traffic.arrival) / factor)
+    traffic = checked(traffic)
+    single(rate_scale=factor)
+    positive("a rate scale", factor, least=RATES[0], most=RATES[1])
+    return replace(traffic, arrival=traffic.arrival / factor)
 
 
 def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
     """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
-    for name, least, value in (("prefixes", 1, prefixes), ("prefix tokens", block_tokens, prefix_tokens)):
-        if value < least:
-            raise RangeError(f"{name} must be at least {least}, not {value}")
+    traffic = checked(traffic)
+    single(block_tokens=block_tokens, prefixes=prefixes, prefix_tokens=prefix_tokens)
+    block_tokens = whole("block tokens", block_tokens)
+    prefixes = whole("prefixes", prefixes)
+    prefix_tokens = whole("prefix tokens", prefix_tokens, least=block_tokens)
+    if (blocks := float(np.sum(traffic.inputs, dtype=np.float64)) / block_tokens) > MOST:
+        raise RangeError(f"prompts of {blocks:,.0f} blocks in all are too many to tell apart; at most {MOST:,}: fewer requests")
     random = _random(seed, len(traffic))
     which = random.integers(0, prefixes, len(traffic))
     shared = np.minimum(prefix_tokens, traffic.inputs) // block_tokens
@@ -189,6 +216,8 @@ def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_
 
 def merged(parts: list[Traffic]) -> Traffic:
     """Return several open traffics as one, each a class: the first is served first where priorities count."""
+    if not parts:
+        raise RangeError("no traffic is given")
     arrival = np.concatenate([t.arrival for t in parts])
     order = np.argsort(arrival, kind="stable")
     rank = np.concatenate([np.full(len(t), k) for k, t in enumerate(parts)])

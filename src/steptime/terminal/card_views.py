@@ -217,13 +217,14 @@ def system_view(card: SystemCard) -> RenderableType:
     known = math.isfinite(rent.typical)
     span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}"
     quotes = f"{show(rent.typical, 'USD/s')} a chip ({span}; {rent.grade}, {rent.date})"
+    out = math.isfinite(card.up_over_out)
     balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
         ("Chip", f"{card.chip_title or card.chip} ({card.vendor}, {card.year})"),
         ("Balance R, multiplies per weight read", balances),
         ("HBM drain time", show(card.drain_seconds, "s")),
         ("HBM of a usual deployment", f"{show(card.scale_up_hbm, 'B')} on {card.chips} chips"),
-        ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}"),
+        ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}" if out else "a box: no network beyond its chips"),
         ("Rent", quotes if known else rent.note),
     ]
     links = card.scale_up_links

@@ -234,9 +234,9 @@ def models(
     from steptime.cards import models as cards
     from steptime.catalog.files import files
     from steptime.errors import RangeError
-    from steptime.numbers import check_positive
+    from steptime.numbers import whole
 
-    check_positive(context=context)
+    whole("context", context, unit="token")
     chosen = names or []
     if compare and not chosen:
         chosen = [name for name in files("models", catalog) if like.casefold() in name.casefold()]

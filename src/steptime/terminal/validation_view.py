@@ -13,15 +13,8 @@ from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
 from steptime.measured.comparison import Predictions, report
-from steptime.measured.validation import (
-    COLUMNS,
-    MEASURED,
-    MOST_SIMULATED,
-    OPTIONAL,
-    SPREAD,
-    predict,
-    spread_of,
-)
+from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
+from steptime.measured.validation import MOST_SIMULATED, predict
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import Engine, constant
 from steptime.terminal.widgets import table

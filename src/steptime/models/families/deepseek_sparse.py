@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import final
 
+from steptime.errors import shown
 from steptime.machines.formats import number_format
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
 from steptime.models.model import Attention, Layer
-from steptime.models.quantization import shown
 
 
 @final

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import final
 
+from steptime.errors import shown
 from steptime.machines.formats import number_format
 from steptime.models import parts, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
 from steptime.models.model import Attention, Layer, Op
-from steptime.models.quantization import shown
 
 SPARSE, HEAVY = 4, 128
 RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": SPARSE, "heavily_compressed_attention": HEAVY}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
+from steptime.errors import shown
 from steptime.models import parts, parts_moe, parts_state, parts_tower
 from steptime.models.config import Config
 from steptime.models.family import Family
 from steptime.models.model import Layer, Op
-from steptime.models.quantization import shown
 
 MODULE_OF_EXPERTS = "block_sparse_moe"
 

@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from typing import final
 
+from steptime.errors import shown
 from steptime.models import parts, parts_moe, parts_tower
 from steptime.models.config import Config
 from steptime.models.family import Family
 from steptime.models.model import Layer, Op
-from steptime.models.quantization import shown
 
 KINDS = ("full_attention", "sliding_attention")
 

@@ -1,0 +1,33 @@
+"""Which values a figure of a machine may have, by its unit: far beyond what is built, near enough to compute with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steptime.numbers import LARGEST, MOST_CHIPS, Number, between, positive, whole
+
+SMALLEST: Final = {"B": 1.0, "B/s": 1.0, "FLOP/s": 1.0, "W": 1e-3, "kg": 1e-3}  # of what must be above 0
+SCALED: Final = 1e3 * LARGEST  # of a figure that was multiplied to see what it is worth
+MOST: Final = {"s": 1e6, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
+DEAREST: Final = 1e6  # USD/s
+
+
+def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Number:
+    """Return a figure of a machine in base units; raise RangeError, naming it, where it is not one that a machine can have.
+
+    most: of rates and capacities.
+
+    >>> checked("chip.hbm.bandwidth", 8e12, "B/s")
+    8000000000000.0
+    >>> checked("rent", -1, "USD/s")
+    Traceback (most recent call last):
+        ...
+    steptime.errors.RangeError: rent must be greater than 0 USD/s, not -1
+    """
+    if unit == "" and name.endswith("size"):
+        return whole(name, value, most=MOST_CHIPS, unit="chip")
+    if unit == "USD/s":
+        return positive(name, value, unit, least=1e-12, most=DEAREST)
+    if unit in MOST:
+        return between(name, value, 0.0, MOST[unit], unit)
+    return positive(name, value, unit, least=SMALLEST.get(unit, 1e-9), most=most)
