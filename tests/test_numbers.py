@@ -67,7 +67,7 @@ def test_infinity_is_only_a_limit(value):
         (
             lambda v: at_least_zero("prefix", v, "token"),
             np.array([4, -1], dtype=np.int8),
-            "prefix must be at least 0 token, not -1",
+            "prefix must be at least 0 tokens, not -1",
         ),
         (lambda v: share("cached", v), 1.5, "cached must be a share of at least 0 and at most 1, not 1.5"),
         (lambda v: limit("ttft", v), 0, "ttft must be greater than 0 s, not 0"),

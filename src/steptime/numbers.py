@@ -190,4 +190,4 @@ def _array(name: str, value: Number) -> Any:
 
 def _bound(value: float, unit: str) -> str:
     text = f"{value:,.0f}" if 1 <= abs(value) < 1e12 and value == int(value) else f"{value:g}"
-    return f"{text} {unit}".rstrip()
+    return f"{text} {unit}{'s' if unit in ('token', 'chip') and value != 1 else ''}".rstrip()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files, find, folders
+from steptime.catalog.files import files, find, folders, read_file
 from steptime.catalog.loading import load_chip, load_system
 from steptime.errors import DataFileError, InputError, UnknownName
 
@@ -149,7 +149,7 @@ def test_no_two_systems_or_chips_share_a_name():
     for kind in ("systems", "chips"):
         names: dict[str, str] = {}
         for name, path in files(kind).items():
-            for one in {name, *__import__("tomllib").loads(path.read_text()).get("aliases", [])}:
+            for one in {name, *read_file(path).get("aliases", [])}:
                 assert names.setdefault(one.casefold(), name) == name, (kind, one)
 
 

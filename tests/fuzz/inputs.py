@@ -19,7 +19,7 @@ import steptime as st
 from steptime.cards.systems import system_card
 from steptime.catalog.files import PACKAGED
 from steptime.catalog.loading import load_chip, load_system, quotes
-from steptime.catalog.template import template
+from steptime.catalog.templates import template
 from steptime.errors import InputError
 from steptime.machines.what_if import read_changes, settable, vary
 from steptime.measured.load_generators import read_files
@@ -34,11 +34,15 @@ from steptime.simulation.run import simulate
 from steptime.simulation.traces import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop, scaled, with_sessions
 from steptime.units import count, parse, show
-from tests.fuzz.damage import LITERALS, NUMBERS, TEXTS, in_file
+from tests.fuzz.damage import FIGURES, LITERALS, NUMBERS, TEXTS, in_file
 from tests.models.test_fuzz_configs import configs, damaged, shortened
 
 Try = Callable[[random.Random, Path], Any]
 SMALL, SYSTEM = "llama-3.2-1b", "hgx-h100"
+UNITS = {
+    "B": ("GB", "B", " TiB"), "B/s": ("TB/s", " GB/s", "B/s"), "FLOP/s": (" PFLOP/s", "TFLOPS"), "s": ("us", " s", "ms"),
+    "USD/s": (" USD/h", "USD/s"), "USD/B": ("USD/GB",), "W": ("W", "kW"), "": ("",),
+}  # fmt: skip
 RESULT = {
     "backend": "vllm", "model_id": "meta-llama/Llama-3.1-8B", "num_prompts": 100, "completed": 100, "duration": 10.0,
     "total_input_tokens": 102400, "total_output_tokens": 12800, "mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0,
@@ -209,6 +213,8 @@ def what_if(rng: random.Random, _: Path) -> Any:
     path = rng.choice((*settable(machine()), "chip.peak.fp9", "scale_out", "", "chip", "rent "))
     value = rng.choice((*TEXTS, *(text.strip('"') for text in LITERALS)))
     unit = rng.choice(("", "", " TB/s", "GB", " us", " USD/h", "W", " B", "TFLOP/s"))
+    if path in settable(machine()) and rng.random() < 0.6:
+        value, unit = rng.choice(FIGURES), rng.choice(UNITS[settable(machine())[path]])
     system = vary(machine(), read_changes(machine(), (f"{path}{rng.choice(('=', '=', '=', ' = ', ''))}{value}{unit}",)))
     finite(st.decode_step(small(), system, batch=8, context=100))
 

@@ -15,7 +15,7 @@ from tests.fuzz.commands import command
 from tests.fuzz.damage import in_time
 
 COUNTS: dict[Any, int] = {
-    inputs.config: 20_000, inputs.config_file: 6_000, inputs.chip_file: 8_000, inputs.system_file: 9_000,
+    inputs.config: 24_000, inputs.config_file: 6_000, inputs.chip_file: 8_000, inputs.system_file: 9_000,
     inputs.rents_file: 3_000, inputs.engine_file: 5_000, inputs.runs_file: 6_000, inputs.trace_file: 8_000,
     inputs.result_file: 4_000, inputs.what_if: 9_000, inputs.figure: 4_000, inputs.unit_text: 6_000, inputs.step: 4_000,
     inputs.workload: 1_500, inputs.policy: 2_500, inputs.traffic: 2_200, command: 2_000, inputs.plan: 450,

@@ -115,8 +115,7 @@ def use_cache(
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
     names, ids = np.unique(traffic.blocks, return_inverse=True)
     n, tiers = len(traffic), len(cache.tiers)
-    if replicas * len(names) > MOST_KEPT:
-        raise RangeError(f"{len(names):,} blocks on {replicas:,} replicas are too many to keep; at most {MOST_KEPT:,} in all")
+    _check_kept(replicas, len(names))
     cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
     chosen = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
     hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
@@ -157,6 +156,12 @@ def use_cache(
         hit_rate=float(cached.sum() / max(1, traffic.inputs.sum())),
         recomputed=int(skipped.sum()) * traffic.block_tokens,
     )
+
+
+def _check_kept(replicas: int, blocks: int) -> None:
+    """Raise RangeError where the blocks of all replicas are more than memory holds."""
+    if replicas * blocks > MOST_KEPT:
+        raise RangeError(f"{blocks:,} blocks on {replicas:,} replicas are too many to keep; at most {MOST_KEPT:,} in all")
 
 
 @compiled

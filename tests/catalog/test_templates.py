@@ -6,7 +6,7 @@ import pytest
 
 from steptime.catalog.files import files
 from steptime.catalog.loading import load_system
-from steptime.catalog.template import template
+from steptime.catalog.templates import template
 
 
 @pytest.mark.parametrize("name", files("systems"))
