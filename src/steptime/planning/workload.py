@@ -35,3 +35,12 @@ class Slo:
         for name, value in (("TTFT", self.ttft), ("TPOT", self.tpot)):
             if not value > 0:
                 raise RangeError(f"the {name} limit must be greater than 0 s, not {value}")
+
+
+def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
+    """Return limits from a least output speed [tok/s] for each user and a longest time to first token [s]; None is no limit.
+
+    >>> limits(speed=50)
+    Slo(ttft=inf, tpot=0.02)
+    """
+    return Slo(tpot=math.inf if speed is None else 1 / speed, ttft=math.inf if ttft is None else ttft)

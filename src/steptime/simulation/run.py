@@ -48,6 +48,11 @@ class Simulation:
     fast_replicas: int = 0
     limited: bool = False
 
+    @property
+    def output_tokens_per_second_per_chip(self) -> float:
+        """Output tokens per second over all chips."""
+        return self.answers.output_tokens_per_second / self.chips
+
 
 def serve(
     traffic: Traffic,

@@ -14,9 +14,15 @@ import numpy as np
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-compiled: Callable[[Function], Function] = njit(  # type: ignore[assignment]
-    cache=True, error_model="numpy", nogil=True
-)
+
+
+def compiled(function: Function) -> Function:
+    """Return a function compiled by numba, kept on disk where there is a place for it."""
+    try:
+        return njit(cache=True, error_model="numpy", nogil=True)(function)  # type: ignore[return-value]
+    except RuntimeError:  # neither the package's folder nor the user's can be written
+        return njit(error_model="numpy", nogil=True)(function)  # type: ignore[return-value]
+
 
 NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)  # status of a request
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)  # kinds of policy

@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from steptime.terminal.widgets import bar, sourced, table
+from steptime.terminal.widgets import Grid, bar, facts, notes, sourced, table
 from steptime.units import show
 
 RACK_LIMITS = ("power", "weight", "cables")
@@ -21,7 +20,7 @@ PART_COLOURS = {
 
 def models_view(rows: list[dict[str, Any]]) -> RenderableType:
     """Return the list of models."""
-    shown = table("Model", "Params", "Active", "KV a\ntoken", "Weights", numbers=(1, 2, 3, 4))
+    shown = table("Model", "Params", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
     for row in rows:
         if "problem" in row:
             shown.add_row(row["name"], Text("cannot be read: " + row["problem"], style="red"), "", "", "")
@@ -40,7 +39,7 @@ def comparison_view(rows: list[dict[str, Any]], width: int) -> RenderableType:
     """Return models side by side: what they are made of, and what a sequence costs them, with bars of its cache."""
     context = rows[0]["context"]
     names = _short_names(rows) if width < 110 else [row["name"] for row in rows]
-    made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6))
+    made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6), first_to_go=(3,))
     for name, row in zip(names, rows, strict=True):
         made.add_row(
             name,
@@ -51,7 +50,7 @@ def comparison_view(rows: list[dict[str, Any]], width: int) -> RenderableType:
             show(row["decode_flops_per_token"], "FLOP"),
         )
     cache = table("Model", "KV a token", "State", "KV = weights", numbers=range(1, 4))
-    picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,))
+    picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,), first_to_go=(2,))
     largest = max(row["cache_bytes_at_context"] for row in rows) or 1.0
     cells = max(10, min(60, width - 32 - max(map(len, names))))
     for name, row in zip(names, rows, strict=True):
@@ -75,14 +74,6 @@ def _short_names(rows: list[dict[str, Any]]) -> list[str]:
     """Return names without their makers where that leaves them distinct."""
     short = [row["name"].rpartition("/")[2] for row in rows]
     return [name if short.count(name) == 1 else row["name"] for name, row in zip(short, rows, strict=True)]
-
-
-def _facts(pairs: list[tuple[str, str]]) -> Table:
-    shown = table("", "")
-    shown.show_header = False
-    for name, value in pairs:
-        shown.add_row(name, value)
-    return shown
 
 
 def model_view(card: dict[str, Any], width: int) -> RenderableType:
@@ -112,12 +103,12 @@ def model_view(card: dict[str, Any], width: int) -> RenderableType:
         pairs.insert(3, ("Multi-token prediction, apart", show(p["draft"])))
     return Group(
         Text(card["name"], style="bold"),
-        _facts(pairs),
+        facts(pairs),
         _layers(card),
         _parts(card, width),
         _flops(card),
         _cache_picture(card, width),
-        *(Text.assemble(("Note: ", "yellow"), note) for note in card["notes"]),
+        *notes(card["notes"]),
     )
 
 
@@ -146,15 +137,15 @@ def _tokens(value: float) -> str:
     return f"{value:,.0f} tokens" if math.isfinite(value) else "no context"
 
 
-def _layers(card: dict[str, Any]) -> Table:
+def _layers(card: dict[str, Any]) -> Grid:
     shown = table("Layers", "Count", "Parameters each", numbers=(1, 2))
     for layer in card["layers"]:
         shown.add_row(layer["kind"], str(layer["count"]), show(layer["parameters"]))
     return shown
 
 
-def _parts(card: dict[str, Any], width: int) -> Table:
-    shown = table("Part", "Parameters", "Share", "", numbers=(1, 2))
+def _parts(card: dict[str, Any], width: int) -> Grid:
+    shown = table("Part", "Parameters", "Share", "", numbers=(1, 2), first_to_go=(3,))
     total = card["parameters"]["total"]
     cells = max(10, min(40, width - 44))
     names = {"projections": "attention"}
@@ -168,16 +159,16 @@ def _parts(card: dict[str, Any], width: int) -> Table:
     return shown
 
 
-def _flops(card: dict[str, Any]) -> Table:
+def _flops(card: dict[str, Any]) -> Grid:
     shown = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
     for row in card["flops_per_token"]:
         shown.add_row(f"{row['context']:,}", show(row["decode"], "FLOP"), show(row["prefill"], "FLOP"))
     return shown
 
 
-def _cache_picture(card: dict[str, Any], width: int) -> Table:
+def _cache_picture(card: dict[str, Any], width: int) -> Grid:
     """Return the cache of a sequence by context, as bars on a logarithmic scale."""
-    shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1))
+    shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1), first_to_go=(2,))
     sizes = [row["bytes"] for row in card["cache_bytes"] if row["bytes"] > 0]
     if not sizes:
         return shown
@@ -191,7 +182,9 @@ def _cache_picture(card: dict[str, Any], width: int) -> Table:
 
 def systems_view(rows: list[dict[str, Any]]) -> RenderableType:
     """Return the list of systems."""
-    shown = table("System", "Chips", "BF16", "FP8", "FP4", "HBM\nGB", "HBM\nTB/s", "Rent\n$/h", numbers=range(1, 8))
+    shown = table(
+        "System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", numbers=range(1, 8), first_to_go=(2, 4, 3)
+    )
     for row in rows:
         peak = row["peak"]
         shown.add_row(
@@ -228,12 +221,14 @@ def system_view(card: dict[str, Any]) -> RenderableType:
         ("Rack", _rack(card)),
         ("Nearest physical limit", _nearest(card)),
     ]
-    memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3))
+    memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3), first_to_go=(3,))
     for tier in card["memory"]:
         memory.add_row(
             tier["name"], show(tier["capacity"], "B"), show(tier["bandwidth"], "B/s"), show(tier["drain_seconds"], "s")
         )
-    network = table("Network", "Kind", "Chips", "Bandwidth, one way", "Latency", "Topology", numbers=(2, 3, 4))
+    network = table(
+        "Network", "Kind", "Chips", "Bandwidth, one way", "Latency", "Topology", numbers=(2, 3, 4), first_to_go=(1, 5, 4)
+    )
     for d in card["domains"]:
         network.add_row(
             d["name"], d["kind"], show(d["size"]), show(d["bandwidth"], "B/s"), show(d["latency"], "s"), d["topology"]
@@ -249,7 +244,7 @@ def system_view(card: dict[str, Any]) -> RenderableType:
     rows += [(path, figure["text"], figure["grade"], figure["date"], figure["url"]) for path, figure in rack]
     return Group(
         Text(card["title"] or card["name"], style="bold"),
-        _facts(pairs),
+        facts(pairs),
         memory,
         network,
         sourced("Figure (--set)", rows),

@@ -1,0 +1,69 @@
+"""The command `steptime systems`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from steptime.errors import InputError
+from steptime.terminal.options import CATALOG, CSV, JSON, OUTPUT, SET, option, read_system, read_systems, refuse_idle
+from steptime.terminal.output import check_outputs, print_json, show, write_csv
+
+
+def systems(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="A system to show; without it, the catalogue is listed.", show_default=False)
+    ] = None,
+    toml: Annotated[bool, option("Print the system's file as a template for one of your own.", OUTPUT, "--toml")] = False,
+    set_: SET = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from."""
+    from steptime.cards import systems as cards
+
+    refuse_idle(
+        ctx,
+        {
+            "the NAME of a system": (name is not None, "set_ toml"),
+            "the list, not the NAME of a system": (name is None, "csv"),
+            "a file as it is, not --json or --set": (not (json or set_), "toml"),
+        },
+    )
+    check_outputs({"--csv": csv}, ())
+    if name is not None:
+        if toml:
+            sys.stdout.write(_template(name))
+            return
+        card = cards.system_card(read_system(name, set_, catalog))
+        if json:
+            print_json(card)
+            return
+        from steptime.terminal.card_views import system_view
+
+        show(system_view(card))
+        return
+    rows = [cards.system_row(system) for system in read_systems(catalog)]
+    if csv is not None:
+        write_csv(csv, rows)
+    if json:
+        print_json(rows)
+        return
+    from steptime.terminal.card_views import systems_view
+
+    show(systems_view(rows))
+
+
+def _template(name: str) -> str:
+    """Return the file of a system, with its chip in it, as a template."""
+    from steptime import catalog
+
+    template = getattr(catalog, "template", None)
+    if template is None:
+        raise InputError("--toml needs steptime.catalog.template, which this installation lacks")
+    text = str(template(name))
+    return text if text.endswith("\n") else text + "\n"
