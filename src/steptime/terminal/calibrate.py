@@ -1,7 +1,5 @@
 """The command `steptime calibrate`: an engine fitted to measured runs."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from pathlib import Path
@@ -67,7 +65,7 @@ def _place(engine: str, out: str | None, force: bool) -> str:
     return path
 
 
-def _prior(name: str | None, ran: set[str], catalog: str | None) -> Engine:
+def _prior(name: str | None, ran: set[str], catalog: str | None) -> "Engine":
     """Return the engine to start from: the one asked for, that of all the runs, or the typical one."""
     from steptime.measured.validation import engine_of
     from steptime.physics.engine import TYPICAL, load_engine

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.terminal.widgets import Grid, bar, facts, notes, sourced, table
+from steptime.terminal.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
 
 RACK_LIMITS = ("power", "weight", "cables")
@@ -32,7 +32,7 @@ def models_view(rows: list[dict[str, Any]]) -> RenderableType:
             f"{row['kv_bytes_per_token']:,.0f} B",
             show(row["weight_bytes"], "B"),
         )
-    return Group(shown, Text(f"{len(rows)} models. `steptime models NAME` shows one."))
+    return Group(shown, Text(f"{counted(len(rows), 'model')}. `steptime models NAME` shows one."))
 
 
 def comparison_view(rows: list[dict[str, Any]], width: int) -> RenderableType:
@@ -104,6 +104,7 @@ def model_view(card: dict[str, Any], width: int) -> RenderableType:
     return Group(
         Text(card["name"], style="bold"),
         facts(pairs),
+        *_counting(card),
         _layers(card),
         _parts(card, width),
         _flops(card),
@@ -131,6 +132,16 @@ def _published(card: dict[str, Any]) -> str:
     told = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
     basis = ", ".join(str(published[key]) for key in ("basis", "grade") if published.get(key))
     return ", ".join(told) + (f"; {basis}" if basis else "")
+
+
+def _counting(card: dict[str, Any]) -> list[Text]:
+    """Say why the count of active parameters differs from the maker's, where it does."""
+    over = card["counted_over_published"].get("active")
+    if over is None or abs(over - 1) < 0.005:
+        return []
+    embedding = show(card["parts"].get("embedding", 0.0))
+    words = f"Active: counted is all that a token passes, the embedding ({embedding}) among it; makers leave out and round."
+    return [Text(words, style="bright_black")]
 
 
 def _tokens(value: float) -> str:

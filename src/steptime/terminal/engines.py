@@ -1,7 +1,5 @@
 """The command `steptime engines`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """What validate and calibrate ask of measured runs: the files, and what result JSON does not tell."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

@@ -1,10 +1,8 @@
 """Options that several commands take, and how what was asked for is read."""
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,9 +97,9 @@ def count(name: str, words: str, panel: str | None = None, **more: Any) -> Any:
     return typer.Option(name, parser=read, metavar="N", help=words, rich_help_panel=panel, **more)
 
 
-def option(words: str, panel: str | None = None, name: str = "", **more: Any) -> Any:
-    """Return an option of a panel of the help; its name is the parameter's unless one is given."""
-    return typer.Option(*([name] if name else []), help=words, rich_help_panel=panel, **more)
+def option(words: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """Return an option of a panel of the help; its name is the parameter's unless others are given."""
+    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
 
 
 def positive(name: str, value: float | None) -> float | None:
@@ -140,10 +138,11 @@ class Subject:
     set_: SET = None
     catalog: CATALOG = None
 
-    def read(self) -> tuple[Model, System, Engine]:
+    def read(self) -> "tuple[Model, System, Engine]":
         """Return model, system and engine; an option about experts is refused where there are none."""
         from steptime.physics.engine import engine_for, with_imbalance
 
+        not_empty("--catalog", self.catalog, "a folder")
         machine = read_system(self.system, self.set_, self.catalog)
         described = read_model(self.model, self.weights, self.experts, self.kv, self.catalog)
         for name, given in (("--experts", self.experts), ("--imbalance", self.imbalance)):
@@ -167,7 +166,7 @@ class Ways:
     ep: Annotated[int, count("--ep", "Expert parallel ways.", LAYOUT)] = 1
     cp: Annotated[int, count("--cp", "Context parallel ways.", LAYOUT)] = 1
 
-    def layout(self, **more: int) -> Layout:
+    def layout(self, **more: int) -> "Layout":
         """Return the layout, with as many micro-batches in flight as stages unless told otherwise."""
         from steptime.physics.layout import Layout
 
@@ -175,14 +174,14 @@ class Ways:
         return Layout(**(ways | more))
 
 
-def read_limits(speed: float | None, ttft: float | None) -> Slo:
+def read_limits(speed: float | None, ttft: float | None) -> "Slo":
     """Return the limits on speed [tok/s] for each user and on the first token [s]."""
     from steptime.planning.workload import limits
 
     return limits(speed=positive("--speed", speed), ttft=positive("--ttft", ttft))
 
 
-def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> Model:
+def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
     """Return the model of a name or a path, in the formats asked for."""
     from steptime.models.loading import load_model
 
@@ -197,7 +196,7 @@ def not_empty(name: str, text: str | None, what: str) -> None:
         raise RangeError(f"{name} needs {what}")
 
 
-def read_system(name: str, changes: list[str] | None, catalog: str | None) -> System:
+def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "System":
     """Return the system of a name or a path, with its what-ifs."""
     from steptime.catalog.loading import load_system
     from steptime.machines.what_if import read_changes, vary
@@ -206,7 +205,7 @@ def read_system(name: str, changes: list[str] | None, catalog: str | None) -> Sy
     return vary(system, read_changes(system, tuple(changes or ())))
 
 
-def read_systems(catalog: str | None) -> list[System]:
+def read_systems(catalog: str | None) -> "list[System]":
     """Return every system of the catalogue."""
     from steptime.catalog.files import files
     from steptime.catalog.loading import load_system
@@ -224,6 +223,3 @@ def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> No
         idle = [name for name in names.split() if name in given]
         if idle and not holds:
             raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")
-
-
-Command = Callable[..., None]

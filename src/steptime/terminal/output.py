@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 NARROWEST = 30  # columns that text is set in, however narrow the terminal says it is
+ENDS = ("low", "high")  # of a range
 SOON = 2.0  # s that work takes before a word is said about it
 Value = TypeVar("Value")
 GLYPHS = {
@@ -97,7 +98,8 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
 
 def say(words: str) -> None:
     """Say something about the work, beside the answer."""
-    sys.stderr.write(words + "\n")
+    if sys.stderr is not None:
+        sys.stderr.write(words + "\n")
 
 
 # --- JSON and CSV -------------------------------------------------------------------------------------------------------
@@ -135,10 +137,12 @@ def write_csv(path: str, rows: Sequence[Any]) -> None:
 
 
 def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the cells of a row; lists stand in one cell, parted by semicolons."""
+    """Yield the cells of a row: the two ends of a range in two, longer lists in one, parted by semicolons."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")
+        elif isinstance(value, list) and len(value) == len(ENDS) and not isinstance(value[0], str):
+            yield from ((f"{before}{name}.{end}", one) for end, one in zip(ENDS, value, strict=True))
         elif isinstance(value, list):
             yield before + name, "; ".join(map(str, value))
         else:
@@ -166,13 +170,23 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
             raise DataFileError(text, f"is a folder; {name} needs a file")
         if not place.parent.is_dir():
             raise DataFileError(text, "cannot be written: its folder does not exist")
-        if not os.access(place if place.exists() else place.parent, os.W_OK):
-            raise DataFileError(text, "cannot be written: permission denied")
+        with writing(text):
+            _try(place)
         if place in read:
             raise DataFileError(text, f"is what this command reads; give {name} another name")
         if place in taken:
             raise DataFileError(text, f"is written by {taken[place]} already; give {name} another name")
         taken[place] = name
+
+
+def _try(place: Path) -> None:
+    """Open a file for writing and leave it, or its absence, as it was; raise OSError where that cannot be done."""
+    existed = place.exists()
+    if existed and not place.is_file():
+        return  # a device or a pipe takes what comes
+    os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    if not existed:
+        place.unlink()
 
 
 def _inputs(names: Iterable[str]) -> Iterator[Path]:

@@ -1,7 +1,5 @@
 """The command `steptime plan`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +44,7 @@ class Requests:
     ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
     quantile: Annotated[str, option("At which the limits hold with --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
 
-    def workload(self) -> Workload:
+    def workload(self) -> "Workload":
         """Return the requests."""
         from steptime.planning.workload import Workload
 
@@ -61,8 +59,9 @@ class Wanted:
     mode: Annotated[
         str,
         option(
-            "aggregated (prefill and decode share chips), disaggregated (pools), or any; `modes` in Python.",
+            "aggregated (prefill and decode share chips), disaggregated (pools), both with a comma between, or any.",
             "Deployment",
+            "--modes",
             "--mode",
         ),
     ] = "any"
@@ -83,9 +82,11 @@ class Wanted:
         from steptime.errors import UnknownName
         from steptime.planning.planner import MODES
 
-        if self.mode != "any" and self.mode not in MODES:
-            raise UnknownName("mode", self.mode, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
-        return MODES if self.mode == "any" else (self.mode,)
+        asked = MODES if self.mode == "any" else tuple(name.strip() for name in self.mode.split(","))
+        for name in asked:
+            if name not in MODES:
+                raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+        return tuple(name for name in MODES if name in asked)
 
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""
@@ -117,8 +118,8 @@ def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wante
     if wanted.simulate:
         from steptime.terminal.simulate import known_quantile, need_numba
 
-        need_numba()
         known_quantile(requests.quantile)
+        need_numba()
     model, system, engine = subject.read()
     from steptime.planning.planner import DoesNotFit
     from steptime.planning.planner import plan as make_plan
@@ -138,7 +139,7 @@ def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wante
         raise typer.Exit(1)
 
 
-def _other(model: Model, catalog: str | None) -> str:
+def _other(model: "Model", catalog: str | None) -> str:
     """Name the smallest system that would hold a model."""
     from steptime.planning.planner import smallest_system
 
@@ -148,7 +149,7 @@ def _other(model: Model, catalog: str | None) -> str:
     return f"; the smallest system of the catalogue that holds it is {other.name} ({other.chips} x {other.chip.name})"
 
 
-def _replayed(model: Model, system: System, found: Plan, engine: Engine, quantile: str) -> Replay:
+def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
     """Return what random arrivals make of a plan."""
     from steptime.simulation.rates import replay
     from steptime.terminal.simulate import compiling
@@ -160,7 +161,7 @@ def _replayed(model: Model, system: System, found: Plan, engine: Engine, quantil
 
 
 def _data(
-    model: Model, system: System, found: Plan, engine: Engine, replayed: Replay | None, *, explain: bool
+    model: "Model", system: "System", found: "Plan", engine: "Engine", replayed: "Replay | None", *, explain: bool
 ) -> dict[str, Any]:
     """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted."""
     from steptime.planning.launch_commands import ENGINES, launch_commands
@@ -181,11 +182,11 @@ def _data(
 
 
 def _print(
-    model: Model,
-    system: System,
-    found: Plan,
-    engine: Engine,
-    replayed: Replay | None,
+    model: "Model",
+    system: "System",
+    found: "Plan",
+    engine: "Engine",
+    replayed: "Replay | None",
     wanted: Wanted,
     launches: tuple[str, ...],
 ) -> None:

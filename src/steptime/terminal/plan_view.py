@@ -74,14 +74,14 @@ def plan_view(plan: Plan, width: int) -> RenderableType:
 def plan_brief(plan: Plan) -> RenderableType:
     """Return the answer alone."""
     if not plan.feasible:
-        return Group(*notes(plan.warnings), _impossible(plan))
+        return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
     rows = []
     for (name, field, write), limits in _figures(plan):
         rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
     rows.append(
         ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
     )
-    return Group(*notes(plan.warnings), *(Text(f"{name}: {value}") for name, value in rows))
+    return Group(_asked(plan), *notes(plan.warnings), *(Text(f"{name}: {value}") for name, value in rows))
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -96,6 +96,12 @@ def _impossible(plan: Plan) -> Text:
 
 
 def _question(plan: Plan) -> Text:
+    real = "with its losses; --engine ideal gives the bound that physics sets"
+    what = "the bound that physics sets" if plan.engine == "ideal" else real
+    return _asked(plan).append(f". Engine: {plan.engine}, {what}.")
+
+
+def _asked(plan: Plan) -> Text:
     w, limits = plan.workload, []
     if math.isfinite(plan.slo.tpot):
         limits.append(f"at least {1 / plan.slo.tpot:,.4g} tok/s per user")
@@ -106,16 +112,13 @@ def _question(plan: Plan) -> Text:
     what = Text.assemble((plan.model, "bold"), " on ", (plan.system, "bold"), f": {text}")
     if limits:
         what.append("; " + ", ".join(limits))
-    real = "with its losses; --engine ideal gives the bound that physics sets"
-    return what.append(f". Engine: {plan.engine}, {'the bound that physics sets' if plan.engine == 'ideal' else real}.")
+    return what
 
 
 def _answer(plan: Plan) -> Text:
     if not has_rent(plan):
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, lambda x: show(x, "tok/s"))
-        return Text.assemble(
-            (f"{rate} of output per chip", "bold green"), ", the most within the limits; no money without a rent."
-        )
+        return Text.assemble((f"{rate} of output per chip", "bold green"), ", the most within the limits.")
     if plan.cost_range is None:
         spread = f"from {usd(plan.interval[0])}, were all overlapped, to {usd(plan.interval[1])}, were nothing"
     else:
@@ -154,7 +157,8 @@ def _legend(plan: Plan) -> Text:
         *(p.layout_text for p in plan.front),
     ]
     used = {word.rstrip("0123456789") for text in points for word in text.split()}
-    return Text("; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used) + ".", style="bright_black")
+    named = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used)
+    return Text(f"{named}." if named else "one chip: no layout is needed.", style="bright_black")
 
 
 def _comparison(plan: Plan) -> RenderableType:

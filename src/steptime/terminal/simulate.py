@@ -1,7 +1,5 @@
 """The command `steptime simulate`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from steptime.terminal.options import (
     Subject,
     Ways,
     count,
+    not_empty,
     option,
     read_limits,
     refuse_idle,
@@ -69,7 +68,7 @@ class Asking:
     prefix_tokens: Annotated[int, count("--prefix-tokens", "Tokens of each.", TRAFFIC)] = 512
     seed: Annotated[int, count("--seed", "Reproduces the run.", TRAFFIC)] = 0
 
-    def sizes(self) -> tuple[Lengths, Lengths]:
+    def sizes(self) -> "tuple[Lengths, Lengths]":
         """Return the lengths of prompts and outputs."""
         from steptime.simulation.traffic import Lengths
 
@@ -78,7 +77,7 @@ class Asking:
             Lengths(mean=self.output, shape=self.lengths, spread=self.spread),
         )
 
-    def traffic(self, rate: float | None, requests: int | None) -> Traffic:
+    def traffic(self, rate: float | None, requests: int | None) -> "Traffic":
         """Return the requests, at a rate [requests/s] of its own where they are drawn at one."""
         from steptime.simulation.traces import read_trace
         from steptime.simulation.traffic import drawn, scaled, with_sessions
@@ -117,17 +116,18 @@ class Schedule:
     route: Annotated[str, option("round-robin, least-loaded or prefix-aware.", POLICY)] = "round-robin"
     prefix_cache: Annotated[str, option("Cache of a replica, such as hbm=20GB,host=1TB,ssd=4TB.", POLICY, metavar="TIERS")] = ""
 
-    def read(self, engine: Engine, system: System, prompt: float) -> Policy:
+    def read(self, engine: "Engine", system: "System", prompt: float) -> "Policy":
         """Return the schedule; `prompt`: the longest that comes [tokens]."""
         from steptime.simulation.policy import policy_for
 
+        not_empty("--policy", self.policy, "continuous, prefill-first, static or train")
         return policy_for(
             engine, system, prompt=prompt, kind=self.policy, max_sequences=self.max_sequences,
             token_budget=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,
             patience=self.patience, drafted=self.drafted, acceptance=self.acceptance, route=self.route,
         )  # fmt: skip
 
-    def cache(self, system: System, layout: Layout) -> Cache | None:
+    def cache(self, system: "System", layout: "Layout") -> "Cache | None":
         """Return the prefix cache of a replica, of tiers such as hbm=20GB,host=1TB."""
         if not self.prefix_cache:
             return None
@@ -157,14 +157,14 @@ class Pools(Ways):
     ] = 0
     prefill_tp: Annotated[int | None, count("--prefill-tp", "Their tensor parallel ways; by default --tp.", LAYOUT)] = None
 
-    def prefill(self) -> Layout | None:
+    def prefill(self) -> "Layout | None":
         """Return the layout of the replicas that only read prompts, where there are any."""
         from steptime.physics.layout import Layout
 
         ways = self.tp if self.prefill_tp is None else self.prefill_tp
         return Layout(tp=ways, replicas=self.prefill_replicas) if self.prefill_replicas else None
 
-    def fast(self, schedule: Policy) -> dict[str, Any]:
+    def fast(self, schedule: "Policy") -> dict[str, Any]:
         """Return the pool of the fast tier alone, where there is one."""
         if not self.fast_replicas:
             return {}
@@ -256,7 +256,7 @@ def _check_files(subject: Subject, asking: Asking, answering: Answering) -> None
         raise InputError(f"{answering.export}: requests are written to a .csv or a .parquet file")
 
 
-def _find_rate(model: Model, system: System, asking: Asking, given: dict[str, Any], answering: Answering) -> None:
+def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str, Any], answering: Answering) -> None:
     """Search the highest rate within the limits, and print it."""
     from steptime.physics.layout import show_layout
     from steptime.simulation.rates import find_rate
@@ -278,7 +278,7 @@ def _find_rate(model: Model, system: System, asking: Asking, given: dict[str, An
     show(view(best, points, answering.quantile), console=console)
 
 
-def _run(model: Model, system: System, traffic: Traffic, given: dict[str, Any], answering: Answering) -> None:
+def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:
     """Serve a traffic, at both ends of the engine's range too if asked, write files and print what came of it."""
     from steptime.physics.uncertainty import widest
     from steptime.simulation import files
@@ -303,7 +303,7 @@ def _run(model: Model, system: System, traffic: Traffic, given: dict[str, Any], 
         show(range_view(found, slower), console=console)
 
 
-def _write(found: Simulation, answering: Answering) -> None:
+def _write(found: "Simulation", answering: Answering) -> None:
     """Write the requests and the timeline where files are named, and say so."""
     import os
 
@@ -320,7 +320,7 @@ def _write(found: Simulation, answering: Answering) -> None:
         wrote(answering.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{rest}", replaced=existed)
 
 
-def _about(model: Model, system: System, given: dict[str, Any]) -> dict[str, Any]:
+def _about(model: "Model", system: "System", given: dict[str, Any]) -> dict[str, Any]:
     """What was run on what, in JSON."""
     return {"model": model.name, "system": system.name, "engine": given["engine"].name, "layout": given["layout"]}
 
@@ -349,7 +349,7 @@ def compiling() -> Iterator[None]:
         yield
 
 
-def _with_progress(total: int, quiet: bool, work: Callable[[Any], Simulation]) -> Simulation:
+def _with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
     """Run `work` with a progress bar on the terminal where it is long."""
     from steptime.simulation.run import PORTION
 

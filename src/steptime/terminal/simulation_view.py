@@ -88,7 +88,7 @@ def _latencies(a: Answers) -> Grid:
 
 
 def _classes(a: Answers, limited: bool) -> Grid:
-    heads = ("Class", "Served", "TTFT mean", "p99", "TPOT mean", "p99", *(["Within limits"] if limited else []))
+    heads = ("Class", "Served", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", *(["Within limits"] if limited else []))
     shown = table(*heads, numbers=range(1, 7), first_to_go=(4, 2, 1))
     for c in a.classes:
         name = "fast" if c.rank == 0 else "slow" if len(a.classes) == 2 else f"{c.rank}"

@@ -1,7 +1,5 @@
 """The command `steptime step`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +82,7 @@ def step(
         _explain(model, system, card, engine)
 
 
-def _explained(model: Model, system: System, card: StepCard, engine: Engine) -> dict[str, object]:
+def _explained(model: "Model", system: "System", card: "StepCard", engine: "Engine") -> dict[str, object]:
     """Return what a step is made of, and the sources of the machine's figures, as data."""
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import sources_json
@@ -93,7 +91,7 @@ def _explained(model: Model, system: System, card: StepCard, engine: Engine) -> 
     return {"explanation": {"lines": lines, "sources": sources_json(system)}}
 
 
-def _explain(model: Model, system: System, card: StepCard, engine: Engine) -> None:
+def _explain(model: "Model", system: "System", card: "StepCard", engine: "Engine") -> None:
     """Print what a step is made of, and the sources of the machine's figures."""
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import lines_table, sources_table

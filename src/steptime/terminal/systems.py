@@ -1,7 +1,5 @@
 """The command `steptime systems`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The command `steptime validate`: predictions held against measured runs."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Any
 

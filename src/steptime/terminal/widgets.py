@@ -143,7 +143,7 @@ def bar(share: float, width: int, colour: str) -> Text:
 def stacked(parts: Sequence[tuple[str, float, str]], whole: float, width: int, title: str) -> RenderableType:
     """Return one bar of `parts` (name, bytes, colour) of a `whole`, each with a glyph of its own, and its legend."""
     cells = max(20, min(60, width - 4))
-    line, legend = Text(), Text(f"{title}: ")
+    line, legend = Text(), []
     filled, total = 0, 0.0
     for number, (name, value, colour) in enumerate(parts):
         total += value
@@ -151,11 +151,22 @@ def stacked(parts: Sequence[tuple[str, float, str]], whole: float, width: int, t
         glyph = FILLS[number % len(FILLS)]
         line.append(glyph * (until - filled), style=colour)
         filled = until
-        legend.append(f"{glyph} ", style=colour).append(f"{name} {show(value, 'B')}".replace(" ", "\u00a0")).append("  ")
+        legend.append(Text.assemble((f"{glyph} ", colour), f"{name} {show(value, 'B')}"))
     line.append("░" * (cells - filled), style="bright_black")
     rest = f"free {show(whole - total, 'B')}" if total <= whole else f"{show(total - whole, 'B')} too much"
-    legend.append("░ ", style="bright_black").append(rest.replace(" ", "\u00a0"))
-    return Group(legend, line)
+    legend.append(Text.assemble(("░ ", "bright_black"), rest))
+    return Group(*_packed(Text(f"{title}:"), legend, width), line)
+
+
+def _packed(first: Text, pieces: Iterable[Text], width: int) -> list[Text]:
+    """Return pieces set one after the other, as many to a line as there is room for, none of them broken."""
+    lines = [first]
+    for piece in pieces:
+        if lines[-1].cell_len + 2 + piece.cell_len <= width:
+            lines[-1] = Text("  " if lines[-1] is not first else " ").join([lines[-1], piece])
+        else:
+            lines.append(piece)
+    return lines
 
 
 def usd(value: float) -> str:
