@@ -244,3 +244,19 @@ def test_no_output_goes_over_an_input_or_nowhere(tmp_path, words, says):
     assert (tmp_path / "runs.csv").read_text() == RUNS
     assert (tmp_path / "old.toml").read_text() == "name = 'old'\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old.toml", "runs.csv"]
+
+
+def test_a_system_is_printed_as_a_template(monkeypatch):
+    from steptime import catalog
+
+    monkeypatch.setattr(catalog, "template", lambda name: f'name = "{name}"', raising=False)
+    shown = run("systems hgx-h100 --toml")
+    assert (shown.returncode, shown.stdout) == (0, 'name = "hgx-h100"\n')
+
+
+def test_without_a_home_the_packaged_catalogue_is_there(monkeypatch):
+    from steptime.catalog.files import PACKAGED, folders
+
+    monkeypatch.delenv("STEPTIME_CATALOG", raising=False)
+    monkeypatch.setenv("HOME", "relative")
+    assert folders("systems") == [PACKAGED / "systems"]

@@ -105,6 +105,13 @@ def say(words: str) -> None:
 # --- JSON and CSV -------------------------------------------------------------------------------------------------------
 
 
+def as_data(value: Any) -> Any:
+    """Return a result as dictionaries, lists, numbers and texts, which JSON and CSV hold."""
+    from steptime.results import plain
+
+    return plain(value)
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     from steptime.results import to_json
@@ -124,9 +131,7 @@ def problem_json(error: InputError) -> dict[str, Any]:
 
 def write_csv(path: str, rows: Sequence[Any]) -> None:
     """Write rows (dictionaries, dataclasses) as CSV in SI units, groups within them as columns of joined names, and say so."""
-    from steptime.results import plain
-
-    flat = [dict(_flat(plain(row))) for row in rows]
+    flat = [dict(_flat(as_data(row))) for row in rows]
     columns = list(dict.fromkeys(name for row in flat for name in row))
     existed = Path(path).exists()
     with writing(path), open(path, "w", newline="", encoding="utf-8") as file:

@@ -20,7 +20,7 @@ from steptime.terminal.options import (
     read_systems,
     refuse_idle,
 )
-from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.terminal.output import as_data, check_outputs, console_of, print_json, show, write_csv
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
@@ -165,9 +165,8 @@ def _data(
 ) -> dict[str, Any]:
     """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted."""
     from steptime.planning.launch_commands import ENGINES, launch_commands
-    from steptime.results import plain
 
-    data: dict[str, Any] = plain(found) | {
+    data: dict[str, Any] = as_data(found) | {
         "launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}
     }
     if replayed is not None:

@@ -19,6 +19,7 @@ from steptime.terminal.widgets import Either, Grid, counted, notes, table, usd
 from steptime.units import show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
+MEANING = "Arrival to seat: what comes before the queue, and the wait in it. Between two tokens: stalls by others' prompts too."
 LEVELS = " ▁▂▃▄▅▆▇█"
 WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be off without a word
 
@@ -31,7 +32,7 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
         return Group(*parts)
     if a.classes:
         parts.append(_classes(a, found.limited))
-    parts += [_latencies(a), *_rates(a, found), Text()]
+    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, found), Text()]
     parts += [distribution_plot(latencies(found.requests), width), Text(), _timeline(found, width)]
     if found.cache is not None:
         parts += [Text(), _cache(found.cache)]
