@@ -100,7 +100,7 @@ def model_view(card: dict[str, Any], width: int) -> RenderableType:
     if card["state_bytes_per_sequence"]:
         pairs.insert(5, ("State of a sequence", show(card["state_bytes_per_sequence"], "B")))
     if p["draft"]:
-        pairs.insert(3, ("Multi-token prediction, apart", show(p["draft"])))
+        pairs.insert(3, ("Multi-token prediction, besides", show(p["draft"])))
     return Group(
         Text(card["name"], style="bold"),
         facts(pairs),
