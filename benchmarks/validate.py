@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.measured.validation import predict, read_runs, write_predictions
+from steptime.measured.comparison import write_predictions
+from steptime.measured.validation import predict, read_runs
 
 RUNS = Path(__file__).parents[2] / "shared/data/measured/serving.csv"
 ROWS = 100_000

@@ -1,18 +1,28 @@
-"""Writes docs/models.md from the catalogue, docs/oracle.json and tests/golden; `--check` says whether it is up to date."""
+"""Writes docs/models.md and docs/json.md; `--check` says whether they are up to date.
+
+The models come from the catalogue, docs/oracle.json and tests/golden; the keys of JSON from the metadata of results' fields.
+"""
 
 # ruff: noqa: E402, I001 - the tests' figures lie beside this folder, which is put on the path first
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from steptime.cards.engines import EngineCard, EngineTable
+from steptime.cards.models import Comparison, ModelCard, ModelTable
+from steptime.cards.steps import StepCard
+from steptime.cards.systems import SystemCard, SystemTable
 from steptime.catalog.files import files
+from steptime.measured.outcomes import Calibrated, Validation
 from steptime.models.loading import load_model
 from steptime.errors import InputError
 from steptime.models.model import (
@@ -23,9 +33,39 @@ from steptime.models.model import (
     state_bytes,
     total_parameters,
 )
+from steptime.physics.memory import Memory
+from steptime.planning.deployment import Plan
+from steptime.results import entries
+from steptime.simulation.outcome import Simulation
+from steptime.simulation.rates import HighestRate, Replay
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 
 PAGE = HERE / "models.md"
+KEYS = HERE / "json.md"
+ANSWERS: dict[type, str] = {
+    Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
+    "`simulated`, a [Replay](#replay).",
+    StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
+    "up to `upper_s`, and `bound`; where it was asked for with arrays, its figures are lists.",
+    Memory: "`st.memory_per_chip`.",
+    Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
+    "what the engine predicts of every step, and `answers`.",
+    HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout` and `policy`.",
+    Replay: "`steptime plan --simulate`, under `simulated`.",
+    Validation: "`steptime validate`, `st.validate`.",
+    Calibrated: "`st.calibrate`.",
+    ModelCard: "`steptime models NAME`.",
+    ModelTable: "`steptime models`.",
+    Comparison: "`steptime models NAME NAME` and `--table`.",
+    SystemCard: "`steptime systems NAME`.",
+    SystemTable: "`steptime systems`.",
+    EngineCard: "`steptime engines NAME`.",
+    EngineTable: "`steptime engines`.",
+}
+WORDS = {
+    "float": "number", "int": "whole number", "Number": "number or list", "str": "text", "bool": "true or false", "Any": "any",
+    "None": "null", "Figure": "object",
+}  # fmt: skip
 ORACLE = json.loads((HERE / "oracle.json").read_text(encoding="utf-8"))
 FAR = 0.005  # deviation of a stated total that the page explains
 
@@ -152,16 +192,95 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def kinds_in(kind: type) -> list[type]:
+    """Return the dataclasses that a result's keys hold, in order."""
+    known = vars(sys.modules[kind.__module__])
+    named = [word for entry in entries(kind) for word in re.findall(r"\w+", entry.type)]
+    return [known[word] for word in dict.fromkeys(named) if is_dataclass(known.get(word)) and word not in WORDS]
+
+
+def type_in_words(text: str) -> str:
+    """Return an annotation as what JSON has.
+
+    >>> type_in_words("tuple[float, float] | None"), type_in_words("Mapping[str, Number]"), type_in_words("tuple[Pool, ...]")
+    ('pair of numbers or null', 'object of number or list', 'list of [Pool](#pool)')
+    """
+    for pattern, words in (
+        (r"tuple\[(?:float|Number), (?:float|Number)\]", "pair of numbers"),
+        (r"tuple\[(\w+), \.\.\.\]", r"list of \1"),
+        (r"(?:Mapping|dict)\[str, list\[float\]\]", "object of lists"),
+        (r"(?:Mapping|dict)\[str, Any\]", "object"),
+        (r"(?:Mapping|dict)\[str, (\w+)\]", r"object of \1"),
+    ):
+        text = re.sub(pattern, words, text)
+    text = text.replace(" | ", " or ")
+    text = re.sub(r"\b[A-Z]\w+\b", lambda found: _link(found[0]), text)
+    return re.sub(r"\b(float|int|str|bool)\b", lambda found: WORDS[found[0]], text)
+
+
+def _link(name: str) -> str:
+    return WORDS.get(name) or f"[{name}](#{name.casefold()})"
+
+
+def keys_of(kind: type, about: str) -> list[str]:
+    """Return the section of a result: every key with its unit, type and meaning."""
+    schema = getattr(kind, "SCHEMA", "") if about else ""
+    lines = [f"{'##' if about else '###'} {kind.__name__}", ""]
+    lines += [f"{about} Schema `{schema}`.", ""] if about else []
+    lines += ["| key | unit | type | meaning |", "|---|---|---|---|"]
+    return [*lines, *(f"| `{e.key}` | {e.unit} | {e.kind or type_in_words(e.type)} | {e.meaning} |" for e in entries(kind)), ""]
+
+
+def keys_page() -> str:
+    """Return the page of JSON: every key of every answer."""
+    lines = [
+        "# JSON",
+        "",
+        "What `--json` prints and `to_dict()` returns: SI units, told by the end of a key (`_s`, `_bytes`, `_usd_per_s`, ...);",
+        "a figure without one is a count, a share or a text. A number that is not finite (no limit, not known) is null.",
+        "`schema` names the object and its version, which rises when a key goes or changes its meaning, not when one comes.",
+        "Terms and resources are named as in [nomenclature.md](nomenclature.md). Written by `docs/generate.py`.",
+        "",
+    ]
+    for kind, about in ANSWERS.items():
+        lines += keys_of(kind, about)
+    lines += [
+        "## Errors",
+        "",
+        "Instead of a result, with exit code 2. Schema `steptime.error/1`.",
+        "",
+        "| key | unit | type | meaning |",
+        "|---|---|---|---|",
+        "| `error` |  | text | kind of the slip: UnknownName, DataFileError, RangeError, DoesNotFit, ... |",
+        "| `message` |  | text | cause, place and nearest valid choice |",
+        "| `nearest` |  | list of text | valid choices near an unknown name, best first |",
+        "",
+        "## Parts",
+        "",
+        "What answers hold.",
+        "",
+    ]
+    done, ahead = set(ANSWERS), list(ANSWERS)
+    while ahead:
+        for kind in kinds_in(ahead.pop(0)):
+            if kind not in done:
+                done.add(kind)
+                ahead.append(kind)
+                lines += keys_of(kind, "")
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def main() -> int:
-    """Write the page, or compare it."""
-    text = page()
-    if "--check" in sys.argv:
-        if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-            print("docs/models.md is out of date: run python docs/generate.py")
-            return 1
-        return 0
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    """Write the pages, or compare them."""
+    stale = []
+    for path, text in ((PAGE, page()), (KEYS, keys_page())):
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(f"docs/{path.name}")
+    if stale:
+        print(f"{' and '.join(stale)} out of date: run python docs/generate.py")
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -37,18 +37,20 @@ def test_tables_and_cards_keep_to_the_width(words, columns):
 
 
 def test_the_comparison_has_every_figure():
-    (deepseek, gemma) = json.loads(shown("models --table deepseek-v3 google/gemma-3-27b-it --context 100000 --json"))
+    found = json.loads(shown("models --table deepseek-v3 google/gemma-3-27b-it --context 100000 --json"))
+    assert found["schema"] == "steptime.comparison/1"
+    deepseek, gemma = found["models"]
     assert deepseek["kv_bytes_per_token"] == 70_272
     assert deepseek["cache_bytes_at_context"] == 70_272 * 100_000
-    assert deepseek["context_of_equal_reads"] == pytest.approx(deepseek["weight_bytes"] / 70_272, rel=1e-3)
+    assert deepseek["context_of_equal_reads_tokens"] == pytest.approx(deepseek["weight_bytes"] / 70_272, rel=1e-3)
     assert gemma["cache_bytes_at_context"] == 81_920 * 100_000 + (507_904 - 81_920) * 1_024
     assert gemma["active_share"] == gemma["active_parameters"] / gemma["total_parameters"]
-    assert gemma["decode_flops_per_token"] > 2 * (gemma["active_parameters"] - 1.5e9)
+    assert gemma["decode_flop_per_token"] > 2 * (gemma["active_parameters"] - 1.5e9)
 
 
 def test_like_chooses_what_is_compared():
     rows = json.loads(shown("models --table --like gpt-oss --json"))
-    assert [row["name"] for row in rows] == ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]
+    assert [row["name"] for row in rows["models"]] == ["openai/gpt-oss-120b", "openai/gpt-oss-20b"]
     with pytest.raises(InputError, match="no-such-model"):
         shown("models --table --like no-such-model")
 
@@ -58,8 +60,8 @@ def test_a_card_sets_the_count_against_the_makers_figure():
     assert "671 B total (counted +0.0%), 37.0 B active (counted +1.5%)" in text
     assert "vendor" in text
     card = model_card(st.load_model("deepseek-v3"), context=8192)
-    assert card["counted_over_published"]["total"] == pytest.approx(1, abs=1e-3)
-    assert [row["bytes"] for row in card["cache_bytes"]] == [70_272 * row["context"] for row in card["cache_bytes"]]
+    assert card.counted_over_published["total"] == pytest.approx(1, abs=1e-3)
+    assert [row.bytes for row in card.cache_bytes] == [70_272 * row.context for row in card.cache_bytes]
 
 
 @pytest.mark.parametrize(

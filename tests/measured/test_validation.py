@@ -13,7 +13,8 @@ import pytest
 from steptime.errors import DataFileError, InputError
 from steptime.measured import validation as validate
 from steptime.measured.calibration import NAMES, engine_file, engine_from, fit_all
-from steptime.measured.validation import COLUMNS, OPTIONAL, errors, predict, read_runs, report, write_predictions
+from steptime.measured.comparison import errors, report, write_predictions
+from steptime.measured.validation import COLUMNS, OPTIONAL, predict, read_runs
 from steptime.physics.engine import CONSTANTS, Engine, load_engine
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -252,7 +253,7 @@ def test_constants_may_be_arrays():
 def test_calibration_finds_the_constants_that_made_the_runs():
     """Runs made with a slower memory are fitted back to it, from a prior that does not know."""
     pytest.importorskip("scipy")
-    from steptime.measured.calibration import calibrate
+    from steptime.measured.calibration import calibrated_engine
 
     made = replace(load_engine("vllm"), memory_efficiency=0.7, seconds_per_kernel=7e-6)
     rows = [
@@ -262,17 +263,17 @@ def test_calibration_finds_the_constants_that_made_the_runs():
     truth = predict(rows, engine=made)
     times = zip(rows, truth.tpot, truth.ttft, strict=True)
     rows = [row | {"tpot_s": str(a), "ttft_s": str(b)} for row, a, b in times]
-    fitted = calibrate(rows, name="mine", prior=load_engine("vllm"))
+    fitted = calibrated_engine(rows, name="mine", prior=load_engine("vllm"))
     again = predict(rows, engine=fitted)
     assert np.median(np.abs(again.tpot / truth.tpot - 1)) < 0.03
     assert fitted.memory_efficiency < 0.8
 
 
 def test_calibration_needs_measured_times():
-    from steptime.measured.calibration import calibrate
+    from steptime.measured.calibration import calibrated_engine
 
     with pytest.raises(InputError, match="needs tpot_s of every run; 1 have none, the first is 'b'"):
-        calibrate([one(), one(id="b", tpot_s="")], name="mine", prior=load_engine("vllm"))
+        calibrated_engine([one(), one(id="b", tpot_s="")], name="mine", prior=load_engine("vllm"))
 
 
 @pytest.mark.skipif(not RUNS.is_file(), reason="the measured runs are not beside this checkout")

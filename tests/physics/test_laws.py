@@ -200,7 +200,12 @@ def test_doubling_rent_doubles_usd(deepseek, rack):
     workload, slo = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
     once = st.plan(deepseek, rack, workload, slo, chips=16, engine="ideal")
     twice = st.plan(deepseek, scale(rack, "rent", 2.0), workload, slo, chips=16, engine="ideal")
-    for figure in ("usd_per_million_output_tokens", "usd_per_million_input", "usd_per_million_output", "usd_per_request"):
+    for figure in (
+        "usd_per_million_output_tokens",
+        "prefill_usd_per_million_tokens",
+        "decode_usd_per_million_tokens",
+        "usd_per_request",
+    ):
         assert getattr(twice, figure) == pytest.approx(2 * getattr(once, figure), rel=1e-12)
     assert once.elasticities["rent"] == pytest.approx(1, abs=1e-9)
 

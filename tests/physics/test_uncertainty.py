@@ -165,7 +165,7 @@ def test_variance_of_a_sum_of_constants():
 def test_a_fit_says_what_its_runs_hold():
     """The mean variance over the fitted runs and the makers of their chips, which the ranges of other runs are measured by."""
     pytest.importorskip("scipy")
-    from steptime.measured.calibration import calibrate, known_from
+    from steptime.measured.calibration import calibrated_engine, known_from
     from steptime.measured.validation import grouped, predict
 
     row = {
@@ -179,7 +179,7 @@ def test_a_fit_says_what_its_runs_hold():
     assert known["vendors"] == ["AMD"]
     for table in known["parameter_variance"].values():
         assert all(0 < mean < 1 for mean in table.values())
-    mine = calibrate(rows, name="mine", prior=prior)
+    mine = calibrated_engine(rows, name="mine", prior=prior)
     assert mine.fit["vendors"] == ["AMD", "NVIDIA"]
     found, before = predict(rows, engine=mine), predict(rows, engine=prior)
     assert np.all(found.tpot_high / found.tpot < before.tpot_high / before.tpot)  # measured now

@@ -38,12 +38,12 @@ def test_the_money_adds_up(plan):
     """What input and output tokens cost apart is the rent; so is what requests cost."""
     w = plan.workload
     a_second = plan.requests_per_second * (
-        w.input_tokens * plan.usd_per_million_input + w.output_tokens * plan.usd_per_million_output
+        w.input_tokens * plan.prefill_usd_per_million_tokens + w.output_tokens * plan.decode_usd_per_million_tokens
     )
     assert a_second / 1e6 == pytest.approx(plan.usd_per_second)
     assert plan.requests_per_second * plan.usd_per_request == pytest.approx(plan.usd_per_second)
     assert plan.usd_per_million_output_tokens == pytest.approx(plan.usd_per_request / w.output_tokens * 1e6)
-    low, high = plan.interval
+    low, high = plan.cost_bounds
     assert low <= plan.usd_per_million_output_tokens <= high
 
 
@@ -70,8 +70,8 @@ def test_the_sentence_names_what_binds_and_what_helps(plan):
 
 def test_elasticities_have_the_right_sign(plan):
     for name, value in plan.elasticities.items():
-        assert value >= -1e-6 if name in ("rent", "KV bytes") else value <= 1e-6, name
-    improving = sum(-v for n, v in plan.elasticities.items() if n in ("HBM bandwidth", "arithmetic", "scale-up bandwidth"))
+        assert value >= -1e-6 if name in ("rent", "kv_bytes") else value <= 1e-6, name
+    improving = sum(-v for n, v in plan.elasticities.items() if n in ("hbm_bandwidth", "arithmetic", "scale_up_bandwidth"))
     if plan.engine == "ideal":  # which has no time of its own: a machine twice as fast in all is twice as cheap
         assert improving == pytest.approx(1, abs=0.15)
 
@@ -202,7 +202,7 @@ def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
 def test_one_output_token_is_all_prefill():
     found = st.plan(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1))
     assert found.feasible
-    assert found.usd_per_million_input > 0
+    assert found.prefill_usd_per_million_tokens > 0
 
 
 # --- engines and ranges -----------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_the_ideal_has_neither_range_nor_ideal(deepseek, rack):
     found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal")
     assert (found.tpot_range, found.ttft_range, found.cost_range, found.speed_range, found.throughput_range) == (None,) * 5
     assert found.ideal is None
-    assert found.interval[0] <= found.usd_per_million_output_tokens <= found.interval[1]
+    assert found.cost_bounds[0] <= found.usd_per_million_output_tokens <= found.cost_bounds[1]
 
 
 @pytest.mark.parametrize("scale_", [4.0, 100.0])

@@ -90,9 +90,9 @@ def test_a_rate_is_found_with_so_many_requests_a_replica():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     policy = policy_for(load_engine("vllm"), system, prompt=128.0, max_sequences=4)
     given = {"slo": st.Slo(ttft=0.2), "layout": st.Layout(replicas=2), "policy": policy}
-    rate, points = find_rate(model, system, traffic, requests=50, **given)
-    assert rate > 1
-    assert any(point.rate == rate and point.good for point in points)
+    found = find_rate(model, system, traffic, requests=50, **given)
+    assert found.rate > 1
+    assert any(point.rate == found.rate and point.good for point in found.points)
     assert {50, 200} <= set(seen)
     seen.clear()
     with patch("steptime.simulation.rates.highest_rate", lambda run, **more: (run(1.0), more["longer"](1.0))):

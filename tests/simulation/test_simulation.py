@@ -20,7 +20,7 @@ from steptime.measured.loops import fit as fit_first_tokens
 from steptime.physics.engine import WAIT_NAMES, load_engine, with_constants
 from steptime.physics.memory import memory_per_chip
 from steptime.planning.steady import aggregated
-from steptime.simulation.files import report, write_chrome_trace, write_requests
+from steptime.simulation.files import write_chrome_trace, write_requests
 from steptime.simulation.metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
 from steptime.simulation.pace import Pace, linear_pace, pace_of
 from steptime.simulation.policy import Policy
@@ -218,10 +218,10 @@ def test_a_decode_pool_that_cannot_keep_up_is_overloaded(llama):
     assert a.ttft.p99 < 1
     assert np.max(found.timeline["waiting"]) > 1000
     lengths = {"inputs": Lengths(mean=100), "outputs": Lengths(mean=1000)}
-    best, _ = highest_rate(
+    best = highest_rate(
         rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=500, **given), slo=st.Slo(), quantile="p90"
     )
-    assert best < 1.1 * 16 / (999 * a.inter_token.p50)
+    assert best.rate < 1.1 * 16 / (999 * a.inter_token.p50)
 
 
 def test_the_prefix_cache_is_that_of_the_replicas_that_read_prompts(llama):
@@ -346,7 +346,8 @@ def test_highest_rate_meets_the_limits_and_a_little_more_does_not(llama):
     slo = st.Slo(tpot=0.008, ttft=0.2)
     lengths = {"inputs": Lengths(mean=1024), "outputs": Lengths(mean=128)}
     run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=1500, slo=slo, engine="ideal")
-    best, points = highest_rate(run, slo=slo, quantile="p99")
+    found = highest_rate(run, slo=slo, quantile="p99")
+    best, points = found.rate, found.points
     assert best > 1
     assert [p.rate for p in points] == sorted(p.rate for p in points)
     assert all(p.good == (p.rate <= best) for p in points)
@@ -368,7 +369,7 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
             policy=policy,
             engine="ideal",
         )
-        return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05)[0]
+        return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05).rate
 
     one = best(1, 4000)
     assert best(8, 32_000) == pytest.approx(8 * one, rel=0.05)
@@ -384,8 +385,9 @@ def test_a_highest_rate_holds_in_a_longer_run(llama):
         )
         for n in (200, 8000)
     )
-    quick, _ = highest_rate(run, slo=st.Slo(), quantile="p90")
-    sure, points = highest_rate(run, slo=st.Slo(), quantile="p90", longer=longer)
+    quick = highest_rate(run, slo=st.Slo(), quantile="p90").rate
+    found = highest_rate(run, slo=st.Slo(), quantile="p90", longer=longer)
+    sure, points = found.rate, found.points
     assert 0.8 * quick < sure <= quick
     assert all(p.good == (p.rate <= sure) for p in points if p.rate >= sure)
     assert longer(sure).verdict != OVERLOADED
@@ -719,8 +721,9 @@ def test_requests_as_parquet(llama, tmp_path):
     write_requests(tmp_path / "requests.parquet", found.requests)
     table = parquet.read_table(tmp_path / "requests.parquet")
     assert table.num_rows == 50
-    for name in ("arrival", "scheduled", "first", "finish", "inputs", "outputs", "replica"):
-        np.testing.assert_array_equal(table[name].to_numpy(), found.requests[name])
+    names = {"arrival_s": "arrival", "first_s": "first", "finish_s": "finish", "input_tokens": "inputs", "replica": "replica"}
+    for column, name in names.items():
+        np.testing.assert_array_equal(table[column].to_numpy(), found.requests[name])
     assert set(table["status"].to_pylist()) == {"served"}
 
 
@@ -729,11 +732,11 @@ def test_files(tmp_path, llama):
     write_requests(tmp_path / "r.csv", found.requests)
     rows = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
     assert len(rows) == 50
-    assert float(rows[7]["finish"]) == found.requests["finish"][7]
+    assert float(rows[7]["finish_s"]) == found.requests["finish"][7]
     write_chrome_trace(tmp_path / "t.json", found)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {e["name"] for e in events} >= {"prefill", "decode", "kv", "waiting"}
-    assert report(found)["answers"].served == 50
+    assert found.to_dict()["answers"]["served"] == 50
     with pytest.raises(InputError, match=r"\.csv or a \.parquet"):
         write_requests(tmp_path / "r.txt", found.requests)
 

@@ -83,8 +83,8 @@ def test_the_main_job_as_json():
     shown = run(MAIN + " --json")
     found = json.loads(shown.stdout)
     assert found["feasible"]
-    assert found["tokens_per_second_per_user"] >= 50
-    assert found["tpot"] <= 0.02
+    assert found["tokens_per_s_per_user"] >= 50
+    assert found["tpot_s"] <= 0.02
     assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
     assert found["pools"][0]["layout"]["ep"] >= 1
 
@@ -118,25 +118,25 @@ def test_a_step_shows_its_range_and_the_ideal(columns):
 def test_ranges_as_json():
     found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --json").stdout)
     assert found["engine"] == "vllm"
-    assert found["range"][0] < found["total"] < found["range"][1]
-    assert found["ideal"]["total"] < found["total"]
+    assert found["range_s"][0] < found["total_s"] < found["range_s"][1]
+    assert found["ideal"]["total_s"] < found["total_s"]
     found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --engine ideal --json").stdout)
-    assert (found["engine"], found["range"], found["ideal"]) == ("ideal", None, None)
+    assert (found["engine"], found["range_s"], found["ideal"]) == ("ideal", None, None)
     found = json.loads(run("plan llama-3.1-8b hgx-h100 --chips 1 --json").stdout)
     for value, limits in (
-        ("tpot", "tpot_range"),
-        ("ttft", "ttft_range"),
-        ("usd_per_million_output_tokens", "cost_range"),
-        ("tokens_per_second_per_user", "speed_range"),
-        ("tokens_per_second_per_chip", "throughput_range"),
+        ("tpot_s", "tpot_range_s"),
+        ("ttft_s", "ttft_range_s"),
+        ("usd_per_million_output_tokens", "usd_per_million_output_tokens_range"),
+        ("tokens_per_s_per_user", "tokens_per_s_per_user_range"),
+        ("tokens_per_s_per_chip", "tokens_per_s_per_chip_range"),
     ):
         assert found[limits][0] < found[value] < found[limits][1]
-    assert found["ideal"]["tokens_per_second_per_user"] > found["tokens_per_second_per_user"]
+    assert found["ideal"]["tokens_per_s_per_user"] > found["tokens_per_s_per_user"]
 
 
 def test_imbalance_is_the_engines_unless_it_is_given():
     words = "step deepseek-v3 gb200-nvl72 --dp 8 --ep 8 --batch 4096 --json"
-    usual, even, uneven = (json.loads(run(words + more).stdout)["total"] for more in ("", " --imbalance 1", " --imbalance 3"))
+    usual, even, uneven = (json.loads(run(words + more).stdout)["total_s"] for more in ("", " --imbalance 1", " --imbalance 3"))
     assert even < usual < uneven
 
 
@@ -340,7 +340,7 @@ def test_a_simulation_at_the_ends_of_its_range():
     found = json.loads(run(SIMULATE + "--rate 20 --range --json").stdout)
     (fast, slow), asked = found["range"], found["answers"]
     assert fast["slowness"] < 1 < slow["slowness"]
-    assert fast["answers"]["tpot"]["mean"] < asked["tpot"]["mean"] < slow["answers"]["tpot"]["mean"]
+    assert fast["answers"]["tpot_s"]["mean"] < asked["tpot_s"]["mean"] < slow["answers"]["tpot_s"]["mean"]
 
 
 def test_simulate_as_json_and_files(tmp_path):
@@ -414,7 +414,7 @@ def test_numbers_are_read_as_people_write_them():
         json.loads(run(f"plan llama-3.1-8b hgx-h100 --chips 2 --input {n} --output {m} --json").stdout)
         for n, m in (("8000", "1000"), ("8k", "1e3"))
     )
-    assert {**plain, "search_seconds": 0} == {**short, "search_seconds": 0}
+    assert {**plain, "search_s": 0} == {**short, "search_s": 0}
 
 
 @pytest.mark.parametrize(
@@ -453,10 +453,10 @@ def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money():
 def test_errors_are_json_where_json_is_asked_for():
     shown = run("plan llama-3.1-405b hgx-h100 --json")
     assert shown.returncode == 2
-    assert json.loads(shown.stdout)["error"]["kind"] == "DoesNotFit"
-    assert "223 GB too little" in json.loads(shown.stdout)["error"]["message"]
+    assert json.loads(shown.stdout)["error"] == "DoesNotFit"
+    assert "223 GB too little" in json.loads(shown.stdout)["message"]
     assert len(shown.stderr.strip().splitlines()) == 1
-    assert json.loads(run("plan --json").stdout)["error"]["message"].startswith("Missing argument")
+    assert json.loads(run("plan --json").stdout)["message"].startswith("Missing argument")
 
 
 def test_explanations_are_json_where_json_is_asked_for():

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from steptime.errors import DataFileError
-from steptime.terminal.output import check_outputs, patience, write_csv
+from steptime.terminal.output import check_outputs, patience
 from steptime.terminal.widgets import stacked, table
 from tests.terminal.test_commands import run
 
@@ -185,26 +184,16 @@ def test_a_file_that_may_not_be_written_is_found_before_the_work():
         check_outputs({"--csv": "/proc/a.csv"}, ())
 
 
-def test_rows_become_csv_with_groups_and_ranges_as_columns(tmp_path, capfd):
-    path = str(tmp_path / "a.csv")
-    write_csv(path, [{"a": 1.5, "of": {"b": 2, "c": None}, "range": [1.0, 2.0], "words": ["x", "y", "z"]}])
-    with open(path, newline="", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
-    assert row == {"a": "1.5", "of.b": "2", "of.c": "", "range.low": "1.0", "range.high": "2.0", "words": "x; y; z"}
-    write_csv(path, [])
-    assert re.findall(r": (\d rows?)(, in place)?", capfd.readouterr().err) == [("1 row", ""), ("0 rows", ", in place")]
-
-
 @pytest.mark.parametrize(
     ("words", "rows", "column"),
     [
-        ("plan deepseek-v3 gb200-nvl72 --speed 50", 20, "tokens_per_second_per_chip"),
-        ("step llama-3.1-8b hgx-h100", 1, "total"),
+        ("plan deepseek-v3 gb200-nvl72 --speed 50", 20, "tokens_per_s_per_chip"),
+        ("step llama-3.1-8b hgx-h100", 1, "total_s"),
         ("models --like gpt-oss", 2, "total_parameters"),
-        ("models --table deepseek-v3 kimi-k2", 2, "decode_flops_per_token"),
-        ("systems", 30, "hbm_bandwidth"),
+        ("models --table deepseek-v3 kimi-k2", 2, "decode_flop_per_token"),
+        ("systems", 30, "hbm_bandwidth_bytes_per_s"),
         ("engines", 5, "memory_efficiency"),
-        ("validate runs.csv", 3, "median"),
+        ("validate runs.csv", 1, "predicted_tpot_s"),
     ],
 )
 def test_tables_go_to_csv(tmp_path, words, rows, column):
@@ -216,6 +205,7 @@ def test_tables_go_to_csv(tmp_path, words, rows, column):
         found = list(csv.DictReader(file))
     assert len(found) >= rows
     assert all(float(row[column]) > 0 for row in found)
+    assert run(f"{words} --csv out.csv", folder=tmp_path).stderr.rstrip().endswith("in place of an older file.")
 
 
 @pytest.mark.parametrize(

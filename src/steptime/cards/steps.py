@@ -1,176 +1,175 @@
-"""What there is to know about one step: its time and range, what it delivers for each user and chip, and its memory."""
+"""What there is to know about one step: its time, range and ideal, what a chip holds, and the rates that it comes to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
+import numpy as np
+
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import LayoutError, RangeError, UnknownName
-from steptime.machines.system import System
+from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
-from steptime.physics.engine import IDEAL, Engine
-from steptime.physics.layout import Layout
+from steptime.numbers import Number
+from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory, memory_per_chip
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import step_range
+from steptime.results import broadcast, unit
 
 PHASES = ("decode", "prefill", "mixed")
-Range = tuple[float, float]
+ASKED = ("batch", "context", "query", "prompts", "tokens", "prefix")
+Range = tuple[Number, Number]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """Tokens per second, with the 90 % range where the engine has one."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepCard(Step):
+    """Everything that `steptime step` shows: the step and what was asked. What a phase does not have is 0."""
 
-    value: float
-    range: Range | None
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **Step.DERIVED,
+        "tokens_per_second_per_user": unit("tok/s", "that each sequence gets", key="tokens_per_s_per_user"),
+        "output_tokens_per_second_per_chip": unit("tok/s", "decoded", key="output_tokens_per_s_per_chip"),
+        "prompt_tokens_per_second_per_chip": unit("tok/s", "read", key="prompt_tokens_per_s_per_chip"),
+    }
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCard:
-    """One step of a model on a layout.
-
-    given: batch, context, query, prompts, tokens and prefix, those that the phase has. range [s]: 90 % of measured steps;
-    ideal: the same step, were nothing lost; both None for the ideal engine. rates [tok/s]: of each user, and of output and of
-    prompts on each chip. excess [B]: what does not fit a chip. notes: what to mind about the answer.
-    """
-
-    model: str
-    system: str
-    chip: str
-    engine: str
-    phase: str
-    layout: Layout
-    given: Mapping[str, int]
-    step: Step
-    range: Range | None
-    ideal: Step | None
-    memory: Memory
-    rates: Mapping[str, Rate]
-    notes: tuple[str, ...]
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    layout: Layout = field(metadata=unit("", "how a replica is laid over chips"))
+    phase: str = field(metadata=unit("", "decode, prefill or mixed"))
+    batch: Number = field(metadata=unit("sequences", "that decode in a replica"))
+    context: Number = field(metadata=unit("tokens", "of each of them"))
+    query: Number = field(metadata=unit("tokens", "that each gets in the pass"))
+    prompts: Number = field(metadata=unit("prompts", "in the pass"))
+    tokens: Number = field(metadata=unit("tokens", "new ones of each prompt", key="prompt_tokens"))
+    prefix: Number = field(metadata=unit("tokens", "cached ones before them"))
+    range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
+    ideal: Step | None = field(metadata=unit("", "the same step, were nothing lost; null for the ideal engine"))
+    memory: Memory = field(metadata=unit("", "of a chip"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind about the answer"))
 
     @property
-    def fits(self) -> bool:
-        """Whether weights, cache and activations fit a chip."""
-        return bool(self.memory.fits)
+    def tokens_per_second_per_user(self) -> Number:
+        """Tokens per second that each sequence gets."""
+        return self.query * (self.batch > 0) / self.total
 
     @property
-    def excess(self) -> float:
-        """Bytes too much on a chip; 0 where all fits."""
-        return max(0.0, float(self.memory.used - self.memory.capacity))
+    def output_tokens_per_second_per_chip(self) -> Number:
+        """Tokens decoded per second over the chips of the replica."""
+        return self.batch * self.query / self.layout.chips / self.total
+
+    @property
+    def prompt_tokens_per_second_per_chip(self) -> Number:
+        """Prompt tokens read per second over the chips of the replica."""
+        return self.prompts * self.tokens / self.layout.chips / self.total
+
+    def rates(self) -> dict[str, tuple[Number, Range | None]]:
+        """Return the rates [tok/s] that the phase has, by name, each with its 90 % range where the engine has one."""
+        names = [f"{kind}_tokens_per_second_per_chip" for kind in ("output", "prompt")]
+        values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}
+        return {name: (value, self._ends(value)) for name, value in values.items() if value > 0}
+
+    def _ends(self, rate: Number) -> Range | None:
+        """Return a rate at the slow and at the fast end of the step's range."""
+        return None if self.range is None else (rate * self.total / self.range[1], rate * self.total / self.range[0])
+
+    def columns(self) -> dict[str, Any]:
+        """Return what was asked, the rates and the memory beside the row of the step."""
+        what = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
+        asked = {name: getattr(self, name) for name in ASKED}
+        low, high = self.range or (np.nan, np.nan)
+        came = {
+            "low_s": low, "high_s": high,
+            "tokens_per_s_per_user": self.tokens_per_second_per_user,
+            "output_tokens_per_s_per_chip": self.output_tokens_per_second_per_chip,
+            "prompt_tokens_per_s_per_chip": self.prompt_tokens_per_second_per_chip,
+            "memory_bytes": self.memory.used, "fits": self.memory.fits,
+        }  # fmt: skip
+        row: dict[str, Any] = broadcast({**what, "phase": self.phase, **asked, **came, **Step.columns(self)})
+        return row
 
 
-def step_card(
-    model: Model,
-    system: System,
+def asked_of(
+    phase: str,
+    layout: Layout,
     *,
-    phase: str = "decode",
     batch: int = 1,
     context: int = 4096,
     query: int = 1,
     prompts: int | None = None,
     tokens: int = 8192,
     prefix: int = 0,
-    layout: Layout,
-    engine: Engine,
-) -> StepCard:
-    """Return everything that `steptime step` shows.
+) -> dict[str, int]:
+    """Return what a phase takes of what may be asked, as `mixed_step` takes it, and raise InputError where it makes no sense.
 
     Of decode, `batch` sequences of `context` [tokens] get `query` tokens each; of prefill, `prompts` (one for each attention
     group unless given) of `tokens` after `prefix` [tokens]; phase "mixed" is both at once.
     """
     if phase not in PHASES:
         raise UnknownName("phase", phase, PHASES, f"Known: {', '.join(PHASES)}.")
-    decodes, prefills = phase != "prefill", phase != "decode"
-    given: dict[str, int] = {"batch": batch, "context": context, "query": query} if decodes else {}
-    if prefills:
+    given = {"batch": batch, "context": context, "query": query} if phase != "prefill" else {}
+    if phase != "decode":
         given |= {"prompts": int(layout.dp) if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
-    _check(given, layout)
-    step = mixed_step(model, system, **given, layout=layout, engine=engine)
-    limits = step_range(model, system, **given, layout=layout, engine=engine)
-    low_high = None if limits is None else (float(limits[0]), float(limits[1]))
-    rows = given.get("prompts", 0) * given.get("tokens", 0)
-    return StepCard(
-        model=model.name,
-        system=system.name,
-        chip=system.chip.name,
-        engine=engine.name,
-        phase=phase,
-        layout=layout,
-        given=given,
-        step=step,
-        range=low_high,
-        ideal=None if limits is None else mixed_step(model, system, **given, layout=layout, engine=IDEAL),
-        memory=memory_per_chip(
-            model,
-            system,
-            batch=batch if decodes else given["prompts"],
-            context=context if decodes else tokens + prefix,
-            layout=layout,
-            engine=engine,
-            step_tokens=rows / layout.dp,
-        ),
-        rates=_rates(given, rows, float(step.total), low_high, int(layout.chips)),
-        notes=_notes(model, given),
-    )
-
-
-def _check(given: Mapping[str, int], layout: Layout) -> None:
-    """Raise RangeError for a size of nothing, and LayoutError for more parts of the batch than it has sequences."""
-    for name in ("batch", "context", "query", "prompts", "tokens"):
-        if name in given and given[name] < 1:
-            raise RangeError(f"--{name} must be at least 1, not {given[name]}")
-    if given.get("prefix", 0) < 0:
-        raise RangeError(f"--prefix must be at least 0, not {given['prefix']}")
+    for name, value in given.items():
+        least = 0 if name == "prefix" else 1
+        if value < least:
+            raise RangeError(f"--{name} must be at least {least}, not {value}")
     if given.get("query", 1) > given.get("context", 1):
-        raise RangeError(f"--query {given['query']} is more than the --context of {given['context']} that holds it")
+        raise RangeError(f"--query {query} is more than the --context of {context} that holds it")
     parts = int(layout.microbatches)
-    if "batch" in given and parts > int(layout.pp) and parts > given["batch"]:
-        raise LayoutError(f"a batch of {given['batch']:,} cannot be cut into {parts:,} micro-batches")
+    if "batch" in given and parts > int(layout.pp) and parts > batch:
+        raise LayoutError(f"a batch of {batch:,} cannot be cut into {parts:,} micro-batches")
+    return given
 
 
-def _rates(given: Mapping[str, int], rows: int, seconds: float, limits: Range | None, chips: int) -> dict[str, Rate]:
-    """Return tokens per second of each user and chip, fastest and slowest at the ends of the step's range."""
-
-    def rate(amount: float) -> Rate:
-        return Rate(value=amount / seconds, range=limits and (amount / limits[1], amount / limits[0]))
-
-    found = {}
-    if "batch" in given:
-        found["tokens_per_second_per_user"] = rate(given["query"])
-        found["output_tokens_per_second_per_chip"] = rate(given["batch"] * given["query"] / chips)
-    if rows:
-        found["prompt_tokens_per_second_per_chip"] = rate(rows / chips)
-    return found
-
-
-def _notes(model: Model, given: Mapping[str, int]) -> tuple[str, ...]:
-    reach = max(given.get("context", 0), given.get("tokens", 0) + given.get("prefix", 0))
+def _notes(model: Model, asked: Mapping[str, Number]) -> tuple[str, ...]:
+    reach = np.max(np.maximum(asked["context"], asked["tokens"] + asked["prefix"]))
     if reach <= model.max_context:
-        return model.notes
+        return tuple(model.notes)
     return (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model", *model.notes)
 
 
-def as_row(card: StepCard) -> dict[str, Any]:
-    """Return a card as what JSON and CSV hold: the step's own figures beside what was asked."""
-    ideal = card.ideal
-    return {
-        "model": card.model,
-        "system": card.system,
-        "engine": card.engine,
-        "layout": card.layout,
-        "phase": card.phase,
-        **card.given,
-        "bound": str(card.step.bound),
-        "terms": card.step.terms,
-        "resources": card.step.resources,
-        "lower": card.step.lower,
-        "total": card.step.total,
-        "upper": card.step.upper,
-        "range": card.range,
-        "ideal": ideal and {name: getattr(ideal, name) for name in ("lower", "total", "upper")},
-        "memory": asdict(card.memory) | {"fits": card.fits},
-        "rates": {name: asdict(rate) for name, rate in card.rates.items()},
-        "notes": card.notes,
-    }
+def step_card(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    layout: Layout | None = None,
+    engine: Engine | str | None = None,
+    **given: Number,
+) -> StepCard:
+    """Return the step that decodes and prefills what is `given`, as `mixed_step` takes it, with all that goes with it.
+
+    A step that decodes holds the cache of its batch; one that only prefills that of its prompts.
+    """
+    of, on = model_of(model), system_of(system)
+    layout, runs_on = layout or Layout(), engine_for(on, engine)
+    asked: dict[str, Number] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **given}
+    found = mixed_step(of, on, **asked, layout=layout, engine=runs_on)
+    limits = step_range(of, on, **asked, layout=layout, engine=runs_on)
+    rows = asked["prompts"] * asked["tokens"]
+    decodes, prefills = bool(asked["batch"] > 0), bool(rows > 0)
+    return StepCard(
+        **{f.name: getattr(found, f.name) for f in fields(Step)},
+        model=of.name,
+        system=on.name,
+        engine=runs_on.name,
+        layout=layout,
+        phase="mixed" if decodes and prefills else "decode" if decodes else "prefill",
+        **asked,
+        range=limits,
+        ideal=None if limits is None else mixed_step(of, on, **asked, layout=layout, engine=IDEAL),
+        memory=memory_per_chip(
+            of,
+            on,
+            batch=asked["batch"] if decodes else asked["prompts"],
+            context=asked["context"] if decodes else asked["tokens"] + asked["prefix"],
+            layout=layout,
+            engine=runs_on,
+            step_tokens=rows / layout.dp,
+        ),
+        notes=_notes(of, asked),
+    )

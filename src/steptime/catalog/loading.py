@@ -21,10 +21,12 @@ from steptime.catalog.schema import (
     line_of,
     validated,
 )
-from steptime.errors import DataFileError, UnitError
+from steptime.errors import DataFileError, InputError, UnitError
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.sourced import GRADES, Figure
 from steptime.units import parse
+
+SystemLike = System | str | os.PathLike[str]
 
 
 class _Reader:
@@ -89,12 +91,12 @@ def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple
     return chip, reader.figures
 
 
-def load_system(name: str, catalog: str | os.PathLike[str] | None = None) -> System:
+def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> System:
     """Return the system of a catalogue name, an alias or a path to a TOML file.
 
     Raises UnknownName with the nearest names, or DataFileError with file and line.
     """
-    path = find("systems", name, catalog)
+    path = find("systems", os.fspath(name), catalog)
     entry = validated(SystemEntry, path)
     sibling = path.parent / f"{entry.chip}.toml"
     local = sibling if path.parent.name != "systems" and sibling.is_file() else None
@@ -122,6 +124,15 @@ def load_system(name: str, catalog: str | os.PathLike[str] | None = None) -> Sys
         rack=rack,
         figures={**figures, **reader.figures},
     )
+
+
+def system_of(system: SystemLike) -> System:
+    """Return a system as it is, and load one that is named: what every public function takes."""
+    if isinstance(system, System):
+        return system
+    if not isinstance(system, str | os.PathLike):
+        raise InputError(f"a system is a name, a path or a System, not {type(system).__name__}")
+    return load_system(system)
 
 
 def _domain(reader: _Reader, path: Path, entry: DomainEntry, *, last: bool) -> Domain:

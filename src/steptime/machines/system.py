@@ -11,22 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from steptime.numbers import Number
+from steptime.results import Result, in_words, unit
 from steptime.sourced import Figure
+from steptime.units import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTier:
     """One level of memory of a chip: capacity [B], bandwidth [B/s], latency [s], price [USD/B]."""
 
-    name: str
-    capacity: Number
-    bandwidth: Number
-    latency: Number = 0.0
-    usd_per_byte: Number = 0.0
+    name: str = field(metadata=unit("", "name, such as hbm or host"))
+    capacity: Number = field(metadata=unit("B", "capacity"))
+    bandwidth: Number = field(metadata=unit("B/s", "bandwidth to the chip"))
+    latency: Number = field(default=0.0, metadata=unit("s", "latency of a read"))
+    usd_per_byte: Number = field(default=0.0, metadata=unit("USD/B", "price"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chip:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Chip(Result):
     """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first.
 
     reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach.
@@ -36,9 +38,9 @@ class Chip:
     title: str = ""
     vendor: str = ""
     year: int = 0
-    peak: Mapping[str, Number]
+    peak: Mapping[str, Number] = field(metadata=unit("FLOP/s", "dense peak rates by arithmetic"))
     memory: tuple[MemoryTier, ...]
-    power_w: Number = math.nan
+    power_w: Number = field(default=math.nan, metadata=unit("W", "power of the package"))
     reached: Mapping[str, Number] = field(default_factory=dict)
 
     @property
@@ -46,13 +48,26 @@ class Chip:
         """The memory that holds weights and KV cache: the largest tier on the package."""
         return self.memory[-1]
 
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its memory and its peak rates."""
+        hbm, usual = self.hbm, [kind for kind in ("bf16", "fp8", "fp4") if kind in self.peak]
+        about = ", ".join(filter(None, (self.vendor, str(self.year or ""))))
+        return f"Chip {self.title or self.name}" + (f" ({about})" if about else ""), {
+            "memory": f"{_shown(hbm.capacity, 'B')} at {_shown(hbm.bandwidth, 'B/s')}",
+            "peak": ", ".join(f"{kind} {_shown(self.peak[kind], 'FLOP/s')}" for kind in usual or list(self.peak)[:3]),
+        }
+
+
+def _shown(values: Number, of: str) -> str:
+    return in_words(values, lambda value: show(value, of))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """What joins the chips of a domain: bandwidth [B/s] per chip and direction, latency [s] of one message."""
 
-    bandwidth: Number
-    latency: Number = 0.0
+    bandwidth: Number = field(metadata=unit("B/s", "bandwidth of a chip, one way"))
+    latency: Number = field(default=0.0, metadata=unit("s", "latency of one message"))
     topology: str = "switch"
 
 
@@ -70,17 +85,17 @@ class Domain:
 class Rent:
     """USD per chip-second: the range of dated quotes and the typical one."""
 
-    low: Number
-    typical: Number
-    high: Number
-    date: str = ""
-    url: str = ""
-    grade: str = "guess"
-    note: str = ""
+    low: Number = field(metadata=unit("USD/s", "lowest quote of the past year, of a chip"))
+    typical: Number = field(metadata=unit("USD/s", "the quote that plans reckon with, of a chip"))
+    high: Number = field(metadata=unit("USD/s", "highest quote of the past year, of a chip"))
+    date: str = field(default="", metadata=unit("", "of the typical quote"))
+    url: str = field(default="", metadata=unit("", "where the typical quote stands"))
+    grade: str = field(default="guess", metadata=unit("", "how far to trust it: measured, vendor, reported, recalled, guess"))
+    note: str = field(default="", metadata=unit("", "what to mind"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class System:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class System(Result):
     """Chips in nested domains, with host tiers and rent; `chips` is the deployment that `plan` assumes by default."""
 
     name: str
@@ -102,3 +117,18 @@ class System:
     def scale_out(self) -> Domain:
         """The outermost domain, of any number of chips."""
         return self.domains[-1]
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its chip, its links and its rent."""
+        _, of_chip = self.chip.headline()
+        return f"System {self.name}: {self.chips} x {self.chip.title or self.chip.name}", {
+            **of_chip,
+            "links": ", ".join(_joined(domain) for domain in self.domains),
+            "rent": f"{_shown(self.rent.typical, 'USD/s')} a chip",
+        }
+
+
+def _joined(domain: Domain) -> str:
+    """Write what joins the chips of a domain."""
+    chips = in_words(domain.size, lambda size: f" ({size:,.0f} chips)" if math.isfinite(size) else "")
+    return f"{domain.kind} {_shown(domain.link.bandwidth, 'B/s')}{chips}"

@@ -329,7 +329,7 @@ def intervals(log_errors: Number, regime: Number, chosen: Number) -> dict[str, l
     return found
 
 
-def calibrate(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
+def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
     """Return an engine fitted to a user's runs, with a shipped engine as prior: few runs move it little.
 
     The interval is the prior's until there are 50 runs or more of a regime.

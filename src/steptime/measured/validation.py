@@ -13,7 +13,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from steptime.catalog.loading import load_system
 from steptime.errors import DataFileError, InputError
 from steptime.machines.formats import number_format
 from steptime.machines.system import System
+from steptime.measured.comparison import Predictions
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Number
@@ -242,24 +243,6 @@ def _runs(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
-    """Predicted times of runs [s] with 90 % intervals, what binds their decode steps, and the regime each is in.
-
-    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form.
-    """
-
-    tpot: Number
-    tpot_low: Number
-    tpot_high: Number
-    ttft: Number
-    ttft_low: Number
-    ttft_high: Number
-    bound: Number
-    regime: Number
-    simulated: bool
-
-
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Number]:
     """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
     tpot, ttft, decode = closed_loop(
@@ -340,64 +323,3 @@ def predict(
             low, high = factors(of, name, regime, system=runs.system)
             out[f"{name}_low"][runs.index], out[f"{name}_high"][runs.index] = value * low, value * high
     return Predictions(**out, **labels, simulated=simulated)
-
-
-# --- how far off --------------------------------------------------------------------------------------------------------
-
-
-def errors(measured: Number, predicted: Number, low: Number, high: Number) -> dict[str, float]:
-    """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage."""
-    off = predicted / measured - 1
-    return {
-        "runs": len(off),
-        "median": float(np.median(np.abs(off))),
-        "mean": float(np.mean(np.abs(off))),
-        "p90": float(np.quantile(np.abs(off), 0.9)),
-        "bias": float(np.median(off)),
-        "within_25": float(np.mean(np.abs(off) <= 0.25)),
-        "coverage": float(np.mean((measured >= low) & (measured <= high))),
-    }
-
-
-BY = ("model", "system", "engine", "weight_dtype", "concurrency", "bound")
-
-
-def report(rows: list[dict[str, str]], predictions: Predictions) -> dict[str, Any]:
-    """Return error tables of all runs with a measured time, and by each of `BY`."""
-    tables: dict[str, Any] = {}
-    for name in ("tpot", "ttft"):
-        known = np.array([bool(row.get(f"{name}_s")) for row in rows])
-        if not known.any():
-            continue
-        measured = np.array([float(row[f"{name}_s"]) if row.get(f"{name}_s") else math.nan for row in rows])
-        columns = [getattr(predictions, key) for key in (name, f"{name}_low", f"{name}_high")]
-
-        def of(chosen: Number, measured: Number = measured, columns: list[Number] = columns) -> dict[str, float]:
-            return errors(measured[chosen], *(column[chosen] for column in columns))
-
-        tables[name] = {"all": of(known), "by": {}}
-        for key in BY:
-            labels = _labels(rows, predictions, key)
-            values = dict.fromkeys(labels[known])
-            tables[name]["by"][key] = {str(value): of(known & (labels == value)) for value in sorted(values, key=_order)}
-    return tables
-
-
-def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Number:
-    if key == "bound":
-        return predictions.bound
-    return np.array([row[key] for row in rows], dtype=object)
-
-
-def _order(value: str) -> tuple[float, str]:
-    return (float(value), "") if str(value).replace(".", "", 1).isdigit() else (math.inf, str(value))
-
-
-def write_predictions(path: str | os.PathLike[str], rows: list[dict[str, str]], predictions: Predictions) -> None:
-    """Write id, tpot_s, tpot_low_s, tpot_high_s, ttft_s, ttft_low_s, ttft_high_s, bound of every row as CSV."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        times = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
-        writer.writerow(["id", *(f"{name}_s" for name in times), "bound"])
-        columns = [map("{:.6g}".format, getattr(predictions, name).tolist()) for name in times]
-        writer.writerows(zip((row["id"] for row in rows), *columns, predictions.bound.tolist(), strict=True))

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from steptime.catalog.files import find, read_file
-from steptime.errors import DataFileError, UnknownName
+from steptime.errors import DataFileError, InputError, UnknownName
 from steptime.machines.formats import number_format
 from steptime.models.config import Config
 from steptime.models.family import Family, known_families
 from steptime.models.model import Model, with_formats
+
+ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4", "mxfp8", "mxfp4", "fp8_ds_mla")
 
@@ -98,6 +100,15 @@ def load_model(
             experts=number_format(experts or weights),
         )
     return model
+
+
+def model_of(model: ModelLike) -> Model:
+    """Return a model as it is, and load one that is named: what every public function takes."""
+    if isinstance(model, Model):
+        return model
+    if not isinstance(model, str | os.PathLike | Mapping):
+        raise InputError(f"a model is a name, a path, a dict or a Model, not {type(model).__name__}")
+    return load_model(model)
 
 
 @lru_cache(maxsize=256)

@@ -19,6 +19,8 @@ import numpy as np
 
 from steptime.machines.formats import Format
 from steptime.numbers import Number
+from steptime.results import Result
+from steptime.units import show
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
 """What the rows of an operator's input are: every token of the step; tokens whose logits are needed; token-expert pairs
@@ -29,8 +31,8 @@ Split = Literal["group", "replicated", "experts"]
 number of heads), replicated (every chip of the group has them), experts (expert parallel)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Op(Result):
     """An operator with weights.
 
     weights [parameters] of one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and `outputs`
@@ -62,6 +64,11 @@ class Op:
     def active_weights(self) -> float:
         """Parameters that one token uses."""
         return self.weights * self.active
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its parameters and their format."""
+        each = f"{self.experts} x " if self.experts > 1 else ""
+        return f"Op {self.name} ({self.term}): {each}{show(self.weights)} parameters in {self.format.name}", {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +102,8 @@ class Attention:
     arithmetic: tuple[str, ...] = ("bf16", "fp16", "tf32", "fp32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Layer(Result):
     """One kind of layer: its operators with weights and its token mixers."""
 
     name: str
@@ -108,9 +115,14 @@ class Layer:
         """The routed experts, if the layer has any."""
         return next((op for op in self.ops if op.rows == "routed"), None)
 
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its parameters, and how many operators and mixers it has."""
+        size = show(sum(op.total_weights for op in self.ops))
+        return f"Layer {self.name}: {size} parameters, {len(self.ops)} operators, {len(self.attention)} token mixers", {}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Model(Result):
     """A transformer: kinds of layers with their counts, the stem around them, and where the description comes from."""
 
     name: str
@@ -131,6 +143,21 @@ class Model:
     def depth(self) -> int:
         """Number of layers."""
         return sum(count for _, count in self.layers)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its parameters, weights, cache and context."""
+        growing, full = growing_kv_bytes_per_token(self), kv_bytes_per_token(self)
+        cache = f"{full:,.0f} B a token in {self.kv_format}" + (
+            f", {growing:,.0f} B without windows" if growing != full else ""
+        )
+        state = state_bytes(self)
+        return f"Model {self.name}" + (f" ({self.family})" if self.family else ""), {
+            "parameters": f"{show(total_parameters(self))}, {show(active_parameters(self))} for a token",
+            "weights": show(weight_bytes(self), "B"),
+            "layers": f"{self.depth}, {self.width:,} wide, {self.heads} heads",
+            "KV cache": cache + (f", and {show(state, 'B')} of state" if state else ""),
+            "context": f"{self.max_context:,.0f} tokens" if math.isfinite(self.max_context) else "no limit stated",
+        }
 
 
 def cache_entries(attention: Attention, context: Number) -> Number:

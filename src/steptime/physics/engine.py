@@ -20,10 +20,11 @@ from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean
 from steptime.machines.system import System
 from steptime.numbers import Number
+from steptime.results import Result, in_words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Engine(Result):
     """Constants of an engine. Efficiencies are shares of peak, overheads are seconds; the ideal engine has neither.
 
     memory_efficiency, compute_efficiency: share of the peak rates that matrices reach; narrow_efficiency: of the former, with
@@ -90,6 +91,16 @@ class Engine:
     memory_share: Number = 1.0
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what it is, and the shares of peak rates that it reaches."""
+        title = f"Engine {self.name}" + (f": {self.title[:120]}" if self.title else "")
+        shares = {"memory": self.memory_efficiency, "matrices": self.compute_efficiency, "network": self.network_efficiency}
+        reached = ", ".join(f"{name} {in_words(share, '{:.0%}'.format)}" for name, share in shares.items())
+        figures = {"reaches of peak": reached}
+        if self.fit.get("runs"):
+            figures["fitted to"] = f"{self.fit['runs']:,} measured runs"
+        return title, figures
 
 
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from steptime.errors import LayoutError
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
+from steptime.results import Tabular, broadcast, in_words, unit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Layout(Tabular):
     """Ways of each kind of parallelism; any field may be an array, and all broadcast.
 
     tp: tensor parallel. pp: pipeline stages. dp: attention groups (data parallel attention). ep: expert parallel. cp: context
@@ -31,14 +33,14 @@ class Layout:
     replicas: copies of it all. redundant_experts: extra copies of busy experts, held to balance the load.
     """
 
-    tp: Number = 1
-    pp: Number = 1
-    dp: Number = 1
-    ep: Number = 1
-    cp: Number = 1
-    microbatches: Number = 1
-    replicas: Number = 1
-    redundant_experts: Number = 0
+    tp: Number = field(default=1, metadata=unit("", "tensor parallel ways"))
+    pp: Number = field(default=1, metadata=unit("", "pipeline stages"))
+    dp: Number = field(default=1, metadata=unit("", "attention groups"))
+    ep: Number = field(default=1, metadata=unit("", "expert parallel ways"))
+    cp: Number = field(default=1, metadata=unit("", "context parallel ways"))
+    microbatches: Number = field(default=1, metadata=unit("", "parts of the batch in flight at once"))
+    replicas: Number = field(default=1, metadata=unit("", "copies of it all"))
+    redundant_experts: Number = field(default=0, metadata=unit("", "extra copies of busy experts"))
 
     @property
     def group(self) -> Number:
@@ -54,6 +56,19 @@ class Layout:
     def chips(self) -> Number:
         """Chips of one replica."""
         return self.stage * self.pp
+
+    def __repr__(self) -> str:
+        shown = ((f.name, f.default, getattr(self, f.name)) for f in fields(self))
+        given = (f"{name}={in_words(value, '{:g}'.format)}" for name, usual, value in shown if np.any(value != usual))
+        return f"Layout({', '.join(given)})"
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the ways that are not 1, and the chips of a replica."""
+        return repr(self), {"chips of a replica": in_words(self.chips, "{:,g}".format)}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each layout."""
+        return broadcast({name: getattr(self, name) for name in NAMES})
 
 
 NAMES = tuple(f.name for f in fields(Layout))

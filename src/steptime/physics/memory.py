@@ -7,29 +7,41 @@ section 10).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import RangeError
 from steptime.machines.system import System
+from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Layer, Model, Op, cache_entries
 from steptime.numbers import Number
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
+from steptime.results import Tabular, broadcast, in_words, unit
+from steptime.units import show
 
 ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Memory(Tabular):
     """Bytes per chip by part, all broadcast alike; `capacity` is what the chip has."""
 
-    weights: Number
-    cache: Number
-    activations: Number
-    reserved: Number
-    capacity: Number
+    SCHEMA: ClassVar[str] = "steptime.memory/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "used": unit("B", "bytes in use: the sum of the parts"),
+        "fits": unit("", "whether they are within the capacity", kind="true or false, or list"),
+    }
+
+    weights: Number = field(metadata=unit("B", "weights on the fullest chip"))
+    cache: Number = field(metadata=unit("B", "KV cache and state of the sequences in flight"))
+    activations: Number = field(metadata=unit("B", "live activations"))
+    reserved: Number = field(metadata=unit("B", "what the engine keeps for itself"))
+    capacity: Number = field(metadata=unit("B", "memory of a chip that the engine may use"))
 
     @property
     def used(self) -> Number:
@@ -40,6 +52,22 @@ class Memory:
     def fits(self) -> Number:
         """Whether it fits."""
         return self.used <= self.capacity
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return bytes in use over capacity, and the parts."""
+        fits = np.asarray(self.fits)
+        verdict = "fits" if fits.all() else "does not fit" if not fits.any() else f"{int(fits.sum())} of {fits.size} fit"
+        title = f"Memory of a chip: {_bytes(self.used)} of {_bytes(self.capacity)}, {verdict}"
+        return title, {name: _bytes(getattr(self, name)) for name in ("weights", "cache", "activations", "reserved")}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point: bytes by part, in use and in all, and whether they fit."""
+        names = ("weights", "cache", "activations", "reserved", "used", "capacity")
+        return broadcast({f"{name}_bytes": getattr(self, name) for name in names} | {"fits": self.fits})
+
+
+def _bytes(values: Number) -> str:
+    return in_words(values, lambda value: show(value, "B"))
 
 
 def weight_ways(op: Op, layout: Layout) -> Number:
@@ -114,8 +142,8 @@ def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number
 
 
 def memory_per_chip(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     batch: Number,
     context: Number,
@@ -130,6 +158,7 @@ def memory_per_chip(
     """
     if np.any(np.asarray(batch) < 0) or np.any(np.asarray(context) < 0):
         raise RangeError("batch and context must be at least 0")
+    model, system = model_of(model), system_of(system)
     layout, runs_on = layout or Layout(), engine_for(system, engine)
     sequences = sequences_per_group(batch, layout)
     return Memory(

@@ -28,15 +28,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steptime.blackboard.experts import distinct_hit
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
+from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Attention, Model, Op
 from steptime.numbers import Number
 from steptime.physics import network
@@ -55,23 +58,30 @@ from steptime.physics.layout import NAMES, Layout, check
 from steptime.physics.memory import ACTIVATION_BYTES, stage_share
 from steptime.physics.network import Traffic
 from steptime.physics.roofline import compute_time, is_norm, memory_time, root, smaller_power
+from steptime.results import Tabular, broadcast, in_words, unit
+from steptime.units import show
 
 BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Step(Tabular):
     """The time of one step [s]: by named term and by resource, each adding up to `total`, and its two bounds.
 
     `terms` say what is done (projections, attention, experts, all-reduce, ...); `resources` say what it waits for (compute,
     weights, kv, activations, the domains of the network, latency, overhead). All share one broadcast shape.
     """
 
-    terms: Mapping[str, Number]
-    resources: Mapping[str, Number]
-    lower: Number
-    total: Number
-    upper: Number
+    SCHEMA: ClassVar[str] = "steptime.step/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "bound": unit("", "resource that takes the most", kind="text or list")
+    }
+
+    terms: Mapping[str, Number] = field(metadata=unit("s", "time by what is done: attention, experts, all-reduce, ..."))
+    resources: Mapping[str, Number] = field(metadata=unit("s", "time by what is waited for: compute, weights, kv, ..."))
+    lower: Number = field(metadata=unit("s", "lower bound: the busiest resource, were everything overlapped"))
+    total: Number = field(metadata=unit("s", "the engine's estimate"))
+    upper: Number = field(metadata=unit("s", "upper bound: the sum, were nothing overlapped"))
 
     @property
     def bound(self) -> Any:
@@ -79,6 +89,37 @@ class Step:
         names = list(self.resources)
         values = np.broadcast_arrays(*self.resources.values())
         return np.array(names)[np.argmax(np.stack(values), axis=0)]
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the time with its bounds; the largest terms and resources with their shares of all points."""
+        title = f"Step: {_seconds(self.total)}"
+        whole = float(np.sum(self.total)) or 1.0
+        return title, {
+            "bounds": f"{_seconds(self.lower)}, all overlapped; {_seconds(self.upper)}, nothing overlapped",
+            "terms": _largest(self.terms, whole),
+            "waits for": _largest(self.resources, whole),
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point: total, bounds, what binds, and every term and resource [s]."""
+        found = {"total_s": self.total, "lower_s": self.lower, "upper_s": self.upper, "bound": self.bound}
+        found |= {f"{_worded(name)}_s": seconds for name, seconds in self.terms.items()}
+        return broadcast(found | {f"waits_for_{_worded(name)}_s": seconds for name, seconds in self.resources.items()})
+
+
+def _seconds(values: Number) -> str:
+    return in_words(values, lambda value: show(value, "s"))
+
+
+def _largest(parts: Mapping[str, Number], whole: float, most: int = 3) -> str:
+    """Write the largest parts with their shares."""
+    sums = sorted(((float(np.sum(value)) / whole, name) for name, value in parts.items()), reverse=True)
+    left = len(sums) - most
+    return ", ".join(f"{name} {share:.0%}" for share, name in sums[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def _worded(name: str) -> str:
+    return name.replace(" ", "_").replace("-", "_")
 
 
 class _Clock:
@@ -302,8 +343,8 @@ def _evaluate(model: Model, system: System, layout: Layout, engine: Engine, work
 
 
 def mixed_step(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     batch: Number = 0,
     context: Number = 0,
@@ -320,8 +361,10 @@ def mixed_step(
     each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
     The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
     `uncertainty.step_range` says how sure the time of a real one is.
+    model and system may be named, as for `load_model` and `load_system`.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
+    model, system = model_of(model), system_of(system)
     layout, runs_on = layout or Layout(), engine_for(system, engine)
     for name, value in (
         ("batch", batch),
@@ -348,7 +391,7 @@ def mixed_step(
     if len(blocks) == 1:
         return _one_block(model, system, runs_on, arrays)
     with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
-        steps = list(pool.map(lambda block: _one_block(model, system, runs_on, block), blocks))
+        steps = list(pool.map(partial(_one_block, model, system, runs_on), blocks))
     return _joined_steps(steps, axis=-max(a.ndim for a in arrays.values()))
 
 
@@ -393,8 +436,8 @@ def _one_block(model: Model, system: System, engine: Engine, given: dict[str, An
 
 
 def decode_step(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     batch: Number,
     context: Number,
@@ -413,8 +456,8 @@ def decode_step(
 
 
 def prefill_step(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     *,
     tokens: Number,
     prompts: Number | None = None,

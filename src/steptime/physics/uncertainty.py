@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.machines.system import System
-from steptime.models.model import Model
+from steptime.models.loading import ModelLike, model_of
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.step import mixed_step
@@ -146,19 +147,20 @@ def _by_regime(table: Mapping[str, float], default: float, regime: Number | str)
 
 
 def step_range(
-    model: Model, system: System, *, engine: Engine | str | None = None, **given: Any
+    model: ModelLike, system: SystemLike, *, engine: Engine | str | None = None, **given: Any
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
     `given`: what `mixed_step` is given, arrays among it. A step that reads prompts is "mixed", for lack of runs that only do.
     """
-    engine = engine_for(system, engine)
+    of, on = model_of(model), system_of(system)
+    engine = engine_for(on, engine)
     if not has_range(engine):
         return None
-    shape = np.shape(mixed_step(model, system, engine=engine, **given).total)
+    shape = np.shape(mixed_step(of, on, engine=engine, **given).total)
     ((seconds, variance),) = with_variances(
-        lambda varied: (mixed_step(model, system, engine=varied, **given).total,), engine, dimensions=len(shape)
+        lambda varied: (mixed_step(of, on, engine=varied, **given).total,), engine, dimensions=len(shape)
     )
     reads = np.asarray(given.get("prompts", 0)) * np.asarray(given.get("tokens", 0)) > 0
-    low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=system)
+    low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=on)
     return seconds * low, seconds * high

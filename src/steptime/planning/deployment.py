@@ -3,107 +3,152 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.workload import Slo, Workload
+from steptime.results import Result, Tabular, table_of, unit
+from steptime.units import show
+
+PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
+COST, WHOLE_COST = "usd_per_million_output_tokens", "whole rent over output tokens, prompts included, per million"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pool(Result):
     """Replicas that do one job: "serve" (both), "prefill" or "decode".
 
     `batch`: sequences of a replica in decode, prompts of a pass in prefill. `step` is the decode step, or the prefill pass;
     `mixed` a step with a prompt chunk, which is a `chunk_share` of all. `tokens_per_second`: what all replicas process.
     """
 
-    role: str
-    layout: Layout
-    batch: int
-    chunk: int = 0
-    chunk_share: float = 0.0
-    step: Step
-    mixed: Step | None = None
-    memory: Memory
-    tokens_per_second: float
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"chips": unit("", "chips of all replicas")}
+
+    role: str = field(metadata=unit("", "serve, prefill or decode"))
+    layout: Layout = field(metadata=unit("", "how a replica is laid over chips, and how many there are"))
+    batch: int = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
+    chunk: int = field(default=0, metadata=unit("tokens", "prompt tokens that a group reads in a step beside its decode batch"))
+    chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
+    step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
+    mixed: Step | None = field(default=None, metadata=unit("", "a step with a prompt chunk"))
+    memory: Memory = field(metadata=unit("", "of a chip"))
+    tokens_per_second: float = field(metadata=unit("tok/s", "what all replicas process"))
 
     @property
     def chips(self) -> int:
         """Chips of all replicas."""
         return int(self.layout.chips * self.layout.replicas)
 
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its job, layout, batch and step."""
+        chunk = f", chunks of {self.chunk:,} tokens" if self.chunk else ""
+        return f"Pool ({self.role}) of {self.chips:,} chips: {show_layout(self.layout)}, batch {self.batch:,}{chunk}", {
+            "step": show(float(self.step.total), "s"),
+            "rate": show(self.tokens_per_second, "tok/s"),
+            "memory of a chip": f"{show(float(self.memory.used), 'B')} of {show(float(self.memory.capacity), 'B')}",
+        }
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Point(Result):
     """One layout in the plane of speed and throughput. Speeds in tok/s, cost with the whole rent on output tokens."""
 
-    mode: str
-    layout_text: str
-    batch: int
-    tokens_per_second_per_user: float
-    tokens_per_second_per_chip: float
-    usd_per_million_output_tokens: float
-    ttft: float
+    mode: str = field(metadata=unit("", "aggregated or disaggregated"))
+    layout_text: str = field(metadata=unit("", "layout of each pool in words", key="layout"))
+    batch: int = field(metadata=unit("sequences", "of a replica in decode"))
+    tokens_per_second_per_user: float = field(metadata=unit("tok/s", "output tokens that each user sees", key=PER_USER))
+    tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "output tokens over all chips", key=PER_CHIP))
+    usd_per_million_output_tokens: float = field(metadata=unit("USD", WHOLE_COST, key=COST))
+    ttft: float = field(metadata=unit("s", "mean time to first token"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its layout, speed, output and cost."""
+        return f"Point: {self.layout_text}, batch {self.batch:,}", {
+            "speed": f"{show(self.tokens_per_second_per_user, 'tok/s')} a user",
+            "output": f"{show(self.tokens_per_second_per_chip, 'tok/s')} a chip",
+            "cost": f"{show(self.usd_per_million_output_tokens, 'USD')} per million output tokens",
+        }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Tabular):
     """How to serve a workload: the cheapest layout within the limits, its times and costs, and why it is not cheaper.
 
-    Times in seconds, money in USD. `usd_per_million_output_tokens` carries the whole rent; `usd_per_million_input` and
-    `usd_per_million_output` divide it by the chip-time that prefill and decode take. `interval` and
-    `tpot_interval` are bounds: from everything overlapped to nothing overlapped.
+    Times in seconds, money in USD. Three costs: `usd_per_million_output_tokens` puts the whole rent on output tokens, prompts
+    included; `prefill_usd_per_million_tokens` and `decode_usd_per_million_tokens` divide the rent by the chip-time that
+    prompts and outputs take. `tpot_bounds` and `cost_bounds` reach from everything overlapped to nothing overlapped.
 
     `tpot_range`, `ttft_range` [s] and `cost_range` [USD per million output tokens] are the engine's 90 % ranges at the same
     layout, batch and use of the prompt queue; the ideal engine has none. `ideal`: the same layout and batch, nothing lost.
+    As a table it is its `front`.
     """
 
-    DERIVED: ClassVar[tuple[str, ...]] = (
-        "tokens_per_second_per_user",
-        "tokens_per_second_per_chip",
-        "speed_range",
-        "throughput_range",
-    )
+    SCHEMA: ClassVar[str] = "steptime.plan/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "tokens_per_second_per_user": unit("tok/s", "output tokens that each user sees", key=PER_USER),
+        "speed_range": unit("tok/s", "90 % range of it", key=f"{PER_USER}_range"),
+        "tokens_per_second_per_chip": unit("tok/s", "output tokens over all chips, idle ones among them", key=PER_CHIP),
+        "throughput_range": unit("tok/s", "90 % range of it", key=f"{PER_CHIP}_range"),
+    }
 
-    feasible: bool
-    reason: str = ""
-    model: str
-    system: str
-    engine: str
-    workload: Workload
-    slo: Slo
-    chips: int
-    mode: str = ""
-    layout_text: str = ""
-    pools: tuple[Pool, ...] = ()
-    tpot: float = math.nan
-    tpot_interval: tuple[float, float] = (math.nan, math.nan)
-    tpot_range: tuple[float, float] | None = None
-    ttft: float = math.nan
-    ttft_range: tuple[float, float] | None = None
-    utilisation: float = math.nan
-    requests_per_second: float = math.nan
-    concurrency: float = math.nan
-    usd_per_second: float = math.nan
-    usd_per_million_output_tokens: float = math.nan
-    interval: tuple[float, float] = (math.nan, math.nan)
-    cost_range: tuple[float, float] | None = None
-    usd_per_million_input: float = math.nan
-    usd_per_million_output: float = math.nan
-    usd_per_request: float = math.nan
-    binding: tuple[str, ...] = ()
-    elasticities: dict[str, float] = field(default_factory=dict)
-    ideal: Point | None = None
-    runner_up: Point | None = None
-    front: tuple[Point, ...] = ()
-    transfer_seconds: float = 0.0
-    evaluated: int = 0
-    search_seconds: float = 0.0
-    warnings: tuple[str, ...] = ()
-    why: str = ""
+    feasible: bool = field(metadata=unit("", "whether anything meets the limits"))
+    reason: str = field(default="", metadata=unit("", "why nothing does"))
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    workload: Workload = field(metadata=unit("", "what is asked"))
+    slo: Slo = field(metadata=unit("", "the limits"))
+    chips: int = field(metadata=unit("", "chips that are rented"))
+    mode: str = field(default="", metadata=unit("", "aggregated or disaggregated"))
+    layout_text: str = field(default="", metadata=unit("", "layout of each pool in words", key="layout"))
+    pools: tuple[Pool, ...] = field(default=(), metadata=unit("", "replicas by job, the one that decodes last"))
+    tpot: float = field(default=math.nan, metadata=unit("s", "time per output token"))
+    tpot_bounds: tuple[float, float] = field(
+        default=(math.nan, math.nan), metadata=unit("s", "everything overlapped, nothing overlapped")
+    )
+    tpot_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range; null for the ideal engine"))
+    ttft: float = field(default=math.nan, metadata=unit("s", "mean time to first token"))
+    ttft_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range"))
+    utilisation: float = field(default=math.nan, metadata=unit("", "share of its capacity that the prompt queue uses"))
+    requests_per_second: float = field(default=math.nan, metadata=unit("requests/s", "served by all chips"))
+    concurrency: float = field(default=math.nan, metadata=unit("sequences", "in flight in the whole deployment"))
+    usd_per_second: float = field(default=math.nan, metadata=unit("USD/s", "rent of all chips", key="rent_usd_per_s"))
+    usd_per_million_output_tokens: float = field(default=math.nan, metadata=unit("USD", WHOLE_COST, key=COST))
+    cost_bounds: tuple[float, float] = field(
+        default=(math.nan, math.nan), metadata=unit("USD", "everything overlapped, nothing overlapped", key=f"{COST}_bounds")
+    )
+    cost_range: tuple[float, float] | None = field(default=None, metadata=unit("USD", "90 % range", key=f"{COST}_range"))
+    prefill_usd_per_million_tokens: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD", "rent of the chip-time that prompts take, per million of them", key="prefill_usd_per_million_tokens"
+        ),
+    )
+    decode_usd_per_million_tokens: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD", "rent of the chip-time that outputs take, per million of them", key="decode_usd_per_million_tokens"
+        ),
+    )
+    usd_per_request: float = field(default=math.nan, metadata=unit("USD", "whole rent of a request", key="usd_per_request"))
+    binding: tuple[str, ...] = field(default=(), metadata=unit("", "what stops the batch from growing"))
+    elasticities: dict[str, float] = field(
+        default_factory=dict, metadata=unit("", "d log(cost) / d log(figure): hbm_bandwidth, arithmetic, kv_bytes, rent, ...")
+    )
+    ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch, were nothing lost"))
+    runner_up: Point | None = field(default=None, metadata=unit("", "the next layout by cost"))
+    front: tuple[Point, ...] = field(default=(), metadata=unit("", "what no other layout beats in both, fastest first"))
+    transfer_seconds: float = field(
+        default=0.0, metadata=unit("s", "a request's KV cache on its way between pools", key="transfer_s")
+    )
+    evaluated: int = field(default=0, metadata=unit("", "layouts, batches and chunks that were tried"))
+    search_seconds: float = field(default=0.0, metadata=unit("s", "time of the search", key="search_s"))
+    warnings: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+    why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
 
     @property
     def tokens_per_second_per_user(self) -> float:
@@ -127,6 +172,27 @@ class Plan:
             return None
         low, high = (self.usd_per_million_output_tokens / cost for cost in self.cost_range[::-1])
         return self.tokens_per_second_per_chip * low, self.tokens_per_second_per_chip * high
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what serves what, its times and its cost, or why nothing does."""
+        title = f"Plan: {self.model} on {self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}, engine {self.engine}"
+        if not self.feasible:
+            return title, {"not possible": self.reason[:200]}
+        return title, {
+            "layout": f"{self.layout_text}, batch {self.pools[-1].batch:,}",
+            "TPOT": _ranged(self.tpot, self.tpot_range, "s"),
+            "TTFT": _ranged(self.ttft, self.ttft_range, "s"),
+            "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens",
+            "output": f"{self.requests_per_second:,.3g} requests/s, {show(self.tokens_per_second_per_chip, 'tok/s')} a chip",
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return the front, fastest first."""
+        return table_of(Point, self.front)
+
+
+def _ranged(value: float, limits: tuple[float, float] | None, of: str) -> str:
+    return show(value, of) + (f" (90 % {show(limits[0], of)} to {show(limits[1], of)})" if limits else "")
 
 
 def mean_resources(pool: Pool) -> dict[str, float]:
@@ -177,7 +243,7 @@ def runner_up_dearer(plan_: Plan) -> float:
 def best_change(plan_: Plan) -> tuple[str, float] | None:
     """Return the figure whose improvement by 10 % lowers cost most, and by what share; rent, which is money itself, aside."""
     worth = {
-        name: 1 - (1 / 1.1 if name == "KV bytes" else 1.1) ** value
+        name: 1 - (1 / 1.1 if name == "kv_bytes" else 1.1) ** value
         for name, value in plan_.elasticities.items()
         if name != "rent"
     }

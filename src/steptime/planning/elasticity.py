@@ -38,13 +38,22 @@ def _machine(path: str) -> Callable[[Case, float], Case]:
 
 
 CHANGES: dict[str, Callable[[Case, float], Case]] = {
-    "HBM bandwidth": _machine("chip.hbm.bandwidth"),
-    "HBM capacity": _machine("chip.hbm.capacity"),
+    "hbm_bandwidth": _machine("chip.hbm.bandwidth"),
+    "hbm_capacity": _machine("chip.hbm.capacity"),
     "arithmetic": _machine("chip.peak"),
-    "scale-up bandwidth": _machine("scale_up.bandwidth"),
-    "scale-out bandwidth": _machine("scale_out.bandwidth"),
-    "KV bytes": lambda case, factor: replace(case, model=scaled_cache(case.model, factor)),
+    "scale_up_bandwidth": _machine("scale_up.bandwidth"),
+    "scale_out_bandwidth": _machine("scale_out.bandwidth"),
+    "kv_bytes": lambda case, factor: replace(case, model=scaled_cache(case.model, factor)),
     "rent": _machine("rent"),
+}
+
+
+IN_WORDS = {
+    "hbm_bandwidth": "HBM bandwidth",
+    "hbm_capacity": "HBM capacity",
+    "scale_up_bandwidth": "scale-up bandwidth",
+    "scale_out_bandwidth": "scale-out bandwidth",
+    "kv_bytes": "KV bytes",
 }
 
 
@@ -52,7 +61,7 @@ def changes_of(system: System) -> list[str]:
     """Return the figures whose worth can be asked for on this system."""
     known = [name for name in CHANGES if name != "rent" or math.isfinite(system.rent.typical)]
     memory = "hbm" in {tier.name for tier in system.chip.memory}
-    return [name for name in known if memory or not name.startswith("HBM")]
+    return [name for name in known if memory or not name.startswith("hbm")]
 
 
 def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import InputError, RangeError
 from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
+from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import check_positive
 from steptime.physics.engine import IDEAL, Engine, engine_for
@@ -51,8 +53,8 @@ class DoesNotFit(InputError):
 
 
 def plan(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     workload: Workload,
     slo: Slo | None = None,
     *,
@@ -62,11 +64,13 @@ def plan(
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
-    engine: "ideal" for the bound that physics sets; by default a real one, which `default_engine` chooses for the system.
+    model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
+    default a real one, which `default_engine` chooses for the system.
     Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
+    model, system = model_of(model), system_of(system)
     chips = system.chips if chips is None else chips
     check_positive(chips=chips)
     if not modes or set(modes) - set(MODES):
@@ -124,15 +128,15 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "layout_text": candidate.text,
         "pools": pools,
         "tpot": float(state.tpot),
-        "tpot_interval": (float(state.lower), float(state.upper)),
+        "tpot_bounds": (float(state.lower), float(state.upper)),
         "ttft": float(state.ttft if prefill is None else first_token(prefill, utilisation, case.engine)),
         "utilisation": float(utilisation),
         "requests_per_second": float(rate),
         "concurrency": float(candidate.batch * candidate.layout.replicas * rate / served),
         "usd_per_million_output_tokens": float(whole),
-        "interval": (float(whole * _bound(state, prefill, "lower")), float(whole * _bound(state, prefill, "upper"))),
-        "usd_per_million_input": float(usd_per_million(case.rent * share, input_rate)),
-        "usd_per_million_output": float(usd_per_million(case.rent * (1 - share), output_rate)),
+        "cost_bounds": (float(whole * _bound(state, prefill, "lower")), float(whole * _bound(state, prefill, "upper"))),
+        "prefill_usd_per_million_tokens": float(usd_per_million(case.rent * share, input_rate)),
+        "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, utilisation),

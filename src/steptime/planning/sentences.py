@@ -12,6 +12,7 @@ from steptime.physics.layout import Layout, legal
 from steptime.physics.memory import weights_per_chip
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.deployment import Plan, best_change, mean_resources
+from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import Case, fitting, search
 from steptime.planning.workload import Slo
 from steptime.units import show
@@ -35,7 +36,7 @@ WAITS = {
     "latency": "waits for messages to arrive",
     "overhead": "waits for the engine's overhead",
 }
-BETTER = {"KV bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
+BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
 
 
 def why(case: Case, found: Plan) -> str:
@@ -56,7 +57,7 @@ def why(case: Case, found: Plan) -> str:
     if change is None:
         return text + " No single figure of the machine, 10 % better, would lower the cost."
     name, saving = change
-    return text + f" {BETTER.get(name, f'10 % more {name}')} would help most: {saving:.1%} cheaper."
+    return text + f" {BETTER.get(name, f'10 % more {IN_WORDS.get(name, name)}')} would help most: {saving:.1%} cheaper."
 
 
 def warnings_of(case: Case) -> tuple[str, ...]:

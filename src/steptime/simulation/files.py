@@ -1,60 +1,20 @@
-"""A run as files and as JSON: every request as CSV or parquet, the timeline as a Chrome trace, the figures as a dictionary."""
+"""A run as files: every request as CSV or parquet, the timeline as a Chrome trace."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from steptime.errors import DataFileError, InputError
-from steptime.simulation.rates import Replay
-from steptime.simulation.run import Simulation
-from steptime.simulation.state import DONE, REJECTED
+from steptime.simulation.outcome import Simulation, request_columns
+from steptime.simulation.state import DONE
 
-COLUMNS = ("arrival", "inputs", "outputs", "rank", "cached", "scheduled", "first", "finish", "preempted", "replica")
-APART = ("moved", "resumed")  # of a decode pool of its own: when the cache was there, when it was seated
 MICRO = 1e6  # the Chrome trace counts microseconds
-
-
-def report(simulation: Simulation, *, points: int = 100) -> dict[str, Any]:
-    """Return the figures of a run, its timeline in `points` points, and what it was run with."""
-    step = max(1, len(simulation.timeline["seconds"]) // points)
-    cache = simulation.cache
-    found = {
-        "answers": simulation.answers,
-        "traffic": simulation.traffic.name,
-        "clients": simulation.traffic.clients,
-        "rate": simulation.traffic.rate,
-        "policy": asdict(simulation.policy),
-        "chips": simulation.chips,
-        "replicas": simulation.replicas,
-        "prefill_replicas": simulation.prefill_replicas,
-        "pace": {"decode_error": simulation.pace.decode_error, "mixed_error": simulation.pace.mixed_error},
-        "timeline": {name: np.asarray(values)[::step] for name, values in simulation.timeline.items()},
-    }
-    if cache is not None:
-        found["cache"] = {
-            "hit_rate": cache.hit_rate,
-            "recomputed_tokens": cache.recomputed,
-            "tiers": [
-                {"name": name, "hit_tokens": hit, "bytes_read": read, "bytes_written": written}
-                for name, hit, read, written in zip(
-                    cache.tiers, cache.hit_tokens, cache.bytes_read, cache.bytes_written, strict=True
-                )
-            ],
-        }
-    return found
-
-
-def replay_report(found: Replay) -> dict[str, Any]:
-    """Return what a replay of a plan found: batch and rate against the planned ones, and the figures of the run."""
-    names = ("batch", "planned_batch", "rate", "planned_rate", "quantile", "good", "tried")
-    return {name: getattr(found, name) for name in names} | {"answers": found.simulation.answers}
 
 
 def check_paths(requests: str, chrome: str) -> None:
@@ -72,9 +32,7 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
     """Write one row a request to a .csv or a .parquet file (which needs pyarrow): seconds, tokens, and status."""
     place = Path(path)
     check_paths(str(path), "")
-    status = np.select([requests["status"] == DONE, requests["status"] == REJECTED], ["served", "rejected"], "unserved")
-    names = COLUMNS + (APART if np.isfinite(requests["moved"]).any() else ())
-    columns = {name: requests[name] for name in names} | {"status": status}
+    columns = request_columns(requests)
     try:
         if place.suffix.casefold() == ".parquet":
             try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from steptime.machines.money import usd_per_million
 from steptime.planning.workload import Slo
+from steptime.results import Result, unit
 from steptime.simulation.state import (
     BLOCK_SECONDS,
     BUSY,
@@ -39,11 +40,11 @@ DRAIN = 0.1  # or from what share of the time of arrivals on, that it takes to b
 class Quantiles:
     """A quantity over requests: mean, median and high quantiles."""
 
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
+    mean: float = field(metadata=unit("", "mean"))
+    p50: float = field(metadata=unit("", "median"))
+    p90: float = field(metadata=unit("", "what nine in ten stay below"))
+    p95: float = field(metadata=unit("", "what 95 in a hundred stay below"))
+    p99: float = field(metadata=unit("", "what 99 in a hundred stay below"))
 
 
 def quantiles(values: Any) -> Quantiles:
@@ -64,51 +65,63 @@ def quantiles(values: Any) -> Quantiles:
 class ClassAnswers:
     """What the requests of one class (0 is served first) see [s], and the share of those sent that are within their limits."""
 
-    rank: int
-    served: int
-    ttft: Quantiles
-    tpot: Quantiles
-    within_limits: float
+    rank: int = field(metadata=unit("", "class; 0 is served first"))
+    served: int = field(metadata=unit("requests", "served to the end"))
+    ttft: Quantiles = field(metadata=unit("s", "time to first token"))
+    tpot: Quantiles = field(metadata=unit("s", "time per output token after the first"))
+    within_limits: float = field(metadata=unit("", "share of those sent"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """The figures of one run. Times in seconds, rates per second, over the `seconds` from the first arrival to the last token.
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Answers(Result):
+    """The figures of one run. Times in seconds; rates per second from the first arrival to the last token."""
 
-    sent, served, rejected: requests, and why they were rejected; arriving: from the first to the last arrival [s]. preemptions:
-    times that a sequence lost its room. wait: from arrival to the first seat, and for one in a decode pool of its own;
-    inter_token: between two tokens of a request, stalls included. goodput: requests per second within the limits;
-    within_limits: share of those sent. utilisation: share of time in which a replica works, of all and by pool; batch: mean
-    sequences that decode, while it works; kv: mean share of the cache that is taken; queue: mean requests that wait.
-    """
+    sent: int = field(metadata=unit("requests", "that came"))
+    served: int = field(metadata=unit("requests", "served to the end"))
+    rejected: int = field(metadata=unit("requests", "that can never be served"))
+    rejected_why: str = field(metadata=unit("", "why they cannot"))
+    preemptions: int = field(metadata=unit("", "times that a sequence lost its room"))
+    seconds: float = field(metadata=unit("s", "from the first arrival to the last token", key="duration_s"))
+    arriving: float = field(metadata=unit("s", "from the first to the last arrival"))
+    wait: Quantiles = field(metadata=unit("s", "from arrival to the first seat, and for one in a decode pool of its own"))
+    ttft: Quantiles = field(metadata=unit("s", "time to first token, from arrival"))
+    tpot: Quantiles = field(metadata=unit("s", "time per output token after the first"))
+    inter_token: Quantiles = field(metadata=unit("s", "between two tokens of a request, stalls included"))
+    end_to_end: Quantiles = field(metadata=unit("s", "from arrival to the last token"))
+    requests_per_second: float = field(metadata=unit("requests/s", "served"))
+    input_tokens_per_second: float = field(metadata=unit("tok/s", "prompt tokens of served requests"))
+    output_tokens_per_second: float = field(metadata=unit("tok/s", "output tokens"))
+    goodput: float = field(metadata=unit("requests/s", "requests within the limits"))
+    within_limits: float = field(metadata=unit("", "share of the requests sent that are within the limits"))
+    utilisation: float = field(metadata=unit("", "share of time in which a replica works"))
+    pool_utilisation: tuple[float, ...] = field(metadata=unit("", "the same by pool, the one that reads prompts first"))
+    batch: float = field(metadata=unit("sequences", "mean number that decode, while a replica works", key="mean_batch"))
+    kv: float = field(metadata=unit("", "mean share of the KV cache that is taken", key="kv_share"))
+    queue: float = field(metadata=unit("requests", "mean number that wait", key="mean_waiting"))
+    usd_per_million_output_tokens: float = field(
+        metadata=unit("USD", "whole rent over output tokens, per million", key="usd_per_million_output_tokens")
+    )
+    usd_per_million_total_tokens: float = field(
+        metadata=unit("USD", "whole rent over input and output tokens, per million", key="usd_per_million_total_tokens")
+    )
+    verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
+    why: str = field(metadata=unit("", "what the verdict rests on"))
+    classes: tuple[ClassAnswers, ...] = field(default=(), metadata=unit("", "by class, where there are several"))
 
-    sent: int
-    served: int
-    rejected: int
-    rejected_why: str
-    preemptions: int
-    seconds: float
-    arriving: float
-    wait: Quantiles
-    ttft: Quantiles
-    tpot: Quantiles
-    inter_token: Quantiles
-    end_to_end: Quantiles
-    requests_per_second: float
-    input_tokens_per_second: float
-    output_tokens_per_second: float
-    goodput: float
-    within_limits: float
-    utilisation: float
-    pool_utilisation: tuple[float, ...]
-    batch: float
-    kv: float
-    queue: float
-    usd_per_million_output_tokens: float
-    usd_per_million_tokens: float
-    verdict: str
-    why: str
-    classes: tuple[ClassAnswers, ...] = ()
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return whether it kept up, what users see, throughput and cost."""
+        cost = self.usd_per_million_output_tokens
+        return f"Answers: {self.verdict}, {self.served:,} of {self.sent:,} requests served", {
+            "TTFT": in_quantiles(self.ttft),
+            "TPOT": in_quantiles(self.tpot),
+            "output": f"{show(self.output_tokens_per_second, 'tok/s')}, {show(self.requests_per_second)} requests/s",
+            "cost": f"{show(cost, 'USD')} per million output tokens" if math.isfinite(cost) else "no rent known",
+        }
+
+
+def in_quantiles(found: Quantiles) -> str:
+    """Write the mean, the 90th and the 99th percentile of times [s]."""
+    return f"mean {show(found.mean, 's')}, p90 {show(found.p90, 's')}, p99 {show(found.p99, 's')}"
 
 
 def answers(
@@ -141,7 +154,7 @@ def answers(
     worked = [float(p.seconds[:, BUSY].sum()) for p in replicas]
     why_not = _why_rejected(rejected, pools)
     verdict, why = _verdict(traffic, done, pools) if len(done) else (OVERLOADED, f"no request can be served: {why_not}")
-    decoders = _decoders(pools)
+    decoders, rent = _decoders(pools), usd_per_second * seconds
     return Answers(
         sent=len(requests),
         served=len(done),
@@ -167,8 +180,8 @@ def answers(
             decoders, lambda rules, p: p.seconds[:, BUSY].sum() - p.seconds[:, BLOCK_SECONDS].sum() / max(rules.blocks, 1)
         ),
         queue=float(wait.sum()) / seconds,
-        usd_per_million_output_tokens=float(usd_per_million(usd_per_second * seconds, outputs)) if outputs else math.nan,
-        usd_per_million_tokens=float(usd_per_million(usd_per_second * seconds, outputs + inputs)) if outputs else math.nan,
+        usd_per_million_output_tokens=float(usd_per_million(rent, outputs)) if outputs else math.nan,
+        usd_per_million_total_tokens=float(usd_per_million(rent, outputs + inputs)) if outputs else math.nan,
         verdict=verdict,
         why=why,
         classes=tuple(

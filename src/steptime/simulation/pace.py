@@ -12,7 +12,7 @@ say how far it is from `step.mixed_step` on points drawn from the range in use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,16 @@ from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
+LEFT_OUT = unit("", "", left_out=True)
 MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
 SAMPLES = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pace(Result):
     """Coefficients of the step time [s]; see the module.
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
@@ -40,19 +42,25 @@ class Pace:
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
     """
 
-    decode: Any
-    context: Any
-    rows: Any
-    pair: float = 0.0
-    key: float = 0.0
-    chunk: float = 0.0
-    lone: Any = None
-    groups: int = 1
-    before: float = 0.0
-    before_token: float = 0.0
-    answer: float = 0.0
-    decode_error: float = 0.0
-    mixed_error: float = 0.0
+    decode: Any = field(metadata=LEFT_OUT)
+    context: Any = field(metadata=LEFT_OUT)
+    rows: Any = field(metadata=LEFT_OUT)
+    pair: float = field(default=0.0, metadata=LEFT_OUT)
+    key: float = field(default=0.0, metadata=LEFT_OUT)
+    chunk: float = field(default=0.0, metadata=LEFT_OUT)
+    lone: Any = field(default=None, metadata=LEFT_OUT)
+    groups: int = field(default=1, metadata=LEFT_OUT)
+    before: float = field(default=0.0, metadata=LEFT_OUT)
+    before_token: float = field(default=0.0, metadata=LEFT_OUT)
+    answer: float = field(default=0.0, metadata=LEFT_OUT)
+    decode_error: float = field(default=0.0, metadata=unit("", "mean error of decode steps, relative to those they stand for"))
+    mixed_error: float = field(default=0.0, metadata=unit("", "the same of steps with prompt tokens"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many sequences it covers, and how far it is from the steps."""
+        return f"Pace of up to {len(self.decode) - 1:,} sequences", {
+            "mean error": f"{self.decode_error:.2%} of decode steps, {self.mixed_error:.2%} with prompts"
+        }
 
     @property
     def rates(self) -> Rates:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from steptime.blackboard.machine import drain_seconds
 from steptime.errors import RangeError, UnknownName
 from steptime.machines.system import System
 from steptime.physics.engine import Engine
+from steptime.results import unit
 from steptime.simulation.state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rules
 
 KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STATIC, "train": TRAIN}
@@ -44,19 +45,19 @@ class Policy:
     gains in a decode step by drafts, of which there are `drafted`. ranks: classes of priority, 0 first. max_context [tokens].
     """
 
-    kind: str = "continuous"
-    max_sequences: int = 256
-    token_budget: int = 2048
-    kv_tokens: float = math.inf
-    block: int = 16
-    when_full: str = "recompute"
-    interval: float = 0.0
-    patience: float = 0.0
-    acceptance: float = 1.0
-    drafted: int = 0
-    ranks: int = 1
-    max_context: float = math.inf
-    route: str = "round-robin"
+    kind: str = field(default="continuous", metadata=unit("", "continuous, prefill-first, static or train"))
+    max_sequences: int = field(default=256, metadata=unit("", "seats of a replica"))
+    token_budget: int = field(default=2048, metadata=unit("tokens", "of an attention group in a step", key="token_budget"))
+    kv_tokens: float = field(default=math.inf, metadata=unit("tokens", "room of a replica"))
+    block: int = field(default=16, metadata=unit("tokens", "that are allotted at once"))
+    when_full: str = field(default="recompute", metadata=unit("", "recompute or queue"))
+    interval: float = field(default=0.0, metadata=unit("s", "between trains"))
+    patience: float = field(default=0.0, metadata=unit("s", "that a static batch waits to fill"))
+    acceptance: float = field(default=1.0, metadata=unit("tokens", "that a sequence gains in a step by drafts"))
+    drafted: int = field(default=0, metadata=unit("tokens", "drafted for a step"))
+    ranks: int = field(default=1, metadata=unit("", "classes of priority"))
+    max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context; null: no limit"))
+    route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded or prefix-aware"))
 
     def __post_init__(self) -> None:
         for kind, chosen, options in (

@@ -11,19 +11,21 @@ early by that request's wait and prefill. Loads of one request run tier by tier 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName
 from steptime.machines.system import System
 from steptime.physics.layout import Layout
+from steptime.results import Result, unit
 from steptime.simulation.pace import Pace
 from steptime.simulation.state import compiled
 from steptime.simulation.traffic import Traffic
 from steptime.units import show
 
+LEFT_OUT = unit("", "", left_out=True)
 SLACK = 1.2  # prefix-aware routing leaves a replica that got this many times the mean tokens
 
 
@@ -76,21 +78,44 @@ def cache_of(system: System, layout: Layout, capacities: Mapping[str, float]) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheUse:
+class TierUse:
+    """What one tier of a prefix cache did, in all replicas."""
+
+    name: str = field(metadata=unit("", "of the tier"))
+    hit_tokens: int = field(metadata=unit("tokens", "found in it"))
+    bytes_read: float = field(metadata=unit("", "bytes loaded from it"))
+    bytes_written: float = field(metadata=unit("", "bytes kept in it"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CacheUse(Result):
     """What a cache did: by request cached [tokens], load [s] and route; by tier hit tokens, bytes read and bytes written.
 
     hit_rate: share of prompt tokens that were not computed. recomputed: tokens found in a tier too slow to be worth a load.
     """
 
-    cached: Any
-    load: Any
-    route: Any
-    tiers: tuple[str, ...]
-    hit_tokens: Any
-    bytes_read: Any
-    bytes_written: Any
-    hit_rate: float
-    recomputed: int
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"by_tier": unit("", "what each tier did, fastest first", key="tiers")}
+
+    cached: Any = field(metadata=LEFT_OUT)
+    load: Any = field(metadata=LEFT_OUT)
+    route: Any = field(metadata=LEFT_OUT)
+    tiers: tuple[str, ...] = field(metadata=LEFT_OUT)
+    hit_tokens: Any = field(metadata=LEFT_OUT)
+    bytes_read: Any = field(metadata=LEFT_OUT)
+    bytes_written: Any = field(metadata=LEFT_OUT)
+    hit_rate: float = field(metadata=unit("", "share of prompt tokens that were not computed"))
+    recomputed: int = field(metadata=unit("tokens", "found in a tier too slow to be worth a load"))
+
+    @property
+    def by_tier(self) -> tuple[TierUse, ...]:
+        """What each tier did, fastest first."""
+        rows = zip(self.tiers, self.hit_tokens, self.bytes_read, self.bytes_written, strict=True)
+        return tuple(TierUse(name=n, hit_tokens=hit, bytes_read=read, bytes_written=put) for n, hit, read, put in rows)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the share of hits, of all and by tier."""
+        hits = {tier.name: f"{tier.hit_tokens:,} tokens found" for tier in self.by_tier}
+        return f"Prefix cache: {self.hit_rate:.1%} of prompt tokens not computed", hits
 
 
 def use_cache(

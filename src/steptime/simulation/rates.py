@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from steptime.errors import RangeError
 from steptime.machines.system import System
@@ -14,10 +14,13 @@ from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.planning.workload import Slo, Workload
+from steptime.results import Result, Tabular, table_of, unit
 from steptime.simulation.metrics import OVERLOADED, Answers
+from steptime.simulation.outcome import Simulation
 from steptime.simulation.policy import Policy
-from steptime.simulation.run import Simulation, simulate
+from steptime.simulation.run import simulate
 from steptime.simulation.traffic import Lengths, Traffic, open_loop, scaled
+from steptime.units import show
 
 QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
 LOWER = 0.9  # of the batch, where percentiles do not hold
@@ -31,12 +34,37 @@ MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how 
 class RatePoint:
     """What users see at a rate [requests/s]: TTFT and TPOT [s] at the quantile of the limits, whether all is well, why not."""
 
-    rate: float
-    ttft: float
-    tpot: float
-    verdict: str
-    good: bool
-    why: str = ""
+    rate: float = field(metadata=unit("requests/s", "that was tried", key="requests_per_s"))
+    ttft: float = field(metadata=unit("s", "at the quantile of the limits"))
+    tpot: float = field(metadata=unit("s", "at the quantile of the limits"))
+    verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
+    good: bool = field(metadata=unit("", "whether the limits hold, and the queue does not grow"))
+    why: str = field(default="", metadata=unit("", "what else is wrong"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HighestRate(Tabular):
+    """The highest rate at which a deployment meets its limits, 0 where none does; as a table, every rate tried."""
+
+    SCHEMA: ClassVar[str] = "steptime.highest-rate/1"
+
+    rate: float = field(
+        metadata=unit("requests/s", "highest at which the limits hold; 0 where none does", key="requests_per_s")
+    )
+    quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
+    points: tuple[RatePoint, ...] = field(metadata=unit("", "every rate tried, lowest first"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the rate, and what users see at it."""
+        at = next((point for point in self.points if point.rate == self.rate), None)
+        seen = (
+            {} if at is None else {f"TTFT, {self.quantile}": show(at.ttft, "s"), f"TPOT, {self.quantile}": show(at.tpot, "s")}
+        )
+        return f"Highest rate: {self.rate:,.3g} requests/s, of {len(self.points)} tried", seen
+
+    def columns(self) -> dict[str, Any]:
+        """Return every rate tried, lowest first."""
+        return table_of(RatePoint, self.points)
 
 
 def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED) -> bool:
@@ -87,7 +115,7 @@ def highest_rate(
     start: float = 1.0,
     tolerance: float = 0.02,
     longer: Callable[[float], Answers] | None = None,
-) -> tuple[float, list[RatePoint]]:
+) -> HighestRate:
     """Return the highest rate [requests/s] at which `run(rate)` meets the limits, and every rate tried, by rate.
 
     Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails. What is found must
@@ -131,7 +159,8 @@ def highest_rate(
         if longer is None or good(low, longer):
             break
         low /= 1 + tolerance
-    return low, sorted({point.rate: point for point in points}.values(), key=lambda point: point.rate)
+    tried = sorted({point.rate: point for point in points}.values(), key=lambda point: point.rate)
+    return HighestRate(rate=low, quantile=quantile, points=tuple(tried))
 
 
 class PoolLike(Protocol):
@@ -147,18 +176,33 @@ class PoolLike(Protocol):
     def chunk(self) -> int: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Replay(Result):
     """A plan under random arrivals: the run that meets the limits at `quantile`, its batch and rate, and how many tries."""
 
-    simulation: Simulation
-    batch: int
-    planned_batch: int
-    rate: float
-    planned_rate: float
-    quantile: str
-    good: bool
-    tried: int
+    SCHEMA: ClassVar[str] = "steptime.replay/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"answers": unit("", "the figures of the last run")}
+
+    simulation: Simulation = field(metadata=unit("", "the last run", left_out=True))
+    batch: int = field(metadata=unit("sequences", "at which the limits hold"))
+    planned_batch: int = field(metadata=unit("sequences", "of the plan"))
+    rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
+    planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
+    quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
+    good: bool = field(metadata=unit("", "whether they hold at last"))
+    tried: int = field(metadata=unit("", "batches that were tried"))
+
+    @property
+    def answers(self) -> Answers:
+        """The figures of the last run."""
+        return self.simulation.answers
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return batch and rate against the planned ones, and the figures of the run."""
+        _, figures = self.answers.headline()
+        holds = "limits hold" if self.good else "limits do not hold"
+        title = f"Replay: {holds} at {self.quantile} with batch {self.batch:,} of {self.planned_batch:,}"
+        return title, {"rate": f"{self.rate:,.3g} of {self.planned_rate:,.3g} requests/s", **figures}
 
 
 def replay(
@@ -251,7 +295,7 @@ def find_rate(
     quantile: str = "p99",
     requests: int | None = None,
     **given: Any,
-) -> tuple[float, list[RatePoint]]:
+) -> HighestRate:
     """Return the highest rate [requests/s] within `slo` at a quantile, and every rate tried: see `highest_rate`.
 
     requests: the least of a run, LEAST for each replica unless given; the rate must hold for LONGER times as many.

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import RangeError
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
+from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, check
 from steptime.physics.memory import sequences_that_fit
 from steptime.planning.workload import Slo
 from steptime.simulation import loop
-from steptime.simulation.metrics import Answers, answers, timeline
+from steptime.simulation.metrics import answers, timeline
+from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
 from steptime.simulation.policy import Policy
 from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
@@ -26,32 +30,6 @@ from steptime.simulation.state import DONE, Replicas, Rules, new_replicas, new_r
 from steptime.simulation.traffic import Traffic
 
 PORTION = 50_000  # requests between two reports of progress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """A finished run: its figures, every request (rows of `pool.REQUEST`), the timeline, and what it was run with.
-
-    `pace` carries how far its coefficients are from the steps they stand for. limited: whether any class has a limit.
-    """
-
-    answers: Answers
-    requests: Any
-    timeline: dict[str, Any]
-    traffic: Traffic
-    policy: Policy
-    pace: Pace
-    replicas: int
-    chips: int
-    cache: CacheUse | None = None
-    prefill_replicas: int = 0
-    fast_replicas: int = 0
-    limited: bool = False
-
-    @property
-    def output_tokens_per_second_per_chip(self) -> float:
-        """Output tokens per second over all chips."""
-        return self.answers.output_tokens_per_second / self.chips
 
 
 def serve(
@@ -143,8 +121,8 @@ def kv_room(model: Model, system: System, *, layout: Layout, engine: Engine, con
 
 
 def simulate(
-    model: Model,
-    system: System,
+    model: ModelLike,
+    system: SystemLike,
     traffic: Traffic,
     *,
     layout: Layout | None = None,
@@ -162,12 +140,14 @@ def simulate(
 ) -> Simulation:
     """Serve `traffic` with `layout.replicas` replicas of the model, and say what its users see.
 
+    model and system may be named, as for `load_model` and `load_system`.
     With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
     `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class.
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
+    model, system = model_of(model), system_of(system)
     layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
     runs_on = engine_for(system, engine)
     for one in filter(None, (layout, prefill)):
@@ -201,8 +181,11 @@ def simulate(
         near = chips <= system.scale_up.size
         link = (system.scale_up if near else system.scale_out).link
 
+        cached_bytes = partial(cache_bytes, model)
+        links = link.bandwidth * prefill.group
+
         def sent(tokens: Any) -> Any:
-            return link.latency + cache_bytes(model, tokens) / (link.bandwidth * prefill.group)
+            return link.latency + cached_bytes(tokens) / links
 
         if traffic.clients:
             requests, pools = serve_apart_closed(traffic, reader, server, sent, progress=progress, **given)
@@ -211,6 +194,10 @@ def simulate(
     requests = as_seen(requests, pace)
     rent = float(rent_of(chips, system.rent.typical))
     return Simulation(
+        model=model.name,
+        system=system.name,
+        engine=runs_on.name,
+        layout=layout,
         answers=answers(traffic, requests, pools, slo=slo, usd_per_second=rent),
         requests=requests,
         timeline=timeline(requests, pools),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName
+from steptime.results import Result, unit
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
@@ -18,8 +20,8 @@ RATES = (1e-6, 1e9)  # requests/s that arrivals are drawn for
 USUAL, PER_CLIENT = 10_000, 10  # requests of a run where no number is given: in all, and of each client
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Traffic(Result):
     """Requests in order of arrival, all arrays of one length.
 
     arrival [s], inputs and outputs [tokens], rank (class, 0 is served first). clients: of a closed loop, each with one
@@ -27,15 +29,19 @@ class Traffic:
     request i having those from `starts[i]` to `starts[i + 1]`.
     """
 
-    arrival: Any
-    inputs: Any
-    outputs: Any
-    rank: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    clients: int = 0
-    blocks: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    starts: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    block_tokens: int = 512
-    name: str = ""
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "rate": unit("requests/s", "mean from the first to the last arrival; null in a closed loop", key="requests_per_s")
+    }
+
+    arrival: Any = field(metadata=unit("s", "of each request", left_out=True))
+    inputs: Any = field(metadata=unit("tokens", "of each prompt", left_out=True))
+    outputs: Any = field(metadata=unit("tokens", "that each gets", left_out=True))
+    rank: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
+    clients: int = field(default=0, metadata=unit("", "of a closed loop; 0 where requests come when they come"))
+    blocks: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "hashes", left_out=True))
+    starts: Any = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=unit("", "of each", left_out=True))
+    block_tokens: int = field(default=512, metadata=unit("tokens", "of a block of a prompt", left_out=True))
+    name: str = field(default="", metadata=unit("", "a trace's file, or how requests were drawn"))
 
     def __len__(self) -> int:
         return len(self.arrival)
@@ -52,6 +58,13 @@ class Traffic:
             return math.nan
         span = float(self.arrival[-1] - self.arrival[0])
         return (len(self) - 1) / span if span > 0 else math.inf
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many requests come how, and their mean lengths."""
+        comes = f"{self.clients:,} clients" if self.clients else f"{self.rate:,.3g} requests/s"
+        return f"Traffic {self.name}: {len(self):,} requests, {comes}", {
+            "mean lengths": f"{np.mean(self.inputs):,.0f} tokens in, {np.mean(self.outputs):,.0f} out" if len(self) else "none"
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

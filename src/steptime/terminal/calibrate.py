@@ -1,9 +1,8 @@
 """The command `steptime calibrate`: an engine fitted to measured runs."""
 
-import datetime
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +11,6 @@ from steptime.terminal.groups import grouped
 from steptime.terminal.measured_runs import FILES, SKIP, Told
 from steptime.terminal.options import CATALOG, not_empty
 from steptime.terminal.output import check_outputs, patience, show, writing
-
-if TYPE_CHECKING:
-    from steptime.physics.engine import Engine
 
 
 @grouped
@@ -32,24 +28,23 @@ def calibrate(
     catalog: CATALOG = None,
 ) -> None:
     """Fit an engine's physical constants to your own measured runs, with a shipped engine as prior."""
-    from steptime.measured.calibration import calibrate as fit
-    from steptime.measured.calibration import engine_file
-    from steptime.measured.load_generators import read_files
-    from steptime.measured.validation import predict, report
+    from steptime.measured.comparison import report
+    from steptime.measured.outcomes import calibrate as fit
+    from steptime.measured.validation import predict
+    from steptime.terminal.validation_view import calibration_view
 
     path = _place(engine, out, force)
     not_empty("--prior", prior, "the name of an engine")
     check_outputs({"--out": path}, [*files, prior or "", told.model, told.system])
+    if prior is not None:
+        _check_prior(prior, catalog)
     with patience(f"reading the runs and fitting {engine}; many runs take minutes"):
-        rows, problems = read_files(files, given=told.by_column(), skip_bad=skip_bad, catalog=catalog)
-        before = _prior(prior, {row["engine"] for row in rows}, catalog)
-        fitted = fit(rows, name=engine, prior=before, catalog=catalog)
-        tables = {one.name: report(rows, predict(rows, engine=one, catalog=catalog)) for one in (before, fitted)}
+        found = fit(files, name=engine, prior=prior, skip_bad=skip_bad, catalog=catalog, **told.given())
+        rows, engines = list(found.rows), (found.prior, found.engine)
+        tables = {one.name: report(rows, predict(rows, engine=one, catalog=catalog)) for one in engines}
     with writing(path):
-        Path(path).write_text(engine_file(fitted, _source(files, len(rows))), encoding="utf-8")
-    from steptime.terminal.validation_view import calibration_view
-
-    show(calibration_view(before, fitted, tables, len(rows), problems))
+        Path(path).write_text(found.toml, encoding="utf-8")
+    show(calibration_view(*engines, tables, len(rows), list(found.left_out)))
     show(f"Written to {path}: use it with --engine {path}")
 
 
@@ -65,26 +60,10 @@ def _place(engine: str, out: str | None, force: bool) -> str:
     return path
 
 
-def _prior(name: str | None, ran: set[str], catalog: str | None) -> "Engine":
-    """Return the engine to start from: the one asked for, that of all the runs, or the typical one."""
-    from steptime.measured.validation import engine_of
-    from steptime.physics.engine import TYPICAL, load_engine
+def _check_prior(name: str, catalog: str | None) -> None:
+    """Raise InputError for an engine without fitted constants."""
+    from steptime.physics.engine import load_engine
     from steptime.physics.uncertainty import has_range
 
-    before = load_engine(name, catalog) if name else engine_of(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog)
-    if not has_range(before):
-        raise InputError(
-            f"--prior {before.name} has no fitted constants to start from; `steptime engines` lists those that have"
-        )
-    return before
-
-
-def _source(files: list[str], runs: int) -> dict[str, str]:
-    """Return where the constants of an engine file come from."""
-    first, *others = (Path(file).resolve().name for file in files)
-    return {
-        "url": "",
-        "date": datetime.date.today().isoformat(),
-        "grade": "measured",
-        "note": f"{runs} runs of {first}" + (f" and {len(others)} more files" if others else ""),
-    }
+    if not has_range(load_engine(name, catalog)):
+        raise InputError(f"--prior {name} has no fitted constants to start from; `steptime engines` lists those that have")

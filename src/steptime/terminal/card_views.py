@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.cards.engines import EngineCard
+from steptime.cards.models import ComparisonRow, ModelCard, ModelRow
+from steptime.cards.systems import RACK_KEYS, SystemCard, SystemRow
 from steptime.terminal.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
 
@@ -18,115 +21,115 @@ PART_COLOURS = {
 }  # fmt: skip
 
 
-def models_view(rows: list[dict[str, Any]]) -> RenderableType:
+def models_view(rows: Sequence[ModelRow]) -> RenderableType:
     """Return the list of models."""
     shown = table("Model", "Params", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
     for row in rows:
-        if "problem" in row:
-            shown.add_row(row["name"], Text("cannot be read: " + row["problem"], style="red"), "", "", "")
+        if row.problem:
+            shown.add_row(row.name, Text("cannot be read: " + row.problem, style="red"), "", "", "")
             continue
         shown.add_row(
-            row["name"],
-            show(row["total_parameters"]),
-            show(row["active_parameters"]),
-            f"{row['kv_bytes_per_token']:,.0f} B",
-            show(row["weight_bytes"], "B"),
+            row.name,
+            show(row.total_parameters),
+            show(row.active_parameters),
+            f"{row.kv_bytes_per_token:,.0f} B",
+            show(row.weight_bytes, "B"),
         )
     return Group(shown, Text(f"{counted(len(rows), 'model')}. `steptime models NAME` shows one."))
 
 
-def comparison_view(rows: list[dict[str, Any]], width: int) -> RenderableType:
+def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType:
     """Return models side by side: what they are made of, and what a sequence costs them, with bars of its cache."""
-    context = rows[0]["context"]
-    names = _short_names(rows) if width < 110 else [row["name"] for row in rows]
+    context = rows[0].context
+    names = _short_names(rows) if width < 110 else [row.name for row in rows]
     made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6), first_to_go=(3,))
     for name, row in zip(names, rows, strict=True):
         made.add_row(
             name,
-            show(row["total_parameters"]),
-            show(row["active_parameters"]),
-            f"{row['active_share']:.1%}",
-            show(row["weight_bytes"], "B"),
-            show(row["decode_flops_per_token"], "FLOP"),
+            show(row.total_parameters),
+            show(row.active_parameters),
+            f"{row.active_share:.1%}",
+            show(row.weight_bytes, "B"),
+            show(row.decode_flops_per_token, "FLOP"),
         )
     cache = table("Model", "KV a token", "State", "KV = weights", numbers=range(1, 4))
     picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,), first_to_go=(2,))
-    largest = max(row["cache_bytes_at_context"] for row in rows) or 1.0
+    largest = max(row.cache_bytes_at_context for row in rows) or 1.0
     cells = max(10, min(60, width - 32 - max(map(len, names))))
     for name, row in zip(names, rows, strict=True):
-        equal = row["context_of_equal_reads"]
+        equal = row.context_of_equal_reads
         cache.add_row(
             name,
-            f"{row['kv_bytes_per_token']:,.0f} B",
-            show(row["state_bytes_per_sequence"], "B") if row["state_bytes_per_sequence"] else "-",
+            f"{row.kv_bytes_per_token:,.0f} B",
+            show(row.state_bytes_per_sequence, "B") if row.state_bytes_per_sequence else "-",
             show(equal) if math.isfinite(equal) else "never",
         )
-        size = row["cache_bytes_at_context"]
+        size = row.cache_bytes_at_context
         picture.add_row(name, show(size, "B"), bar(size / largest, cells, "cyan"))
-    notes = (
+    said = (
         f"FLOPs of one decode token, and cache with state of one sequence, at {context:,} tokens (--context). KV a token: "
         "while no window is full. KV = weights: context [tokens] at which a token reads as much cache as the model has weights."
     )
-    return Group(made, cache, picture, Text(notes, style="bright_black"))
+    return Group(made, cache, picture, Text(said, style="bright_black"))
 
 
-def _short_names(rows: list[dict[str, Any]]) -> list[str]:
+def _short_names(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return names without their makers where that leaves them distinct."""
-    short = [row["name"].rpartition("/")[2] for row in rows]
-    return [name if short.count(name) == 1 else row["name"] for name, row in zip(short, rows, strict=True)]
+    short = [row.name.rpartition("/")[2] for row in rows]
+    return [name if short.count(name) == 1 else row.name for name, row in zip(short, rows, strict=True)]
 
 
-def model_view(card: dict[str, Any], width: int) -> RenderableType:
+def model_view(card: ModelCard, width: int) -> RenderableType:
     """Return one model's card."""
-    p = card["parameters"]
-    formats = ", ".join(f"{show(value, 'B')} {name}" for name, value in card["weight_bytes_by_format"].items())
-    growing, full = card["kv_bytes_per_token_growing"], card["kv_bytes_per_token"]
-    cache = f"{full:,.0f} B in {card['kv_format']}"
+    p = card.parameters
+    formats = ", ".join(f"{show(value, 'B')} {name}" for name, value in card.weight_bytes_by_format.items())
+    growing, full = card.growing_kv_bytes_per_token, card.kv_bytes_per_token
+    cache = f"{full:,.0f} B in {card.kv_format}"
     if growing != full:
         cache += f", of which {growing:,.0f} B grow without bound"
     pairs = [
-        ("Family", card["family"]),
-        ("Parameters", f"{p['total']:,.0f} ({show(p['total'])})"),
-        ("Active for a token", f"{p['active']:,.0f} ({p['active_share']:.1%})"),
-        ("Weights", f"{show(card['weight_bytes'], 'B')}: {formats}"),
+        ("Family", card.family),
+        ("Parameters", f"{p.total:,.0f} ({show(p.total)})"),
+        ("Active for a token", f"{p.active:,.0f} ({p.active_share:.1%})"),
+        ("Weights", f"{show(card.weight_bytes, 'B')}: {formats}"),
         ("KV cache of a token", cache),
-        (f"Cache at {card['context']:,} tokens", show(card["cache_bytes_at_context"], "B")),
-        ("KV reads equal weight reads at", _tokens(card["context_of_equal_reads"]) + " of one sequence"),
-        ("Longest context", _tokens(card["max_context"])),
+        (f"Cache at {card.context:,} tokens", show(card.cache_bytes_at_context, "B")),
+        ("KV reads equal weight reads at", _tokens(card.context_of_equal_reads) + " of one sequence"),
+        ("Longest context", _tokens(card.max_context)),
         ("Smallest system that holds it", _smallest(card)),
         ("Published", _published(card)),
-        ("Source", _source(card["source"])),
+        ("Source", _source(card.source)),
     ]
-    if card["state_bytes_per_sequence"]:
-        pairs.insert(5, ("State of a sequence", show(card["state_bytes_per_sequence"], "B")))
-    if p["draft"]:
-        pairs.insert(3, ("Multi-token prediction, besides", show(p["draft"])))
+    if card.state_bytes_per_sequence:
+        pairs.insert(5, ("State of a sequence", show(card.state_bytes_per_sequence, "B")))
+    if p.draft:
+        pairs.insert(3, ("Multi-token prediction, besides", show(p.draft)))
     return Group(
-        Text(card["name"], style="bold"),
+        Text(card.name, style="bold"),
         facts(pairs),
         *_counting(card),
         _layers(card),
         _parts(card, width),
         _flops(card),
         _cache_picture(card, width),
-        *notes(card["notes"]),
+        *notes(card.notes),
     )
 
 
-def _smallest(card: dict[str, Any]) -> str:
-    found = card["smallest_system"]
-    return f"{found['name']}, {found['chips']} chips: {found['title']}" if found else "none in the catalogue"
+def _smallest(card: ModelCard) -> str:
+    found = card.smallest_system
+    return f"{found.name}, {found.chips} chips: {found.title}" if found else "none in the catalogue"
 
 
-def _source(source: dict[str, str]) -> str:
+def _source(source: Mapping[str, str]) -> str:
     if not source:
         return "a local config"
     return f"{source.get('url', '')} ({source.get('grade', 'not graded')}, {source.get('date', 'no date')})"
 
 
-def _published(card: dict[str, Any]) -> str:
+def _published(card: ModelCard) -> str:
     """Say what the maker states and how far the count is from it."""
-    published, over = card["published"], card["counted_over_published"]
+    published, over = card.published, card.counted_over_published
     if not over:
         return "no figure of the maker"
     told = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
@@ -134,12 +137,12 @@ def _published(card: dict[str, Any]) -> str:
     return ", ".join(told) + (f"; {basis}" if basis else "")
 
 
-def _counting(card: dict[str, Any]) -> list[Text]:
+def _counting(card: ModelCard) -> list[Text]:
     """Say why the count of active parameters differs from the maker's, where it does."""
-    over = card["counted_over_published"].get("active")
+    over = card.counted_over_published.get("active")
     if over is None or abs(over - 1) < 0.005:
         return []
-    embedding = show(card["parts"].get("embedding", 0.0))
+    embedding = show(card.parts.get("embedding", 0.0))
     words = f"Active: counted is all that a token passes, the embedding ({embedding}) among it; makers leave out and round."
     return [Text(words, style="bright_black")]
 
@@ -148,19 +151,19 @@ def _tokens(value: float) -> str:
     return f"{value:,.0f} tokens" if math.isfinite(value) else "no context"
 
 
-def _layers(card: dict[str, Any]) -> Grid:
+def _layers(card: ModelCard) -> Grid:
     shown = table("Layers", "Count", "Parameters each", numbers=(1, 2))
-    for layer in card["layers"]:
-        shown.add_row(layer["kind"], str(layer["count"]), show(layer["parameters"]))
+    for layer in card.layers:
+        shown.add_row(layer.kind, str(layer.count), show(layer.parameters))
     return shown
 
 
-def _parts(card: dict[str, Any], width: int) -> Grid:
+def _parts(card: ModelCard, width: int) -> Grid:
     shown = table("Part", "Parameters", "Share", "", numbers=(1, 2), first_to_go=(3,))
-    total = card["parameters"]["total"]
+    total = card.parameters.total
     cells = max(10, min(40, width - 44))
     names = {"projections": "attention"}
-    for name, value in sorted(card["parts"].items(), key=lambda item: -item[1]):
+    for name, value in sorted(card.parts.items(), key=lambda item: -item[1]):
         shown.add_row(
             names.get(name, name),
             show(value),
@@ -170,40 +173,40 @@ def _parts(card: dict[str, Any], width: int) -> Grid:
     return shown
 
 
-def _flops(card: dict[str, Any]) -> Grid:
+def _flops(card: ModelCard) -> Grid:
     shown = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
-    for row in card["flops_per_token"]:
-        shown.add_row(f"{row['context']:,}", show(row["decode"], "FLOP"), show(row["prefill"], "FLOP"))
+    for row in card.flops_per_token:
+        shown.add_row(f"{row.context:,}", show(row.decode, "FLOP"), show(row.prefill, "FLOP"))
     return shown
 
 
-def _cache_picture(card: dict[str, Any], width: int) -> Grid:
+def _cache_picture(card: ModelCard, width: int) -> Grid:
     """Return the cache of a sequence by context, as bars on a logarithmic scale."""
     shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1), first_to_go=(2,))
-    sizes = [row["bytes"] for row in card["cache_bytes"] if row["bytes"] > 0]
+    sizes = [row.bytes for row in card.cache_bytes if row.bytes > 0]
     if not sizes:
         return shown
     low, high = math.floor(math.log10(min(sizes))), math.log10(max(sizes))
     cells = max(10, min(60, width - 40))
-    for row in card["cache_bytes"]:
-        share = (math.log10(row["bytes"]) - low) / (high - low) if row["bytes"] else 0.0
-        shown.add_row(f"{row['context']:,}", show(row["bytes"], "B"), bar(share, cells, "cyan"))
+    for row in card.cache_bytes:
+        share = (math.log10(row.bytes) - low) / (high - low) if row.bytes else 0.0
+        shown.add_row(f"{row.context:,}", show(row.bytes, "B"), bar(share, cells, "cyan"))
     return shown
 
 
-def systems_view(rows: list[dict[str, Any]]) -> RenderableType:
+def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
     """Return the list of systems."""
     shown = table(
         "System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", numbers=range(1, 8), first_to_go=(2, 4, 3)
     )
     for row in rows:
-        peak = row["peak"]
+        peak = row.peak
         shown.add_row(
-            row["name"],
-            f"{row['scale_up_size']:,.0f}",
+            row.name,
+            f"{row.scale_up_size:,.0f}",
             *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
-            *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row["hbm_capacity"] / 1e9, row["hbm_bandwidth"] / 1e12)),
-            f"{row['rent'] * 3600:.2f}" if math.isfinite(row["rent"]) else "-",
+            *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row.hbm_capacity / 1e9, row.hbm_bandwidth / 1e12)),
+            f"{row.rent * 3600:.2f}" if math.isfinite(row.rent) else "-",
         )
     note = (
         "Chips of a scale-up domain; per chip: dense TFLOP/s, memory, rent. `steptime systems NAME` shows one with its sources."
@@ -211,50 +214,46 @@ def systems_view(rows: list[dict[str, Any]]) -> RenderableType:
     return Group(shown, Text(note))
 
 
-def system_view(card: dict[str, Any]) -> RenderableType:
+def system_view(card: SystemCard) -> RenderableType:
     """Return one system's card."""
-    rent = card["rent_range"]
-    known = math.isfinite(rent["typical"])
-    span = f"from {show(rent['low'], 'USD/s')} to {show(rent['high'], 'USD/s')}"
-    quotes = f"{show(rent['typical'], 'USD/s')} a chip ({span}; {rent['grade']}, {rent['date']})"
-    balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card["balance"].items())
+    rent = card.rent_range
+    known = math.isfinite(rent.typical)
+    span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}"
+    quotes = f"{show(rent.typical, 'USD/s')} a chip ({span}; {rent.grade}, {rent.date})"
+    balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
-        ("Chip", f"{card['chip_title'] or card['chip']} ({card['vendor']}, {card['year']})"),
+        ("Chip", f"{card.chip_title or card.chip} ({card.vendor}, {card.year})"),
         ("Balance R, multiplies per weight read", balances),
-        ("HBM drain time", show(card["drain_seconds"], "s")),
-        ("HBM of a usual deployment", f"{show(card['scale_up_hbm'], 'B')} on {card['chips']} chips"),
-        ("Scale-up over scale-out bandwidth", f"{card['up_over_out']:,.1f}"),
-        ("Rent", quotes if known else rent["note"]),
+        ("HBM drain time", show(card.drain_seconds, "s")),
+        ("HBM of a usual deployment", f"{show(card.scale_up_hbm, 'B')} on {card.chips} chips"),
+        ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}"),
+        ("Rent", quotes if known else rent.note),
     ]
-    links = card["scale_up_links"]
+    links = card.scale_up_links
     pairs += [
-        ("Scale-up links", f"{links['count']:,.0f} ({links['basis']})"),
+        ("Scale-up links", f"{links.count:,.0f} ({links.basis})"),
         ("Rack", _rack(card)),
         ("Nearest physical limit", _nearest(card)),
     ]
     memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3), first_to_go=(3,))
-    for tier in card["memory"]:
-        memory.add_row(
-            tier["name"], show(tier["capacity"], "B"), show(tier["bandwidth"], "B/s"), show(tier["drain_seconds"], "s")
-        )
+    for tier in card.memory:
+        memory.add_row(tier.name, show(tier.capacity, "B"), show(tier.bandwidth, "B/s"), show(tier.drain_seconds, "s"))
     network = table(
         "Network", "Kind", "Chips", "Bandwidth, one way", "Latency", "Topology", numbers=(2, 3, 4), first_to_go=(1, 5, 4)
     )
-    for d in card["domains"]:
-        network.add_row(
-            d["name"], d["kind"], show(d["size"]), show(d["bandwidth"], "B/s"), show(d["latency"], "s"), d["topology"]
-        )
+    for d in card.domains:
+        network.add_row(d.name, d.kind, show(d.size), show(d.bandwidth, "B/s"), show(d.latency, "s"), d.topology)
     rows = []
-    for path, figure_now in card["settable"].items():
-        figure = card["figures"].get(path)
+    for path, figure_now in card.settable.items():
+        figure = card.figures.get(path)
         if figure:
-            rows.append((path, figure["text"], figure["grade"], figure["date"], figure["url"]))
+            rows.append((path, figure.text, figure.grade, figure.date, figure.url))
         elif path == "rent" and known:
-            rows.append((path, show(figure_now["value"], "USD/s"), rent["grade"], rent["date"], rent["url"]))
-    rack = ((path, figure) for path, figure in card["figures"].items() if path.startswith("rack."))
-    rows += [(path, figure["text"], figure["grade"], figure["date"], figure["url"]) for path, figure in rack]
+            rows.append((path, show(figure_now["value"], "USD/s"), rent.grade, rent.date, rent.url))
+    rack = ((path, figure) for path, figure in card.figures.items() if path.startswith("rack."))
+    rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
     return Group(
-        Text(card["title"] or card["name"], style="bold"),
+        Text(card.title or card.name, style="bold"),
         facts(pairs),
         memory,
         network,
@@ -269,15 +268,16 @@ def _amount(name: str, value: float) -> str:
     return show(value, RACK_UNITS[name]) if name in RACK_UNITS else f"{value:,.0f}"
 
 
-def _rack(card: dict[str, Any]) -> str:
-    rack = card["rack"]
-    known = [f"{_amount(name, rack[name])} {name}" for name in ("chips", "power", "weight", "cables") if name in rack]
+def _rack(card: SystemCard) -> str:
+    rack = card.rack
+    keys = {name: RACK_KEYS.get(name, name) for name in ("chips", "power", "weight", "cables")}
+    known = [f"{_amount(name, rack[key])} {name}" for name, key in keys.items() if key in rack]
     return ", ".join(known) or "not known"
 
 
-def _nearest(card: dict[str, Any]) -> str:
+def _nearest(card: SystemCard) -> str:
     """Say what is nearest to its limit, with the others, and which limits nobody has published."""
-    limits = card["physical_limits"]
+    limits = card.physical_limits
     used = limits["used"]
     open_ended = [name for name in RACK_LIMITS if used.get(name, {}).get("share") is None]
     listed = " or ".join(", ".join(open_ended).rsplit(", ", 1))
@@ -292,25 +292,25 @@ def _nearest(card: dict[str, Any]) -> str:
     return "; ".join([*told, ends] if ends else told)
 
 
-def engines_view(cards: list[dict[str, Any]]) -> RenderableType:
+def engines_view(cards: Sequence[EngineCard]) -> RenderableType:
     """Return the list of engines."""
     shown = table("Engine", "What it is")
     for card in cards:
-        shown.add_row(card["name"], card["title"])
+        shown.add_row(card.name, card.title)
     return Group(shown, Text("Without --engine: vllm on NVIDIA chips, on which it was measured, and typical on others."))
 
 
-def engine_view(card: dict[str, Any]) -> RenderableType:
+def engine_view(card: EngineCard) -> RenderableType:
     """Return one engine's constants."""
-    fit = card["fit"]
+    fit = card.fit
     known = fit.get("deviation", {})
     heads = ("Constant", "Value", "Fitted to within") if known else ("Constant", "Value")
     shown = table(*heads, numbers=(1, 2))
-    for name, value in card["constants"].items():
+    for name, value in card.constants.items():
         unit = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else ""
         row = [name.replace("_", " "), show(value, unit) if unit else f"{value:g}"]
         shown.add_row(*row, *([f"{known[name]:.1%}" if name in known else ""] if known else []))
-    parts: list[RenderableType] = [Text(f"{card['name']}: {card['title']}", style="bold"), shown]
+    parts: list[RenderableType] = [Text(f"{card.name}: {card.title}", style="bold"), shown]
     if known:
         parts.append(Text("Within: one standard deviation; the others are held at what kernels take that are measured alone."))
     if fit.get("interval"):

@@ -25,12 +25,12 @@ def engines(
     refuse_idle(ctx, {"the list, not the NAME of an engine": (name is None, "csv")})
     check_outputs({"--csv": csv}, ())
     names = ("ideal", *files("engines", catalog)) if name is None else (name,)
-    shown = [cards.engine_card(load_engine(n, catalog)) for n in names]
+    shown = cards.engine_table(load_engine(n, catalog) for n in names)
     if csv is not None:
-        write_csv(csv, [{"name": card["name"], "title": card["title"], **card["constants"]} for card in shown])
+        write_csv(csv, shown)
     if json:
-        print_json(shown if name is None else shown[0])
+        print_json(shown if name is None else shown.engines[0])
         return
     from steptime.terminal.card_views import engine_view, engines_view
 
-    show(engines_view(shown) if name is None else engine_view(shown[0]))
+    show(engines_view(shown.engines) if name is None else engine_view(shown.engines[0]))

@@ -45,10 +45,6 @@ class Told:
         str, _told("Format of the KV cache; where not given, 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
     ] = ""
 
-    def by_column(self) -> dict[str, str]:
-        """Return what was given, by the column of a run that it fills."""
-        columns = {
-            "model": self.model, "system": self.system, "tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep,
-            "weight_dtype": self.weights, "expert_dtype": self.experts, "kv_dtype": self.kv,
-        }  # fmt: skip
-        return {column: str(value) for column, value in columns.items() if value not in ("", None)}
+    def given(self) -> dict[str, Any]:
+        """Return what was given, by the argument of `validate` and `calibrate`."""
+        return {name: value for name, value in vars(self).items() if value not in ("", None)}

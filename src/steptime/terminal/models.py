@@ -1,12 +1,18 @@
 """The command `steptime models`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime.errors import InputError
 from steptime.terminal.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, WEIGHTS, count, option, read_model, refuse_idle
 from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from steptime.cards.models import ModelCard
+    from steptime.results import Tabular
 
 
 def models(
@@ -45,23 +51,29 @@ def models(
     check_positive(context=context)
     check_outputs({"--csv": csv}, chosen)
     found = chosen or _alike(like, catalog)
-    if lists:
-        rows = cards.model_rows(like, catalog)
-    else:
-        read = [read_model(name, weights, experts, kv, catalog) for name in found]
-        if len(read) == 1 and not compare:
-            _show_one(cards.model_card(read[0], context=context), json=json)
-            return
-        rows = [cards.comparison_row(model, context=context) for model in read]
-    if csv is not None:
-        write_csv(csv, rows)
-    if json:
-        print_json(rows)
+    read = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in found]
+    if len(read) == 1 and not compare:
+        _show_one(cards.model_card(read[0], context=context), json=json)
         return
     from steptime.terminal.card_views import comparison_view, models_view
 
     console = console_of()
-    show(models_view(rows) if lists else comparison_view(rows, console.width), console=console)
+    if lists:
+        listed = cards.model_table(like, catalog)
+        _show_table(listed, models_view(listed.models), csv, json=json)
+    else:
+        compared = cards.compared(read, context=context)
+        _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+
+
+def _show_table(table: "Tabular", view: "RenderableType", csv: str | None, *, json: bool) -> None:
+    """Print a table as text or JSON, and write it where a file is named."""
+    if csv is not None:
+        write_csv(csv, table)
+    if json:
+        print_json(table)
+    else:
+        show(view)
 
 
 def _alike(like: str, catalog: str | None) -> list[str]:
@@ -77,7 +89,7 @@ def _alike(like: str, catalog: str | None) -> list[str]:
     return found
 
 
-def _show_one(card: dict[str, object], *, json: bool) -> None:
+def _show_one(card: "ModelCard", *, json: bool) -> None:
     """Print the card of one model."""
     if json:
         print_json(card)

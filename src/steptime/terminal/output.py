@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import json
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,8 +18,9 @@ from steptime.errors import DataFileError, InputError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from steptime.results import Tabular
+
 NARROWEST = 30  # columns that text is set in, however narrow the terminal says it is
-ENDS = ("low", "high")  # of a range
 SOON = 2.0  # s that work takes before a word is said about it
 Value = TypeVar("Value")
 GLYPHS = {
@@ -105,13 +105,6 @@ def say(words: str) -> None:
 # --- JSON and CSV -------------------------------------------------------------------------------------------------------
 
 
-def as_data(value: Any) -> Any:
-    """Return a result as dictionaries, lists, numbers and texts, which JSON and CSV hold."""
-    from steptime.results import plain
-
-    return plain(value)
-
-
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     from steptime.results import to_json
@@ -126,32 +119,19 @@ def print_json(value: Any) -> None:
 
 def problem_json(error: InputError) -> dict[str, Any]:
     """Return an error as what JSON says of it."""
-    return {"error": {"kind": type(error).__name__, "message": str(error)}}
+    from steptime.results import problem
+
+    return problem(error)
 
 
-def write_csv(path: str, rows: Sequence[Any]) -> None:
-    """Write rows (dictionaries, dataclasses) as CSV in SI units, groups within them as columns of joined names, and say so."""
-    flat = [dict(_flat(as_data(row))) for row in rows]
-    columns = list(dict.fromkeys(name for row in flat for name in row))
+def write_csv(path: str, table: Tabular) -> None:
+    """Write a table as CSV in SI units, and say so."""
+    text = table.to_csv()
     existed = Path(path).exists()
-    with writing(path), open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(flat)
-    wrote(path, f"{len(rows):,} row{'' if len(rows) == 1 else 's'}", replaced=existed)
-
-
-def _flat(row: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the cells of a row: the two ends of a range in two, longer lists in one, parted by semicolons."""
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        elif isinstance(value, list) and len(value) == len(ENDS) and not isinstance(value[0], str):
-            yield from ((f"{before}{name}.{end}", one) for end, one in zip(ENDS, value, strict=True))
-        elif isinstance(value, list):
-            yield before + name, "; ".join(map(str, value))
-        else:
-            yield before + name, value
+    with writing(path):
+        Path(path).write_text(text, encoding="utf-8", newline="")
+    rows = text.count("\n") - 1
+    wrote(path, f"{rows:,} row{'' if rows == 1 else 's'}", replaced=existed)
 
 
 # --- files --------------------------------------------------------------------------------------------------------------

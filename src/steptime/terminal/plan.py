@@ -20,7 +20,7 @@ from steptime.terminal.options import (
     read_systems,
     refuse_idle,
 )
-from steptime.terminal.output import as_data, check_outputs, console_of, print_json, show, write_csv
+from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
@@ -130,7 +130,7 @@ def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wante
         raise DoesNotFit(f"{problem}{_other(model, subject.catalog)}") from None
     replayed = _replayed(model, system, found, engine, requests.quantile) if wanted.simulate and found.feasible else None
     if wanted.csv is not None:
-        write_csv(wanted.csv, found.front)
+        write_csv(wanted.csv, found)
     if wanted.json:
         print_json(_data(model, system, found, engine, replayed, explain=wanted.explain))
     else:
@@ -165,19 +165,14 @@ def _data(
 ) -> dict[str, Any]:
     """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted."""
     from steptime.planning.launch_commands import ENGINES, launch_commands
+    from steptime.terminal.plan_view import explain_json
 
-    data: dict[str, Any] = as_data(found) | {
-        "launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}
-    }
+    more: dict[str, Any] = {"launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}}
     if replayed is not None:
-        from steptime.simulation.files import replay_report
-
-        data["simulated"] = replay_report(replayed)
+        more["simulated"] = replayed
     if explain and found.feasible:
-        from steptime.terminal.plan_view import explain_json
-
-        data["explanation"] = explain_json(model, system, found, engine)
-    return data
+        more["explanation"] = explain_json(model, system, found, engine)
+    return found.to_dict(**more)
 
 
 def _print(

@@ -25,6 +25,7 @@ from steptime.planning.deployment import (
     mean_terms,
     runner_up_dearer,
 )
+from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.explanation import Line, equations, explain_step, sources, step_given
 from steptime.planning.launch_commands import launch_commands
 from steptime.planning.refine import AS_CHEAP
@@ -120,7 +121,7 @@ def _answer(plan: Plan) -> Text:
         rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, lambda x: show(x, "tok/s"))
         return Text.assemble((f"{rate} of output per chip", "bold green"), ", the most within the limits.")
     if plan.cost_range is None:
-        spread = f"from {usd(plan.interval[0])}, were all overlapped, to {usd(plan.interval[1])}, were nothing"
+        spread = f"from {usd(plan.cost_bounds[0])}, were all overlapped, to {usd(plan.cost_bounds[1])}, were nothing"
     else:
         spread = f"90 % range {usd(plan.cost_range[0])} to {usd(plan.cost_range[1])}"
     if plan.ideal is not None:
@@ -128,8 +129,8 @@ def _answer(plan: Plan) -> Text:
     return Text.assemble(
         (f"{usd(plan.usd_per_million_output_tokens)} per million output tokens", "bold green"),
         f", prompts included ({spread}). ",
-        f"Billed each for itself: {usd(plan.usd_per_million_input)} per million tokens in and "
-        f"{usd(plan.usd_per_million_output)} per million out.",
+        f"Billed each for itself: {usd(plan.prefill_usd_per_million_tokens)} per million tokens in and "
+        f"{usd(plan.decode_usd_per_million_tokens)} per million out.",
     )
 
 
@@ -254,7 +255,7 @@ def _changes(plan: Plan, width: int) -> RenderableType:
     cells = max(10, min(30, width - 44))
     for name, change in sorted(changes.items(), key=lambda item: item[1]):
         text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
-        shown.add_row(name, text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
+        shown.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
     return Group(heading("How the cost follows each figure"), shown)
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
     from steptime.physics.layout import Layout
+    from steptime.simulation.outcome import Simulation
     from steptime.simulation.policy import Policy
     from steptime.simulation.prefix_cache import Cache
-    from steptime.simulation.run import Simulation
     from steptime.simulation.traffic import Lengths, Traffic
 
 TRAFFIC, POLICY = "Traffic", "Policy"
@@ -262,12 +262,11 @@ def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str
     from steptime.simulation.rates import find_rate
 
     with compiling():
-        best, points = find_rate(model, system, asking.traffic, requests=asking.requests, quantile=answering.quantile, **given)
+        found = find_rate(model, system, asking.traffic, requests=asking.requests, quantile=answering.quantile, **given)
     if answering.csv is not None:
-        write_csv(answering.csv, points)
+        write_csv(answering.csv, found)
     if answering.json:
-        found = {"policy": given["policy"], "highest_rate": best, "quantile": answering.quantile, "points": points}
-        print_json(_about(model, system, given) | found)
+        print_json(found.to_dict(**_about(model, system, given), policy=given["policy"]))
         return
     from steptime.terminal.simulation_view import rate_answer, rate_view
 
@@ -275,13 +274,12 @@ def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
     console.print(f"{what}, {given['policy'].kind} batching")
     view = rate_answer if answering.brief else partial(rate_view, width=console.width)
-    show(view(best, points, answering.quantile), console=console)
+    show(view(found.rate, found.points, found.quantile), console=console)
 
 
 def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:
     """Serve a traffic, at both ends of the engine's range too if asked, write files and print what came of it."""
     from steptime.physics.uncertainty import widest
-    from steptime.simulation import files
     from steptime.simulation.run import simulate as run
 
     again = partial(run, model, system, traffic, **given)
@@ -292,7 +290,7 @@ def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, 
     _write(found, answering)
     if answering.json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
-        print_json(_about(model, system, given) | files.report(found) | {"range": ranges})
+        print_json(found.to_dict(range=ranges))
         return
     from steptime.terminal.simulation_view import range_view, simulation_brief, simulation_title, simulation_view
 

@@ -54,7 +54,7 @@ def step(
     json: JSON = False,
 ) -> None:
     """Time one forward pass: decode, prefill, or both at once, on a layout of your choice."""
-    from steptime.cards.steps import as_row, step_card
+    from steptime.cards.steps import asked_of, step_card
 
     refuse_idle(
         ctx,
@@ -68,33 +68,36 @@ def step(
     check_outputs({"--csv": csv}, subject.files())
     model, system, engine = subject.read()
     layout = ways.layout() if ways.microbatches is None else ways.layout(microbatches=ways.microbatches)
-    card = step_card(model, system, **vars(asked), layout=layout, engine=engine)
+    given = asked_of(layout=layout, **vars(asked))
+    card = step_card(model, system, **given, layout=layout, engine=engine)
     if csv is not None:
-        write_csv(csv, [as_row(card)])
+        write_csv(csv, card)
     if json:
-        print_json(as_row(card) | (_explained(model, system, card, engine) if explain else {}))
+        print_json(card.to_dict(**_explained(model, system, card, given, engine) if explain else {}))
         return
     from steptime.terminal.step_view import step_brief, step_view
 
     console = console_of()
     show(step_brief(card) if brief else step_view(card, console.width), console=console)
     if explain:
-        _explain(model, system, card, engine)
+        _explain(model, system, card, given, engine)
 
 
-def _explained(model: "Model", system: "System", card: "StepCard", engine: "Engine") -> dict[str, object]:
+def _explained(
+    model: "Model", system: "System", card: "StepCard", given: dict[str, int], engine: "Engine"
+) -> dict[str, object]:
     """Return what a step is made of, and the sources of the machine's figures, as data."""
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import sources_json
 
-    lines = explain_step(model, system, card.step, given=dict(card.given), layout=card.layout, engine=engine)
+    lines = explain_step(model, system, card, given=given, layout=card.layout, engine=engine)
     return {"explanation": {"lines": lines, "sources": sources_json(system)}}
 
 
-def _explain(model: "Model", system: "System", card: "StepCard", engine: "Engine") -> None:
+def _explain(model: "Model", system: "System", card: "StepCard", given: dict[str, int], engine: "Engine") -> None:
     """Print what a step is made of, and the sources of the machine's figures."""
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import lines_table, sources_table
 
-    show(lines_table(explain_step(model, system, card.step, given=dict(card.given), layout=card.layout, engine=engine)))
+    show(lines_table(explain_step(model, system, card, given=given, layout=card.layout, engine=engine)))
     show(sources_table(system))

@@ -12,7 +12,7 @@ from steptime.cards.steps import StepCard
 from steptime.physics.layout import show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
-from steptime.terminal.widgets import Grid, facts, notes, ranged, share_table, stacked
+from steptime.terminal.widgets import Grid, counted, facts, notes, ranged, share_table, stacked
 from steptime.units import show
 
 TERM_COLOURS = {
@@ -52,15 +52,14 @@ MEANING = "90 % range: nine in ten measured steps lie in it. Bounds: all overlap
 
 def step_view(card: StepCard, width: int) -> RenderableType:
     """Return one step on a screen, what changes the answer first."""
-    step = card.step
     meaning = [Text(MEANING, style="bright_black")] if card.range else []
     return Group(
         Text(title(card)),
         *notes(card.notes),
         facts(_answers(card)),
         *meaning,
-        share_table({k: float(v) for k, v in step.terms.items()}, TERM_COLOURS, width, "Term"),
-        resource_table({k: float(v) for k, v in step.resources.items()}, width),
+        share_table({k: float(v) for k, v in card.terms.items()}, TERM_COLOURS, width, "Term"),
+        resource_table({k: float(v) for k, v in card.resources.items()}, width),
         memory_bar(card.memory, width, f"Memory of a chip, {show(float(card.memory.capacity), 'B')}"),
     )
 
@@ -72,21 +71,22 @@ def step_brief(card: StepCard) -> RenderableType:
 
 def title(card: StepCard) -> str:
     """Say in a line what ran on what."""
-    where = f"{int(card.layout.chips)} x {card.chip}, {show_layout(card.layout)}, engine {card.engine}"
+    where = f"{counted(int(card.layout.chips), 'chip')} of {card.system}, {show_layout(card.layout)}, engine {card.engine}"
     return f"{card.model} on {where}: one {card.phase} step"
 
 
 def _answers(card: StepCard) -> list[tuple[str, str | Text]]:
-    time = ranged(float(card.step.total), card.range, lambda s: show(s, "s"))
+    time = ranged(float(card.total), card.range, lambda s: show(s, "s"))
     rows: list[tuple[str, str | Text]] = [
         ("Time" + (" (90 % range)" if card.range else ""), Text(time, style="bold green")),
     ]
     if card.ideal is not None:
         rows.append(("Ideal, were nothing lost", show(float(card.ideal.total), "s")))
-    rows += [("Bounds", bounds(card.step)), ("Bound by", RESOURCES.get(str(card.step.bound), (str(card.step.bound),))[0])]
-    for name, rate in card.rates.items():
-        rows.append((RATES[name], ranged(rate.value, rate.range, lambda each: show(each, "tok/s"))))
-    rows.append(("Fits", "yes" if card.fits else f"no, {show(card.excess, 'B')} too much on a chip"))
+    rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
+    for name, (rate, limits) in card.rates().items():
+        rows.append((RATES[name], ranged(rate, limits, lambda each: show(each, "tok/s"))))
+    left = float(card.memory.capacity - card.memory.used)
+    rows.append(("Fits", "yes" if left >= 0 else f"no, {show(-left, 'B')} too much on a chip"))
     return rows
 
 

@@ -45,15 +45,15 @@ def systems(
 
         show(system_view(card))
         return
-    rows = [cards.system_row(system) for system in read_systems(catalog)]
+    table = cards.system_table(read_systems(catalog))
     if csv is not None:
-        write_csv(csv, rows)
+        write_csv(csv, table)
     if json:
-        print_json(rows)
+        print_json(table)
         return
     from steptime.terminal.card_views import systems_view
 
-    show(systems_view(rows))
+    show(systems_view(table.systems))
 
 
 def _template(name: str) -> str:

@@ -1,7 +1,7 @@
 """The command `steptime validate`: predictions held against measured runs."""
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,9 +29,8 @@ def validate(
     json: JSON = False,
 ) -> None:
     """Hold predictions against measured serving runs: how far off, how biased, and do the intervals hold?"""
-    from steptime.measured.load_generators import read_files
-    from steptime.measured.validation import predict, report, write_predictions
-    from steptime.physics.engine import load_engine
+    from steptime.measured.comparison import write_predictions
+    from steptime.measured.outcomes import validate as hold
     from steptime.terminal.validation_view import columns_view, validation_view
 
     if columns:
@@ -42,28 +41,18 @@ def validate(
     not_empty("--engine", engine, "the name of an engine")
     check_outputs({"--predictions": predictions, "--csv": csv}, [*files, engine or "", told.model, told.system])
     with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
-        rows, problems = read_files(files, given=told.by_column(), skip_bad=skip_bad, catalog=catalog)
-        found = predict(rows, engine=load_engine(engine, catalog) if engine else None, catalog=catalog)
-        tables = report(rows, found)
+        found = hold(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **told.given())
     if predictions:
         existed = os.path.exists(predictions)
         with writing(predictions):
-            write_predictions(predictions, rows, found)
-        wrote(predictions, f"times of {len(rows):,} runs in s, with 90 % ranges", replaced=existed)
+            write_predictions(predictions, found.rows, found.predictions)
+        wrote(predictions, f"times of {found.runs:,} runs in s, with 90 % ranges", replaced=existed)
     if csv is not None:
-        write_csv(csv, _rows(tables))
+        write_csv(csv, found)
     if json:
-        print_json(tables | {"left_out": problems})
+        print_json(found)
         return
     console = console_of()
-    show(validation_view(rows, found, tables, problems, console.width), console=console)
-
-
-def _rows(tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tables of errors as one, a row a quantity and a group of runs."""
-    rows = []
-    for quantity, found in tables.items():
-        rows.append({"quantity": quantity, "by": "", "value": "all", **found["all"]})
-        for key, by in found["by"].items():
-            rows += [{"quantity": quantity, "by": key, "value": value, **errors} for value, errors in by.items()]
-    return rows
+    show(
+        validation_view(list(found.rows), found.predictions, found.tables, list(found.left_out), console.width), console=console
+    )

@@ -9,13 +9,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
+from steptime.measured.comparison import Predictions
 from steptime.measured.validation import (
     COLUMNS,
     MEASURED,
     MOST_SIMULATED,
     OPTIONAL,
     SPREAD,
-    Predictions,
     spread_of,
 )
 from steptime.physics.engine import WAIT_NAMES, Engine

@@ -1,0 +1,121 @@
+"""The public surface: what `import steptime as st` offers, how soon, and names wherever a thing is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from inspect import isfunction, signature
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.catalog.files import find, read_file
+from steptime.errors import UnknownName
+
+WORK, LIMITS = st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.05)
+PASSES = {
+    "decode_step": {"batch": 64, "context": 4096},
+    "prefill_step": {"tokens": 2048},
+    "mixed_step": {"batch": 64, "context": 4096, "prompts": 1, "tokens": 512},
+    "step_range": {"batch": 64, "context": 4096},
+    "memory_per_chip": {"batch": 64, "context": 4096},
+}
+
+
+def test_dir_lists_the_public_names_and_nothing_else():
+    assert dir(st) == sorted(st.__all__)
+    for name in dir(st):
+        assert getattr(st, name).__doc__, name
+
+
+def test_importing_loads_nothing_heavy():
+    heavy = ("numpy", "pydantic", "numba", "pandas", "rich", "typer")
+    code = f"import sys, steptime; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"), [("decode_stp", "decode_step"), ("load_sytem", "load_system"), ("Worklod", "Workload"), ("slo", "Slo")]
+)
+def test_a_wrong_attribute_suggests_the_nearest(wrong, near):
+    with pytest.raises(AttributeError, match=f"did you mean .*{near}"):
+        getattr(st, wrong)
+    assert not hasattr(st, "__no_such_thing__")
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_names_do_wherever_a_thing_is_asked_for(name):
+    function = getattr(st, name)
+    named = function("llama-3.1-8b", "hgx-h100", engine="vllm", **PASSES[name])
+    things = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
+    loaded = function(*things, engine=st.load_engine("vllm"), **PASSES[name])
+    if isinstance(named, tuple):
+        assert named == loaded
+    else:
+        assert named.to_dict() == loaded.to_dict()
+
+
+def test_a_plan_and_a_simulation_of_names():
+    things = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
+    assert st.plan("llama-3.1-8b", "hgx-h100", WORK, LIMITS, chips=1).tpot == st.plan(*things, WORK, LIMITS, chips=1).tpot
+    pytest.importorskip("numba")
+    traffic = st.open_loop(5, 40, st.Lengths(mean=100), st.Lengths(mean=20))
+    runs = [st.simulate(*pair, traffic).answers.ttft.mean for pair in (("llama-3.1-8b", "hgx-h100"), things)]
+    assert runs[0] == runs[1]
+
+
+def test_a_model_is_a_path_or_a_dict_and_a_system_a_path():
+    model, system = find("models", "llama-3.1-8b"), find("systems", "hgx-h100")
+    usual = st.decode_step("llama-3.1-8b", "hgx-h100", **PASSES["decode_step"]).total
+    assert st.decode_step(model, system, **PASSES["decode_step"]).total == usual
+    assert st.decode_step(read_file(model)["config"], str(system), **PASSES["decode_step"]).total == usual
+
+
+@pytest.mark.parametrize("name", [*PASSES, "plan"])
+def test_a_name_that_is_unknown_has_its_nearest(name):
+    given = {"workload": WORK} if name == "plan" else PASSES[name]
+    function = getattr(st, name)
+    for pair, near in (
+        (("lama-3.1-8b", "hgx-h100"), "meta-llama/Llama-3.1-8B"),
+        (("llama-3.1-8b", "hgx-h10"), "hgx-h100"),
+    ):
+        with pytest.raises(UnknownName) as caught:
+            function(*pair, **given)
+        assert near in caught.value.nearest
+    with pytest.raises(UnknownName, match="vllm"):
+        function("llama-3.1-8b", "hgx-h100", engine="vlm", **given)
+    for pair in ((5, "hgx-h100"), ("llama-3.1-8b", None), ("llama-3.1-8b", {"chips": 8})):
+        with pytest.raises(st.InputError, match="is a name, a path"):
+            function(*pair, **given)
+
+
+def test_every_public_function_that_takes_a_model_takes_a_name():
+    takes = [name for name in dir(st) if isfunction(getattr(st, name)) and "model" in signature(getattr(st, name)).parameters]
+    assert set(takes) == {*PASSES, "plan", "simulate"}
+    for name in takes:
+        found = signature(getattr(st, name)).parameters
+        assert (found["model"].annotation, found["system"].annotation) == ("ModelLike", "SystemLike"), name
+
+
+def test_without_numba_the_simulator_says_what_to_install_and_all_else_works():
+    code = """
+import sys
+sys.modules["numba"] = None
+import steptime as st
+print(st.plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=9, output_tokens=9), chips=1).feasible, st.validate)
+for name in ("simulate", "Policy"):
+    try:
+        getattr(st, name)
+    except st.InputError as problem:
+        print(problem)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.startswith("True <function validate")
+    assert found.count("pip install 'steptime[simulate]'") == 2
+
+
+def test_a_name_costs_nothing_where_a_thing_is_given():
+    model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
+    swept = st.vary(system, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
+    assert st.decode_step(model, swept, batch=1, context=1024).total.shape == (2,)
