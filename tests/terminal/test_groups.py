@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from steptime.errors import RangeError
+from steptime.errors import InputError
 from steptime.terminal.groups import grouped
 from steptime.terminal.options import read_count
 
@@ -62,5 +62,5 @@ def test_counts_are_read_as_people_write_them(text, number):
 
 @pytest.mark.parametrize("text", ["", "abc", "1.5", "8kk", "1e30", "9" * 5000, "nan", "inf", "0x10", "1e-3", "--"])
 def test_other_texts_are_refused_by_the_name_of_the_option(text):
-    with pytest.raises(RangeError, match=r"^--input "):
+    with pytest.raises(InputError, match=r"^--input"):
         read_count(text, "--input")

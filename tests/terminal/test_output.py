@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from steptime.errors import DataFileError
+from steptime.errors import DataFileError, InputError
 from steptime.terminal.output import check_outputs, patience
 from steptime.terminal.widgets import stacked, table
 from tests.terminal.test_commands import run
@@ -173,6 +174,9 @@ def test_outputs_are_looked_at_before_the_work(tmp_path):
     ):  # fmt: skip
         with pytest.raises(DataFileError, match=says):
             check(*outputs)
+    for text in ("", " ", "a\0b", "x" * 5000, "y" * 5000 + "/a.csv"):
+        with pytest.raises(InputError):
+            check_outputs({"--csv": text}, [text])
     with pytest.raises(DataFileError, match="is what this command reads"):
         check_outputs({"--csv": str(tmp_path / "folder" / "run.json")}, [str(tmp_path / "folder")])
     assert (tmp_path / "in.csv").read_text() == "a"
@@ -237,16 +241,8 @@ def test_no_output_goes_over_an_input_or_nowhere(tmp_path, words, says):
 
 
 def test_a_system_is_printed_as_a_template(monkeypatch):
-    from steptime import catalog
-
-    monkeypatch.setattr(catalog, "template", lambda name: f'name = "{name}"', raising=False)
+    made = types.ModuleType("steptime.catalog.template")
+    made.template = lambda name, catalog: f'name = "{name}"'
+    monkeypatch.setitem(sys.modules, made.__name__, made)
     shown = run("systems hgx-h100 --toml")
     assert (shown.returncode, shown.stdout) == (0, 'name = "hgx-h100"\n')
-
-
-def test_without_a_home_the_packaged_catalogue_is_there(monkeypatch):
-    from steptime.catalog.files import PACKAGED, folders
-
-    monkeypatch.delenv("STEPTIME_CATALOG", raising=False)
-    monkeypatch.setenv("HOME", "relative")
-    assert folders("systems") == [PACKAGED / "systems"]

@@ -17,20 +17,14 @@ SUFFIXES = {"models": ".json"}
 
 def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Path]:
     """Return the folders that hold `kind` (chips, systems, rents, models, engines), first searched first."""
+    user = Path(os.environ.get("STEPTIME_CATALOG") or Path.home() / ".steptime")
     if catalog is not None and not Path(catalog).is_dir():
         raise DataFileError(
             catalog,
             "is not a folder; --catalog names a folder with chips/, systems/, rents/, models/ or engines/ in it",
         )
-    roots = ([Path(catalog)] if catalog is not None else []) + [*_of_user(), PACKAGED]
-    return [root / kind for root in roots if os.path.isdir(root / kind)]
-
-
-def _of_user() -> list[Path]:
-    """Return the user's own folder: $STEPTIME_CATALOG, or ~/.steptime where there is a home."""
-    told = os.environ.get("STEPTIME_CATALOG")
-    home = os.path.expanduser("~")
-    return [Path(told)] if told else [Path(home) / ".steptime"] if os.path.isabs(home) else []
+    roots = ([Path(catalog)] if catalog is not None else []) + [user, PACKAGED]
+    return [root / kind for root in roots if (root / kind).is_dir()]
 
 
 def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str, Path]:

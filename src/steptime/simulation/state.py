@@ -8,7 +8,7 @@ rows of `Replicas`. A decoding request is never touched between its start and it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -17,11 +17,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Return a function compiled by numba, kept on disk where there is a place for it."""
+    """Compile a function with numba, and keep what comes of it on disk where there is a place for it."""
+    made: Any
     try:
-        return njit(cache=True, error_model="numpy", nogil=True)(function)  # type: ignore[return-value]
-    except RuntimeError:  # neither the package's folder nor the user's can be written
-        return njit(error_model="numpy", nogil=True)(function)  # type: ignore[return-value]
+        made = njit(cache=True, error_model="numpy", nogil=True)(function)
+    except RuntimeError:  # neither the package's folder nor a home can be written
+        made = njit(error_model="numpy", nogil=True)(function)
+    return cast(Function, made)
 
 
 NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)  # status of a request

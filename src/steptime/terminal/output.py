@@ -127,7 +127,7 @@ def problem_json(error: InputError) -> dict[str, Any]:
 def write_csv(path: str, table: Tabular) -> None:
     """Write a table as CSV in SI units, and say so."""
     text = table.to_csv()
-    existed = Path(path).exists()
+    existed = os.path.exists(path)
     with writing(path):
         Path(path).write_text(text, encoding="utf-8", newline="")
     rows = text.count("\n") - 1
@@ -147,13 +147,12 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
     for name, text in outputs.items():
         if text is None:
             continue
-        if not text:
+        if not text.strip() or "\0" in text:
             raise InputError(f"{name} needs the name of a file")
-        path = Path(text)
-        place = path.resolve()
-        if path.is_dir():
+        if os.path.isdir(text):
             raise DataFileError(text, f"is a folder; {name} needs a file")
-        if not place.parent.is_dir():
+        place = Path(os.path.realpath(text))
+        if not os.path.isdir(place.parent):
             raise DataFileError(text, "cannot be written: its folder does not exist")
         with writing(text):
             _try(place)
@@ -166,8 +165,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
 
 def _try(place: Path) -> None:
     """Open a file for writing and leave it, or its absence, as it was; raise OSError where that cannot be done."""
-    existed = place.exists()
-    if existed and not place.is_file():
+    existed = os.path.exists(place)
+    if existed and not os.path.isfile(place):
         return  # a device or a pipe takes what comes
     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     if not existed:

@@ -1,6 +1,7 @@
 """The command `steptime systems`."""
 
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -35,7 +36,7 @@ def systems(
     check_outputs({"--csv": csv}, ())
     if name is not None:
         if toml:
-            sys.stdout.write(_template(name))
+            sys.stdout.write(_template(name, catalog))
             return
         card = cards.system_card(read_system(name, set_, catalog))
         if json:
@@ -56,12 +57,11 @@ def systems(
     show(systems_view(table.systems))
 
 
-def _template(name: str) -> str:
+def _template(name: str, catalog: str | None) -> str:
     """Return the file of a system, with its chip in it, as a template."""
-    from steptime import catalog
-
-    template = getattr(catalog, "template", None)
-    if template is None:
-        raise InputError("--toml needs steptime.catalog.template, which this installation lacks")
-    text = str(template(name))
+    try:
+        template = import_module("steptime.catalog.template").template
+    except ModuleNotFoundError:
+        raise InputError("--toml needs steptime.catalog.template, which this installation lacks") from None
+    text = str(template(name, catalog))
     return text if text.endswith("\n") else text + "\n"
