@@ -11,8 +11,8 @@ slow:
 	$(PYTHON) -m pytest -m slow
 
 lint:
-	$(PYTHON) -m ruff check src tests benchmarks
-	$(PYTHON) -m ruff format --check src tests benchmarks
+	$(PYTHON) -m ruff check src tests benchmarks docs
+	$(PYTHON) -m ruff format --check src tests benchmarks docs
 
 types:
 	$(PYTHON) -m mypy

@@ -1,16 +1,18 @@
-"""Writes docs/models.md and docs/json.md; `--check` says whether they are up to date.
+"""Writes docs/models.md, json.md and engines.md; `--check` says whether they are up to date.
 
-The models come from the catalogue, docs/oracle.json and tests/golden; the keys of JSON from the metadata of results' fields.
+Models come from the catalogue, docs/oracle.json and tests/golden; keys of JSON from the metadata of results' fields, and
+constants of engines from that of theirs.
 """
 
 # ruff: noqa: E402, I001 - the tests' figures lie beside this folder, which is put on the path first
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from steptime.catalog.files import files
 from steptime.measured.outcomes import Calibrated, Validation
 from steptime.models.loading import load_model
 from steptime.errors import InputError
+from steptime.physics.constants import DESCRIPTIONS, GROUPS
+from steptime.physics.engine import Engine, constant, load_engine
 from steptime.models.model import (
     Model,
     active_parameters,
@@ -42,6 +46,7 @@ from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, rati
 
 PAGE = HERE / "models.md"
 KEYS = HERE / "json.md"
+ENGINES = HERE / "engines.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
     "`simulated`, a [Replay](#replay).",
@@ -63,8 +68,8 @@ ANSWERS: dict[type, str] = {
     EngineTable: "`steptime engines`.",
 }
 WORDS = {
-    "float": "number", "int": "whole number", "Number": "number or list", "str": "text", "bool": "true or false", "Any": "any",
-    "None": "null", "Figure": "object",
+    "float": "number", "int": "whole number", "Number": "number or list", "Array": "number or list", "str": "text",
+    "bool": "true or false", "Any": "any", "None": "null", "Figure": "object",
 }  # fmt: skip
 ORACLE = json.loads((HERE / "oracle.json").read_text(encoding="utf-8"))
 FAR = 0.005  # deviation of a stated total that the page explains
@@ -270,10 +275,43 @@ def keys_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def engines_page() -> str:
+    """Return the page of engines: every constant by group with its meaning, unit, range, reader and shipped values."""
+    shipped = [load_engine(name) for name in files("engines")]
+    names = " | ".join(engine.name for engine in shipped)
+    lines = [
+        "# Engines",
+        "",
+        "An engine is a few constants, each physical and shared by all models and chips (`physics/constants.py`). The ideal",
+        "engine has the defaults: every efficiency 1, every overhead 0. Shipped engines are fitted to public runs",
+        "([validation.md](validation.md)): constants in *italics* are fitted, the others are held at what kernels take that",
+        "are measured alone. An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (what",
+        "it leaves out has the default), `[source]`, and `[fit]` as `steptime calibrate` writes it. *Read by*: `step`, every",
+        "step and so all that stands on it; `plan`; `simulator`; `runs`, rows of measured runs.",
+        "Written by `docs/generate.py`.",
+    ]
+    for group, kind in GROUPS.items():
+        lines += ["", f"## {group.capitalize()}", "", str(kind.__doc__).strip(), ""]
+        lines.append(f"| constant | meaning | unit | range | default | read by | {names} |")
+        lines.append("|---|---|---|---|---:|---|" + "---:|" * len(shipped))
+        for field_ in fields(kind):
+            told = DESCRIPTIONS[field_.name]
+            ends = f"{told['least']:g} to {told['most']:g}" if math.isfinite(told["most"]) else f"{told['least']:g} or more"
+            values = [_value(engine, field_.name) for engine in shipped]
+            cells = [f"`{field_.name}`", told["line"], told["unit"], ends, f"{told['default']:g}", told["read_by"], *values]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _value(engine: Engine, name: str) -> str:
+    text = f"{float(constant(engine, name)):.4g}"
+    return f"*{text}*" if name in engine.fit.get("names", ()) else text
+
+
 def main() -> int:
     """Write the pages, or compare them."""
     stale = []
-    for path, text in ((PAGE, page()), (KEYS, keys_page())):
+    for path, text in ((PAGE, page()), (KEYS, keys_page()), (ENGINES, engines_page())):
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:

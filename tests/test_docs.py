@@ -30,3 +30,7 @@ def test_every_model_has_a_verdict_on_the_total_that_is_counted(generator):
     assert [name for name, words in judged.items() if words.startswith("text part")] == [
         "google/gemma-3n-E2B-it", "google/gemma-3n-E4B-it",
     ]  # fmt: skip
+
+
+def test_the_page_of_engines_is_up_to_date(generator):
+    assert PAGE.with_name("engines.md").read_text(encoding="utf-8") == generator.engines_page()

@@ -345,7 +345,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(found.toml)
     again = st.load_engine(str(path))
-    assert again.memory_efficiency == pytest.approx(found.engine.memory_efficiency, rel=1e-3)
+    assert again.kernels.memory_efficiency == pytest.approx(found.engine.kernels.memory_efficiency, rel=1e-3)
     assert again.source["note"] == "2 runs"
     assert list(found.to_dataframe()["fitted"]) == list(found.constants.values())
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from steptime.errors import RangeError
 
-Number = Any  # a float or an array of floats; every formula broadcasts
+Array: TypeAlias = NDArray[Any]
+"""An array of numbers of any kind: floats, whole numbers, booleans."""
+Number: TypeAlias = float | Array
+"""A number, or an array of numbers: every formula broadcasts."""
 
 
 def check_positive(**values: float) -> None:

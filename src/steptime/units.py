@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final
+from typing import Final, SupportsFloat
 
 from steptime.errors import UnitError
 
@@ -153,7 +153,7 @@ def _digits(value: float, digits: int) -> str:
     return text
 
 
-def show(value: float, unit: str = "", digits: int = 3) -> str:
+def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
     """Write a number in base units for people, with the prefix that fits.
 
     >>> show(1.8e12, "B/s"), show(0.0123, "s"), show(7.2e-6, "s"), show(671e9)
@@ -161,6 +161,7 @@ def show(value: float, unit: str = "", digits: int = 3) -> str:
     >>> show(2.5 / 3600, "USD/s"), show(0.4567, "USD"), show(1234, "tok/s"), show(5400, "s")
     ('2.50 USD/h', '0.457 USD', '1,234 tok/s', '1.50 h')
     """
+    value = float(number)
     if not math.isfinite(value):
         return {math.inf: "unlimited", -math.inf: "-unlimited"}.get(value, "none")
     if unit == "USD/s":

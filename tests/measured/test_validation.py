@@ -15,7 +15,8 @@ from steptime.measured import validation as validate
 from steptime.measured.calibration import NAMES, engine_file, engine_from, fit_all
 from steptime.measured.comparison import errors, report, write_predictions
 from steptime.measured.validation import COLUMNS, OPTIONAL, predict, read_runs
-from steptime.physics.engine import CONSTANTS, Engine, load_engine
+from steptime.physics.constants import CONSTANTS
+from steptime.physics.engine import Engine, constant, load_engine, with_constants
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "measured" / "serving.csv"
@@ -45,9 +46,9 @@ def test_shipped_engines_are_physical(name):
     engine = load_engine(name)
     assert engine.fit["names"] == list(NAMES)
     assert engine.source["grade"] == "measured"
-    for constant in CONSTANTS:
-        assert getattr(engine, constant) >= 0
-    assert 0.7 < engine.memory_efficiency < 1.1
+    for name_ in CONSTANTS:
+        assert constant(engine, name_) >= 0
+    assert 0.7 < engine.kernels.memory_efficiency < 1.1
     for table in engine.fit["interval"].values():
         assert all(low < 1 < high or (low < high) for low, high in table.values())
 
@@ -212,8 +213,8 @@ def test_an_engine_file_is_read_as_it_was_written(tmp_path):
     path.write_text(engine_file(replace(engine, name="mine"), {"url": "", "date": "2026-11-20", "grade": "measured"}))
     back = load_engine(str(path))
     assert back.name == "mine"
-    for constant in CONSTANTS:
-        assert getattr(back, constant) == pytest.approx(getattr(engine, constant), rel=1e-3)
+    for name in CONSTANTS:
+        assert constant(back, name) == pytest.approx(constant(engine, name), rel=1e-3)
     for key in ("names", "vendors", "interval", "parameter_variance"):
         assert back.fit[key] == engine.fit[key], key
 
@@ -222,7 +223,7 @@ def test_an_engine_file_is_read_as_it_was_written(tmp_path):
     ("old", "new", "says"),
     [
         ("memory_efficiency = ", "memory_eficiency = ", "did you mean memory_efficiency"),
-        ("memory_efficiency = 0", "memory_efficiency = -0", "must be a number of at least 0"),
+        ("memory_efficiency = 0", "memory_efficiency = -0", "memory_efficiency: must be from 0.001 to 1.25"),
         ("covariance = [\n  [", "covariance = [\n  [1.0, ", "fit.covariance"),
         ("covariance = [\n  [", 'covariance = [\n  ["a", ', "fit.covariance"),
         ('names = ["memory_efficiency"', 'names = ["mimory"', "fit.names"),
@@ -255,7 +256,7 @@ def test_calibration_finds_the_constants_that_made_the_runs():
     pytest.importorskip("scipy")
     from steptime.measured.calibration import calibrated_engine
 
-    made = replace(load_engine("vllm"), memory_efficiency=0.7, seconds_per_kernel=7e-6)
+    made = with_constants(load_engine("vllm"), {"memory_efficiency": 0.7, "seconds_per_kernel": 7e-6})
     rows = [
         one(id=str(i), concurrency=str(c), tp=str(t))
         for i, (c, t) in enumerate((c, t) for c in (1, 4, 16, 64) for t in (1, 2, 4, 8))
@@ -266,7 +267,7 @@ def test_calibration_finds_the_constants_that_made_the_runs():
     fitted = calibrated_engine(rows, name="mine", prior=load_engine("vllm"))
     again = predict(rows, engine=fitted)
     assert np.median(np.abs(again.tpot / truth.tpot - 1)) < 0.03
-    assert fitted.memory_efficiency < 0.8
+    assert fitted.kernels.memory_efficiency < 0.8
 
 
 def test_calibration_needs_measured_times():

@@ -20,7 +20,7 @@ pytest.importorskip("scipy")
 
 import steptime as st
 from steptime.measured.recorded import NOISE, PRIOR, Recorded, differences, fit, replay
-from steptime.physics.engine import load_engine
+from steptime.physics.engine import load_engine, with_constants
 from steptime.simulation.metrics import timeline
 from steptime.simulation.pace import pace_of
 from steptime.simulation.policy import Policy
@@ -141,7 +141,7 @@ def test_the_shipped_engine_without_a_fit(one_chip, two_chips):
 
 def test_a_fit_finds_the_constants_that_made_a_run():
     """A run replayed with a faster memory is fitted back to it; links of one chip stay at the prior."""
-    made = replace(VLLM, memory_efficiency=0.93, attention_memory_efficiency=0.75)
+    made = with_constants(VLLM, {"memory_efficiency": 0.93, "attention_memory_efficiency": 0.75})
     blank = Recorded(
         traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
         model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), layout=st.Layout(),
@@ -152,6 +152,6 @@ def test_a_fit_finds_the_constants_that_made_a_run():
     before = np.sqrt(np.mean(differences(run, replay(run, VLLM)) ** 2))
     fitted = fit(run, VLLM)
     assert np.sqrt(np.mean(differences(run, replay(run, fitted)) ** 2)) < min(NOISE, before / 3)
-    assert fitted.memory_efficiency > VLLM.memory_efficiency
-    assert fitted.network_efficiency == VLLM.network_efficiency
+    assert fitted.kernels.memory_efficiency > VLLM.kernels.memory_efficiency
+    assert fitted.kernels.network_efficiency == VLLM.kernels.network_efficiency
     assert "network_efficiency" not in PRIOR

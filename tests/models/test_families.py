@@ -27,8 +27,9 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
-from steptime.physics.layout import Layout, legal
+from steptime.physics.layout import Layout
 from steptime.physics.memory import weights_per_chip
+from steptime.physics.search_space import legal
 
 NAMES = tuple(files("models"))
 BASES = ("Family",)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.errors import DataFileError
-from steptime.physics.engine import Engine, default_engine, load_engine
+from steptime.physics.engine import Engine, constant, default_engine, load_engine, with_constants
 from steptime.physics.uncertainty import REGIMES, WIDE, factors, log_gradient, measured_on, parameter_variance, step_range
 from tests.conftest import machine, one_matrix
 
@@ -30,7 +28,7 @@ def made(**changes) -> Engine:
         "covariance": [[0.01, 0.0], [0.0, 0.25]],
         "interval": {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}},
     }
-    return Engine(name="made", memory_efficiency=0.8, seconds_per_step=1e-3, fit=fit | changes)
+    return with_constants(Engine(name="made", fit=fit | changes), {"memory_efficiency": 0.8, "seconds_per_step": 1e-3})
 
 
 @pytest.mark.parametrize("phase", STEPS)
@@ -42,7 +40,9 @@ def test_gradient_is_the_difference_between_scalar_engines(model, system, phase)
     assert gradient.shape == (len(engine.fit["names"]),)
     for name, value in zip(engine.fit["names"], gradient, strict=True):
         up, down = (
-            float(st.mixed_step(model, system, engine=replace(engine, **{name: getattr(engine, name) * f}), **given_).total)
+            float(
+                st.mixed_step(model, system, engine=with_constants(engine, {name: constant(engine, name) * f}), **given_).total
+            )
             for f in (np.exp(1e-3), np.exp(-1e-3))
         )
         assert value == pytest.approx(np.log(up / down) / 2e-3, abs=2e-3), name
@@ -64,11 +64,11 @@ def test_gradient_of_many_points_is_that_of_each(deepseek, rack):
 def test_many_engines_on_many_points_are_cut_in_blocks_without_a_trace():
     """Constants on a leading axis and an input large enough to be cut: each point is what it is alone."""
     model, system, batch = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), np.arange(1, 150_001)
-    engine = replace(load_engine("vllm"), memory_efficiency=np.array([[0.8], [0.7]]))
+    engine = with_constants(load_engine("vllm"), {"memory_efficiency": np.array([[0.8], [0.7]])})
     whole = st.decode_step(model, system, batch=batch, context=100, engine=engine)
     assert whole.total.shape == (2, len(batch))
     for row, column in ((0, 0), (1, 70_000), (1, 149_999)):
-        alone = replace(engine, memory_efficiency=[0.8, 0.7][row])
+        alone = with_constants(engine, {"memory_efficiency": [0.8, 0.7][row]})
         assert whole.total[row, column] == pytest.approx(
             float(st.decode_step(model, system, batch=batch[column], context=100, engine=alone).total)
         )
@@ -90,7 +90,7 @@ def test_the_ideal_is_a_bound_and_has_no_range():
 
 def test_an_engine_without_a_fit_gets_the_wide_range():
     given_ = {"batch": 8, "context": 100}
-    engine = Engine(name="rough", memory_efficiency=0.5)
+    engine = with_constants(Engine(name="rough"), {"memory_efficiency": 0.5})
     seconds = st.decode_step(one_matrix(), machine(), engine=engine, **given_).total
     assert step_range(one_matrix(), machine(), engine=engine, **given_) == pytest.approx((WIDE[0] * seconds, WIDE[1] * seconds))
 
@@ -158,7 +158,7 @@ def test_what_the_fitted_runs_already_hold_is_not_counted_twice():
 def test_variance_of_a_sum_of_constants():
     """$\\log(a b^2)$ with variances 0.01 and 0.25 that do not covary: 0.01 + 4 x 0.25."""
     engine = made()
-    gradient = log_gradient(lambda e: e.memory_efficiency * e.seconds_per_step**2, engine)
+    gradient = log_gradient(lambda e: e.kernels.memory_efficiency * e.overheads.seconds_per_step**2, engine)
     assert parameter_variance(gradient, engine) == pytest.approx(1.01)
 
 

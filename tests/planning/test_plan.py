@@ -186,7 +186,7 @@ def test_plans_keep_to_what_their_engine_can_overlap(engine):
             m = pool.layout
             exchanged = m.dp > 1 and m.ep > 1 and engine != "trtllm"
             assert m.microbatches <= m.pp * (2 if exchanged else 1)
-        assert "have no flag here" not in "\n".join(launch_commands(found, engine))
+        assert "overlaps two micro-batches" not in "\n".join(launch_commands(found, engine))
 
 
 def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
@@ -194,7 +194,7 @@ def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
     assert any(pool.layout.microbatches > pool.layout.pp for pool in found.pools)
     for engine in ENGINES:
         text = "\n".join(launch_commands(found, engine))
-        assert "two micro-batches that overlap have no flag here" in text
+        assert "overlaps two micro-batches of a stage" in text
         assert "--enable-dbo" not in text
         assert "--enable-two-batch-overlap" not in text
 

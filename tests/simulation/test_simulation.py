@@ -17,7 +17,8 @@ import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.measured.loops import closed_loops
 from steptime.measured.loops import fit as fit_first_tokens
-from steptime.physics.engine import WAIT_NAMES, load_engine, with_constants
+from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.engine import load_engine, named, with_constants
 from steptime.physics.memory import memory_per_chip
 from steptime.planning.steady import aggregated
 from steptime.simulation.files import write_chrome_trace, write_requests
@@ -436,7 +437,7 @@ def test_a_queue_that_bursts_fill_and_that_empties_again_does_not_grow(llama):
 
 def test_time_before_the_queue_is_no_queue(llama):
     """An idle server is stable, however long requests are under way to it."""
-    engine = with_constants(load_engine("vllm"), ["seconds_before_queue"], [1.0])
+    engine = with_constants(load_engine("vllm"), {"seconds_before_queue": 1.0})
     found = simulate(*llama, open_loop(0.1, 50, Lengths(mean=20), Lengths(mean=20)), engine=engine).answers
     assert found.verdict == STABLE
     assert found.wait.mean > 1
@@ -554,7 +555,7 @@ def test_closed_loops_of_many_rows(llama):
 def test_first_tokens_wait_for_the_host_and_for_steps(llama):
     """Alone, a request waits for its own prompt, its way to the queue and the steps until it is seen, and for nothing else."""
     constants = np.array([0.03, 1e-5, 4.0, 10.0])
-    engine = with_constants(st.load_engine("ideal"), WAIT_NAMES, constants)
+    engine = with_constants(st.load_engine("ideal"), named(WAIT_NAMES, constants))
     found = loops(*llama, engine)
     alone = float(st.prefill_step(*llama, tokens=1024, engine="ideal").total)
     assert found.ttft(constants)[0] == pytest.approx(0.03 + 1e-5 * 1024 + alone + 4 * found.step[0], rel=0.02)

@@ -26,4 +26,5 @@ def free_drafts(ratio: Number) -> Number:
     >>> float(free_drafts(5.0)), float(free_drafts(0.8))
     (4.0, 0.0)
     """
-    return np.maximum(0.0, np.floor(ratio) - 1)
+    drafts: Number = np.maximum(0.0, np.floor(ratio) - 1)
+    return drafts

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from steptime.physics.engine import CONSTANTS, Engine
+from steptime.physics.constants import CONSTANTS
+from steptime.physics.engine import Engine, constant
 from steptime.results import Result, Tabular, unit
 
 
@@ -55,7 +56,7 @@ class EngineTable(Tabular):
 
 def engine_card(engine: Engine) -> EngineCard:
     """Return an engine's constants, and how far off it was on the runs that were left out of its fit."""
-    constants = {name: getattr(engine, name) for name in CONSTANTS}
+    constants = {name: float(constant(engine, name)) for name in CONSTANTS}
     known = {key: engine.fit[key] for key in ("runs", "vendors", "interval", "parameter_variance") if key in engine.fit}
     variances = zip(engine.fit.get("names", ()), engine.fit.get("covariance", ()), strict=True)
     known |= {"deviation": {name: math.sqrt(row[i]) for i, (name, row) in enumerate(variances)}} if known else {}

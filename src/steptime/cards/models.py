@@ -256,7 +256,7 @@ def model_card(model: Model, *, context: int) -> ModelCard:
         parameters=ParameterCounts(total=total, active=active, active_share=active / total, draft=draft_parameters(model)),
         published=dict(model.published),
         counted_over_published={
-            kind: value / model.published[kind] for kind, value in counted.items() if model.published.get(kind)
+            kind: float(value / model.published[kind]) for kind, value in counted.items() if model.published.get(kind)
         },
         parts=parts(model),
         weight_bytes=weight_bytes(model),

@@ -151,15 +151,17 @@ def step_card(
     found = mixed_step(of, on, **asked, layout=layout, engine=runs_on)
     limits = step_range(of, on, **asked, layout=layout, engine=runs_on)
     rows = asked["prompts"] * asked["tokens"]
+    step: dict[str, Any] = {f.name: getattr(found, f.name) for f in fields(Step)}
+    sizes: dict[str, Any] = dict(asked)
     decodes, prefills = bool(asked["batch"] > 0), bool(rows > 0)
     return StepCard(
-        **{f.name: getattr(found, f.name) for f in fields(Step)},
+        **step,
         model=of.name,
         system=on.name,
         engine=runs_on.name,
         layout=layout,
         phase="mixed" if decodes and prefills else "decode" if decodes else "prefill",
-        **asked,
+        **sizes,
         range=limits,
         ideal=None if limits is None else mixed_step(of, on, **asked, layout=layout, engine=IDEAL),
         memory=memory_per_chip(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName
-from steptime.machines.system import Domain, System
+from steptime.machines.system import Domain, Link, MemoryTier, System
 from steptime.numbers import Number
 from steptime.units import parse
+
+Thing = TypeVar("Thing", MemoryTier, Link)
 
 TIER_UNITS = {"capacity": "B", "bandwidth": "B/s", "latency": "s", "usd_per_byte": "USD/B"}
 
@@ -52,9 +55,11 @@ def read_figure(system: System, path: str) -> Number:
         return system.chip.peak[key]
     for tier in (*system.chip.memory, *system.tiers):
         if head in (f"chip.{tier.name}", tier.name):
-            return getattr(tier, key)
+            figure: Number = getattr(tier, key)
+            return figure
     domain = next(d for d in system.domains if d.kind.replace("-", "_") == head)
-    return domain.size if key == "size" else getattr(domain.link, key)
+    of_domain: Number = domain.size if key == "size" else getattr(domain.link, key)
+    return of_domain
 
 
 def is_scalar(system: System) -> bool:
@@ -85,7 +90,7 @@ def scale(system: System, path: str, factor: Number) -> System:
 
 def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
     """Read what-ifs such as "chip.hbm.bandwidth=16TB/s" with the unit that each knob has."""
-    changes = {}
+    changes: dict[str, Number] = {}
     units = settable(system)
     for text in texts:
         path, equals, value = text.partition("=")
@@ -95,8 +100,8 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)
-        changes[path] = parse(value, units[path])
-        if changes[path] < 0 or (changes[path] == 0 and not path.endswith(("latency", "usd_per_byte", "rent"))):
+        figure = changes[path] = parse(value, units[path])
+        if figure < 0 or (figure == 0 and not path.endswith(("latency", "usd_per_byte", "rent"))):
             raise RangeError(f"{path}={value.strip()}: must be greater than 0")
     return changes
 
@@ -119,10 +124,16 @@ def _vary_one(system: System, path: str, value: Number) -> System:
     if head == "chip.peak":
         return replace(system, chip=replace(system.chip, peak={**system.chip.peak, key: value}))
     if head.startswith("chip."):
-        memory = tuple(replace(t, **{key: value}) if head == f"chip.{t.name}" else t for t in system.chip.memory)
+        memory = tuple(_with(t, key, value) if head == f"chip.{t.name}" else t for t in system.chip.memory)
         return replace(system, chip=replace(system.chip, memory=memory))
-    tiers = tuple(replace(t, **{key: value}) if head == t.name else t for t in system.tiers)
+    tiers = tuple(_with(t, key, value) if head == t.name else t for t in system.tiers)
     return replace(system, tiers=tiers, domains=tuple(_vary_domain(d, head, key, value) for d in system.domains))
+
+
+def _with(thing: Thing, key: str, value: Number) -> Thing:
+    """Return a tier or a link with another figure."""
+    changed: dict[str, Any] = {key: value}
+    return replace(thing, **changed)
 
 
 def _vary_domain(domain: Domain, head: str, key: str, value: Number) -> Domain:
@@ -130,4 +141,4 @@ def _vary_domain(domain: Domain, head: str, key: str, value: Number) -> Domain:
         return domain
     if key == "size":
         return replace(domain, size=value)
-    return replace(domain, link=replace(domain.link, **{key: value}))
+    return replace(domain, link=_with(domain.link, key, value))

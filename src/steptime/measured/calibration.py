@@ -18,8 +18,9 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime.measured.validation import Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
-from steptime.numbers import Number
-from steptime.physics.engine import CONSTANTS, TYPICAL, WAIT_NAMES, Engine, with_constants
+from steptime.numbers import Array
+from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, WAIT_NAMES
+from steptime.physics.engine import TYPICAL, Engine, constant, named, with_constants
 from steptime.physics.uncertainty import REGIMES, with_variances
 
 NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
@@ -84,7 +85,7 @@ QUEUE_NOISE = 0.3
 PASSES = 2  # simulations, the second with the waits that the first found
 
 
-def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engine:
+def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine:
     """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1).
 
     What is not fitted is that of `base`, by default `HELD`.
@@ -94,30 +95,32 @@ def engine_from(logs: Number, *, name: str, base: Engine | None = None) -> Engin
     if base is None:
         first = 1.0 if name in PREFILL_FIRST else 0.0
         tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
-        base = Engine(name=name, prefill_first=first, step_tokens=tokens, two_batch=two, **HELD)
-    return replace(base, **constants)
+        own = {"prefill_first": first, "step_tokens": tokens, "two_batch": two}
+        base = with_constants(Engine(name=name), own | HELD)
+    return with_constants(base, constants)
 
 
-def _log_errors(logs: Number, groups: list[Runs], target: Number, base: Engine | None) -> Number:
+def _log_errors(logs: Array, groups: list[Runs], target: Array, base: Engine | None) -> Array:
     """log(predicted / measured) of all runs, of shape (runs,), or (n, runs) for `logs` of shape (n, constants)."""
     parts = [np.log(predict_runs(runs, engine_from(logs, name=runs.engine, base=base))[0]) for runs in groups]
     order = np.concatenate([runs.index for runs in groups])
     joined = np.concatenate(
         [np.broadcast_to(p, (*np.shape(logs)[:-1], len(r.index))) for p, r in zip(parts, groups, strict=True)], axis=-1
     )
-    return joined - target[order]
+    off: Array = joined - target[order]
+    return off
 
 
 def fit(
     groups: list[Runs],
-    target: Number,
-    mean: Number,
-    deviation: Number,
-    start: Number | None = None,
+    target: Array,
+    mean: Array,
+    deviation: Array,
+    start: Array | None = None,
     noise: float = NOISE,
     robust: float = ROBUST,
     base: Engine | None = None,
-) -> tuple[Number, Number]:
+) -> tuple[Array, Array]:
     """Return the fitted logarithms of the constants, and their covariance.
 
     groups: runs; target: log of measured TPOT by index; mean and deviation: prior of the logarithms; noise: of log(TPOT);
@@ -129,14 +132,14 @@ def fit(
     except ImportError:
         raise InputError("calibrate needs scipy: pip install 'steptime[calibrate]'") from None
 
-    def soft(errors: Number) -> Number:
+    def soft(errors: Array) -> Array:
         scaled = errors / noise
         return np.sign(scaled) * robust * np.sqrt(np.log1p((scaled / robust) ** 2))
 
-    def residuals(logs: Number) -> Number:
+    def residuals(logs: Array) -> Array:
         return np.concatenate([soft(_log_errors(logs, groups, target, base)), (logs - mean) / deviation])
 
-    def jacobian(logs: Number) -> Number:
+    def jacobian(logs: Array) -> Array:
         step = 1e-4
         table = np.concatenate([logs[None, :], logs[None, :] + step * np.eye(len(NAMES))])
         errors = soft(_log_errors(table, groups, target, base))
@@ -147,7 +150,7 @@ def fit(
     return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], deviation, pairs)
 
 
-def shared_covariance(errors: Number, jacobian: Number, deviation: Number, pairs: Number) -> Number:
+def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: Array) -> Array:
     r"""Covariance of fitted constants when the runs of a model-system pair share their errors.
 
     $A^{-1} (\sum_p g_p g_p^T + \Lambda) A^{-1}$ with $g_p = \sum_{i \in p} J_i r_i$, $A = J^T J + \Lambda$ and the prior's
@@ -161,15 +164,16 @@ def shared_covariance(errors: Number, jacobian: Number, deviation: Number, pairs
     prior = np.diag(1 / np.square(deviation))
     scores = np.stack([jacobian[pairs == pair].T @ errors[pairs == pair] for pair in sorted(set(pairs))])
     bread = np.linalg.inv(jacobian.T @ jacobian + prior)
-    return bread @ (scores.T @ scores + prior) @ bread
+    covariance: Array = bread @ (scores.T @ scores + prior) @ bread
+    return covariance
 
 
-def _of(groups: list[Runs], values: Number) -> Number:
+def _of(groups: list[Runs], values: Array) -> Array:
     """The values of the runs of `groups`, in their order, out of those of all rows."""
     return np.concatenate([values[runs.index] for runs in groups])
 
 
-def with_queue(engine: Engine, groups: list[Runs], measured: Number, mean: Number = QUEUE_USUAL) -> Engine:
+def with_queue(engine: Engine, groups: list[Runs], measured: Array, mean: Array = QUEUE_USUAL) -> Engine:
     """Return the engine with what a request waits besides an orderly prompt queue, fitted to measured TTFT [s] by index.
 
     mean: prior of the logarithms of `QUEUE_NAMES`.
@@ -180,16 +184,16 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Number, mean: Numbe
     seen = _of(groups, measured)
     known = np.isfinite(seen)
 
-    def residuals(logs: Number) -> Number:
+    def residuals(logs: Array) -> Array:
         wait, factor = np.exp(logs)
         errors = (np.log(wait + factor * orderly[known]) - np.log(seen[known])) / QUEUE_NOISE
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (logs - mean) / QUEUE_DEVIATIONS])
 
-    return with_constants(engine, QUEUE_NAMES, np.exp(least_squares(residuals, mean).x))
+    return with_constants(engine, named(QUEUE_NAMES, np.exp(least_squares(residuals, mean).x)))
 
 
-def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
+def with_waits(groups: list[Runs], engine: Engine, measured: Array, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
     """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT [s] by index, and its loops.
 
     The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
@@ -206,19 +210,19 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Number, prior: Engi
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
-        engine = with_constants(engine, WAIT_NAMES, constants)
+        engine = with_constants(engine, named(WAIT_NAMES, constants))
         loops = [loops_of(runs, engine) for runs in groups]
         constants = first_token.fit(loops, seen, mean, deviation)
-    return with_constants(engine, WAIT_NAMES, constants), loops
+    return with_constants(engine, named(WAIT_NAMES, constants)), loops
 
 
-def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Number) -> Engine:
+def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Array) -> Engine:
     """Return the engine with waits fitted to loops that were simulated before."""
     if not loops:
         return engine
     from steptime.measured import loops as first_token
 
-    return with_constants(engine, WAIT_NAMES, first_token.fit(loops, _of(groups, measured)))
+    return with_constants(engine, named(WAIT_NAMES, first_token.fit(loops, _of(groups, measured))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,14 +230,14 @@ class Calibration:
     """Fitted engines by name, log(predicted / measured) of TPOT and TTFT of every run, left out and not, and what binds it."""
 
     engines: dict[str, Engine]
-    fitted: Number
-    left_out: Number
-    left_out_ttft: Number
-    regime: Number
-    bound: Number
+    fitted: Array
+    left_out: Array
+    left_out_ttft: Array
+    regime: Array
+    bound: Array
 
 
-def _log_tpot(rows: list[dict[str, str]]) -> Number:
+def _log_tpot(rows: list[dict[str, str]]) -> Array:
     """log(measured TPOT) of every row; an engine cannot be fitted to a run without one."""
     without = [row["id"] for row in rows if not row.get("tpot_s")]
     if without:
@@ -241,7 +245,7 @@ def _log_tpot(rows: list[dict[str, str]]) -> Number:
     return np.log([float(row["tpot_s"]) for row in rows])
 
 
-def _first_tokens(rows: list[dict[str, str]]) -> Number:
+def _first_tokens(rows: list[dict[str, str]]) -> Array:
     """Measured TTFT of every row [s], not a number where there is none."""
     return np.array([float(row.get("ttft_s") or "nan") for row in rows])
 
@@ -307,7 +311,7 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     """
     regime = np.concatenate([predict_runs(runs, engine)[3] for runs in groups])
 
-    def times(runs: Runs, varied: Engine) -> tuple[Number, ...]:
+    def times(runs: Runs, varied: Engine) -> tuple[Array, ...]:
         return predict_runs(runs, varied)[:2]
 
     parts = [with_variances(partial(times, runs), engine, dimensions=1) for runs in groups]
@@ -318,7 +322,7 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     return {"vendors": sorted({runs.system.chip.vendor for runs in groups}), "parameter_variance": found}
 
 
-def intervals(log_errors: Number, regime: Number, chosen: Number) -> dict[str, list[float]]:
+def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:
     """Return, by regime, the factors on a prediction that 90 % of measured values lie between."""
     found = {}
     for name in REGIMES:
@@ -336,11 +340,11 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
     """
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
     target = _log_tpot(rows)
-    mean = np.log([getattr(prior, n) for n in NAMES])
+    mean = np.log([float(constant(prior, n)) for n in NAMES])
     logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
     fitted = engine_from(logs, name=prior.name, base=prior)
     first = _first_tokens(rows)
-    usual = np.log([getattr(prior, n) for n in QUEUE_NAMES])
+    usual = np.log([float(constant(prior, n)) for n in QUEUE_NAMES])
     fitted = with_queue(fitted, groups, first, usual)
     fitted, _ = with_waits(groups, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
@@ -352,13 +356,12 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
 
 def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     """Return the TOML text of an engine file: constants, fit and where it came from."""
-    default = Engine()
     lines = [f'name = "{engine.name}"', f'title = "{engine.title}"', "", "[source]"]
     lines += [f'{key} = "{value}"' for key, value in source.items()]
     lines += ["", "[constants]"]
     for name in CONSTANTS:
-        value = float(getattr(engine, name))
-        if value != getattr(default, name):
+        value = float(constant(engine, name))
+        if value != DESCRIPTIONS[name]["default"]:
             lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]

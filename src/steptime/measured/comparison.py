@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.numbers import Number
+from steptime.numbers import Array
 from steptime.results import Tabular, in_words, unit
 from steptime.units import show
 
@@ -25,14 +25,14 @@ class Predictions(Tabular):
     simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form. Arrays of shape (runs,).
     """
 
-    tpot: Number = field(metadata=unit("s", "time per output token after the first"))
-    tpot_low: Number = field(metadata=unit("s", "lower end of its 90 % interval"))
-    tpot_high: Number = field(metadata=unit("s", "upper end of its 90 % interval"))
-    ttft: Number = field(metadata=unit("s", "time to first token"))
-    ttft_low: Number = field(metadata=unit("s", "lower end of its 90 % interval"))
-    ttft_high: Number = field(metadata=unit("s", "upper end of its 90 % interval"))
-    bound: Number = field(metadata=unit("", "resource that takes the largest part of a decode step"))
-    regime: Number = field(metadata=unit("", "decode or mixed"))
+    tpot: Array = field(metadata=unit("s", "time per output token after the first"))
+    tpot_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
+    tpot_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
+    ttft: Array = field(metadata=unit("s", "time to first token"))
+    ttft_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
+    ttft_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
+    bound: Array = field(metadata=unit("", "resource that takes the largest part of a decode step"))
+    regime: Array = field(metadata=unit("", "decode or mixed"))
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -45,7 +45,7 @@ class Predictions(Tabular):
         return {f"{name}_s": getattr(self, name) for name in TIMES} | {"bound": self.bound, "regime": self.regime}
 
 
-def errors(measured: Number, predicted: Number, low: Number, high: Number) -> dict[str, float]:
+def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
     """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage."""
     off = predicted / measured - 1
     return {
@@ -72,7 +72,7 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
         measured = np.array([float(row[f"{name}_s"]) if row.get(f"{name}_s") else math.nan for row in rows])
         columns = [getattr(predictions, key) for key in (name, f"{name}_low", f"{name}_high")]
 
-        def of(chosen: Number, measured: Number = measured, columns: list[Number] = columns) -> dict[str, float]:
+        def of(chosen: Array, measured: Array = measured, columns: list[Array] = columns) -> dict[str, float]:
             return errors(measured[chosen], *(column[chosen] for column in columns))
 
         tables[name] = {"all": of(known), "by": {}}
@@ -83,7 +83,7 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
     return tables
 
 
-def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Number:
+def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Array:
     if key == "bound":
         return predictions.bound
     return np.array([row[key] for row in rows], dtype=object)

@@ -22,8 +22,9 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
-from steptime.physics.engine import WAIT_NAMES, Engine
+from steptime.numbers import Array, Number
+from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
 from steptime.planning.steady import DRIFT
 from steptime.simulation.pace import Pace, pace_of
@@ -49,20 +50,21 @@ class Loops:
     prompt tokens; groups: attention groups.
     """
 
-    queued: Number
-    step: Number
-    prompt: Number
-    groups: Number
+    queued: Array
+    step: Array
+    prompt: Array
+    groups: Array
 
-    def ttft(self, constants: Number) -> Number:
+    def ttft(self, constants: Array) -> Array:
         """Mean time to first token [s] with `constants` in the order of WAIT_NAMES."""
         a, b, n, w = constants
-        return a + b * self.prompt + self.queued + (n + w * (self.groups > 1)) * self.step
+        seen: Array = a + b * self.prompt + self.queued + (n + w * (self.groups > 1)) * self.step
+        return seen
 
 
-def constants_of(engine: Engine) -> Number:
+def constants_of(engine: Engine) -> Array:
     """Return the constants of an engine in the order of WAIT_NAMES."""
-    return np.array([float(getattr(engine, name)) for name in WAIT_NAMES])
+    return np.array([float(constant(engine, name)) for name in WAIT_NAMES])
 
 
 def closed_loops(
@@ -70,10 +72,10 @@ def closed_loops(
     system: System,
     *,
     layout: Layout,
-    concurrency: Number,
-    input_tokens: Number,
-    output_tokens: Number,
-    requests: Number,
+    concurrency: Array,
+    input_tokens: Array,
+    output_tokens: Array,
+    requests: Array,
     spread: Number = 0.0,
     engine: Engine,
     seed: int = 0,
@@ -83,7 +85,7 @@ def closed_loops(
     input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`.
     requests: of the whole loop, at least one of each client. Runs that share a layout share a pace. Requests in flight are
     limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
-    the run was made. Prompts come first where `engine.prefill_first`.
+    the run was made. Prompts come first where `engine.scheduler.prefill_first`.
     """
     ways = np.broadcast_arrays(*(np.asarray(x) for x in (layout.tp, layout.pp, layout.dp, layout.ep, concurrency)))
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
@@ -118,7 +120,7 @@ def closed_loops(
     return Loops(queued=queued, step=step, prompt=prompt, groups=table[:, 2])
 
 
-def _alike(ways: Number) -> Iterator[tuple[Number, Layout]]:
+def _alike(ways: Array) -> Iterator[tuple[Array, Layout]]:
     """Rows that share ways of parallelism (tp, pp, dp, ep), and their layout."""
     for row in np.unique(ways, axis=0):
         tp, pp, dp, ep = (int(x) for x in row)
@@ -147,7 +149,7 @@ def _loop(
     return queued, step, prompt
 
 
-def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, deviation: Number = PRIOR_DEVIATIONS) -> Number:
+def fit(parts: list[Loops], measured: Array, mean: Array = USUAL, deviation: Array = PRIOR_DEVIATIONS) -> Array:
     """Return the constants, in the order of WAIT_NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
 
     mean and deviation: prior of their logarithms.
@@ -159,10 +161,11 @@ def fit(parts: list[Loops], measured: Number, mean: Number = USUAL, deviation: N
     loops = Loops(**{name: getattr(all_of, name)[known] for name in Loops.__slots__})
     seen = np.log(measured[known])
 
-    def residuals(logs: Number) -> Number:
+    def residuals(logs: Array) -> Array:
         errors = (np.log(loops.ttft(np.exp(logs))) - seen) / NOISE
         return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / deviation])
 
     starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3]]) for a, n in STARTS)]
     found = min((least_squares(residuals, start) for start in starts), key=lambda one: one.cost)
-    return np.exp(found.x)
+    constants: Array = np.exp(found.x)
+    return constants

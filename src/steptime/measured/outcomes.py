@@ -14,7 +14,8 @@ from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine,
 from steptime.measured.comparison import Predictions, report
 from steptime.measured.load_generators import read_files
 from steptime.measured.validation import COLUMNS, OPTIONAL, checker, engine_of, predict
-from steptime.physics.engine import TYPICAL, WAIT_NAMES, Engine, load_engine
+from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.results import Tabular, unit
 
 Place = str | os.PathLike[str]
@@ -134,7 +135,7 @@ class Calibrated(Tabular):
 
 
 def _constants(engine: Engine) -> dict[str, float]:
-    return {name: float(getattr(engine, name)) for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES)}
+    return {name: float(constant(engine, name)) for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES)}
 
 
 def validate(

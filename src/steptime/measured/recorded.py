@@ -15,8 +15,8 @@ import numpy as np
 from steptime.errors import InputError
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
-from steptime.physics.engine import Engine, with_constants
+from steptime.numbers import Array
+from steptime.physics.engine import Engine, constant, named, with_constants
 from steptime.physics.layout import Layout
 from steptime.simulation.pace import pace_of
 from steptime.simulation.policy import Policy
@@ -42,8 +42,8 @@ class Recorded:
     """A recorded run of one replica: traffic, first and last [s] tokens of each request on its clock, and how it was served."""
 
     traffic: Traffic
-    first: Number
-    last: Number
+    first: Array
+    last: Array
     model: Model
     system: System
     layout: Layout
@@ -67,7 +67,7 @@ def replay(run: Recorded, engine: Engine) -> Any:
     return found
 
 
-def differences(run: Recorded, found: Any) -> Number:
+def differences(run: Recorded, found: Any) -> Array:
     """Replayed less recorded first tokens, last tokens and times of decode, each over its recorded mean; (3, requests)."""
     arrival, done = np.asarray(run.traffic.arrival), found["status"] == DONE
     decode = run.last - run.first
@@ -88,17 +88,17 @@ def fit(run: Recorded, prior: Engine) -> Engine:
         from scipy.optimize import least_squares
     except ImportError:
         raise InputError("fitting needs scipy: pip install 'steptime[simulate]'") from None
-    names = [n for n in PRIOR if float(getattr(prior, n)) > 0]
-    mean, deviation = np.log([float(getattr(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
+    names = [n for n in PRIOR if float(constant(prior, n)) > 0]
+    mean, deviation = np.log([float(constant(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
 
-    def engine(logs: Number) -> Engine:
-        return with_constants(prior, names, np.exp(logs))
+    def engine(logs: Array) -> Engine:
+        return with_constants(prior, named(names, np.exp(logs)))
 
-    def residuals(logs: Number) -> Number:
+    def residuals(logs: Array) -> Array:
         off = differences(run, replay(run, engine(logs)))
         return np.concatenate([(off / NOISE / np.sqrt(off.shape[1])).ravel(), (logs - mean) / deviation])
 
-    def slopes(logs: Number) -> Number:
+    def slopes(logs: Array) -> Array:
         moves = STEP * np.eye(len(names))
         return np.stack([(residuals(logs + move) - residuals(logs - move)) / (2 * STEP) for move in moves], axis=1)
 

@@ -29,9 +29,10 @@ from steptime.machines.system import System
 from steptime.measured.comparison import Predictions
 from steptime.models.loading import load_model
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import Array
 from steptime.physics.engine import TYPICAL, Engine, load_engine
-from steptime.physics.layout import Layout, check
+from steptime.physics.layout import Layout
+from steptime.physics.rules import check
 from steptime.physics.uncertainty import factors, regime_of
 from steptime.planning.steady import closed_loop
 
@@ -59,16 +60,16 @@ class Runs:
     spread: how far lengths reach to both sides of their means, as a share. requests: of the whole run.
     """
 
-    index: Number
+    index: Array
     model: Model
     system: System
     engine: str
     layout: Layout
-    concurrency: Number
-    input_tokens: Number
-    output_tokens: Number
-    spread: Number
-    requests: Number
+    concurrency: Array
+    input_tokens: Array
+    output_tokens: Array
+    spread: Array
+    requests: Array
 
 
 def read_runs(
@@ -194,7 +195,7 @@ def grouped(
     ]
 
 
-def _columns(rows: list[dict[str, str]]) -> dict[str, Number]:
+def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     """Return the numbers of rows as arrays; lengths are means, the known ones or those of a range that ends at nominal ones."""
     cells = np.array(list(map(itemgetter(*NUMBERS), rows)), dtype=np.float64)
     columns = dict(zip(NUMBERS, np.ascontiguousarray(cells.T), strict=True))
@@ -219,8 +220,8 @@ def _narrow(weights: str, experts: str, system: System) -> bool:
 
 def _runs(
     key: tuple[str, ...],
-    columns: Mapping[str, Number],
-    index: Number,
+    columns: Mapping[str, Array],
+    index: Array,
     system: System,
     small_kv: Mapping[str, bool],
     catalog: str | None,
@@ -243,7 +244,7 @@ def _runs(
     )
 
 
-def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Number]:
+def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
     """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
     tpot, ttft, decode = closed_loop(
         runs.model,
@@ -256,7 +257,7 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Number, Number, Number, Nu
         starting=np.minimum(1.0, runs.concurrency / runs.requests),
         engine=engine,
     )
-    return tpot, ttft, decode.bound, regime_of(1 - decode.total / tpot)
+    return np.asarray(tpot), np.asarray(ttft), decode.bound, regime_of(1 - decode.total / tpot)
 
 
 def can_simulate() -> bool:
@@ -281,11 +282,12 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
     )
 
 
-def first_tokens(runs: Runs, engine: Engine) -> Number:
+def first_tokens(runs: Runs, engine: Engine) -> Array:
     """Return mean TTFT [s] of a group by simulation."""
     from steptime.measured.loops import constants_of
 
-    return loops_of(runs, engine).ttft(constants_of(engine))
+    ttft: Array = loops_of(runs, engine).ttft(constants_of(engine))
+    return ttft
 
 
 def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
@@ -308,7 +310,7 @@ def predict(
     """
     names = sorted({row["engine"] for row in rows})
     engines = {name: engine_of(name, given=engine, catalog=catalog) for name in names}
-    small = {name: bool(engines[name].small_kv) for name in names}
+    small = {name: bool(engines[name].room.small_kv) for name in names}
     out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
     labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if simulate is None else simulate

@@ -178,8 +178,8 @@ def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
     (10.0, 7.0)
     """
     limit = np.minimum(attention.window, attention.selected)
-    growing = np.clip(np.floor(limit * attention.stride) - prefix, 0.0, tokens)
-    flat = np.where(tokens > growing, (tokens - growing) * np.where(np.isfinite(limit), limit, 0.0), 0.0)
+    growing: Number = np.clip(np.floor(limit * attention.stride) - prefix, 0.0, tokens)
+    flat: Number = np.where(tokens > growing, (tokens - growing) * np.where(np.isfinite(limit), limit, 0.0), 0.0)
     return (growing * prefix + growing * (growing + 1) / 2) / attention.stride + flat
 
 

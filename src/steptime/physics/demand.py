@@ -1,7 +1,7 @@
 """What a pass asks of one chip: its rows, the FLOPs and bytes of each operator, and how many kernels it launches.
 
-Independent of how long anything takes, but for the two constants of an engine that change the work itself: the imbalance of
-experts with the tiles that their rows are padded to, and the share of activations that go through memory.
+Demand is work, not time. Two kinds of an engine's constants change the work itself and are read here: the imbalance of experts
+with the tiles that pad their rows, and the share of activations that goes through memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Rows that one micro-batch brings to one attention group, and to all of them together."""
+    """The rows that one micro-batch brings to one attention group; `everywhere` counts those of all groups together.
+
+    sequences, prompts; decode, prefill, everywhere [rows]; context, tokens, prefix [tokens of a sequence or a prompt].
+    """
 
     sequences: Number
     decode: Number
@@ -66,9 +69,9 @@ def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a pass runs: operators of the layers and of the stem, and mixers with their counts."""
+    """What a pass runs: operators of the layers with how many each stands for, those of the stem, mixers with their counts."""
 
-    layers: tuple[Op, ...]
+    layers: tuple[tuple[Op, int], ...]
     stem: tuple[Op, ...]
     mixers: tuple[tuple[Attention, int], ...]
 
@@ -81,7 +84,7 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
     activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
     to weights, too.
     """
-    ops: dict[Any, list[Op]] = {}
+    ops: dict[Any, list[tuple[Op, int]]] = {}
     mixers: Counter[Attention] = Counter()
     for layer, n in model.layers:
         for op in layer.ops:
@@ -95,12 +98,15 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
                 op.flops_per_row / op.weights if op.weights else 0,
             )
             ops.setdefault(key if merged and op.rows != "routed" else op, []).append(
-                replace(
-                    op,
-                    weights=n * op.weights,
-                    flops_per_row=n * op.flops_per_row,
-                    inputs=n * op.inputs,
-                    outputs=n * op.outputs,
+                (
+                    replace(
+                        op,
+                        weights=n * op.weights,
+                        flops_per_row=n * op.flops_per_row,
+                        inputs=n * op.inputs,
+                        outputs=n * op.outputs,
+                    ),
+                    n,
                 )
             )
         for attention in layer.attention:
@@ -108,18 +114,19 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
     return Ledger(tuple(_joined(same) for same in ops.values()), model.stem, tuple(mixers.items()))
 
 
-def _joined(same: list[Op]) -> Op:
+def _joined(same: list[tuple[Op, int]]) -> tuple[Op, int]:
     if len(same) == 1:
         return same[0]
-    sums = {key: sum(getattr(op, key) for op in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
-    return replace(same[0], **sums)
+    sums = {key: sum(getattr(op, key) for op, _ in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
+    return replace(same[0][0], **sums), sum(n for _, n in same)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What an operator asks of one chip: FLOPs at a peak rate, bytes of weights, of activations and of cache.
+    """What an operator asks of one chip in one micro-batch.
 
-    efficiency, memory_efficiency: of its arithmetic, and of reading its weights.
+    flops [FLOP] at a rate of peak [FLOP/s] x efficiency; weights [B], read at memory_efficiency of the bandwidth; activations
+    and kv [B].
     """
 
     flops: Number
@@ -136,25 +143,26 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
     peak = peak_rate(system.chip.peak, op.format.arithmetic)
     if op.rows in ("none", "lookup"):
         looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
-        return Demand(0.0, peak, activations=looked_up * engine.activation_traffic)
+        return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
     if op.rows == "routed":
         slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
         copies = slots * layout.ep  # that the tokens choose among
-        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.expert_evenness)
+        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.experts.expert_evenness)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / layout.ep * engine.expert_imbalance
-        if np.any(engine.expert_tile_rows):
-            rows = np.hypot(rows, touched * engine.expert_tile_rows)  # a tile is computed whole
-        weights, efficiency, reading = touched * op.weights, engine.expert_efficiency, engine.expert_memory_efficiency
+        rows = work.everywhere * op.active / layout.ep * engine.experts.expert_imbalance
+        if np.any(engine.experts.expert_tile_rows):
+            rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
+        weights: Number = touched * op.weights
+        efficiency, reading = engine.kernels.expert_efficiency, engine.kernels.expert_memory_efficiency
     else:
         sharing, weights = weight_ways(op, layout), op.weights
-        efficiency = engine.compute_efficiency * chip_factor(system, "compute", engine)
-        reading = engine.memory_efficiency * chip_factor(system, "memory", engine)
-        reading = reading * engine.narrow_efficiency if op.format.bytes < NARROW else reading
+        efficiency = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
+        reading = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
+        reading = reading * engine.kernels.narrow_efficiency if op.format.bytes < NARROW else reading
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
     activations: Number = 0.0
-    if np.any(engine.activation_traffic):
-        activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.activation_traffic
+    if np.any(engine.kernels.activation_traffic):
+        activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.kernels.activation_traffic
     flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
@@ -169,7 +177,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.attention_efficiency)
+        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
     if np.any(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
@@ -178,7 +186,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         )
         kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
         moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.attention_efficiency)
+        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
     return found
 
 
@@ -186,12 +194,13 @@ REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 
 
 
 def chip_factor(system: System, kind: str, engine: Engine) -> Number:
-    """Return how far the chip's share of its data sheet ("memory" or "compute") is from the usual one, as a factor.
+    """Return the factor by which a chip's share of its data sheet ("memory" or "compute") departs from the usual share.
 
-    Of what kernels measured alone depart by, `engine.chip_departure` (as an exponent) shows in an engine; the ideal has none.
+    Shares are those of kernels measured alone. The constant `chip_departure` is the exponent with which the departure shows in
+    an engine: 0 for the ideal, which reaches the data sheet on every chip.
     """
     share = system.chip.reached.get(kind)
-    return 1.0 if share is None else (share / REACHED[kind]) ** engine.chip_departure
+    return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
 
 
 KERNELS = (
@@ -201,7 +210,7 @@ KERNELS = (
 
 @lru_cache(maxsize=256)
 def kernel_counts(model: Model) -> dict[str, int]:
-    """Return how often a pass launches each kind of kernel: the counts that an engine's overheads go with."""
+    """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer"."""
     found = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}

@@ -1,7 +1,7 @@
-"""A serving engine: what it loses against the physics, as a few constants.
+"""A serving engine: what it loses against the physics, as a few constants (`constants`).
 
 `ideal` loses nothing. An engine file in `engines/` holds the constants of a real one, with where they came from, so that a
-fitted engine is data. Every constant is physical and shared by all models and chips.
+fitted engine is data.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,82 +20,42 @@ from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean
 from steptime.machines.system import System
 from steptime.numbers import Number
+from steptime.physics.constants import (
+    CONSTANTS,
+    DESCRIPTIONS,
+    GROUP_OF,
+    Experts,
+    Kernels,
+    Overheads,
+    Room,
+    Scheduler,
+    problem_of,
+)
 from steptime.results import Result, in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Engine(Result):
-    """Constants of an engine. Efficiencies are shares of peak, overheads are seconds; the ideal engine has neither.
+    """An engine: its constants in groups (`constants`), the `fit` behind them, and their `source`.
 
-    memory_efficiency, compute_efficiency: share of the peak rates that matrices reach; narrow_efficiency: of the former, with
-    weights of less than 5 bits; expert_memory_efficiency, expert_efficiency: of grouped matrices; attention_memory_efficiency,
-    attention_efficiency: of attention; network_efficiency: of links. chip_departure: how much of a chip's own departure from
-    the usual share of its data sheet shows (an exponent).
-    seconds_per_layer (norms, activations), seconds_per_kernel (dense matrices; those that share an input are one),
-    seconds_per_quantised_kernel (to quantise its input), seconds_per_expert_layer (routing, sorting, grouped matrices),
-    seconds_per_attention_layer, seconds_per_latent_layer (its extra products), seconds_per_state_layer (recurrent mixers),
-    seconds_per_selected_layer (index and selection of sparse attention), seconds_per_collective (each time all wait for
-    all), seconds_per_sequence and seconds_per_step (host), seconds_per_request (before its prefill). first_token_factor: of
-    the closed form of a plan, the time to first token over what an orderly prompt queue gives.
-    Of the simulator: seconds_before_queue and seconds_before_queue_per_token (HTTP, tokenising), steps_before_answer (decode
-    steps from the end of a prompt until its first token is seen: a scheduler that runs ahead, tokens sent in groups),
-    steps_to_balance (more of them where attention groups wait for prompts of their own), step_tokens (tokens of an attention
-    group in a step; 0: a prompt and the decode batch).
-    roofline_norm: how well arithmetic and traffic of one operator overlap. activation_traffic: share of activations that go
-    through memory. expert_imbalance: rows on the busiest chip over the mean; expert_evenness: shape of the distribution of
-    experts' popularity, infinite where all are alike; expert_tile_rows: rows to which those of an expert are padded.
-    prefill_first: prompts are read before decoding goes on, so that requests which start together stay together. small_kv: KV
-    cache in 8 bits where the model is computed in 8 or fewer. two_batch: where it overlaps two micro-batches of one stage: 2 in
-    any layout, 1 where attention groups exchange experts, 0 nowhere. reserved_bytes: memory per chip that the engine keeps for
-    itself; memory_share: share of the rest that it uses.
+    The ideal engine has the defaults of every group: each efficiency 1, each overhead 0. Constants may be arrays.
     """
 
     name: str = "ideal"
     title: str = ""
-    memory_efficiency: Number = 1.0
-    narrow_efficiency: Number = 1.0
-    compute_efficiency: Number = 1.0
-    expert_efficiency: Number = 1.0
-    expert_memory_efficiency: Number = 1.0
-    attention_efficiency: Number = 1.0
-    attention_memory_efficiency: Number = 1.0
-    network_efficiency: Number = 1.0
-    chip_departure: Number = 0.0
-    seconds_per_layer: Number = 0.0
-    seconds_per_kernel: Number = 0.0
-    seconds_per_quantised_kernel: Number = 0.0
-    seconds_per_expert_layer: Number = 0.0
-    seconds_per_attention_layer: Number = 0.0
-    seconds_per_latent_layer: Number = 0.0
-    seconds_per_state_layer: Number = 0.0
-    seconds_per_selected_layer: Number = 0.0
-    seconds_per_collective: Number = 0.0
-    seconds_per_step: Number = 0.0
-    seconds_per_request: Number = 0.0
-    first_token_factor: Number = 1.0
-    seconds_before_queue: Number = 0.0
-    seconds_before_queue_per_token: Number = 0.0
-    steps_before_answer: Number = 0.0
-    steps_to_balance: Number = 0.0
-    step_tokens: Number = 2048.0
-    seconds_per_sequence: Number = 0.0
-    roofline_norm: Number = math.inf
-    activation_traffic: Number = 0.0
-    expert_imbalance: Number = 1.0
-    expert_evenness: Number = math.inf
-    expert_tile_rows: Number = 0.0
-    prefill_first: Number = 0.0
-    small_kv: Number = 0.0
-    two_batch: Number = 2.0
-    reserved_bytes: Number = 0.0
-    memory_share: Number = 1.0
+    kernels: Kernels = Kernels()
+    overheads: Overheads = Overheads()
+    experts: Experts = Experts()
+    scheduler: Scheduler = Scheduler()
+    room: Room = Room()
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what it is, and the shares of peak rates that it reaches."""
         title = f"Engine {self.name}" + (f": {self.title[:120]}" if self.title else "")
-        shares = {"memory": self.memory_efficiency, "matrices": self.compute_efficiency, "network": self.network_efficiency}
+        of = self.kernels
+        shares = {"memory": of.memory_efficiency, "matrices": of.compute_efficiency, "network": of.network_efficiency}
         reached = ", ".join(f"{name} {in_words(share, '{:.0%}'.format)}" for name, share in shares.items())
         figures = {"reaches of peak": reached}
         if self.fit.get("runs"):
@@ -106,9 +66,6 @@ class Engine(Result):
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
 TYPICAL = "typical"  # the engine that stands for one that is not known
-CONSTANTS = tuple(f.name for f in fields(Engine) if f.name not in ("name", "title", "source", "fit"))
-# what first tokens wait for besides the queue, in the simulator
-WAIT_NAMES = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 
 
 def default_engine(system: System) -> str:
@@ -139,21 +96,33 @@ def load_engine(name: str | Engine, catalog: str | os.PathLike[str] | None = Non
 def _load(path: Path, _modified: float) -> Engine:
     data = read_file(path)
     constants = data.get("constants", {})
-    for key, value in constants.items():
-        if key not in CONSTANTS:
-            near = did_you_mean(key, CONSTANTS, most=1)
-            raise DataFileError(path, f"constants.{key}: no such constant" + (f"; did you mean {near[0]}?" if near else ""))
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            raise DataFileError(path, f"constants.{key}: must be a number of at least 0, not {value!r}")
-        if key.endswith("efficiency") and value == 0:
-            raise DataFileError(path, f"constants.{key}: must be greater than 0")
-    return Engine(
+    _check_constants(path, data, constants)
+    engine = Engine(
         name=str(data.get("name", path.stem)),
         title=str(data.get("title", "")),
         source=data.get("source", {}),
         fit=_read_fit(path, data),
-        **constants,
     )
+    return with_constants(engine, constants)
+
+
+def _check_constants(path: Path, data: dict[str, Any], constants: object) -> None:
+    """Raise DataFileError where a file is none of an engine, or a constant is unknown or out of its range."""
+    unknown = [key for key in data if key not in ("name", "title", "source", "constants", "fit")]
+    if unknown or not isinstance(constants, dict) or not constants:
+        looks = "; it looks like a model's config.json" if "model_type" in data or "architectures" in data else ""
+        looks = looks or (
+            "; it looks like a chip, system or list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
+        )
+        what = f"{unknown[0][:40]!r} is no key of an engine" if unknown else "has no table [constants]"
+        raise DataFileError(path, f"{what}; an engine file has name, title, [source], [constants] and [fit]{looks}")
+    for key, value in constants.items():
+        if key not in CONSTANTS:
+            near = did_you_mean(key, CONSTANTS, most=1)
+            raise DataFileError(path, f"constants.{key}: no such constant" + (f"; did you mean {near[0]}?" if near else ""))
+        problem = problem_of(key, value)
+        if problem:
+            raise DataFileError(path, f"constants.{key}: {problem}")
 
 
 def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
@@ -203,18 +172,37 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
         raise DataFileError(path, "fit.vendors: must be a list of makers of chips")
 
 
-def with_constants(engine: Engine, names: Iterable[str], values: Number) -> Engine:
-    """Return the engine with `values` for the constants of `names`, in their order.
+def constant(engine: Engine, name: str) -> Number:
+    """Return one constant of the engine by its name.
 
-    >>> with_constants(IDEAL, ["memory_efficiency"], [0.8]).memory_efficiency
+    >>> constant(IDEAL, "memory_efficiency")
+    1.0
+    """
+    value: Number = getattr(getattr(engine, GROUP_OF[name]), name)
+    return value
+
+
+def with_constants(engine: Engine, values: Mapping[str, Number]) -> Engine:
+    """Return the engine with other values of some constants, by name; values may be arrays.
+
+    >>> constant(with_constants(IDEAL, {"memory_efficiency": 0.8}), "memory_efficiency")
     0.8
     """
-    changes: dict[str, Any] = {name: float(value) for name, value in zip(names, values, strict=True)}
-    return replace(engine, **changes)
+    by_group: dict[str, dict[str, Number]] = {}
+    for name, value in values.items():
+        by_group.setdefault(GROUP_OF[name], {})[name] = value
+    changed: dict[str, Any] = {group: replace(getattr(engine, group), **new) for group, new in by_group.items()}
+    return replace(engine, **changed)
+
+
+def named(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
+    """Return fitted `values` by the `names` that they have, as `with_constants` takes them."""
+    return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:
     """Return the engine with another expert imbalance, the rows on the busiest chip over the mean (at least 1)."""
-    if not imbalance >= 1:
-        raise RangeError(f"imbalance must be at least 1, not {imbalance:g}")
-    return replace(engine, expert_imbalance=imbalance)
+    if problem_of("expert_imbalance", imbalance):
+        most = DESCRIPTIONS["expert_imbalance"]["most"]
+        raise RangeError(f"imbalance must be at least 1 and at most {most:,.0f}, not {imbalance:g}")
+    return with_constants(engine, {"expert_imbalance": imbalance})

@@ -18,7 +18,7 @@ from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Layer, Model, Op, cache_entries
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 from steptime.results import Tabular, broadcast, in_words, unit
@@ -29,7 +29,7 @@ ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Memory(Tabular):
-    """Bytes per chip by part, all broadcast alike; `capacity` is what the chip has."""
+    """The bytes of one chip by part, arrays that broadcast alike; `capacity` is what the engine may use of its memory."""
 
     SCHEMA: ClassVar[str] = "steptime.memory/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -49,9 +49,9 @@ class Memory(Tabular):
         return self.weights + self.cache + self.activations + self.reserved
 
     @property
-    def fits(self) -> Number:
+    def fits(self) -> Array:
         """Whether it fits."""
-        return self.used <= self.capacity
+        return np.asarray(self.used <= self.capacity)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return bytes in use over capacity, and the parts."""
@@ -97,8 +97,8 @@ def _layer_bytes(layers: tuple[tuple[Layer, int], ...], layout: Layout) -> Numbe
     return sum((n * sum(op_bytes(op, layout) for op in layer.ops) for layer, n in layers), np.asarray(0.0))
 
 
-def weights_per_chip(model: Model, layout: Layout, *, draft: bool = False) -> Number:
-    """Bytes of weights on the fullest chip; `draft` adds the multi-token-prediction layers.
+def weights_per_chip(model: Model, layout: Layout) -> Number:
+    """Return the bytes of weights on the fullest chip, without multi-token-prediction layers.
 
     Embedding and head are on the first and the last stage, so that with pipeline stages a chip holds one of them.
     """
@@ -111,7 +111,7 @@ def weights_per_chip(model: Model, layout: Layout, *, draft: bool = False) -> Nu
         else:
             last = last + op_bytes(op, layout)
     stem = np.where(np.asarray(layout.pp) > 1, np.maximum(first, last), first + last)
-    return layers + stem + (_layer_bytes(model.draft, layout) if draft else 0.0)
+    return layers + stem
 
 
 def sequences_per_group(batch: Number, layout: Layout) -> Number:
@@ -150,7 +150,6 @@ def memory_per_chip(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
-    draft: bool = False,
 ) -> Memory:
     """Return what a chip holds when `batch` sequences of `context` [tokens] are in flight in one replica.
 
@@ -162,11 +161,11 @@ def memory_per_chip(
     layout, runs_on = layout or Layout(), engine_for(system, engine)
     sequences = sequences_per_group(batch, layout)
     return Memory(
-        weights=weights_per_chip(model, layout, draft=draft),
+        weights=weights_per_chip(model, layout),
         cache=sequences * cache_per_sequence(model, context, layout),
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
-        reserved=runs_on.reserved_bytes,
-        capacity=system.chip.hbm.capacity * runs_on.memory_share,
+        reserved=runs_on.room.reserved_bytes,
+        capacity=system.chip.hbm.capacity * runs_on.room.memory_share,
     )
 
 
@@ -178,12 +177,9 @@ def sequences_that_fit(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
-    draft: bool = False,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
     layout = layout or Layout()
-    empty = memory_per_chip(
-        model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens, draft=draft
-    )
+    empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     each = np.maximum(cache_per_sequence(model, context, layout), 1e-300)
     return np.floor(np.maximum(empty.capacity - empty.used, -1.0) / each) * layout.dp

@@ -95,7 +95,7 @@ def all_reduce(
 
 def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
     """An all-reduce in two phases at each level: twice what either phase alone takes."""
-    busy = []
+    busy: list[Number] = []
     latency: Number = 0.0
     calls: Number = 0.0
     for domain, members in zip(system.domains, members_by_level(system.domains, size, stride), strict=True):
@@ -115,30 +115,13 @@ def all_gather(system: System, size: Number, bytes_: Number, stride: Number = 1)
     return _reduce_and_gather(system, size, bytes_, stride) * 0.5
 
 
-def all_to_all(system: System, size: Number, bytes_: Number, stride: Number = 1) -> Traffic:
-    r"""Each member sends equal shares of its `bytes_` [B per chip] to all others: $(g-1)/g \cdot n / W$, by where they live.
-
-    Of the shares, those for members of the same inner domain travel on its link; the rest leave it.
-    """
-    members = members_by_level(system.domains, size, stride)
-    busy = []
-    latency: Number = 0.0
-    within: Number = 1.0
-    for domain, here in zip(system.domains, members, strict=True):
-        share = within * (here - 1) / size  # of all members, those that are first met at this level
-        busy.append(share * bytes_ / domain.link.bandwidth)
-        latency = np.maximum(latency, messages(domain.link, here) * domain.link.latency)
-        within = within * here
-    return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
-
-
 def exchange(
     system: System,
     size: Number,
     tokens: Number,
     token_bytes: Number,
     *,
-    experts: Number,
+    experts: int,
     active: int,
     reach: Number = np.inf,
     stride: Number = 1,
@@ -151,14 +134,14 @@ def exchange(
     Source: lecture, section 7; DeepSeek-V3, arXiv 2412.19437, section 3.2.2.
     """
     members = members_by_level(system.domains, size, stride)
-    busy = []
+    busy: list[Number] = []
     latency: Number = 0.0
     groups = np.asarray(size, dtype=np.float64)  # groups to tell apart at this level: chips, then nodes, then pods
     for level, (domain, here) in enumerate(zip(system.domains, members, strict=True)):
         if not np.any(here > 1):
             busy.append(0.0)
             continue
-        hit = distinct_hit(experts, active, groups)
+        hit: Number = distinct_hit(experts, active, groups)
         hit = np.minimum(hit, reach) if level else hit
         away = np.where(here > 1, (groups - 1) / groups, 0.0)
         busy.append(tokens * hit * away * token_bytes / domain.link.bandwidth)
@@ -173,7 +156,7 @@ def point_to_point(system: System, size: Number, bytes_: Number, stride: Number)
     The last hop brings only token ids back to the first stage: a latency without bytes.
     """
     members = members_by_level(system.domains, size, stride)
-    busy = []
+    busy: list[Number] = []
     latency: Number = 0.0
     outer = np.asarray(size, dtype=np.float64)
     looped = np.where(outer > 1, 1.0, 0.0)

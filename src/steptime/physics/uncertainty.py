@@ -17,7 +17,6 @@ a bound and no prediction: it has no range.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,8 @@ import numpy as np
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
-from steptime.numbers import Number
-from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.numbers import Array, Number
+from steptime.physics.engine import IDEAL, Engine, constant, engine_for, with_constants
 from steptime.physics.step import mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
@@ -66,45 +65,46 @@ def _nudged(engine: Engine, dimensions: int) -> Engine:
     names = engine.fit.get("names", ())
     table = np.exp(NUDGE * np.vstack([np.zeros(len(names)), np.eye(len(names))]))
     shape = (-1,) + (1,) * dimensions
-    return replace(engine, **{n: (getattr(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
+    return with_constants(engine, {n: (constant(engine, n) * table[:, i]).reshape(shape) for i, n in enumerate(names)})
 
 
-def _gradient(values: Number) -> Number:
+def _gradient(values: Array) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
+        slopes: Array = np.nan_to_num((np.log(values[1:]) - np.log(values[0])) / NUDGE, posinf=0.0, neginf=0.0)
+    return slopes
 
 
-def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Number:
+def log_gradient(function: Callable[[Engine], Number], engine: Engine, *, dimensions: int = 0) -> Array:
     """Return d log(function) / d log(constant) of each fitted constant of the engine: shape (constants, ...).
 
     One evaluation: `function` gets an engine whose constants are arrays with a leading axis, and `dimensions` axes of length
     one for the axes of its other input.
 
-    >>> from steptime.physics.engine import Engine
-    >>> engine = Engine(name="a", memory_efficiency=0.8, fit={"names": ["memory_efficiency", "seconds_per_step"]})
-    >>> log_gradient(lambda e: 3 / e.memory_efficiency, engine).round(6).tolist()
+    >>> engine = Engine(name="a", fit={"names": ["memory_efficiency", "seconds_per_step"]})
+    >>> log_gradient(lambda e: 3 / e.kernels.memory_efficiency, engine).round(6).tolist()
     [-1.0, 0.0]
     """
     return _gradient(_rows(function(_nudged(engine, dimensions)), engine, dimensions))
 
 
-def _rows(values: Number, engine: Engine, dimensions: int) -> Number:
-    """Return values with a row for each nudged engine, be it that they depend on no constant."""
+def _rows(values: Number, engine: Engine, dimensions: int) -> Array:
+    """Return values with a row for each nudged engine, also where they depend on no constant."""
     count = 1 + len(engine.fit.get("names", ()))
     shape = np.shape(values)
     inner = shape[1:] if len(shape) > dimensions else shape
     return np.broadcast_to(values, (count, *inner))
 
 
-def parameter_variance(gradient: Number, engine: Engine) -> Number:
+def parameter_variance(gradient: Array, engine: Engine) -> Array:
     """Variance of log(f) that the constants' covariance brings about: gradient of shape (constants, ...) -> (...)."""
     covariance = np.asarray(engine.fit.get("covariance", np.zeros((len(gradient), len(gradient)))))
-    return np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
+    variance: Array = np.maximum(np.einsum("i...,ij,j...->...", gradient, covariance, gradient), 0.0)
+    return variance
 
 
 def with_variances(
     function: Callable[[Engine], tuple[Number, ...]], engine: Engine, *, dimensions: int = 0
-) -> list[tuple[Number, Number]]:
+) -> list[tuple[Array, Array]]:
     """Return each value that `function` gives for the engine with the variance of its logarithm, from one evaluation."""
     tables = [_rows(values, engine, dimensions) for values in function(_nudged(engine, dimensions))]
     return [(table[0], parameter_variance(_gradient(table), engine)) for table in tables]
@@ -151,7 +151,8 @@ def step_range(
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
-    `given`: what `mixed_step` is given, arrays among it. A step that reads prompts is "mixed", for lack of runs that only do.
+    `given`: the arguments of `mixed_step`, which may be arrays. A step that reads prompts takes the regime "mixed": no run that
+    only reads prompts was measured.
     """
     of, on = model_of(model), system_of(system)
     engine = engine_for(on, engine)

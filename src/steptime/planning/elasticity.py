@@ -11,8 +11,9 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.machines.what_if import scale
 from steptime.models.model import Layer, Model
-from steptime.numbers import Number
-from steptime.planning.search import AGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
+from steptime.numbers import Array, Number
+from steptime.planning.candidates import AGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.search import chunk_sizes
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -77,9 +78,9 @@ def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:
     }
 
 
-def _violation(case: Case, state: State) -> Number:
+def _violation(case: Case, state: State) -> Array:
     """How far a state is from its limits: the largest of value over limit, 1 on the edge."""
-    return np.maximum.reduce(
+    over: Array = np.maximum.reduce(
         [
             np.broadcast_to(x, state.tpot.shape)
             for x in (
@@ -90,6 +91,7 @@ def _violation(case: Case, state: State) -> Number:
             )
         ]
     )
+    return over
 
 
 def _over(value: Number, limit: Number) -> Number:
@@ -97,7 +99,7 @@ def _over(value: Number, limit: Number) -> Number:
     return value / limit if math.isfinite(limit) else np.zeros_like(value)
 
 
-def _grid(candidate: Candidate) -> Number:
+def _grid(candidate: Candidate) -> Array:
     unit = candidate.layout.dp * candidate.layout.microbatches
     middle = max(1.0, candidate.batch / unit)
     return unit * np.unique(np.round(np.geomspace(max(1.0, middle / SPAN), max(POINTS, middle * SPAN), POINTS)))

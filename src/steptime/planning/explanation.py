@@ -1,4 +1,4 @@
-"""A step taken apart: every term with its formula, its numbers, and the sources of the machine's figures."""
+"""A plan's steps taken apart: every entry that a step recorded with its formula and numbers, and the sources of the figures."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.physics.demand import Demand, Work, attention_demands, operator_demand, work_of
+from steptime.numbers import Number
+from steptime.physics.clock import Entry
 from steptime.physics.engine import Engine
-from steptime.physics.layout import NAMES, Layout
+from steptime.physics.layout import Layout
 from steptime.physics.memory import sequences_per_group, stage_share
-from steptime.physics.roofline import overlap
-from steptime.physics.step import Step
+from steptime.physics.step import ledger_of_step
 from steptime.planning.deployment import Pool
 from steptime.planning.steady import decode_steps, fresh_tokens, mean_context
 from steptime.planning.workload import Workload
 from steptime.units import show
 
+COLLECTIVES = {
+    "all-reduce": "of each block over {group} chips",
+    "dispatch": "of tokens to their experts on {ep} chips",
+    "combine": "of what comes back, in 16 bits",
+    "context exchange": "of queries and partial outputs over {cp} chips",
+    "pipeline": "of a micro-batch through {pp} stages",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One operator or collective: its term, what it is, the formula with numbers, and its seconds."""
+    """One operator, collective or overhead: its term, its name, the formula with numbers, and its seconds of the step [s]."""
 
     term: str
     name: str
@@ -31,80 +39,78 @@ class Line:
     seconds: float
 
 
-def explain_step(
-    model: Model, system: System, step: Step, *, given: dict[str, Any], layout: Layout, engine: Engine
-) -> list[Line]:
-    """Return the lines of one micro-batch's pass through all layers, longest first inside each term.
+def explain_step(model: Model, system: System, *, given: dict[str, Any], layout: Layout, engine: Engine) -> list[Line]:
+    """Return the lines of a step as it recorded them, longest first inside each term: their seconds add up to the step.
 
-    `given` are the arguments of the step: batch, context, query, prompts, tokens, prefix.
+    given: the arguments of the step: batch, context, query, prompts, tokens, prefix, all single numbers. Formulas are those of
+    one instance in one micro-batch; seconds are of all instances, in as many micro-batches as make the step as long as it is.
     """
-    arrays = {name: np.asarray(given.get(name, 1 if name == "query" else 0)) for name in GIVEN}
-    work = work_of(arrays, Layout(**{name: np.asarray(getattr(layout, name)) for name in NAMES}))
-    lines: dict[tuple[str, str, str], tuple[int, float]] = {}
-    for layer, n in (*model.layers, *((None, 1),)):
-        for op in layer.ops if layer else model.stem:
-            if op.rows in ("none", "lookup") or op.term == "norms":
-                continue
-            demand = operator_demand(op, work, system, layout, engine)
-            _collect(lines, op.term, op.name, demand, n, system, engine)
-        for attention in layer.attention if layer else ():
-            for phase, demand in attention_demands(attention, work, system, layout, engine).items():
-                _collect(lines, "attention", f"{attention.name}, {phase}", demand, n, system, engine)
-    found = [
-        Line(term=term, name=f"{name} x {count}" if count > 1 else name, formula=formula, seconds=seconds)
-        for (term, name, formula), (count, seconds) in lines.items()
-    ]
-    found += _collectives(model, system, step, work, layout)
+    step, entries = ledger_of_step(model, system, given, layout=layout, engine=engine)
+    found: dict[tuple[str, str, str], float] = {}
+    for entry in entries:
+        if float(entry.seconds) > 0:
+            key = (entry.term, _name(entry, layout), _formula(entry, system, engine))
+            found[key] = found.get(key, 0.0) + float(entry.counted)
     order = {term: position for position, term in enumerate(step.terms)}
-    return sorted(found, key=lambda line: (order.get(line.term, 99), -line.seconds))
+    lines = [Line(term=term, name=name, formula=text, seconds=seconds) for (term, name, text), seconds in found.items()]
+    return sorted(lines, key=lambda line: (order[line.term], -line.seconds))
 
 
-GIVEN = ("batch", "context", "query", "prompts", "tokens", "prefix")
+def _name(entry: Entry, layout: Layout) -> str:
+    if entry.traffic is not None:
+        ways = {"group": int(layout.group), "ep": int(layout.ep), "cp": int(layout.cp), "pp": int(layout.pp)}
+        return COLLECTIVES[entry.term].format(**ways)
+    count = float(entry.count)
+    return f"{entry.name} x {count:g}" if count > 1 else entry.name
 
 
-def _collect(
-    lines: dict[tuple[str, str, str], tuple[int, float]],
-    term: str,
-    name: str,
-    demand: Demand,
-    count: int,
-    system: System,
-    engine: Engine,
-) -> None:
-    bandwidth = system.chip.hbm.bandwidth
-    efficiency = engine.attention_memory_efficiency if np.any(demand.kv) else engine.memory_efficiency
-    bytes_ = float(demand.weights + demand.activations + demand.kv)
-    compute = float(demand.flops) / float(demand.peak) / float(demand.efficiency)
-    memory = bytes_ / float(bandwidth) / float(efficiency)
-    of_peak = f" / {float(demand.efficiency):.2f}" if demand.efficiency != 1 else ""
-    of_memory = f" / {float(efficiency):.2f}" if efficiency != 1 else ""
-    joined = "max" if np.isinf(engine.roofline_norm) else f"{float(engine.roofline_norm):g}-norm"
-    formula = (
-        f"{joined}({show(float(demand.flops), 'FLOP')} / {show(float(demand.peak), 'FLOP/s')}{of_peak} = {show(compute, 's')}, "
-        f"{show(bytes_, 'B')} / {show(float(bandwidth), 'B/s')}{of_memory} = {show(memory, 's')})"
-    )
-    seconds = float(overlap(compute, memory, engine.roofline_norm))
-    previous, total = lines.get((term, name, formula), (0, 0.0))
-    lines[term, name, formula] = (previous + count, total + count * seconds)
+def _formula(entry: Entry, system: System, engine: Engine) -> str:
+    """Return an entry's formula with its numbers, of one instance."""
+    if entry.demand is not None:
+        return _roofline(entry, system, engine)
+    if entry.traffic is not None:
+        return _transfer(entry, system, engine)
+    return f"{float(entry.count):g} x {show(float(entry.each), 's')}"
 
 
-def _collectives(model: Model, system: System, step: Step, work: Work, layout: Layout) -> list[Line]:
-    rows = float(work.decode + work.prefill)
-    described = {
-        "all-reduce": f"2 (g-1)/g x {rows:,.0f} rows x {model.width:,} x 2 B over g = {int(layout.group)} chips, each block, "
-        "or g-1 in one phase where that is faster",
-        "dispatch": f"{float(work.everywhere / layout.stage):,.1f} tokens of a chip to experts on {int(layout.ep)} chips",
-        "combine": "the same way back in 16 bits",
-        "context exchange": f"queries and partial outputs over cp {int(layout.cp)} chips",
-        "pipeline": f"{rows / float(layout.group):,.1f} rows x {model.width:,} x 2 B through {int(layout.pp)} stages",
-        "overhead": "the engine's seconds per layer, per sequence and per step",
-    }
-    link = f" at {show(float(system.scale_up.link.bandwidth), 'B/s')} inside the {system.scale_up.name} domain"
-    return [
-        Line(term=term, name="", formula=text + ("" if term == "overhead" else link), seconds=float(step.terms[term]))
-        for term, text in described.items()
-        if term in step.terms and float(step.terms[term]) > 0
-    ]
+def _roofline(entry: Entry, system: System, engine: Engine) -> str:
+    """Return the two sides of an operator's roofline, as its demand asks for them."""
+    demand, share = entry.demand, float(np.asarray(entry.times)) / float(entry.count)
+    assert demand is not None
+    flops, norm = float(demand.flops) * share, float(engine.kernels.roofline_norm)
+    bytes_ = float(demand.weights + demand.activations + demand.kv) * share
+    compute, memory = float(entry.compute) / float(entry.count), float(entry.memory) / float(entry.count)
+    bandwidth = float(system.chip.hbm.bandwidth)
+    reached = bytes_ / bandwidth / memory if memory > 0 else 1.0  # of the bandwidth, over all that is moved
+    joined = "max" if np.isinf(norm) else f"{norm:g}-norm"
+    rate = f"{show(float(demand.peak), 'FLOP/s')}{_over(demand.efficiency)}"
+    moved = f"{show(bytes_, 'B')} / {show(bandwidth, 'B/s')}{_over(reached)} = {show(memory, 's')}"
+    return f"{joined}({show(flops, 'FLOP')} / {rate} = {show(compute, 's')}, {moved})" if flops else moved
+
+
+def _over(efficiency: Number) -> str:
+    return "" if abs(float(efficiency) - 1) < 5e-4 else f" / {float(efficiency):.3f}"
+
+
+def _transfer(entry: Entry, system: System, engine: Engine) -> str:
+    """Return what each level of the network carries in a collective, its latency, and what the engine adds."""
+    traffic, count = entry.traffic, max(float(np.asarray(entry.count)), 1.0)
+    assert traffic is not None
+    reached = engine.kernels.network_efficiency
+    parts = []
+    for domain, seconds in zip(system.domains, traffic.busy, strict=True):
+        busy, bandwidth = float(np.asarray(seconds)) / count, float(domain.link.bandwidth)
+        if busy > 0:
+            carried = f"{show(busy * bandwidth, 'B')} / {show(bandwidth, 'B/s')}{_over(reached)}"
+            parts.append(f"{domain.name} {carried} = {show(busy / float(reached), 's')}")
+    joined = [" + ".join(parts) if entry.term not in ("dispatch", "combine") else f"max({', '.join(parts)})"] if parts else []
+    if float(np.asarray(traffic.latency)) > 0:
+        joined.append(f"{show(float(np.asarray(traffic.latency)) / count, 's')} latency")
+    if float(engine.overheads.seconds_per_collective) > 0:
+        calls = float(np.asarray(traffic.calls)) / count
+        joined.append(f"{calls:g} x {show(float(engine.overheads.seconds_per_collective), 's')}")
+    times = f"{count:g} x (" if count > 1 else "("
+    return times + " + ".join(joined) + ")"
 
 
 def step_given(pool: Pool, workload: Workload, *, mixed: bool) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
+from steptime.physics.engine import load_engine
 from steptime.physics.layout import Layout, exchanges_experts
+from steptime.physics.rules import ENGINE, facts_of_engine, reasons
 from steptime.planning.deployment import Plan, Pool
 
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -36,11 +38,10 @@ def _step_tokens(pool: Pool, length: int) -> int:
     return _per_group(pool) * length if pool.role == "prefill" else _per_group(pool) + max(pool.chunk, 0)
 
 
-def _unsaid(layout: Layout, overlaps: bool) -> list[str]:
-    """Say that an engine cannot overlap two micro-batches of a stage where a layout has them."""
-    if layout.microbatches <= layout.pp or overlaps:
-        return []
-    return ["# two micro-batches that overlap have no flag here for this layout: expect steps to be slower"]
+def _unsaid(layout: Layout, engine: str) -> list[str]:
+    """Say in comments what of a layout the engine cannot run: the rules of engines that it breaks."""
+    facts = facts_of_engine(load_engine(engine))
+    return [f"# {reason}: expect steps to be slower" for reason in reasons(layout, facts, scopes=(ENGINE,))]
 
 
 def _wrapped(words: list[str]) -> list[str]:
@@ -80,7 +81,7 @@ def _vllm(model: str, pool: Pool, length: int) -> list[str]:
         role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
     notes = ["# --max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"] if m.dp > 1 else []
-    return notes + _unsaid(m, exchanges_experts(m)) + _wrapped(words)
+    return notes + _unsaid(m, "vllm") + _wrapped(words)
 
 
 def _sglang(model: str, pool: Pool, length: int) -> list[str]:
@@ -109,7 +110,7 @@ def _sglang(model: str, pool: Pool, length: int) -> list[str]:
     else:
         words.append(f"--disaggregation-mode {pool.role}")
     words.append(f"--context-length {length}")
-    return notes + _unsaid(m, exchanges_experts(m)) + _wrapped(words)
+    return notes + _unsaid(m, "sglang") + _wrapped(words)
 
 
 def _trtllm(model: str, pool: Pool, length: int) -> list[str]:
@@ -136,4 +137,4 @@ def _trtllm(model: str, pool: Pool, length: int) -> list[str]:
     ]
     if options:
         words.append("--extra_llm_api_options options.yaml")
-    return notes + _unsaid(m, False) + write + _wrapped(words)
+    return notes + _unsaid(m, "trtllm") + write + _wrapped(words)

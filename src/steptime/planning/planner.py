@@ -24,23 +24,12 @@ from steptime.models.model import Model, weight_bytes
 from steptime.numbers import check_positive
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.uncertainty import has_range
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, prefill_of, state_of
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.ranges import candidate_ranges
 from steptime.planning.refine import best, matched_rate
-from steptime.planning.search import (
-    AGGREGATED,
-    DISAGGREGATED,
-    Candidate,
-    Case,
-    Table,
-    fitting,
-    prefill_of,
-    ranked,
-    row,
-    search,
-    state_of,
-)
+from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
 from steptime.planning.steady import Prefill, State, first_token, transfer_seconds
 from steptime.planning.workload import Slo, Workload
@@ -223,7 +212,7 @@ def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
         points.append(
             Point(
                 mode=tables[number].mode,
-                layout_text=row(tables[number], index).text,
+                layout_text=tables[number].row(index).text,
                 batch=int(tables[number].batch[index]),
                 tokens_per_second_per_user=float(speed[position]),
                 tokens_per_second_per_chip=float(throughput / case.chips),

@@ -1,4 +1,4 @@
-"""How long a request waits before it is served, in the mean."""
+"""The mean time that a request waits before it is served."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lockstep_wait(service: Number, utilisation: Number, seats: Number) -> Number
 
 
 def highest_utilisation(service: Number, limit: Number, seats: Number, ceiling: float) -> Number:
-    """The highest utilisation, at most `ceiling`, at which wait and service stay within `limit` [s]; 0 where none does."""
+    """Return the highest utilisation, at most `ceiling`, that keeps wait plus service within `limit` [s]; 0 where none does."""
     shape = np.broadcast_shapes(np.shape(service), np.shape(limit), np.shape(seats))
     low, high = np.zeros(shape), np.full(shape, ceiling)
     for _ in range(24):

@@ -8,8 +8,8 @@ from steptime.machines.money import usd_per_million
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
+from steptime.planning.candidates import Candidate, Case, prefill_of, state_of
 from steptime.planning.refine import matched_rate
-from steptime.planning.search import Candidate, Case, prefill_of, state_of
 from steptime.planning.steady import Prefill, State, first_token
 
 Range = tuple[float, float]

@@ -14,7 +14,8 @@ import numpy as np
 
 from steptime.numbers import Number
 from steptime.physics.layout import shaped, stacked
-from steptime.planning.search import AGGREGATED, DISAGGREGATED, Candidate, Case, chunk_sizes, prefill_of, state_of
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.search import chunk_sizes
 from steptime.planning.steady import MOST_UTILISED, Prefill, State, aggregated, decode_pool, prefill_pool
 
 AS_CHEAP = 0.005  # costs this near are the same
@@ -92,20 +93,21 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     if not chosen:
         return []
     layout = stacked([candidate.layout for candidate in chosen])
-    unit = (layout.dp * layout.microbatches)[:, None]
+    wide = shaped(layout, 1)
+    unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
     batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / AROUND, AROUND, 17)))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
-        rate = state.rate * layout.replicas[:, None, None]
+        rate = state.rate * shaped(layout, 2).replicas
     else:
-        state = decode_pool(**given, layout=shaped(layout, 1), batch=batch)
+        state = decode_pool(**given, layout=wide, batch=batch)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
         prefill = prefill_pool(**given, layout=readers, prompts=prompts, ttft=case.slo.ttft)
         can = prefill.rate * prefill.most_utilised * readers.replicas
-        rate = np.minimum(state.rate * layout.replicas[:, None], can[:, None])
+        rate = np.minimum(state.rate * wide.replicas, np.asarray(can)[:, None])
     rate = np.where(within(case, state), rate, 0.0)
     return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))

@@ -1,118 +1,40 @@
 """Searches every legal layout and batch for the candidates of a deployment, as arrays.
 
-`search` evaluates all candidates worth looking at and returns them as tables of columns. A `Candidate` is one row: a mode and
-one or two pools. `refine.refined` tunes the batch of one.
+`search` evaluates all candidates worth looking at and returns them as tables; `refine.refined` tunes the batch of one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from steptime.frontier import pareto
-from steptime.machines.money import rent_of
-from steptime.machines.system import System
-from steptime.models.model import Model
-from steptime.numbers import Number
-from steptime.physics.engine import Engine
-from steptime.physics.layout import NAMES, Layout, exchanges_experts, legal, show_layout, stacked
+from steptime.numbers import Array, Number
+from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
+from steptime.physics.rules import facts_of, reasons
+from steptime.physics.search_space import legal, not_tried
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined
 from steptime.planning.steady import (
     MOST_UTILISED,
     Prefill,
-    State,
     aggregated,
     decode_pool,
     first_token,
     fresh_tokens,
     prefill_pool,
 )
-from steptime.planning.workload import Slo, Workload
+from steptime.planning.workload import Workload
+from steptime.units import show
 
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
-AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Everything that a plan is made for."""
-
-    model: Model
-    system: System
-    workload: Workload
-    slo: Slo
-    chips: int
-    engine: Engine
-
-    @property
-    def rent(self) -> Number:
-        """USD per second of all chips."""
-        return rent_of(self.chips, self.system.rent.typical)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One way to serve: decode replicas of `layout` with `batch` sequences each, and how prompts are prefilled.
-
-    Aggregated: in chunks of `chunk` tokens beside decode. Disaggregated: by `prefill_layout.replicas` replicas of their own
-    that take `prompts` prompts per attention group in a pass.
-    """
-
-    mode: str
-    layout: Layout
-    batch: int
-    chunk: int = 0
-    prefill_layout: Layout | None = None
-    prompts: int = 0
-
-    @property
-    def text(self) -> str:
-        """The candidate in a line."""
-        if self.prefill_layout is None:
-            return show_layout(self.layout)
-        return f"prefill {show_layout(self.prefill_layout)} + decode {show_layout(self.layout)}"
-
-    @property
-    def same(self) -> tuple[object, ...]:
-        """What two candidates share that differ in batch, chunk and micro-batches only."""
-        return (
-            self.mode,
-            replace(self.layout, microbatches=1),
-            self.prefill_layout and replace(self.prefill_layout, microbatches=1),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Layouts as columns, one row each; `layout` and `prefill_layout` index `layouts`.
-
-    tpot, ttft [s]; rate [requests/s of the whole deployment]; input_share of the chips' time; used over capacity of memory.
-    """
-
-    mode: str
-    layouts: list[Layout]
-    layout: Number
-    batch: Number
-    chunk: Number
-    replicas: Number
-    prefill_layout: Number
-    prefill_prompts: Number
-    prefill_replicas: Number
-    tpot: Number
-    ttft: Number
-    rate: Number
-    utilisation: Number
-    input_share: Number
-    memory: Number
-
-    def __len__(self) -> int:
-        return len(self.tpot)
-
-
-def batches(most: float, per_octave: int = 2) -> Number:
+def batches(most: float, per_octave: int = 2) -> Array:
     """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `most`.
 
     >>> batches(8).tolist()
@@ -124,33 +46,36 @@ def batches(most: float, per_octave: int = 2) -> Number:
 
 def fitting(case: Case) -> list[Layout]:
     """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
-    layouts = [m for m in legal(case.model, case.system, case.chips) if can_overlap(case.engine, m)]
+    layouts = legal(case.model, case.system, case.chips, engine=case.engine)
     if not layouts:
         return []
-    room = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
+    room = room_of(case)
     weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
     return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
 
 
-def can_overlap(engine: Engine, layout: Layout) -> bool:
-    """Whether an engine can have the micro-batches of a layout in flight: one a stage, or two where it overlaps two.
+def absent_because(case: Case, layout: Layout) -> list[str]:
+    """Return why a layout is not among those that a plan looks at: rules it breaks, memory, ways not tried; [] where it is.
 
-    Sources: https://docs.vllm.ai/en/stable/design/dbo/, https://docs.sglang.io/advanced_features/expert_parallelism.html
-
-    >>> from steptime.physics.engine import IDEAL
-    >>> vllm = replace(IDEAL, two_batch=1)
-    >>> [can_overlap(vllm, m) for m in (Layout(tp=8), Layout(tp=8, microbatches=2), Layout(dp=8, ep=8, microbatches=2))]
-    [True, False, True]
+    Only the axes of one replica count: as many replicas are taken as fit.
     """
-    return bool(layout.microbatches <= layout.pp or engine.two_batch >= (1 if exchanges_experts(layout) else 2))
+    facts = facts_of(case.model, case.system, chips=case.chips, engine=case.engine)
+    broken = reasons(layout, facts)
+    if broken:
+        return broken
+    weights, room = float(weights_per_chip(case.model, layout)), float(room_of(case))
+    if weights >= room:
+        return [f"its weights take {show(weights, 'B')} of a chip, which has {show(room, 'B')}"]
+    untried = not_tried(layout, facts, case.chips)
+    return [untried] if untried else []
 
 
-def take(layout: Layout, index: Number) -> Layout:
-    """Return the layout with the rows `index` of every field."""
-    return Layout(**{name: np.asarray(getattr(layout, name))[index] for name in NAMES})
+def room_of(case: Case) -> Number:
+    """Bytes of a chip that the engine uses."""
+    return case.system.chip.hbm.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
-def chunk_sizes(workload: Workload) -> Number:
+def chunk_sizes(workload: Workload) -> Array:
     """Chunk sizes to try: powers of two, and the whole prompt."""
     fresh = fresh_tokens(workload)
     return np.unique([c for c in CHUNKS if c < 2 * fresh or c <= 2048] + [min(fresh, 2 * LARGEST_PASS)])
@@ -166,28 +91,28 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
     """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     table = stacked(layouts)
-    grid = batches(MOST_SEQUENCES)
-    sequences = np.maximum(grid[None, :], table.dp[:, None] * table.microbatches[:, None])
-    decode = decode_pool(model, system, workload, layout=_columns(table), batch=sequences, engine=engine)
+    wide = shaped(table, 1)
+    sequences = _batches_of(wide)
+    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
-    work = (
-        sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * table.dp[:, None])
-    )  # prompt tokens of a step
-    stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])
+    work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * wide.dp)
+    stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     m, b = np.nonzero(decode.memory.fits & new & stable)
     batch = sequences[m, b]
     state = aggregated(
         model,
         system,
         workload,
-        layout=take(table, m[:, None]),
+        layout=taken(table, m[:, None]),
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=engine,
     )
     i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft))
-    replicas = table.replicas[m[i]]
+    replicas = np.asarray(table.replicas)[m[i]]
+    memory = np.asarray(state.memory.used / state.memory.capacity)
+    none = np.zeros(len(i), dtype=np.int64)
     return Table(
         mode=AGGREGATED,
         layouts=layouts,
@@ -195,168 +120,138 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         batch=batch[i],
         chunk=sizes[j],
         replicas=replicas,
-        prefill_layout=np.full(len(i), -1),
-        prefill_prompts=np.zeros(len(i), dtype=int),
-        prefill_replicas=np.zeros(len(i), dtype=int),
+        prefill_layout=none - 1,
+        prefill_prompts=none,
+        prefill_replicas=none,
         tpot=state.tpot[i, j],
         ttft=state.ttft[i, j],
         rate=state.rate[i, j] * replicas,
         utilisation=state.utilisation[i, j],
         input_share=state.input_share[i, j],
-        memory=(state.memory.used / state.memory.capacity)[i, j],
+        memory=memory[i, j],
     )
 
 
-def _columns(layout: Layout) -> Layout:
-    return Layout(**{name: np.asarray(getattr(layout, name))[:, None] for name in NAMES})
+def _batches_of(wide: Layout) -> Array:
+    """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
+    most: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
+    return most
 
 
 def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
-    chips = case.chips
     table = stacked(layouts)
-    sizes = np.unique(table.chips)
-    prefill = _best_prefill(case, table)
-    decode = _best_decode(case, table)
-    chosen: list[tuple[Number, ...]] = []
-    for size, pre in prefill.items():
-        for other in sizes:
-            if other not in decode or size + other > chips:
-                continue
-            chosen.append(_matched(size, pre, other, decode[other], chips, case.engine))
-    if not chosen:
-        return _empty(DISAGGREGATED, layouts)
-    columns = [np.concatenate(parts) for parts in zip(*chosen, strict=True)]
-    layout, batch, tpot, memory, rate, replicas, pre_layout, pre_prompts, pre_replicas, utilisation, ttft, share = columns
-    return Table(
-        mode=DISAGGREGATED,
-        layouts=layouts,
-        layout=layout.astype(int),
-        batch=batch,
-        chunk=np.zeros(len(batch), dtype=int),
-        replicas=replicas.astype(int),
-        prefill_layout=pre_layout.astype(int),
-        prefill_prompts=pre_prompts.astype(int),
-        prefill_replicas=pre_replicas.astype(int),
-        tpot=tpot,
-        ttft=ttft,
-        rate=rate,
-        utilisation=utilisation,
-        input_share=share,
-        memory=memory,
-    )
+    readers, decoders = _best_readers(case, table), _best_decoders(case, table)
+    parts = [
+        _matched(reader, decoder, case, layouts)
+        for reader in readers
+        for decoder in decoders
+        if reader.chips + decoder.chips <= case.chips
+    ]
+    return joined(DISAGGREGATED, layouts, parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pre:
-    """The best prefill replica of one size."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """The prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, and pool."""
 
+    chips: int
     layout: int
     prompts: int
-    rate: float
-    most_utilised: float
     pool: Prefill
-    row: tuple[int, int]
-
-    def ttft(self, utilisation: Number, engine: Engine) -> Number:
-        one = replace(
-            self.pool,
-            seconds=self.pool.seconds[self.row],
-            seats=np.broadcast_to(self.pool.seats, self.pool.seconds.shape)[self.row],
-        )
-        return first_token(one, utilisation, engine)
 
 
-def _best_prefill(case: Case, table: Layout) -> dict[int, _Pre]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoders:
+    """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape."""
+
+    chips: int
+    layout: Any
+    batch: Any
+    tpot: Any
+    rate: Any
+    memory: Any
+
+
+def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
     pool = prefill_pool(
-        model, system, workload, layout=_columns(table), prompts=prompts[None, :], engine=engine, ttft=case.slo.ttft
+        model, system, workload, layout=shaped(table, 1), prompts=prompts[None, :], engine=engine, ttft=case.slo.ttft
     )
     usable = np.where(pool.memory.fits, pool.rate * pool.most_utilised, 0.0)
-    best: dict[int, _Pre] = {}
+    seats = np.broadcast_to(pool.seats, pool.seconds.shape)
+    found = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         row, column = np.unravel_index(int(np.argmax(usable[rows])), usable[rows].shape)
-        index = (int(rows[row]), int(column))
-        if usable[index] > 0:
-            best[int(size)] = _Pre(index[0], int(prompts[column]), pool.rate[index], pool.most_utilised[index], pool, index)
-    return best
+        at = (int(rows[row]), int(column))
+        if usable[at] > 0:
+            figures = {"seconds": pool.seconds[at], "seats": seats[at], "rate": pool.rate[at]}
+            one = replace(pool, **figures, most_utilised=pool.most_utilised[at])
+            found.append(_Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one))
+    return found
 
 
-def _best_decode(case: Case, table: Layout) -> dict[int, tuple[Number, ...]]:
-    """Return, for each size of a replica, the candidates that no other of that size beats in speed and rate."""
+def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
+    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate."""
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
-    grid = batches(MOST_SEQUENCES)[None, :]
-    sequences = np.maximum(grid, (table.dp * table.microbatches)[:, None])
-    state: State = decode_pool(model, system, workload, layout=_columns(table), batch=sequences, engine=engine)
-    used = state.memory.used / state.memory.capacity
-    found = {}
+    wide = shaped(table, 1)
+    sequences = _batches_of(wide)
+    state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
+    used = np.asarray(state.memory.used / state.memory.capacity)
+    found = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
-        fits = state.memory.fits[rows]
-        if not np.any(fits):
+        m, b = np.nonzero(state.memory.fits[rows])
+        if not len(m):
             continue
-        m, b = np.nonzero(fits)
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
-        m, b = m[keep], b[keep]
-        layout = rows[m]
-        found[int(size)] = (
-            layout,
-            sequences[layout, b],
-            state.tpot[layout, b],
-            state.rate[layout, b],
-            used[layout, b],
+        at = rows[m[keep]], b[keep]
+        found.append(
+            _Decoders(
+                chips=int(size),
+                layout=at[0],
+                batch=sequences[at],
+                tpot=state.tpot[at],
+                rate=state.rate[at],
+                memory=used[at],
+            )
         )
     return found
 
 
-def _matched(size: int, pre: _Pre, other: int, decode: tuple[Number, ...], chips: int, engine: Engine) -> tuple[Number, ...]:
-    """Divide the chips between prefill replicas of `size` and decode replicas of `other`, for the highest matched rate."""
-    layout, batch, tpot, rate, memory = decode
-    count = np.arange(1, (chips - other) // size + 1)[:, None]
-    decoders = (chips - count * size) // other
-    matched = np.minimum(count * pre.rate * pre.most_utilised, decoders * rate[None, :])
+def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Layout]) -> Table:
+    """Divide the chips between prefill and decode replicas of two sizes, for the highest rate that both sustain."""
+    counts = np.arange(1, (case.chips - decoders.chips) // reader.chips + 1)[:, None]
+    replicas = (case.chips - counts * reader.chips) // decoders.chips
+    can = counts * reader.pool.rate
+    matched = np.minimum(can * reader.pool.most_utilised, replicas * decoders.rate[None, :])
     best = np.argmax(matched, axis=0)
-    total = matched[best, np.arange(len(rate))]
-    count, decoders = count[best, 0], decoders[best, 0]
-    utilisation = total / (count * pre.rate)
-    share = count * size / (count * size + decoders * other)
-    n = len(rate)
-    return (
-        layout, batch, tpot, memory, total, decoders, np.full(n, pre.layout), np.full(n, pre.prompts), count, utilisation,
-        pre.ttft(utilisation, engine), share,
-    )  # fmt: skip
-
-
-def _empty(mode: str, layouts: list[Layout]) -> Table:
-    nothing = np.zeros(0)
-    whole = np.zeros(0, dtype=int)
+    rate = matched[best, np.arange(len(decoders.rate))]
+    counts, replicas = counts[best, 0], replicas[best, 0]
+    utilisation = rate / (counts * reader.pool.rate)
+    same = np.ones(len(rate), dtype=np.int64)
     return Table(
-        mode=mode, layouts=layouts, layout=whole, batch=whole, chunk=whole, replicas=whole, prefill_layout=whole,
-        prefill_prompts=whole, prefill_replicas=whole, tpot=nothing, ttft=nothing, rate=nothing, utilisation=nothing,
-        input_share=nothing, memory=nothing,
-    )  # fmt: skip
-
-
-# --- one candidate ---------------------------------------------------------------------------------------------------------
-
-
-def row(table: Table, index: int) -> Candidate:
-    """Return one row of a table."""
-    candidate = Candidate(
-        mode=table.mode,
-        layout=replace(table.layouts[table.layout[index]], replicas=int(table.replicas[index])),
-        batch=int(table.batch[index]),
-        chunk=int(table.chunk[index]),
+        mode=DISAGGREGATED,
+        layouts=layouts,
+        layout=decoders.layout,
+        batch=decoders.batch,
+        chunk=0 * same,
+        replicas=replicas,
+        prefill_layout=reader.layout * same,
+        prefill_prompts=reader.prompts * same,
+        prefill_replicas=counts,
+        tpot=decoders.tpot,
+        ttft=first_token(reader.pool, utilisation, case.engine),
+        rate=rate,
+        utilisation=utilisation,
+        input_share=counts * reader.chips / (counts * reader.chips + replicas * decoders.chips),
+        memory=decoders.memory,
     )
-    if table.mode == AGGREGATED:
-        return candidate
-    prefill = replace(table.layouts[table.prefill_layout[index]], replicas=int(table.prefill_replicas[index]))
-    return replace(candidate, prefill_layout=prefill, prompts=int(table.prefill_prompts[index]))
 
 
 def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
@@ -368,28 +263,4 @@ def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
         )[0]
         order = good[np.lexsort((table.tpot[good], -table.rate[good]))][:most]
         found += [(-float(table.rate[i]), float(table.tpot[i]), number, int(i)) for i in order]
-    return [row(tables[number], index) for _, _, number, index in sorted(found)]
-
-
-def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
-    """Return the steady state of one replica of the candidate at any batch and chunk."""
-    layout = replace(candidate.layout, replicas=1)
-    if candidate.mode == AGGREGATED:
-        return aggregated(case.model, case.system, case.workload, layout=layout, batch=batch, chunk=chunk, engine=case.engine)
-    return decode_pool(case.model, case.system, case.workload, layout=layout, batch=batch, engine=case.engine)
-
-
-def prefill_of(case: Case, candidate: Candidate) -> Prefill | None:
-    """Return what one prefill replica of the candidate delivers, if it has any."""
-    if candidate.prefill_layout is None:
-        return None
-    layout = replace(candidate.prefill_layout, replicas=1)
-    return prefill_pool(
-        case.model,
-        case.system,
-        case.workload,
-        layout=layout,
-        prompts=candidate.prompts,
-        engine=case.engine,
-        ttft=case.slo.ttft,
-    )
+    return [tables[number].row(index) for _, _, number, index in sorted(found)]

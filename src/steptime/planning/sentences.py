@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from steptime.models.model import weight_bytes
-from steptime.physics.layout import Layout, legal
+from steptime.physics.layout import Layout
 from steptime.physics.memory import weights_per_chip
+from steptime.physics.search_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
+from steptime.planning.candidates import Case
 from steptime.planning.deployment import Plan, best_change, mean_resources
 from steptime.planning.elasticity import IN_WORDS
-from steptime.planning.search import Case, fitting, search
+from steptime.planning.search import fitting, room_of, search
 from steptime.planning.workload import Slo
 from steptime.units import show
 
@@ -71,7 +73,7 @@ def warnings_of(case: Case) -> tuple[str, ...]:
         warnings.append(rent.note)
     elif rent.grade in ("recalled", "guess"):
         warnings.append(
-            f"the rent of {show(rent.typical, 'USD/s')} is a {rent.grade} figure; give yours with --set rent='2 USD/h'"
+            f"the rent of {show(float(rent.typical), 'USD/s')} is a {rent.grade} figure; give yours with --set rent='2 USD/h'"
         )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
         warnings.append(
@@ -114,9 +116,9 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
 
 def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
-    capacity = case.system.chip.hbm.capacity * case.engine.memory_share - case.engine.reserved_bytes
+    capacity = float(room_of(case))
     need, have = weight_bytes(case.model), case.chips * capacity
-    whole = case.chips * case.system.chip.hbm.capacity
+    whole = float(case.chips * case.system.chip.hbm.capacity)
     used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
     message = (
         f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "

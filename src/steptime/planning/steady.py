@@ -5,8 +5,8 @@ prompts. An attention group reads prompts in chunks of $c$ tokens beside its dec
 
 $$ f = \frac{B I}{(O - 1)\, c\, d}, \qquad t = (1 - f)\, t_{decode} + f\, t_{mixed} $$
 
-with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$: every other request's prefill delays it.
-The prompt queue is served at utilisation $f$, so $f < 1$ or the queue grows without end.
+with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$: the prompts of other requests delay the
+steps that read them. The prompt queue is served at utilisation $f$, so $f < 1$ or the queue grows without end.
 
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
 rate of requests. The KV cache of each prompt moves between them.
@@ -20,7 +20,7 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
@@ -37,35 +37,35 @@ STEP_TOKENS = 2048  # that engines read in a step by default: their activations 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A steady state of one replica, all arrays of one shape.
+    """A steady state of one replica: arrays of one shape, that of layouts, batches and chunks broadcast together.
 
-    tpot, ttft [s]; rate [requests/s]; utilisation of the prompt queue; input_share of the chips' time; `fits` in memory.
-    `lower` and `upper` are the bounds of tpot.
+    tpot, ttft [s]; rate [requests/s of the replica]; utilisation of the prompt queue, input_share of the chips' time [share];
+    memory of a chip [B]; lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with a prompt chunk.
     """
 
-    tpot: Number
-    ttft: Number
-    rate: Number
-    utilisation: Number
-    input_share: Number
+    tpot: Array
+    ttft: Array
+    rate: Array
+    utilisation: Array
+    input_share: Array
     memory: Memory
-    lower: Number
-    upper: Number
+    lower: Array
+    upper: Array
     decode: Step
     mixed: Step | None
 
 
-def fresh_tokens(workload: Workload) -> Number:
+def fresh_tokens(workload: Workload) -> float:
     """Input tokens of a request that are not in the prefix cache, at least one."""
     return max(1.0, round(workload.input_tokens * (1 - workload.cached_share)))
 
 
-def decode_steps(workload: Workload) -> Number:
+def decode_steps(workload: Workload) -> float:
     """Decode steps of a request: the first token comes from prefill."""
     return max(1.0, workload.output_tokens - 1)
 
 
-def mean_context(workload: Workload) -> Number:
+def mean_context(workload: Workload) -> float:
     """Mean context of a decoding sequence [tokens]."""
     return workload.input_tokens + workload.output_tokens / 2
 
@@ -75,8 +75,9 @@ def room_context(workload: Workload, sequences: Number) -> Number:
 
     Contexts are spread evenly over the output, with standard deviation $O/\sqrt{12}$; that of their mean falls with $\sqrt n$.
     """
-    spare = SPARE_DEVIATIONS * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
-    return mean_context(workload) + np.minimum(workload.output_tokens / 2, spare)
+    spare: Number = SPARE_DEVIATIONS * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
+    kept: Number = np.minimum(workload.output_tokens / 2, spare)
+    return mean_context(workload) + kept
 
 
 def aggregated(
@@ -107,16 +108,17 @@ def aggregated(
     )
     used = np.minimum(share, 1.0)
 
-    def mean(a: Number, b: Number) -> Number:
-        return a + used * (b - a)
+    def mean(a: Array, b: Array) -> Array:
+        mixed: Array = a + used * (b - a)
+        return mixed
 
     tpot = mean(alone.total, mixed.total)
     service = np.ceil(fresh / tokens) * mixed.total
     sequences = batch / groups
     return State(
         tpot=tpot,
-        ttft=ttft_seen(tpot / 2 + service + queue_wait(service / together, share), engine),
-        rate=batch / (steps * tpot),
+        ttft=np.asarray(ttft_seen(tpot / 2 + service + queue_wait(service / together, share), engine)),
+        rate=np.asarray(batch / (steps * tpot)),
         utilisation=share,
         input_share=used * (mixed.total - alone.total) / tpot,
         memory=memory_per_chip(
@@ -161,12 +163,16 @@ def decode_pool(model: Model, system: System, workload: Workload, *, layout: Lay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """A replica that only prefills: seconds of a pass of `seats` prompts, its bounds, and what it takes in memory."""
+    """A replica that only prefills: arrays of one shape.
 
-    seconds: Number
+    seconds of a pass [s] that reads `seats` prompts; rate [requests/s]; most_utilised: the highest utilisation within the limit
+    [share]; memory of a chip [B]; step: the pass.
+    """
+
+    seconds: Array
     seats: Number
-    rate: Number
-    most_utilised: Number
+    rate: Array
+    most_utilised: Array
     memory: Memory
     step: Step
 
@@ -192,7 +198,7 @@ def prefill_pool(
         seconds=step.total,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(step.total, queue_limit(ttft, engine), seats, ceiling),
+        most_utilised=np.asarray(highest_utilisation(step.total, queue_limit(ttft, engine), seats, ceiling)),
         memory=memory_per_chip(
             model,
             system,
@@ -235,7 +241,7 @@ def closed_loop(
     prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, layout=layout, engine=engine).total
     in_group = running / groups
     burst = in_group * prefill
-    together = engine.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
+    together = engine.scheduler.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
     tpot = decode.total + burst / output_tokens * (1 - together / 2)
     busy = burst / (burst + output_tokens * decode.total)
     started = starting * burst / 2
@@ -245,27 +251,30 @@ def closed_loop(
 
 
 def seats(model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number) -> Number:
-    """Return how many of the sequences `wanted` [per replica] run at once: as many as have room for `context` [tokens].
+    """Return how many of the `wanted` sequences [per replica] run at once: as many as have room for `context` [tokens].
 
-    Where not one has room by this count, all are taken to run: who measured them had found room.
+    Where this count leaves room for none, all of them run: the run was made, so that its server found room.
     """
     fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=STEP_TOKENS)
     return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
 
 
 def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number:
-    """Mean time to first token of a prefill replica at a utilisation [s]."""
+    """Return the mean time to first token [s] of a prefill replica at a utilisation [share]."""
     return ttft_seen(prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats), engine)
 
 
 def ttft_seen(queued: Number, engine: Engine) -> Number:
-    """Time to first token [s] of an engine whose prompt queue, were it queue_limit, would take `queued` [s]."""
-    return engine.seconds_per_request + engine.first_token_factor * queued
+    """Return the time to first token [s] that a user sees where an orderly prompt queue takes `queued` [s].
+
+    An engine adds `seconds_per_request` before the prompt is read, and stretches the queue by `first_token_factor`.
+    """
+    return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued
 
 
 def queue_limit(ttft: Number, engine: Engine) -> Number:
-    """What an queue_limit prompt queue may take [s] for a time to first token of `ttft` [s]: the inverse of `ttft_seen`."""
-    return (ttft - engine.seconds_per_request) / engine.first_token_factor
+    """Return how long an orderly prompt queue may take [s] for a time to first token of `ttft` [s]; inverts `ttft_seen`."""
+    return (ttft - engine.scheduler.seconds_per_request) / engine.scheduler.first_token_factor
 
 
 def transfer_seconds(model: Model, system: System, workload: Workload, *, sender_chips: Number, within_domain: bool) -> Number:

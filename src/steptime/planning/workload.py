@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from steptime.errors import RangeError
-from steptime.numbers import Number
 from steptime.results import unit
 
 
@@ -14,9 +13,9 @@ from steptime.results import unit
 class Workload:
     """Requests of `input_tokens` [tokens] that each get `output_tokens`; `cached_share` of the input is in a prefix cache."""
 
-    input_tokens: Number = field(metadata=unit("tokens", "of a prompt"))
-    output_tokens: Number = field(metadata=unit("tokens", "that are made for it"))
-    cached_share: Number = field(default=0.0, metadata=unit("", "share of the prompt that is in a prefix cache"))
+    input_tokens: float = field(metadata=unit("tokens", "of a prompt"))
+    output_tokens: float = field(metadata=unit("tokens", "that are made for it"))
+    cached_share: float = field(default=0.0, metadata=unit("", "share of the prompt that is in a prefix cache"))
 
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
@@ -29,8 +28,8 @@ class Workload:
 class Slo:
     """Limits on the mean time to first token `ttft` [s] and time per output token `tpot` [s]."""
 
-    ttft: Number = field(default=math.inf, metadata=unit("s", "longest mean time to first token; null: no limit"))
-    tpot: Number = field(default=math.inf, metadata=unit("s", "longest time per output token; null: no limit"))
+    ttft: float = field(default=math.inf, metadata=unit("s", "longest mean time to first token; null: no limit"))
+    tpot: float = field(default=math.inf, metadata=unit("s", "longest time per output token; null: no limit"))
 
     def __post_init__(self) -> None:
         for name, value in (("TTFT", self.ttft), ("TPOT", self.tpot)):

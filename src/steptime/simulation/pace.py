@@ -164,9 +164,10 @@ def pace_of(
         key=key,
         lone=lone,
         groups=groups,
-        before=float(runs_on.seconds_before_queue),
-        before_token=float(runs_on.seconds_before_queue_per_token),
-        answer=float(runs_on.steps_before_answer) + (float(runs_on.steps_to_balance) if groups > 1 else 0.0),
+        before=float(runs_on.scheduler.seconds_before_queue),
+        before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
+        answer=float(runs_on.scheduler.steps_before_answer)
+        + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
     if not check:
         return pace

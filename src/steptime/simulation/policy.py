@@ -22,12 +22,12 @@ MOST_SEATS, MOST_TOKENS = 1 << 20, 1 << 24  # of a replica, of a step
 
 def kind_of(engine: Engine) -> str:
     """The schedule that an engine has: prompts before decode, or beside it."""
-    return "prefill-first" if float(engine.prefill_first) > 0.5 else "continuous"
+    return "prefill-first" if float(engine.scheduler.prefill_first) > 0.5 else "continuous"
 
 
 def budget_of(engine: Engine, *, prompt: float, batch: float) -> int:
     """Tokens of an attention group in a step of an engine: its own figure, or a prompt and a decode batch [tokens]."""
-    return int(engine.step_tokens) or math.ceil(prompt + batch)
+    return int(engine.scheduler.step_tokens) or math.ceil(prompt + batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

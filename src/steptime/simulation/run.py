@@ -17,8 +17,9 @@ from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import Layout, check
+from steptime.physics.layout import Layout
 from steptime.physics.memory import sequences_that_fit
+from steptime.physics.rules import check
 from steptime.planning.workload import Slo
 from steptime.simulation import loop
 from steptime.simulation.metrics import answers, timeline

@@ -161,15 +161,6 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
     )
 
 
-def resampled(traffic: Traffic, rate: float, n: int, *, seed: int = 0) -> Traffic:
-    """Return Poisson arrivals at `rate` [requests/s] with the lengths of another traffic, drawn with replacement."""
-    random = _random(seed, n)
-    pick = random.integers(0, len(traffic), n)
-    return Traffic(
-        arrival=arrivals(rate, n, random), inputs=traffic.inputs[pick], outputs=traffic.outputs[pick], name=f"{rate:g}/s"
-    )
-
-
 def scaled(traffic: Traffic, factor: float) -> Traffic:
     """Return the same requests at `factor` times the rate."""
     if not (factor > 0 and math.isfinite(factor)):

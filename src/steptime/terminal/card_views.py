@@ -11,6 +11,7 @@ from rich.text import Text
 from steptime.cards.engines import EngineCard
 from steptime.cards.models import ComparisonRow, ModelCard, ModelRow
 from steptime.cards.systems import RACK_KEYS, SystemCard, SystemRow
+from steptime.numbers import Number
 from steptime.terminal.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
 
@@ -264,7 +265,7 @@ def system_view(card: SystemCard) -> RenderableType:
 RACK_UNITS = {"power": "W", "weight": "kg"}
 
 
-def _amount(name: str, value: float) -> str:
+def _amount(name: str, value: Number) -> str:
     return show(value, RACK_UNITS[name]) if name in RACK_UNITS else f"{value:,.0f}"
 
 

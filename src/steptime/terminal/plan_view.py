@@ -294,7 +294,7 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
         for name, step, mixed in _passes(pool):
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
             given = step_given(pool, plan.workload, mixed=mixed)
-            parts.append(lines_table(explain_step(model, system, step, given=given, layout=pool.layout, engine=engine)))
+            parts.append(lines_table(explain_step(model, system, given=given, layout=pool.layout, engine=engine)))
     origin = model.source or {"url": "a local config"}
     where = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({where})" if where else ""), no_wrap=True, overflow="ignore"))
@@ -308,7 +308,7 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
         passes = []
         for name, step, mixed in _passes(pool):
             given = step_given(pool, plan.workload, mixed=mixed)
-            lines = explain_step(model, system, step, given=given, layout=pool.layout, engine=engine)
+            lines = explain_step(model, system, given=given, layout=pool.layout, engine=engine)
             passes.append({"pass": name, "total": step.total, "lower": step.lower, "upper": step.upper, "lines": lines})
         pools.append({"pool": pool.role, "equations": equations(model, pool, plan.workload), "passes": passes})
     return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}

@@ -90,7 +90,7 @@ def _explained(
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import sources_json
 
-    lines = explain_step(model, system, card, given=given, layout=card.layout, engine=engine)
+    lines = explain_step(model, system, given=given, layout=card.layout, engine=engine)
     return {"explanation": {"lines": lines, "sources": sources_json(system)}}
 
 
@@ -99,5 +99,5 @@ def _explain(model: "Model", system: "System", card: "StepCard", given: dict[str
     from steptime.planning.explanation import explain_step
     from steptime.terminal.plan_view import lines_table, sources_table
 
-    show(lines_table(explain_step(model, system, card, given=given, layout=card.layout, engine=engine)))
+    show(lines_table(explain_step(model, system, given=given, layout=card.layout, engine=engine)))
     show(sources_table(system))

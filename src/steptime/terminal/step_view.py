@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.cards.steps import StepCard
+from steptime.numbers import Number
 from steptime.physics.layout import show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
@@ -76,7 +77,7 @@ def title(card: StepCard) -> str:
 
 
 def _answers(card: StepCard) -> list[tuple[str, str | Text]]:
-    time = ranged(float(card.total), card.range, lambda s: show(s, "s"))
+    time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
     rows: list[tuple[str, str | Text]] = [
         ("Time" + (" (90 % range)" if card.range else ""), Text(time, style="bold green")),
     ]
@@ -84,10 +85,14 @@ def _answers(card: StepCard) -> list[tuple[str, str | Text]]:
         rows.append(("Ideal, were nothing lost", show(float(card.ideal.total), "s")))
     rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
     for name, (rate, limits) in card.rates().items():
-        rows.append((RATES[name], ranged(rate, limits, lambda each: show(each, "tok/s"))))
+        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda each: show(each, "tok/s"))))
     left = float(card.memory.capacity - card.memory.used)
     rows.append(("Fits", "yes" if left >= 0 else f"no, {show(-left, 'B')} too much on a chip"))
     return rows
+
+
+def _floats(limits: tuple[Number, Number] | None) -> tuple[float, float] | None:
+    return None if limits is None else (float(limits[0]), float(limits[1]))
 
 
 def bounds(step: Step) -> str:

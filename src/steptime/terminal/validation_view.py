@@ -18,7 +18,8 @@ from steptime.measured.validation import (
     SPREAD,
     spread_of,
 )
-from steptime.physics.engine import WAIT_NAMES, Engine
+from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.engine import Engine, constant
 from steptime.terminal.plots import scatter_plot
 from steptime.terminal.widgets import counted, notes, table
 from steptime.units import show
@@ -134,7 +135,7 @@ def calibration_view(
     shown = table("Constant", f"{before.name}, before", f"{fitted.name}, fitted", numbers=(1, 2))
     for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES):
         unit = "s" if name.startswith("seconds") else ""
-        cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (getattr(before, name), getattr(fitted, name))]
+        cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
         shown.add_row(name.replace("_", " "), *cells)
     errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
     for engine, found in tables.items():

@@ -1,0 +1,37 @@
+"""Cuts large input into blocks that stay in cache, and evaluates them on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
+Answer = TypeVar("Answer")
+
+
+def blocks_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the arrays cut along the first axis of the shape that they broadcast to, in blocks of about `BLOCK` points.
+
+    >>> [block["b"].shape for block in blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
+    [(21845, 3), (21845, 3), (21845, 3), (1, 3)]
+    """
+    shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
+    size = int(np.prod(shape))
+    if size < 2 * BLOCK or shape[0] == 1:
+        return [arrays]
+    rows = max(1, BLOCK * shape[0] // size)
+    along = {name for name, a in arrays.items() if a.ndim == len(shape) and a.shape[0] > 1}
+    return [
+        {name: a[first : first + rows] if name in along else a for name, a in arrays.items()}
+        for first in range(0, shape[0], rows)
+    ]
+
+
+def in_threads(work: Callable[[dict[str, Any]], Answer], blocks: list[dict[str, Any]]) -> list[Answer]:
+    """Return what `work` makes of each block, in their order."""
+    with ThreadPoolExecutor(min(len(blocks), os.cpu_count() or 1)) as pool:
+        return list(pool.map(work, blocks))

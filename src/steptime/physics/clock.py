@@ -1,0 +1,81 @@
+"""Adds up the seconds of a pass: by term, by what it waits for, and as the ledger of lines that an explanation prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.numbers import Number
+from steptime.physics.demand import Demand
+from steptime.physics.network import Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One operator, collective or overhead as the step recorded it.
+
+    seconds [s] of one micro-batch in all layers that have it, `count` of them; compute and memory [s] are the two sides of an
+    operator's roofline. What was asked for is `times` a `demand` of a chip, a `traffic` of links, or `count` times `each` [s].
+    weight: how often its seconds count in the period of a cycle of micro-batches.
+    """
+
+    term: str
+    name: str
+    seconds: Number
+    count: Number = 1
+    compute: Number = 0.0
+    memory: Number = 0.0
+    demand: Demand | None = None
+    times: Number = 1
+    traffic: Traffic | None = None
+    each: Number = 0.0
+    weight: Number = 1.0
+
+    @property
+    def counted(self) -> Number:
+        """Seconds of the step that are this entry's, over all micro-batches and stages [s]."""
+        return self.seconds * self.weight
+
+
+class Clock:
+    """Sums of one part of a pass for one micro-batch: seconds by term and by resource, and busy seconds of each resource.
+
+    `entries` are the lines behind the sums.
+    """
+
+    def __init__(self) -> None:
+        self.terms: dict[str, Number] = {}
+        self.resources: dict[str, Number] = {}
+        self.busy: dict[str, Number] = {}
+        self.total: Number = 0.0
+        self.entries: list[Entry] = []
+
+    def add(self, entry: Entry, blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
+        """Add an entry's seconds; `blame` divides them among resources, `busy` is how long each resource works [s]."""
+        accumulate(self.terms, {entry.term: entry.seconds})
+        self.total = self.total + entry.seconds
+        accumulate(self.resources, blame)
+        accumulate(self.busy, busy)
+        self.entries.append(entry)
+
+    def wait(self, name: str, count: Number, each: Number) -> None:
+        """Add an overhead of the engine: `count` times `each` [s]."""
+        seconds = count * each
+        entry = Entry(term="overhead", name=name, seconds=seconds, count=count, each=each)
+        self.add(entry, {"overhead": seconds}, {"overhead": seconds})
+
+
+def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:
+    """Add so many `times` the `values` to `sums`, name by name.
+
+    >>> sums = {"a": 1.0}
+    >>> accumulate(sums, {"a": 2.0, "b": 3.0}, 2.0)
+    >>> sums
+    {'a': 5.0, 'b': 6.0}
+    """
+    once = np.ndim(times) == 0 and times == 1
+    for name, value in values.items():
+        added = value if once else value * times
+        sums[name] = sums[name] + added if name in sums else added

@@ -1,0 +1,112 @@
+"""The collectives of a pass: which exchanges its layers need, and the time that each adds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.blackboard.experts import distinct_hit
+from steptime.machines.system import System
+from steptime.models.model import Attention, Model, Op
+from steptime.numbers import Number
+from steptime.physics import network
+from steptime.physics.clock import Clock, Entry
+from steptime.physics.demand import Work, ledger
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
+from steptime.physics.memory import ACTIVATION_BYTES
+from steptime.physics.network import Traffic
+
+
+def run_network(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
+    """Add the collectives of all layers."""
+    rows = work.decode + work.prefill
+    row_bytes = rows * model.width * ACTIVATION_BYTES
+    apart = np.where(np.asarray(layout.dp) > 1, 1.0, 0.0)  # attention groups that exchange tokens
+    sparse = sum(n for layer, n in model.layers if layer.routed)
+    blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
+    reductions = blocks + sparse * (1 - apart)
+    if np.any(np.asarray(layout.group) > 1):
+        phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
+        once = network.all_reduce(system, layout.group, row_bytes, overhead=phase, efficiency=reached)
+        run_collective(clock, "all-reduce", once * reductions, system, engine, count=reductions)
+    if np.any(np.asarray(layout.cp) > 1):
+        for attention, n in ledger(model, merged=True).mixers:
+            traffic = _context_exchange(attention, work, system, layout) * n
+            run_collective(clock, "context exchange", traffic, system, engine, count=n)
+    if sparse and np.any(apart):
+        for layer, n in model.layers:
+            if layer.routed:
+                _run_exchange(clock, layer.routed, n * apart, model, work, system, layout, engine)
+
+
+def run_hops(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
+    """Add the hops of a micro-batch from stage to stage."""
+    if np.any(np.asarray(layout.pp) > 1):
+        bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / layout.group
+        traffic = network.point_to_point(system, layout.pp, bytes_, layout.stage)
+        run_collective(clock, "pipeline", traffic, system, engine, count=layout.pp)
+
+
+def run_collective(
+    clock: Clock, term: str, traffic: Traffic, system: System, engine: Engine, *, count: Number = 1, pipelined: bool = False
+) -> None:
+    """Add a collective: its levels one after another, or at once where tokens are forwarded as they come (`pipelined`)."""
+    reached = engine.kernels.network_efficiency
+    busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if np.any(b)}
+    blame: dict[str, Number] = dict(busy)
+    moving: Number = 0.0
+    if pipelined and len(busy) > 1:
+        for b in busy.values():
+            moving = np.maximum(moving, b)
+        left = moving
+        for kind, b in reversed(busy.items()):
+            blame[kind] = np.where(b >= moving, left, 0.0)
+            left = left - blame[kind]
+    else:
+        for b in busy.values():
+            moving = moving + b
+    waiting = blame["latency"] = traffic.latency
+    if np.any(engine.overheads.seconds_per_collective):
+        blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
+        waiting = waiting + blame["overhead"]
+    entry = Entry(term=term, name="", seconds=moving + waiting, count=count, traffic=traffic)
+    clock.add(entry, blame, {**busy, "latency": waiting})
+
+
+def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:
+    """Gather queries over the chips that divide a context, scatter partial outputs, and gather the cache of prompt prefixes."""
+    values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
+    gathered = network.all_gather(system, layout.cp, values)
+    if not np.any(work.prompts):
+        return gathered
+    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / np.minimum(layout.tp, a.kv_shards)
+    return gathered + network.all_gather(system, layout.cp, cached)
+
+
+def _run_exchange(
+    clock: Clock, op: Op, count: Number, model: Model, work: Work, system: System, layout: Layout, engine: Engine
+) -> None:
+    """Add dispatch of tokens to their experts and combination of what comes back, which differ in bytes only."""
+    sharing, active = layout.stage / layout.ep, round(op.active)
+    reach = op.active_groups if op.expert_groups > 1 else np.inf
+    per_byte = network.exchange(
+        system,
+        layout.ep,
+        work.everywhere / layout.stage,
+        model.width,
+        experts=op.experts,
+        active=active,
+        reach=reach,
+        stride=sharing,
+    )
+    gathered = None
+    if np.any(sharing > 1):
+        rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
+        gathered = network.all_gather(system, sharing, rows * model.width)
+    for term, value_bytes in (
+        ("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))),
+        ("combine", ACTIVATION_BYTES),
+    ):
+        run_collective(clock, term, per_byte.resized(value_bytes) * count, system, engine, count=count, pipelined=True)
+        if gathered is not None:
+            run_collective(clock, term, gathered.resized(value_bytes) * count, system, engine, count=count)

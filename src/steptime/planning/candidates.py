@@ -1,0 +1,145 @@
+"""What a plan is made for, the candidates it chooses among, and tables of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.machines.money import rent_of
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.numbers import Number
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout, show_layout
+from steptime.planning.steady import Prefill, State, aggregated, decode_pool, prefill_pool
+from steptime.planning.workload import Slo, Workload
+
+AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Everything that a plan is made for."""
+
+    model: Model
+    system: System
+    workload: Workload
+    slo: Slo
+    chips: int
+    engine: Engine
+
+    @property
+    def rent(self) -> Number:
+        """USD per second of all chips."""
+        return rent_of(self.chips, self.system.rent.typical)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to serve: decode replicas of `layout` with `batch` sequences each, and how prompts are prefilled.
+
+    Aggregated: in chunks of `chunk` tokens beside decode. Disaggregated: by `prefill_layout.replicas` replicas of their own
+    that take `prompts` prompts per attention group in a pass.
+    """
+
+    mode: str
+    layout: Layout
+    batch: int
+    chunk: int = 0
+    prefill_layout: Layout | None = None
+    prompts: int = 0
+
+    @property
+    def text(self) -> str:
+        """The candidate in a line."""
+        if self.prefill_layout is None:
+            return show_layout(self.layout)
+        return f"prefill {show_layout(self.prefill_layout)} + decode {show_layout(self.layout)}"
+
+    @property
+    def same(self) -> tuple[object, ...]:
+        """What two candidates share that differ in batch, chunk and micro-batches only."""
+        return (
+            self.mode,
+            replace(self.layout, microbatches=1),
+            self.prefill_layout and replace(self.prefill_layout, microbatches=1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Candidates as columns, arrays of shape (candidates,); `layout` and `prefill_layout` index `layouts`.
+
+    layout; batch [sequences of a replica]; chunk [tokens]; replicas; prefill_layout (-1: none), prefill_prompts [per attention
+    group in a pass], prefill_replicas; tpot, ttft [s]; rate [requests/s of the whole deployment]; utilisation of the prompt
+    queue; input_share of the chips' time; memory: used over capacity.
+    """
+
+    mode: str
+    layouts: list[Layout]
+    layout: Any
+    batch: Any
+    chunk: Any
+    replicas: Any
+    prefill_layout: Any
+    prefill_prompts: Any
+    prefill_replicas: Any
+    tpot: Any
+    ttft: Any
+    rate: Any
+    utilisation: Any
+    input_share: Any
+    memory: Any
+
+    def __len__(self) -> int:
+        return len(self.tpot)
+
+    def row(self, index: int) -> Candidate:
+        """Return one row."""
+        candidate = Candidate(
+            mode=self.mode,
+            layout=replace(self.layouts[self.layout[index]], replicas=int(self.replicas[index])),
+            batch=int(self.batch[index]),
+            chunk=int(self.chunk[index]),
+        )
+        if self.mode == AGGREGATED:
+            return candidate
+        prefill = replace(self.layouts[self.prefill_layout[index]], replicas=int(self.prefill_replicas[index]))
+        return replace(candidate, prefill_layout=prefill, prompts=int(self.prefill_prompts[index]))
+
+
+COLUMNS = tuple(f.name for f in fields(Table) if f.name not in ("mode", "layouts"))
+
+
+def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
+    """Return the rows of all parts, tables of one mode over the same layouts, as one table."""
+    nothing = (np.zeros(0, dtype=np.int64),)
+    columns = {name: np.concatenate([getattr(part, name) for part in parts] or nothing) for name in COLUMNS}
+    return Table(mode=mode, layouts=layouts, **columns)
+
+
+def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
+    """Return the steady state of one replica of the candidate at any batch and chunk."""
+    layout = replace(candidate.layout, replicas=1)
+    if candidate.mode == AGGREGATED:
+        return aggregated(case.model, case.system, case.workload, layout=layout, batch=batch, chunk=chunk, engine=case.engine)
+    return decode_pool(case.model, case.system, case.workload, layout=layout, batch=batch, engine=case.engine)
+
+
+def prefill_of(case: Case, candidate: Candidate) -> Prefill | None:
+    """Return what one prefill replica of the candidate delivers, if it has any."""
+    if candidate.prefill_layout is None:
+        return None
+    layout = replace(candidate.prefill_layout, replicas=1)
+    return prefill_pool(
+        case.model,
+        case.system,
+        case.workload,
+        layout=layout,
+        prompts=candidate.prompts,
+        engine=case.engine,
+        ttft=case.slo.ttft,
+    )
