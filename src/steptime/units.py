@@ -126,8 +126,8 @@ def parse(text: str | float, unit: str = "") -> float:
 def count(text: str | int | float, name: str = "number") -> int:
     """Read a whole number as people write it: with separators, an exponent, or k, M, G or B (1e9), T; Ki, Mi, Gi are binary.
 
-    name: what the number is, for the error. Raises UnitError for what is no number, RangeError for one that is not whole, is
-    negative, or is beyond 1e15.
+    name: what the number is, for the error. Raises UnitError for what is no number, RangeError for one that is not whole or
+    is beyond 1e15.
 
     >>> [count(text) for text in ("8k", "1e3", "1.5M", "8_192", "8,192", "128Ki", "2B", 72)]
     [8000, 1000, 1500000, 8192, 8192, 131072, 2000000000, 72]
@@ -146,8 +146,6 @@ def count(text: str | int | float, name: str = "number") -> int:
     found = round(number * COUNTS[written], 6)  # 4.1 k is 4100, though 4.1 * 1000 is a little less
     if abs(found) > MOST_COUNTED:
         raise RangeError(f"{name} must be at most {MOST_COUNTED:g}, not {shown(text)}")
-    if found < 0:
-        raise RangeError(f"{name} must be at least 0, not {shown(text)}")
     if found != int(found):
         raise RangeError(f"{name} must be a whole number, not {shown(text)}")
     return int(found)

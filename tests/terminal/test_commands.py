@@ -252,6 +252,38 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
         ("systems nowhere.toml", "no such file"),
         ("plan missing/config.json hgx-h100", "no such file"),
+        ("plan llama-3.1-8b hgx-h100 --quantile p99", "--quantile needs --simulate"),
+        ("plan llama-3.1-8b hgx-h100 --experts fp8", "--experts needs a model with experts"),
+        ("plan llama-3.1-8b hgx-h100 --imbalance 2", "--imbalance needs a model with experts"),
+        ("plan llama-3.1-8b hgx-h100 --launch=", "--launch needs an engine"),
+        ("plan llama-3.1-8b hgx-h100 --weights=", "--weights needs a number format"),
+        ("plan llama-3.1-8b hgx-h100 --kv=", "--kv needs a number format"),
+        ("plan llama-3.1-8b hgx-h100 --csv=", "--csv needs the name of a file"),
+        ("plan llama-3.1-8b hgx-h100 --simulate --quantile p98", "unknown quantile 'p98'"),
+        ("plan llama-3.1-8b hgx-h100 --brief --explain", "--explain needs a whole plan, not --brief"),
+        ("plan llama-3.1-8b hgx-h100 --modes aggregated,both", "unknown mode 'both'"),
+        (
+            "plan llama-3.1-8b hgx-h100 --input 8kk",
+            "--input: '8kk' ends in 'kk'; a number may end in k, M, G, B or T, such as 8192, 8k or 1e3",
+        ),
+        ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
+        ("plan llama-3.1-8b hgx-h100 --speed fast", "'--speed'"),
+        ("plan llama-3.1-8b", "Missing argument"),
+        ("plan llama-3.1-8b hgx-h100 --sped 3", "No such option: --sped"),
+        ("plann", "No such command 'plann'"),
+        ("step llama-3.1-8b hgx-h100 --tokens 8", "--tokens needs --phase prefill or mixed"),
+        ("step llama-3.1-8b hgx-h100 --prompts 8", "--prompts needs --phase prefill or mixed"),
+        ("step llama-3.1-8b hgx-h100 --prefix 8", "--prefix needs --phase prefill or mixed"),
+        ("step llama-3.1-8b hgx-h100 --phase prefill --batch 8", "--batch needs --phase decode or mixed"),
+        ("step llama-3.1-8b hgx-h100 --phase prefill --context 8", "--context needs --phase decode or mixed"),
+        ("step llama-3.1-8b hgx-h100 --phase prefill --query 8", "--query needs --phase decode or mixed"),
+        ("step llama-3.1-8b hgx-h100 --microbatches 100", "cannot be cut into 100 micro-batches"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --csv a.csv", "--csv needs --find-rate"),
+        ("models --like zzz", "finds no model; the nearest names are"),
+        ("models deepseek-v3 --like qwen", "--like needs the whole list or --table"),
+        ("models --context 8k", "--context needs a model, or --table"),
+        ("systems --toml", "--toml needs the NAME of a system"),
+        ("systems hgx-h100 --csv a.csv", "--csv needs the list"),
     ],
 )
 def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
@@ -378,3 +410,91 @@ def test_broken_runs_are_named(tmp_path, text, says):
     shown = run("validate runs.csv", folder=tmp_path)
     assert shown.returncode == 2
     assert says in " ".join(shown.stderr.split())
+
+
+def test_numbers_are_read_as_people_write_them():
+    plain, short = (
+        json.loads(run(f"plan llama-3.1-8b hgx-h100 --chips 2 --input {n} --output {m} --json").stdout)
+        for n, m in (("8000", "1000"), ("8k", "1e3"))
+    )
+    assert {**plain, "search_s": 0} == {**short, "search_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "says"),
+    [
+        ("plan deepseek-v3 gb200-nvl72 --speed 50 --ttft 2", 12, "USD/M output tokens: $"),
+        ("plan llama-3.1-8b cs-3", 12, "Output per chip: "),
+        ("plan deepseek-v3 gb200-nvl72 --speed 1e5", 12, "Not possible: "),
+        ("step deepseek-v3 gb200-nvl72 --dp 8 --ep 8 --batch 64", 12, "Time (90 % range): "),
+        ("simulate llama-3.1-8b hgx-h100 --rate 20 --input 256 --output 32 --requests 200 --ttft 1", 12, "First token: mean"),
+    ],
+)
+def test_the_answer_alone_is_a_few_lines(words, lines, says):
+    if words.startswith("simulate"):
+        pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    shown = run(words + " --brief", columns=80)
+    assert len(shown.stdout.splitlines()) < lines
+    assert says in shown.stdout
+
+
+def test_what_changes_the_answer_stands_above_it():
+    text = " ".join(run("plan qwen3-32b hgx-h100 --input 120k --chips 8").stdout.split())
+    assert 0 < text.index("Note: requests of 121,024 tokens exceed the model's context") < text.index("per million")
+    text = " ".join(run("step gpt2 hgx-h100 --context 1000000").stdout.split())
+    assert 0 < text.index("Note: a context of 1,000,000 tokens exceeds the 1,024 of the model") < text.index("Time (")
+
+
+def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money():
+    text = run("plan llama-3.1-8b cs-3 --explain").stdout
+    body = text[: text.index("How the serve")]
+    assert "of output per chip" in " ".join(text.splitlines()[:6])
+    for word in ("unknown", "nan", "$", "USD/M"):
+        assert word not in body.replace("--set rent='2 USD/h'", "")
+
+
+def test_errors_are_json_where_json_is_asked_for():
+    shown = run("plan llama-3.1-405b hgx-h100 --json")
+    assert shown.returncode == 2
+    assert json.loads(shown.stdout)["error"] == "DoesNotFit"
+    assert "223 GB too little" in json.loads(shown.stdout)["message"]
+    assert len(shown.stderr.strip().splitlines()) == 1
+    assert json.loads(run("plan --json").stdout)["message"].startswith("Missing argument")
+
+
+def test_explanations_are_json_where_json_is_asked_for():
+    found = json.loads(run("plan deepseek-v3 gb200-nvl72 --mode aggregated --explain --json").stdout)["explanation"]
+    (pool,) = found["pools"]
+    assert any(rule.startswith("time per token = ") for rule in pool["equations"])
+    assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prompt chunk"]
+    assert {line["term"] for line in pool["passes"][0]["lines"]} >= {"attention", "experts", "overhead"}
+    assert {"figure", "value", "grade", "date", "url"} == set(found["sources"][0])
+    step = json.loads(run("step llama-3.1-8b hgx-h100 --explain --json").stdout)
+    assert step["explanation"]["lines"][0]["seconds"] > 0
+
+
+def test_the_help_tells_exit_codes_and_one_example_a_line():
+    text = run("--help", columns=120).stdout
+    assert "Exit codes: 0 an answer; 1 limits that nothing meets; 2 wrong input; 130 interrupted." in text
+    assert "training" not in text
+    lines = [line.strip() for line in run("simulate --help", columns=120).stdout.splitlines()]
+    assert sum(line.startswith("steptime simulate ") for line in lines) == 4
+
+
+def test_exports_say_what_they_wrote(tmp_path):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    words = SIMULATE + "--rate 20 --brief --export r.csv --chrome t.json"
+    first, again = run(words, folder=tmp_path), run(words, folder=tmp_path)
+    assert first.stderr.startswith("Wrote r.csv: 200 requests; times in s, lengths in tokens.\nWrote t.json: a timeline")
+    assert again.stderr.count("in place of an older file") == 2
+
+
+def test_engine_files_are_written_over_only_by_force(tmp_path):
+    pytest.importorskip("scipy")
+    (tmp_path / "runs.csv").write_text(RUNS)
+    words = "calibrate runs.csv --engine mine --prior vllm"
+    assert run(words, folder=tmp_path).returncode == 0
+    assert run(words, folder=tmp_path).returncode == 2
+    forced = run(words + " --force", folder=tmp_path)
+    assert forced.returncode == 0
+    assert "2 runs tell little" in " ".join(forced.stdout.split())

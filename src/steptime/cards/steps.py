@@ -6,15 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+import numpy as np
+
 from steptime.catalog.loading import SystemLike, system_of
+from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.models.loading import ModelLike, model_of
+from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL, Engine, engine_for
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory, memory_per_chip
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import step_range
-from steptime.results import unit
+from steptime.results import broadcast, unit
+
+PHASES = ("decode", "prefill", "mixed")
+ASKED = ("batch", "context", "query", "prompts", "tokens", "prefix")
+Range = tuple[Number, Number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -42,6 +50,7 @@ class StepCard(Step):
     range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
     ideal: Step | None = field(metadata=unit("", "the same step, were nothing lost; null for the ideal engine"))
     memory: Memory = field(metadata=unit("", "of a chip"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind about the answer"))
 
     @property
     def tokens_per_second_per_user(self) -> Number:
@@ -57,6 +66,71 @@ class StepCard(Step):
     def prompt_tokens_per_second_per_chip(self) -> Number:
         """Prompt tokens read per second over the chips of the replica."""
         return self.prompts * self.tokens / self.layout.chips / self.total
+
+    def rates(self) -> dict[str, tuple[Number, Range | None]]:
+        """Return the rates [tok/s] that the phase has, by name, each with its 90 % range where the engine has one."""
+        names = [f"{kind}_tokens_per_second_per_chip" for kind in ("output", "prompt")]
+        values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}
+        return {name: (value, self._ends(value)) for name, value in values.items() if value > 0}
+
+    def _ends(self, rate: Number) -> Range | None:
+        """Return a rate at the slow and at the fast end of the step's range."""
+        return None if self.range is None else (rate * self.total / self.range[1], rate * self.total / self.range[0])
+
+    def columns(self) -> dict[str, Any]:
+        """Return what was asked, the rates and the memory beside the row of the step."""
+        what = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
+        asked = {name: getattr(self, name) for name in ASKED}
+        low, high = self.range or (np.nan, np.nan)
+        came = {
+            "low_s": low, "high_s": high,
+            "tokens_per_s_per_user": self.tokens_per_second_per_user,
+            "output_tokens_per_s_per_chip": self.output_tokens_per_second_per_chip,
+            "prompt_tokens_per_s_per_chip": self.prompt_tokens_per_second_per_chip,
+            "memory_bytes": self.memory.used, "fits": self.memory.fits,
+        }  # fmt: skip
+        row: dict[str, Any] = broadcast({**what, "phase": self.phase, **asked, **came, **Step.columns(self)})
+        return row
+
+
+def asked_of(
+    phase: str,
+    layout: Layout,
+    *,
+    batch: int = 1,
+    context: int = 4096,
+    query: int = 1,
+    prompts: int | None = None,
+    tokens: int = 8192,
+    prefix: int = 0,
+) -> dict[str, int]:
+    """Return what a phase takes of what may be asked, as `mixed_step` takes it, and raise InputError where it makes no sense.
+
+    Of decode, `batch` sequences of `context` [tokens] get `query` tokens each; of prefill, `prompts` (one for each attention
+    group unless given) of `tokens` after `prefix` [tokens]; phase "mixed" is both at once.
+    """
+    if phase not in PHASES:
+        raise UnknownName("phase", phase, PHASES, f"Known: {', '.join(PHASES)}.")
+    given = {"batch": batch, "context": context, "query": query} if phase != "prefill" else {}
+    if phase != "decode":
+        given |= {"prompts": int(layout.dp) if prompts is None else prompts, "tokens": tokens, "prefix": prefix}
+    for name, value in given.items():
+        least = 0 if name == "prefix" else 1
+        if value < least:
+            raise RangeError(f"--{name} must be at least {least}, not {value}")
+    if given.get("query", 1) > given.get("context", 1):
+        raise RangeError(f"--query {query} is more than the --context of {context} that holds it")
+    parts = int(layout.microbatches)
+    if "batch" in given and parts > int(layout.pp) and parts > batch:
+        raise LayoutError(f"a batch of {batch:,} cannot be cut into {parts:,} micro-batches")
+    return given
+
+
+def _notes(model: Model, asked: Mapping[str, Number]) -> tuple[str, ...]:
+    reach = np.max(np.maximum(asked["context"], asked["tokens"] + asked["prefix"]))
+    if reach <= model.max_context:
+        return tuple(model.notes)
+    return (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model", *model.notes)
 
 
 def step_card(
@@ -99,4 +173,5 @@ def step_card(
             engine=runs_on,
             step_tokens=rows / layout.dp,
         ),
+        notes=_notes(of, asked),
     )

@@ -212,6 +212,34 @@ def _mean(pool: Pool, name: str) -> dict[str, float]:
     return {key: float((1 - share) * plain.get(key, 0.0) + share * mixed.get(key, 0.0)) for key in keys}
 
 
+def cost_changes(plan_: Plan) -> dict[str, float]:
+    """Return by what share the cost changes for 10 % more of each figure."""
+    return {name: 1.1**value - 1 for name, value in plan_.elasticities.items()}
+
+
+def chosen_point(plan_: Plan) -> Point:
+    """Return the plan itself as a point of the plane of speed and throughput."""
+    return Point(
+        mode=plan_.mode,
+        layout_text=plan_.layout_text,
+        batch=plan_.pools[-1].batch,
+        tokens_per_second_per_user=plan_.tokens_per_second_per_user,
+        tokens_per_second_per_chip=plan_.tokens_per_second_per_chip,
+        usd_per_million_output_tokens=plan_.usd_per_million_output_tokens,
+        ttft=plan_.ttft,
+    )
+
+
+def runner_up_dearer(plan_: Plan) -> float:
+    """Return by what share a token of the runner-up costs more; of output for each chip where no rent is known."""
+    other = plan_.runner_up
+    if other is None:
+        return math.nan
+    if math.isfinite(plan_.usd_per_million_output_tokens):
+        return other.usd_per_million_output_tokens / plan_.usd_per_million_output_tokens - 1
+    return plan_.tokens_per_second_per_chip / other.tokens_per_second_per_chip - 1
+
+
 def best_change(plan_: Plan) -> tuple[str, float] | None:
     """Return the figure whose improvement by 10 % lowers cost most, and by what share; rent, which is money itself, aside."""
     worth = {

@@ -38,3 +38,12 @@ class Slo:
     def __post_init__(self) -> None:
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
+
+
+def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
+    """Return limits from a least output speed [tok/s] for each user and a longest time to first token [s]; None is no limit.
+
+    >>> limits(speed=50)
+    Slo(ttft=inf, tpot=0.02)
+    """
+    return Slo(tpot=math.inf if speed is None else 1 / speed, ttft=math.inf if ttft is None else ttft)

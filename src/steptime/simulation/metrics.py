@@ -198,6 +198,16 @@ def answers(
     )
 
 
+def latencies(requests: Any) -> dict[str, Any]:
+    """Return TTFT and TPOT [s] of each request that was served; TPOT of those with more than one output token.
+
+    requests: rows of `state.REQUEST`, those that are done or all.
+    """
+    done = requests[requests["status"] == DONE]
+    tpot = (done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1)
+    return {"TTFT": done["first"] - done["arrival"], "TPOT": tpot[done["outputs"] > 1]}
+
+
 def _decoders(pools: list[tuple[Rules, Replicas]]) -> list[tuple[Rules, Replicas]]:
     """The pools that decode; the last where none does."""
     return [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]

@@ -70,6 +70,11 @@ class Simulation(Tabular):
     limited: bool = field(default=False, metadata=unit("", "whether any class has a limit"))
 
     @property
+    def output_tokens_per_second_per_chip(self) -> float:
+        """Output tokens per second over all chips."""
+        return self.answers.output_tokens_per_second / self.chips
+
+    @property
     def over_time(self) -> dict[str, list[float]]:
         """The timeline in about `POINTS` points."""
         step = max(1, len(self.timeline["seconds"]) // POINTS)

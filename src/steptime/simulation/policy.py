@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
+from steptime.blackboard.machine import drain_seconds
 from steptime.errors import RangeError, UnknownName
+from steptime.machines.system import System
 from steptime.numbers import LONGEST, at_least_zero, limit, positive, single, whole
 from steptime.physics.engine import Engine
 from steptime.results import unit
@@ -110,3 +113,31 @@ class Policy:
             closed=closed,
             longest=int(min(float(self.max_context), ENDLESS)),
         )
+
+
+def policy_for(
+    engine: Engine,
+    system: System,
+    *,
+    prompt: float,
+    kind: str | None = None,
+    max_sequences: int = 256,
+    token_budget: int | None = None,
+    kv_tokens: float | None = None,
+    interval: float | None = None,
+    **more: Any,
+) -> Policy:
+    """Return the schedule that an engine has on a system, with what is given in place of its own figures.
+
+    prompt: the longest [tokens], for engines that read a prompt in one step. kv_tokens: what the chips hold where None.
+    interval [s] between trains: the time to read the whole HBM once where None. `more` goes to `Policy`.
+    """
+    hbm = system.chip.hbm
+    return Policy(
+        kind=kind or kind_of(engine),
+        max_sequences=max_sequences,
+        token_budget=budget_of(engine, prompt=prompt, batch=max_sequences) if token_budget is None else token_budget,
+        kv_tokens=math.inf if kv_tokens is None else kv_tokens,
+        interval=float(drain_seconds(hbm.capacity, hbm.bandwidth)) if interval is None else interval,
+        **more,
+    )

@@ -16,12 +16,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.errors import RangeError
+from steptime.errors import RangeError, UnknownName
+from steptime.machines.system import System
 from steptime.numbers import LONGEST, at_least_zero, positive, single
+from steptime.physics.layout import Layout
 from steptime.results import Result, unit
 from steptime.simulation.pace import Pace
 from steptime.simulation.state import compiled
 from steptime.simulation.traffic import Traffic
+from steptime.units import show
 
 LEFT_OUT = unit("", "", left_out=True)
 MOST_KEPT = 200_000_000  # blocks of all replicas: some gigabytes
@@ -53,6 +56,29 @@ class Cache:
     def __post_init__(self) -> None:
         if not self.tiers:
             raise RangeError("a prefix cache needs at least one tier")
+
+
+def cache_of(system: System, layout: Layout, capacities: Mapping[str, float]) -> Cache:
+    """Return the cache of a replica with some capacities [B] by tier; bandwidths and order are the machine's.
+
+    The chips' own memory comes first, of no capacity unless given: only there is a block of use without a load.
+    """
+    hbm = system.chip.hbm
+    known = {tier.name: tier for tier in (hbm, *system.tiers)}
+    for name in capacities:
+        if name not in known:
+            raise UnknownName("memory tier", name, known, f"Known: {', '.join(known)}.")
+    sizes = {hbm.name: 0.0} | dict(capacities)
+    most = float(hbm.capacity) * int(layout.chips)
+    if sizes[hbm.name] > most:
+        raise RangeError(f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(most, 'B')} of a replica's chips")
+    return Cache(
+        tiers=tuple(
+            Tier(name=name, capacity=sizes[name], bandwidth=float(tier.bandwidth), latency=float(tier.latency or 0.0))
+            for name, tier in known.items()
+            if name in sizes
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

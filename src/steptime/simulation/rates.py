@@ -26,6 +26,7 @@ QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # s
 LOWER = 0.9  # of the batch, where percentiles do not hold
 SETTLED, STEADY = 4.0, 20.0  # lifetimes of a request over which others come: that a rate is judged by, that a cost is
 LOWERED = 20  # times at most, that a rate is lowered which longer runs do not bear out
+LEAST, LONGER = 4000, 4  # requests of a replica to find a rate, and times as many to confirm it
 MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
 
 
@@ -283,3 +284,23 @@ def rates(
 
     run = partial(simulate, model, system, **given)
     return lambda rate: long_enough(run, traffic, rate, requests, SETTLED).answers
+
+
+def find_rate(
+    model: Model,
+    system: System,
+    traffic: Callable[[float, int], Traffic],
+    *,
+    slo: Slo,
+    quantile: str = "p99",
+    requests: int | None = None,
+    **given: Any,
+) -> HighestRate:
+    """Return the highest rate [requests/s] within `slo` at a quantile, and every rate tried: see `highest_rate`.
+
+    requests: the least of a run, LEAST for each replica unless given; the rate must hold for LONGER times as many.
+    """
+    replicas = int(given["layout"].replicas) + int(given.get("fast_replicas", 0))
+    least = LEAST * replicas if requests is None else requests
+    run, longer = (rates(model, system, traffic, requests=n * least, slo=slo, **given) for n in (1, LONGER))
+    return highest_rate(run, slo=slo, quantile=quantile, longer=longer)

@@ -20,6 +20,7 @@ LATEST = 1e15  # s
 MOST = 50_000_000  # requests of a run: some gigabytes
 RATES = (1e-6, 1e9)  # requests/s that arrivals are drawn for
 BURSTS = (1e-6, 1e6)
+USUAL, PER_CLIENT = 10_000, 10  # requests of a run where no number is given: in all, and of each client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -227,4 +228,42 @@ def merged(parts: list[Traffic]) -> Traffic:
         outputs=np.concatenate([t.outputs for t in parts])[order],
         rank=rank[order],
         name=" + ".join(t.name for t in parts),
+    )
+
+
+def drawn(
+    inputs: Lengths,
+    outputs: Lengths,
+    *,
+    rate: float | None = None,
+    clients: int | None = None,
+    requests: int | None = None,
+    fast_share: float = 0.0,
+    kind: str = "poisson",
+    burst: float = 1.0,
+    seed: int = 0,
+) -> Traffic:
+    """Return requests of some lengths that come at `rate` [requests/s], or from `clients` of a closed loop.
+
+    requests: USUAL of them, or PER_CLIENT of each client, unless given. fast_share: of a rate, in a class of their own that
+    is served first.
+    """
+    if clients is not None:
+        return closed_loop(clients, PER_CLIENT * clients if requests is None else requests, inputs, outputs, seed=seed)
+    if rate is None:
+        raise RangeError("requests are drawn at a rate or for clients, and neither is given")
+    count = USUAL if requests is None else requests
+    if not 0 <= fast_share < 1:
+        raise RangeError(f"the fast share must be at least 0 and below 1, not {fast_share:g}")
+    if not fast_share:
+        return open_loop(rate, count, inputs, outputs, kind=kind, burst=burst, seed=seed)
+    if count < 2:
+        raise RangeError("two classes need at least 2 requests")
+    fast = max(1, round(count * fast_share))
+    parts = ((fast_share, fast), (1 - fast_share, max(1, count - fast)))
+    return merged(
+        [
+            open_loop(rate * share, n, inputs, outputs, kind=kind, burst=burst, seed=seed + rank)
+            for rank, (share, n) in enumerate(parts)
+        ]
     )

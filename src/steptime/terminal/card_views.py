@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from steptime.cards.engines import EngineCard
 from steptime.cards.models import ComparisonRow, ModelCard, ModelRow
 from steptime.cards.systems import RACK_KEYS, SystemCard, SystemRow
 from steptime.numbers import Number
-from steptime.terminal.widgets import bar, sourced, table
+from steptime.terminal.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
 
 RACK_LIMITS = ("power", "weight", "cables")
@@ -25,7 +24,7 @@ PART_COLOURS = {
 
 def models_view(rows: Sequence[ModelRow]) -> RenderableType:
     """Return the list of models."""
-    shown = table("Model", "Params", "Active", "KV a\ntoken", "Weights", numbers=(1, 2, 3, 4))
+    shown = table("Model", "Params", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
     for row in rows:
         if row.problem:
             shown.add_row(row.name, Text("cannot be read: " + row.problem, style="red"), "", "", "")
@@ -37,14 +36,14 @@ def models_view(rows: Sequence[ModelRow]) -> RenderableType:
             f"{row.kv_bytes_per_token:,.0f} B",
             show(row.weight_bytes, "B"),
         )
-    return Group(shown, Text(f"{len(rows)} models. `steptime models NAME` shows one."))
+    return Group(shown, Text(f"{counted(len(rows), 'model')}. `steptime models NAME` shows one."))
 
 
 def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType:
     """Return models side by side: what they are made of, and what a sequence costs them, with bars of its cache."""
     context = rows[0].context
     names = _short_names(rows) if width < 110 else [row.name for row in rows]
-    made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6))
+    made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6), first_to_go=(3,))
     for name, row in zip(names, rows, strict=True):
         made.add_row(
             name,
@@ -55,7 +54,7 @@ def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType
             show(row.decode_flops_per_token, "FLOP"),
         )
     cache = table("Model", "KV a token", "State", "KV = weights", numbers=range(1, 4))
-    picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,))
+    picture = table("Model", f"Cache at {context:,} tokens", "", numbers=(1,), first_to_go=(2,))
     largest = max(row.cache_bytes_at_context for row in rows) or 1.0
     cells = max(10, min(60, width - 32 - max(map(len, names))))
     for name, row in zip(names, rows, strict=True):
@@ -68,25 +67,17 @@ def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType
         )
         size = row.cache_bytes_at_context
         picture.add_row(name, show(size, "B"), bar(size / largest, cells, "cyan"))
-    notes = (
+    said = (
         f"FLOPs of one decode token, and cache with state of one sequence, at {context:,} tokens (--context). KV a token: "
         "while no window is full. KV = weights: context [tokens] at which a token reads as much cache as the model has weights."
     )
-    return Group(made, cache, picture, Text(notes, style="bright_black"))
+    return Group(made, cache, picture, Text(said, style="bright_black"))
 
 
 def _short_names(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return names without their makers where that leaves them distinct."""
     short = [row.name.rpartition("/")[2] for row in rows]
     return [name if short.count(name) == 1 else row.name for name, row in zip(short, rows, strict=True)]
-
-
-def _facts(pairs: list[tuple[str, str]]) -> Table:
-    shown = table("", "")
-    shown.show_header = False
-    for name, value in pairs:
-        shown.add_row(name, value)
-    return shown
 
 
 def model_view(card: ModelCard, width: int) -> RenderableType:
@@ -113,15 +104,16 @@ def model_view(card: ModelCard, width: int) -> RenderableType:
     if card.state_bytes_per_sequence:
         pairs.insert(5, ("State of a sequence", show(card.state_bytes_per_sequence, "B")))
     if p.draft:
-        pairs.insert(3, ("Multi-token prediction, apart", show(p.draft)))
+        pairs.insert(3, ("Multi-token prediction, besides", show(p.draft)))
     return Group(
         Text(card.name, style="bold"),
-        _facts(pairs),
+        facts(pairs),
+        *_counting(card),
         _layers(card),
         _parts(card, width),
         _flops(card),
         _cache_picture(card, width),
-        *(Text.assemble(("Note: ", "yellow"), note) for note in card.notes),
+        *notes(card.notes),
     )
 
 
@@ -146,19 +138,29 @@ def _published(card: ModelCard) -> str:
     return ", ".join(told) + (f"; {basis}" if basis else "")
 
 
+def _counting(card: ModelCard) -> list[Text]:
+    """Say why the count of active parameters differs from the maker's, where it does."""
+    over = card.counted_over_published.get("active")
+    if over is None or abs(over - 1) < 0.005:
+        return []
+    embedding = show(card.parts.get("embedding", 0.0))
+    words = f"Active: counted is all that a token passes, the embedding ({embedding}) among it; makers leave out and round."
+    return [Text(words, style="bright_black")]
+
+
 def _tokens(value: float) -> str:
     return f"{value:,.0f} tokens" if math.isfinite(value) else "no context"
 
 
-def _layers(card: ModelCard) -> Table:
+def _layers(card: ModelCard) -> Grid:
     shown = table("Layers", "Count", "Parameters each", numbers=(1, 2))
     for layer in card.layers:
         shown.add_row(layer.kind, str(layer.count), show(layer.parameters))
     return shown
 
 
-def _parts(card: ModelCard, width: int) -> Table:
-    shown = table("Part", "Parameters", "Share", "", numbers=(1, 2))
+def _parts(card: ModelCard, width: int) -> Grid:
+    shown = table("Part", "Parameters", "Share", "", numbers=(1, 2), first_to_go=(3,))
     total = card.parameters.total
     cells = max(10, min(40, width - 44))
     names = {"projections": "attention"}
@@ -172,16 +174,16 @@ def _parts(card: ModelCard, width: int) -> Table:
     return shown
 
 
-def _flops(card: ModelCard) -> Table:
+def _flops(card: ModelCard) -> Grid:
     shown = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
     for row in card.flops_per_token:
         shown.add_row(f"{row.context:,}", show(row.decode, "FLOP"), show(row.prefill, "FLOP"))
     return shown
 
 
-def _cache_picture(card: ModelCard, width: int) -> Table:
+def _cache_picture(card: ModelCard, width: int) -> Grid:
     """Return the cache of a sequence by context, as bars on a logarithmic scale."""
-    shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1))
+    shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1), first_to_go=(2,))
     sizes = [row.bytes for row in card.cache_bytes if row.bytes > 0]
     if not sizes:
         return shown
@@ -195,7 +197,9 @@ def _cache_picture(card: ModelCard, width: int) -> Table:
 
 def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
     """Return the list of systems."""
-    shown = table("System", "Chips", "BF16", "FP8", "FP4", "HBM\nGB", "HBM\nTB/s", "Rent\n$/h", numbers=range(1, 8))
+    shown = table(
+        "System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", numbers=range(1, 8), first_to_go=(2, 4, 3)
+    )
     for row in rows:
         peak = row.peak
         shown.add_row(
@@ -233,10 +237,12 @@ def system_view(card: SystemCard) -> RenderableType:
         ("Rack", _rack(card)),
         ("Nearest physical limit", _nearest(card)),
     ]
-    memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3))
+    memory = table("Memory", "Capacity", "Bandwidth", "Drain", numbers=(1, 2, 3), first_to_go=(3,))
     for tier in card.memory:
         memory.add_row(tier.name, show(tier.capacity, "B"), show(tier.bandwidth, "B/s"), show(tier.drain_seconds, "s"))
-    network = table("Network", "Kind", "Chips", "Bandwidth, one way", "Latency", "Topology", numbers=(2, 3, 4))
+    network = table(
+        "Network", "Kind", "Chips", "Bandwidth, one way", "Latency", "Topology", numbers=(2, 3, 4), first_to_go=(1, 5, 4)
+    )
     for d in card.domains:
         network.add_row(d.name, d.kind, show(d.size), show(d.bandwidth, "B/s"), show(d.latency, "s"), d.topology)
     rows = []
@@ -250,7 +256,7 @@ def system_view(card: SystemCard) -> RenderableType:
     rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
     return Group(
         Text(card.title or card.name, style="bold"),
-        _facts(pairs),
+        facts(pairs),
         memory,
         network,
         sourced("Figure (--set)", rows),

@@ -1,32 +1,38 @@
-"""Options that several commands take, and how what was asked is read and answered."""
+"""Options that several commands take, and how what was asked for is read."""
 
-from __future__ import annotations
-
-import math
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from steptime.errors import RangeError
+from steptime.units import count as read_count
 
+if TYPE_CHECKING:
     from steptime.machines.system import System
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
+    from steptime.physics.layout import Layout
+    from steptime.planning.workload import Slo
 
-MODEL = Annotated[
-    str,
-    typer.Argument(help="Catalogue name, Hugging Face id, or path to a config.json or its folder.", show_default=False),
+SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
+
+JSON = Annotated[
+    bool, typer.Option("--json", help="Print JSON in SI units instead of text; errors too.", rich_help_panel=OUTPUT)
 ]
-SYSTEM = Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
-JSON = Annotated[bool, typer.Option("--json", help="Print JSON in SI units instead of text.")]
+CSV = Annotated[
+    str | None,
+    typer.Option("--csv", metavar="FILE", help="Write the table as CSV in SI units, too.", rich_help_panel=OUTPUT),
+]
+BRIEF = Annotated[bool, typer.Option("--brief", help="Print the answer alone, in a few lines.", rich_help_panel=OUTPUT)]
 SET = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
         help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
+        rich_help_panel=SUBJECT,
     ),
 ]
 CATALOG = Annotated[
@@ -35,34 +41,137 @@ CATALOG = Annotated[
         "--catalog",
         metavar="FOLDER",
         help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
-    ),
-]
-ENGINE = Annotated[
-    str | None,
-    typer.Option(
-        help="Serving engine: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
-        show_default="vllm on NVIDIA chips, typical on others",
+        rich_help_panel=SUBJECT,
     ),
 ]
 WEIGHTS = Annotated[
-    str,
-    typer.Option(metavar="FORMAT", help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says."),
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says.",
+        rich_help_panel=SUBJECT,
+    ),
 ]
-EXPERTS = Annotated[str, typer.Option(metavar="FORMAT", help="Store routed experts in this format.")]
-KV = Annotated[str, typer.Option("--kv", metavar="FORMAT", help="Keep the KV cache as fp8, bf16, fp8_ds_mla, ...")]
-IMBALANCE = Annotated[
-    float | None, typer.Option(help="Rows on the busiest expert chip over the mean.", show_default="the engine's")
+EXPERTS = Annotated[
+    str | None, typer.Option(metavar="FORMAT", help="Store routed experts in this format.", rich_help_panel=SUBJECT)
+]
+KV = Annotated[
+    str | None,
+    typer.Option(
+        "--kv",
+        metavar="FORMAT",
+        help="Keep the KV cache as fp8, bf16, ... (fp8_ds_mla: a latent of multi-head latent attention).",
+        rich_help_panel=SUBJECT,
+    ),
 ]
 
 
-def read_model(name: str, weights: str, experts: str, kv: str, catalog: str | None) -> Model:
+def count(name: str, words: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option that takes a count: 8192, 8k or 1e3."""
+
+    def read(text: Any) -> Any:
+        return text if text is None else read_count(text, name)
+
+    return typer.Option(name, parser=read, metavar="N", help=words, rich_help_panel=panel, **more)
+
+
+def option(words: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """Return an option of a panel of the help; its name is the parameter's unless others are given."""
+    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is asked about: a model on a system by an engine."""
+
+    model: Annotated[
+        str,
+        typer.Argument(help="Catalogue name, Hugging Face id, or path to a config.json or its folder.", show_default=False),
+    ]
+    system: Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Serving engine: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
+            show_default="vllm on NVIDIA chips, typical on others",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    weights: WEIGHTS = None
+    experts: EXPERTS = None
+    kv: KV = None
+    imbalance: Annotated[
+        float | None,
+        typer.Option(
+            help="Rows on the busiest expert chip over the mean.", show_default="the engine's", rich_help_panel=SUBJECT
+        ),
+    ] = None
+    set_: SET = None
+    catalog: CATALOG = None
+
+    def read(self) -> "tuple[Model, System, Engine]":
+        """Return model, system and engine; an option about experts is refused where there are none."""
+        from steptime.physics.engine import engine_for, with_imbalance
+
+        not_empty("--catalog", self.catalog, "a folder")
+        machine = read_system(self.system, self.set_, self.catalog)
+        described = read_model(self.model, self.weights, self.experts, self.kv, self.catalog)
+        for name, given in (("--experts", self.experts), ("--imbalance", self.imbalance)):
+            if given is not None and not any(layer.routed for layer, _ in described.layers):
+                raise RangeError(f"{name} needs a model with experts; {described.name} has none")
+        engine = engine_for(machine, self.engine, self.catalog)
+        return described, machine, engine if self.imbalance is None else with_imbalance(engine, self.imbalance)
+
+    def files(self) -> list[str]:
+        """Return the names that may be files which the command reads."""
+        return [name for name in (self.model, self.system, self.engine) if name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """How one replica is laid over chips."""
+
+    tp: Annotated[int, count("--tp", "Tensor parallel ways.", LAYOUT)] = 1
+    pp: Annotated[int, count("--pp", "Pipeline stages.", LAYOUT)] = 1
+    dp: Annotated[int, count("--dp", "Attention groups (data parallel attention).", LAYOUT)] = 1
+    ep: Annotated[int, count("--ep", "Expert parallel ways.", LAYOUT)] = 1
+    cp: Annotated[int, count("--cp", "Context parallel ways.", LAYOUT)] = 1
+
+    def layout(self, **more: int) -> "Layout":
+        """Return the layout, with as many micro-batches in flight as stages unless told otherwise."""
+        from steptime.physics.layout import Layout
+
+        ways = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp, "microbatches": self.pp}
+        return Layout(**(ways | more))
+
+
+def read_limits(speed: float | None, ttft: float | None) -> "Slo":
+    """Return the limits on speed [tok/s] for each user and on the first token [s]."""
+    from steptime.numbers import positive
+    from steptime.planning.workload import limits
+
+    return limits(
+        speed=None if speed is None else positive("--speed", speed, "tok/s"),
+        ttft=None if ttft is None else positive("--ttft", ttft, "s"),
+    )
+
+
+def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
     """Return the model of a name or a path, in the formats asked for."""
     from steptime.models.loading import load_model
 
-    return load_model(name, weights=weights, experts=experts, kv=kv, catalog=catalog)
+    for named, text in (("--weights", weights), ("--experts", experts), ("--kv", kv)):
+        not_empty(named, text, "a number format, such as fp8")
+    return load_model(name, weights=weights or "", experts=experts or "", kv=kv or "", catalog=catalog)
 
 
-def read_system(name: str, changes: list[str] | None, catalog: str | None) -> System:
+def not_empty(name: str, text: str | None, what: str) -> None:
+    """Raise RangeError for an option that was given without anything in it."""
+    if text is not None and not text.strip():
+        raise RangeError(f"{name} needs {what}")
+
+
+def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "System":
     """Return the system of a name or a path, with its what-ifs."""
     from steptime.catalog.loading import load_system
     from steptime.machines.what_if import read_changes, vary
@@ -71,15 +180,7 @@ def read_system(name: str, changes: list[str] | None, catalog: str | None) -> Sy
     return vary(system, read_changes(system, tuple(changes or ())))
 
 
-def read_engine(name: str | None, imbalance: float | None, system: System, catalog: str | None) -> Engine:
-    """Return the engine of a name or a path, or the default of the system, with the imbalance of experts asked for."""
-    from steptime.physics.engine import engine_for, with_imbalance
-
-    engine = engine_for(system, name, catalog)
-    return engine if imbalance is None else with_imbalance(engine, imbalance)
-
-
-def read_systems(catalog: str | None) -> list[System]:
+def read_systems(catalog: str | None) -> "list[System]":
     """Return every system of the catalogue."""
     from steptime.catalog.files import files
     from steptime.catalog.loading import load_system
@@ -87,24 +188,13 @@ def read_systems(catalog: str | None) -> list[System]:
     return [load_system(name, catalog) for name in files("systems", catalog)]
 
 
-def reciprocal(name: str, value: float) -> float:
-    """Return 1 / value; a value that is not above zero is the user's slip."""
-    from steptime.errors import RangeError
+def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> None:
+    """Raise RangeError for an option that was given and would be of no use.
 
-    if not (math.isfinite(value) and value > 0):
-        raise RangeError(f"--{name} must be greater than 0, not {value:g}")
-    return 1 / value
-
-
-def console_of() -> Console:
-    """Return where text is printed."""
-    from rich.console import Console
-
-    return Console(highlight=False)
-
-
-def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    from steptime.results import to_json
-
-    sys.stdout.write(to_json(value) + "\n")
+    `needs` says what an option needs: whether that holds, and the parameters that need it, parted by spaces.
+    """
+    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    for what, (holds, names) in needs.items():
+        idle = [name for name in names.split() if name in given]
+        if idle and not holds:
+            raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")

@@ -1,68 +1,39 @@
-"""What the terminal shows: tables, bars and plots of plans, steps, models and systems. No formula lives here."""
+"""What the terminal shows of a plan: the answer, its layout, where the time goes, and what would help."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, show_layout
-from steptime.physics.memory import Memory
 from steptime.physics.step import Step
-from steptime.planning.deployment import Plan, Point, mean_resources, mean_terms
+from steptime.planning.deployment import (
+    Plan,
+    Point,
+    Pool,
+    chosen_point,
+    cost_changes,
+    mean_resources,
+    mean_terms,
+    runner_up_dearer,
+)
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.explanation import Line, equations, explain_step, sources, step_given
 from steptime.planning.launch_commands import launch_commands
 from steptime.planning.refine import AS_CHEAP
-from steptime.terminal.widgets import bar, ranged, share_table, sourced, table, usd
+from steptime.terminal.plots import front_plot
+from steptime.terminal.step_view import TERM_COLOURS, bounds, memory_bar, resource_table
+from steptime.terminal.widgets import Grid, bar, counted, heading, notes, ranged, share_table, sourced, table, usd
 from steptime.units import show
 
-COLOURS = {
-    "projections": "blue",
-    "attention": "magenta",
-    "feed-forward": "cyan",
-    "experts": "green",
-    "shared experts": "bright_green",
-    "head": "bright_blue",
-    "embedding": "bright_blue",
-    "norms": "white",
-    "all-reduce": "yellow",
-    "context exchange": "bright_yellow",
-    "dispatch": "yellow",
-    "combine": "bright_yellow",
-    "pipeline": "red",
-    "overhead": "red",
-}
-RESOURCES = {
-    "compute": "arithmetic",
-    "weights": "weights",
-    "kv": "KV cache",
-    "activations": "activations",
-    "scale-up": "scale-up network",
-    "pod": "pod network",
-    "scale-out": "scale-out network",
-    "latency": "message latency",
-    "overhead": "engine overhead",
-}
-RESOURCE_COLOURS = {
-    "compute": "green",
-    "weights": "blue",
-    "kv": "magenta",
-    "activations": "white",
-    "scale-up": "yellow",
-    "pod": "bright_yellow",
-    "scale-out": "red",
-    "latency": "bright_red",
-    "overhead": "bright_black",
-}
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("USD/M output tokens", "usd_per_million_output_tokens", usd),
     ("Speed for each user", "tokens_per_second_per_user", lambda x: f"{x:,.1f} tok/s"),
@@ -70,47 +41,85 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Output per chip", "tokens_per_second_per_chip", lambda x: show(x, "tok/s")),
 )
 MEANING = "90 % range: of measured runs that were left out of the engine's fit, nine in ten lie in it."
+AXES = {
+    "tp": "tensor parallel ways",
+    "pp": "pipeline stages",
+    "dp": "attention groups",
+    "ep": "expert parallel ways",
+    "cp": "context parallel ways",
+    "mb": "micro-batches in flight at once",
+    "x": "copies",
+}
 
-# --- plan ---------------------------------------------------------------------------------------------------------------
+
+def has_rent(plan: Plan) -> bool:
+    """Whether money can be counted."""
+    return math.isfinite(plan.usd_per_second)
 
 
 def plan_view(plan: Plan, width: int) -> RenderableType:
-    """Return everything that a plan says on one screen."""
-    parts: list[RenderableType] = [_question(plan)]
+    """Return everything that a plan says, what changes the answer first."""
+    parts: list[RenderableType] = [_question(plan), *notes(plan.warnings)]
     if not plan.feasible:
-        parts.append(Text.assemble(("Not possible: ", "bold red"), plan.reason + "."))
+        parts.append(_impossible(plan))
         if plan.front:
-            parts += [Text(), _front_plot(plan, width)]
-        return Group(*parts, *_warnings(plan))
-    parts += [_answer(plan), Text(), _pools(plan), _comparison(plan), *_memory_bars(plan, width), Text()]
-    parts += [
-        _shares(plan, width),
-        Text(),
-        _front_plot(plan, width),
-        Text(),
-        Text(plan.why, style="bold"),
-        Text(),
-        _worth(plan, width),
-    ]
-    return Group(*parts, *_warnings(plan))
+            parts += [Text(), front_plot(plan, width)]
+        return Group(*parts)
+    parts += [_answer(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan), *_memory_bars(plan, width), Text()]
+    parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
+    if has_rent(plan):
+        parts += [Text(), _changes(plan, width)]
+    return Group(*parts)
+
+
+def plan_brief(plan: Plan) -> RenderableType:
+    """Return the answer alone."""
+    if not plan.feasible:
+        return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
+    rows = []
+    for (name, field, write), limits in _figures(plan):
+        rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
+    rows.append(
+        ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
+    )
+    return Group(_asked(plan), *notes(plan.warnings), *(Text(f"{name}: {value}") for name, value in rows))
+
+
+def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
+    """Return what a plan is judged by, with the ranges; money only where it can be counted."""
+    ranges = (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range)
+    found = list(zip(FIGURES, ranges, strict=True))
+    return found if has_rent(plan) else [found[3], *found[1:3]]
+
+
+def _impossible(plan: Plan) -> Text:
+    return Text.assemble(("Not possible: ", "bold red"), plan.reason + ".")
 
 
 def _question(plan: Plan) -> Text:
+    real = "with its losses; --engine ideal gives the bound that physics sets"
+    what = "the bound that physics sets" if plan.engine == "ideal" else real
+    return _asked(plan).append(f". Engine: {plan.engine}, {what}.")
+
+
+def _asked(plan: Plan) -> Text:
     w, limits = plan.workload, []
     if math.isfinite(plan.slo.tpot):
         limits.append(f"at least {1 / plan.slo.tpot:,.4g} tok/s per user")
     if math.isfinite(plan.slo.ttft):
         limits.append(f"first token within {show(plan.slo.ttft, 's')}")
     cached = f" ({w.cached_share:.0%} cached)" if w.cached_share else ""
-    text = f"{plan.chips:,} chips, {w.input_tokens:,} tokens in{cached}, {w.output_tokens:,} out"
+    text = f"{counted(plan.chips, 'chip')}, {w.input_tokens:,} tokens in{cached}, {w.output_tokens:,} out"
     what = Text.assemble((plan.model, "bold"), " on ", (plan.system, "bold"), f": {text}")
     if limits:
         what.append("; " + ", ".join(limits))
-    real = "with its losses; --engine ideal gives the bound that physics sets"
-    return what.append(f". Engine: {plan.engine}, {'the bound that physics sets' if plan.engine == 'ideal' else real}.")
+    return what
 
 
 def _answer(plan: Plan) -> Text:
+    if not has_rent(plan):
+        rate = ranged(plan.tokens_per_second_per_chip, plan.throughput_range, lambda x: show(x, "tok/s"))
+        return Text.assemble((f"{rate} of output per chip", "bold green"), ", the most within the limits.")
     if plan.cost_range is None:
         spread = f"from {usd(plan.cost_bounds[0])}, were all overlapped, to {usd(plan.cost_bounds[1])}, were nothing"
     else:
@@ -120,13 +129,13 @@ def _answer(plan: Plan) -> Text:
     return Text.assemble(
         (f"{usd(plan.usd_per_million_output_tokens)} per million output tokens", "bold green"),
         f", prompts included ({spread}). ",
-        f"Apart: {usd(plan.prefill_usd_per_million_tokens)} per million in, "
+        f"Billed each for itself: {usd(plan.prefill_usd_per_million_tokens)} per million tokens in and "
         f"{usd(plan.decode_usd_per_million_tokens)} per million out.",
     )
 
 
-def _pools(plan: Plan) -> Table:
-    shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5))
+def _pools(plan: Plan) -> Grid:
+    shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
     for pool in plan.pools:
         one = Layout(**{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")})
         count = int(pool.layout.replicas)
@@ -134,21 +143,35 @@ def _pools(plan: Plan) -> Table:
             pool.role,
             show_layout(one),
             f"{count} x {int(pool.layout.chips)}",
-            f"{pool.batch:,} {'prompts' if pool.role == 'prefill' else 'seq'}",
+            counted(pool.batch, "prompt") if pool.role == "prefill" else f"{pool.batch:,} seq",
             f"{pool.chunk:,} tok" if pool.chunk else "-",
             show(sum(mean_terms(pool).values()), "s"),
         )
     return shown
 
 
+def _legend(plan: Plan) -> Text:
+    """Say what the letters of the layouts mean."""
+    points: list[str] = [
+        plan.layout_text,
+        plan.runner_up.layout_text if plan.runner_up else "",
+        *(p.layout_text for p in plan.front),
+    ]
+    used = {word.rstrip("0123456789") for text in points for word in text.split()}
+    named = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used)
+    return Text(f"{named}." if named else "one chip: no layout is needed.", style="bright_black")
+
+
 def _comparison(plan: Plan) -> RenderableType:
     """Return the plan's figures with their ranges beside those of the ideal and of the runner-up."""
     others = {"Ideal": plan.ideal, "Runner-up": plan.runner_up}
     points = {title: point for title, point in others.items() if point is not None}
-    ranges = (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range)
-    shown = table("", "Cheapest" + (" (90 % range)" if any(ranges) else ""), *points, numbers=range(1, 2 + len(points)))
-    mine = _own_point(plan)
-    for (name, field, write), limits in zip(FIGURES, ranges, strict=True):
+    best = "Cheapest" if has_rent(plan) else "Chosen"
+    figures = _figures(plan)
+    ranged_title = best + (" (90 % range)" if any(limits for _, limits in figures) else "")
+    shown = table("", ranged_title, *points, numbers=range(1, 2 + len(points)), first_to_go=(3, 2)[2 - len(points) :])
+    mine = chosen_point(plan)
+    for (name, field, write), limits in figures:
         cells = [write(getattr(point, field)) for point in points.values()]
         shown.add_row(name, ranged(getattr(mine, field), limits, write), *cells)
     return Group(shown, *_beside(plan), Text())
@@ -156,61 +179,32 @@ def _comparison(plan: Plan) -> RenderableType:
 
 def _beside(plan: Plan) -> list[Text]:
     """Say what the columns of the comparison are, and what else the plan comes to."""
-    facts = [
+    said = [
         f"{plan.requests_per_second:,.3g} requests a second",
         f"{plan.concurrency:,.0f} sequences in flight",
-        f"prompt queue {plan.utilisation:.0%} in use",
-        f"{show(plan.usd_per_second, 'USD/s')} for {plan.chips:,} chips",
+        f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]
+    if has_rent(plan):
+        said.append(f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}")
     if plan.transfer_seconds:
-        facts.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
-    lines = [Text("; ".join(facts) + ".")]
+        said.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
+    lines = [Text("; ".join(said) + ".")]
     if plan.runner_up:
-        more = plan.runner_up.usd_per_million_output_tokens / plan.usd_per_million_output_tokens - 1
-        price = f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within {AS_CHEAP:.1%}, the fastest comes first)"
-        price = "as dear" if abs(more) < 0.0005 else price
-        lines.append(Text(f"Runner-up: {plan.runner_up.layout_text}, batch {plan.runner_up.batch:,}: {price}."))
+        other = plan.runner_up
+        lines.append(Text(f"Runner-up: {other.layout_text}, batch {other.batch:,}: {_price(plan)}."))
     if plan.ideal:
         lines.append(Text(f"{MEANING} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
     return lines
 
 
-def _own_point(plan: Plan) -> Point:
-    return Point(
-        mode=plan.mode,
-        layout_text=plan.layout_text,
-        batch=plan.pools[-1].batch,
-        tokens_per_second_per_user=plan.tokens_per_second_per_user,
-        tokens_per_second_per_chip=plan.tokens_per_second_per_chip,
-        usd_per_million_output_tokens=plan.usd_per_million_output_tokens,
-        ttft=plan.ttft,
-    )
-
-
-def memory_bar(memory: Memory, width: int, title: str) -> RenderableType:
-    """Return one stacked bar of a chip's memory with its legend."""
-    capacity = float(memory.capacity)
-    parts = [
-        ("weights", memory.weights, "blue"),
-        ("KV cache", memory.cache, "magenta"),
-        ("activations", memory.activations, "cyan"),
-    ]
-    if np.any(memory.reserved):
-        parts.append(("engine", memory.reserved, "white"))
-    cells = max(20, min(60, width - 4))
-    line, legend = Text(), Text(f"{title}: ")
-    filled = 0
-    total = 0.0
-    for name, value, colour in parts:
-        total += float(value) / capacity
-        until = round(min(total, 1.0) * cells)
-        line.append("█" * (until - filled), style=colour)
-        filled = until
-        legend.append("■ ", style=colour).append(f"{name} {show(float(value), 'B')}  ")
-    free = capacity - float(memory.used)
-    line.append("░" * (cells - filled), style="bright_black")
-    legend.append("░ ", style="bright_black").append(f"free {show(free, 'B')}" if free >= 0 else f"{show(-free, 'B')} too much")
-    return Group(legend, line)
+def _price(plan: Plan) -> str:
+    """Say how the runner-up compares: in money, or in output for each chip where no rent is known."""
+    more = runner_up_dearer(plan)
+    if abs(more) < 0.0005:
+        return "the same cost" if has_rent(plan) else "the same output per chip"
+    if not has_rent(plan):
+        return f"{abs(more):.1%} {'less' if more > 0 else 'more'} output for the same chips"
+    return f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within {AS_CHEAP:.1%}, the fastest comes first)"
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
@@ -225,92 +219,44 @@ def _shares(plan: Plan, width: int) -> RenderableType:
     server = plan.pools[-1]
     what = "mean step, steps with a prompt chunk included" if server.mixed is not None else "decode step"
     return Group(
-        Text(f"Where the {show(plan.tpot, 's')} per token go ({what})", style="bold"),
-        share_table(mean_terms(server), COLOURS, width, "Term"),
-        share_table(
-            {RESOURCES.get(k, k): v for k, v in mean_resources(server).items()},
-            _renamed(RESOURCE_COLOURS),
-            width,
-            "Waits for",
-        ),
+        heading(f"Where the {show(plan.tpot, 's')} per token go ({what})"),
+        share_table(mean_terms(server), TERM_COLOURS, width, "Term"),
+        resource_table(mean_resources(server), width),
     )
 
 
-def _renamed(colours: Mapping[str, str]) -> dict[str, str]:
-    return {RESOURCES[name]: colour for name, colour in colours.items()}
-
-
-def _nice(value: float) -> float:
-    """Round up to 1, 2, 2.5 or 5 times a power of ten."""
-    power: float = 10.0 ** math.floor(math.log10(value))
-    return next(m * power for m in (1, 2, 2.5, 5, 10) if value <= m * power * 1.0001)
-
-
-def _front_plot(plan: Plan, width: int) -> RenderableType:
-    """Return speed against throughput on the Pareto front, the chosen layout marked."""
-    import plotille
-
+def _front_table(plan: Plan, most: int = 7) -> list[RenderableType]:
+    """Return some points of the front, evenly spaced in speed."""
     points = [p for p in plan.front if p.tokens_per_second_per_chip > 0]
     if len(points) < 2:
-        return Text("Only one layout is on the Pareto front.")
-    speed = np.log10([p.tokens_per_second_per_user for p in points])
-    output = np.array([p.tokens_per_second_per_chip for p in points])
-    step = _nice(float(max(output)) / 8)
-    rows = math.ceil(float(max(output)) / step)
-    low, high = math.floor(2 * speed.min()) / 2, math.ceil(2 * speed.max() + 1e-9) / 2
-    columns = 10 * max(3, min(6, (width - 34) // 10))
-    figure = plotille.Figure()
-    figure.width, figure.height, figure.origin, figure.with_colors = columns, rows, False, True
-    figure.color_mode = "names"
-    figure.set_x_limits(low, high)
-    figure.set_y_limits(0, rows * step)
-    figure.x_ticks_fkt = lambda value, _: f"{10**value:,.0f}" if 10**value >= 9.5 else f"{10**value:.2g}"
-    figure.y_ticks_fkt = lambda value, _: f"{value:,.0f}" if step >= 1 else f"{value:.3g}"
-    figure.x_label, figure.y_label = "tok/s per user", "tok/s per chip"
-    figure.plot(speed, output)
-    if math.isfinite(plan.slo.tpot) and low < -math.log10(plan.slo.tpot) < high:
-        limit = -math.log10(plan.slo.tpot)
-        figure.plot([limit, limit], [0, rows * step], lc="red")
-    if plan.feasible:
-        figure.scatter([-math.log10(plan.tpot)], [plan.tokens_per_second_per_chip], lc="green", marker="◆")
-    caption = Text("Pareto front: speed for each user against output of each chip", style="bold")
-    marks = Text("◆ the cheapest layout" if plan.feasible else "", style="green").append(
-        "   │ the speed asked for", style="red"
-    )
-    return Group(caption, Text.from_ansi(figure.show(legend=False)), marks, _front_table(points))
-
-
-def _front_table(points: list[Point], most: int = 7) -> Table:
-    """Return some points of the front, evenly spaced in speed."""
-    shown = table("tok/s per user", "tok/s per chip", "USD/M out", "Batch", "Layout", numbers=(0, 1, 2, 3))
+        return []
+    heads = ["tok/s per user", "tok/s per chip", "USD/M out", "Batch", "Layout"]
+    money = has_rent(plan)
+    heads = heads if money else [head for head in heads if head != "USD/M out"]
+    shown = table(*heads, numbers=range(len(heads) - 1), first_to_go=(3, 2) if money else (2,))
     speed = np.log([p.tokens_per_second_per_user for p in points])
     marks = np.linspace(speed.max(), speed.min(), most)
     for position in dict.fromkeys(int(np.argmin(np.abs(speed - mark))) for mark in marks):
-        p = points[position]
-        shown.add_row(
-            f"{p.tokens_per_second_per_user:,.1f}",
-            f"{p.tokens_per_second_per_chip:,.0f}",
-            usd(p.usd_per_million_output_tokens),
-            f"{p.batch:,}",
-            p.layout_text,
-        )
-    return shown
+        shown.add_row(*_front_row(points[position], money=money))
+    return [shown]
 
 
-def _worth(plan: Plan, width: int) -> RenderableType:
+def _front_row(point: Point, *, money: bool) -> list[str]:
+    cost = [usd(point.usd_per_million_output_tokens)] if money else []
+    speeds = [f"{point.tokens_per_second_per_user:,.1f}", f"{point.tokens_per_second_per_chip:,.0f}"]
+    return [*speeds, *cost, f"{point.batch:,}", point.layout_text]
+
+
+def _changes(plan: Plan, width: int) -> RenderableType:
     """Return what 10 % more of each figure does to the cost."""
-    shown = table("10 % more", "Cost changes by", "", numbers=(1,))
-    changes = {name: 1.1**value - 1 for name, value in plan.elasticities.items()}
+    shown = table("10 % more", "Cost changes by", "", numbers=(1,), first_to_go=(2,))
+    changes = cost_changes(plan)
     largest = max((abs(change) for change in changes.values()), default=1.0) or 1.0
     cells = max(10, min(30, width - 44))
     for name, change in sorted(changes.items(), key=lambda item: item[1]):
         text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
         shown.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
-    return Group(Text("What each figure is worth", style="bold"), shown)
-
-
-def _warnings(plan: Plan) -> list[RenderableType]:
-    return [Text.assemble(("Note: ", "yellow"), warning) for warning in plan.warnings]
+    return Group(heading("How the cost follows each figure"), shown)
 
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
@@ -320,7 +266,7 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     for engine in engines:
         parts += [
             Text(),
-            Text(names[engine], style="bold"),
+            heading(names[engine]),
             *(Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine)),
         ]
     return Group(*parts)
@@ -329,12 +275,12 @@ def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
 # --- explanations -------------------------------------------------------------------------------------------------------
 
 
-def lines_table(lines: list[Line]) -> Table:
+def lines_table(lines: list[Line]) -> Grid:
     """Return a step's operators and collectives with their formulas."""
-    shown = table("Term", "Operator", "Per chip and micro-batch", "Time", numbers=(3,))
+    shown = table("Term", "Operator", "Per chip and micro-batch", "Time", numbers=(3,), first_to_go=(1,))
     previous = ""
     for line in lines:
-        shown.add_row(line.term if line.term != previous else "", line.name, escape(line.formula), show(line.seconds, "s"))
+        shown.add_row(line.term if line.term != previous else "", line.name, line.formula, show(line.seconds, "s"))
         previous = line.term
     return shown
 
@@ -343,13 +289,10 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
     """Return every term of a plan's steps with formulas, numbers and sources."""
     parts: list[RenderableType] = []
     for pool in plan.pools:
-        parts += [Text(), Text(f"How the {pool.role} pool's figures come about", style="bold")]
+        parts += [Text(), heading(f"How the {pool.role} pool's figures come about")]
         parts += [Text(f"  {rule}") for rule in equations(model, pool, plan.workload)]
-        for step, mixed in ((pool.step, False), (pool.mixed, True)):
-            if step is None:
-                continue
-            name = "prefill pass" if pool.role == "prefill" else "step with a prompt chunk" if mixed else "decode step"
-            parts += [Text(), Text(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})", style="bold")]
+        for name, step, mixed in _passes(pool):
+            parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
             given = step_given(pool, plan.workload, mixed=mixed)
             parts.append(lines_table(explain_step(model, system, given=given, layout=pool.layout, engine=engine)))
     origin = model.source or {"url": "a local config"}
@@ -358,9 +301,24 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
     return Group(*parts, sources_table(system))
 
 
-def bounds(step: Step) -> str:
-    """Write the two bounds of a step."""
-    return f"{show(float(step.lower), 's')}, all overlapped, to {show(float(step.upper), 's')}, nothing overlapped"
+def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> dict[str, Any]:
+    """Return what `explain_plan` shows, as data."""
+    pools = []
+    for pool in plan.pools:
+        passes = []
+        for name, step, mixed in _passes(pool):
+            given = step_given(pool, plan.workload, mixed=mixed)
+            lines = explain_step(model, system, given=given, layout=pool.layout, engine=engine)
+            passes.append({"pass": name, "total": step.total, "lower": step.lower, "upper": step.upper, "lines": lines})
+        pools.append({"pool": pool.role, "equations": equations(model, pool, plan.workload), "passes": passes})
+    return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
+
+
+def _passes(pool: Pool) -> Iterator[tuple[str, Step, bool]]:
+    """Yield the passes of a pool: its name, the step, and whether a prompt chunk is read beside decode."""
+    yield "prefill pass" if pool.role == "prefill" else "decode step", pool.step, False
+    if pool.mixed is not None:
+        yield "step with a prompt chunk", pool.mixed, True
 
 
 def sources_table(system: System) -> RenderableType:
@@ -368,38 +326,6 @@ def sources_table(system: System) -> RenderableType:
     return sourced("Figure", sources(system))
 
 
-# --- step ---------------------------------------------------------------------------------------------------------------
-
-
-def step_view(
-    title: str,
-    step: Step,
-    rates: Mapping[str, str],
-    memory: Memory,
-    width: int,
-    *,
-    limits: tuple[float, float] | None = None,
-    ideal: Step | None = None,
-) -> RenderableType:
-    """Return one step: its time, the `limits` of its 90 % range, the `ideal`, what it delivers, its terms, and memory."""
-    facts = table("", "", numbers=(1,))
-    facts.show_header = False
-    time = ranged(float(step.total), limits, lambda s: show(s, "s"))
-    facts.add_row("Time" + (" (90 % range)" if limits else ""), Text(time, style="bold green"))
-    if ideal is not None:
-        facts.add_row("Ideal, were nothing lost", show(float(ideal.total), "s"))
-    facts.add_row("Bounds", bounds(step))
-    for name, value in rates.items():
-        facts.add_row(name, value)
-    return Group(
-        Text(title),
-        facts,
-        share_table({k: float(v) for k, v in step.terms.items()}, COLOURS, width, "Term"),
-        share_table(
-            {RESOURCES.get(k, k): float(v) for k, v in step.resources.items()},
-            _renamed(RESOURCE_COLOURS),
-            width,
-            "Waits for",
-        ),
-        memory_bar(memory, width, f"Memory of a chip, {show(float(memory.capacity), 'B')}"),
-    )
+def sources_json(system: System) -> list[dict[str, str]]:
+    """Return where the machine's figures come from, as data."""
+    return [dict(zip(("figure", "value", "grade", "date", "url"), row, strict=True)) for row in sources(system)]

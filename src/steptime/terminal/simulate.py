@@ -1,398 +1,353 @@
-"""The command `steptime simulate`. No formula lives here: it reads words, calls the library and prints what comes back."""
+"""The command `steptime simulate`."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steptime.errors import InputError, RangeError, UnknownName
+from steptime.terminal.groups import grouped
 from steptime.terminal.options import (
-    CATALOG,
-    ENGINE,
-    EXPERTS,
-    IMBALANCE,
+    BRIEF,
+    CSV,
     JSON,
-    KV,
-    MODEL,
-    SET,
-    SYSTEM,
-    WEIGHTS,
-    console_of,
-    print_json,
-    read_engine,
-    read_model,
-    read_system,
-    reciprocal,
+    LAYOUT,
+    LIMITS,
+    OUTPUT,
+    Subject,
+    Ways,
+    count,
+    not_empty,
+    option,
+    read_limits,
+    refuse_idle,
 )
+from steptime.terminal.output import check_outputs, console_of, patience, print_json, show, write_csv, wrote
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
     from steptime.physics.layout import Layout
-    from steptime.planning.deployment import Plan
+    from steptime.simulation.outcome import Simulation
+    from steptime.simulation.policy import Policy
     from steptime.simulation.prefix_cache import Cache
-    from steptime.simulation.rates import Replay
     from steptime.simulation.traffic import Lengths, Traffic
 
+TRAFFIC, POLICY = "Traffic", "Policy"
 
-LONGER = 4  # times as long a run as finds a rate, to confirm it
 
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Which requests come, and when."""
 
-def simulate(
-    ctx: typer.Context,
-    model: MODEL,
-    system: SYSTEM,
-    trace: Annotated[
-        str | None, typer.Option(help="Trace file: Azure CSV, Mooncake or vLLM JSONL.", rich_help_panel="Traffic")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second.", rich_help_panel="Traffic")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Clients of a closed loop.", rich_help_panel="Traffic")] = None,
-    find_rate: Annotated[
-        bool, typer.Option("--find-rate", help="Search the highest rate within the limits.", rich_help_panel="Traffic")
-    ] = False,
+    trace: Annotated[str | None, option("Trace file: Azure CSV, Mooncake or vLLM JSONL.", TRAFFIC)] = None
+    rate: Annotated[float | None, option("Requests per second.", TRAFFIC)] = None
+    concurrency: Annotated[int | None, count("--concurrency", "Clients of a closed loop.", TRAFFIC)] = None
+    find_rate: Annotated[bool, option("Search the highest rate within the limits.", TRAFFIC, "--find-rate")] = False
     requests: Annotated[
         int | None,
-        typer.Option(
-            help="Requests; by default 10,000, 10 a client, or the whole trace. The least for --find-rate: 4,000 a replica.",
-            rich_help_panel="Traffic",
+        count(
+            "--requests",
+            "Requests; by default 10,000, 10 a client, or the whole trace. The least for --find-rate: 4,000 a replica.",
+            TRAFFIC,
         ),
-    ] = None,
-    input_: Annotated[int, typer.Option("--input", help="Mean prompt tokens.", rich_help_panel="Traffic")] = 1024,
-    output: Annotated[int, typer.Option("--output", help="Mean output tokens.", rich_help_panel="Traffic")] = 256,
-    lengths: Annotated[str, typer.Option(help="fixed, uniform or lognormal.", rich_help_panel="Traffic")] = "fixed",
-    spread: Annotated[
-        float,
-        typer.Option(help="Half the range (uniform) or the deviation (lognormal) over the mean.", rich_help_panel="Traffic"),
-    ] = 0.0,
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant.", rich_help_panel="Traffic")] = "poisson",
-    burst: Annotated[float, typer.Option(help="Squared variation of gamma intervals.", rich_help_panel="Traffic")] = 4.0,
-    rate_scale: Annotated[float, typer.Option(help="Play a trace this many times as fast.", rich_help_panel="Traffic")] = 1.0,
-    fast_share: Annotated[
-        float, typer.Option(help="Share of requests that is served first (fast tier).", rich_help_panel="Traffic")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Reproduces the run.", rich_help_panel="Traffic")] = 0,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="continuous, prefill-first, static or train; by default the engine's.", rich_help_panel="Policy"),
-    ] = None,
-    max_sequences: Annotated[int, typer.Option(help="Seats of a replica.", rich_help_panel="Policy")] = 256,
-    token_budget: Annotated[
-        int | None, typer.Option(help="Tokens of a step; by default the engine's.", rich_help_panel="Policy")
-    ] = None,
+    ] = None
+    input_: Annotated[int, count("--input", "Mean prompt tokens.", TRAFFIC)] = 1024
+    output: Annotated[int, count("--output", "Mean output tokens.", TRAFFIC)] = 256
+    lengths: Annotated[str, option("fixed, uniform or lognormal.", TRAFFIC)] = "fixed"
+    spread: Annotated[float, option("Half the range (uniform) or the deviation (lognormal) over the mean.", TRAFFIC)] = 0.0
+    arrivals: Annotated[str, option("poisson, gamma or constant.", TRAFFIC)] = "poisson"
+    burst: Annotated[float, option("Squared variation of gamma intervals.", TRAFFIC)] = 4.0
+    rate_scale: Annotated[float, option("Play a trace this many times as fast.", TRAFFIC)] = 1.0
+    fast_share: Annotated[float, option("Share of requests that is served first (fast tier).", TRAFFIC)] = 0.0
+    prefixes: Annotated[int, count("--prefixes", "Shared prompt beginnings among requests.", TRAFFIC)] = 0
+    prefix_tokens: Annotated[int, count("--prefix-tokens", "Tokens of each.", TRAFFIC)] = 512
+    seed: Annotated[int, count("--seed", "Reproduces the run.", TRAFFIC)] = 0
+
+    def sizes(self) -> "tuple[Lengths, Lengths]":
+        """Return the lengths of prompts and outputs."""
+        from steptime.simulation.traffic import Lengths
+
+        return (
+            Lengths(mean=self.input_, shape=self.lengths, spread=self.spread),
+            Lengths(mean=self.output, shape=self.lengths, spread=self.spread),
+        )
+
+    def traffic(self, rate: float | None, requests: int | None) -> "Traffic":
+        """Return the requests, at a rate [requests/s] of its own where they are drawn at one."""
+        from steptime.simulation.traces import read_trace
+        from steptime.simulation.traffic import drawn, scaled, with_sessions
+
+        if self.trace is not None:
+            made = scaled(read_trace(self.trace, most=requests), self.rate_scale)
+        else:
+            made = drawn(
+                *self.sizes(), rate=rate, clients=self.concurrency, requests=requests, fast_share=self.fast_share,
+                kind=self.arrivals, burst=self.burst, seed=self.seed,
+            )  # fmt: skip
+        if self.prefixes and len(made.starts):
+            raise RangeError(f"--prefixes does not go with {self.trace}: its prompts have blocks of their own (hash_ids)")
+        if not self.prefixes:
+            return made
+        return with_sessions(made, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a replica schedules what has come."""
+
+    policy: Annotated[str | None, option("continuous, prefill-first, static or train; by default the engine's.", POLICY)] = None
+    max_sequences: Annotated[int, count("--max-sequences", "Seats of a replica.", POLICY)] = 256
+    token_budget: Annotated[int | None, count("--token-budget", "Tokens of a step; by default the engine's.", POLICY)] = None
     kv_tokens: Annotated[
-        float | None,
-        typer.Option(help="KV room of a replica, in tokens; by default what the chips hold.", rich_help_panel="Policy"),
-    ] = None,
-    when_full: Annotated[str, typer.Option(help="recompute (preempt) or queue.", rich_help_panel="Policy")] = "recompute",
-    interval: Annotated[
-        float | None, typer.Option(help="Seconds between trains; by default the HBM drain time.", rich_help_panel="Policy")
-    ] = None,
-    patience: Annotated[float, typer.Option(help="Seconds a static batch waits to fill.", rich_help_panel="Policy")] = 0.0,
-    drafted: Annotated[int, typer.Option(help="Tokens drafted for each step.", rich_help_panel="Policy")] = 0,
-    acceptance: Annotated[float, typer.Option(help="Tokens that a step yields by drafts.", rich_help_panel="Policy")] = 1.0,
-    route: Annotated[
-        str, typer.Option(help="round-robin, least-loaded or prefix-aware.", rich_help_panel="Policy")
-    ] = "round-robin",
-    prefix_cache: Annotated[
-        str,
-        typer.Option(metavar="TIERS", help="Cache of a replica, such as hbm=20GB,host=1TB,ssd=4TB.", rich_help_panel="Policy"),
-    ] = "",
-    prefixes: Annotated[int, typer.Option(help="Shared prompt beginnings among requests.", rich_help_panel="Policy")] = 0,
-    prefix_tokens: Annotated[int, typer.Option(help="Tokens of each.", rich_help_panel="Policy")] = 512,
-    tp: Annotated[int, typer.Option(help="Tensor parallel ways.", rich_help_panel="Layout")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.", rich_help_panel="Layout")] = 1,
-    dp: Annotated[int, typer.Option(help="Attention groups (data parallel attention).", rich_help_panel="Layout")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert parallel ways.", rich_help_panel="Layout")] = 1,
-    cp: Annotated[int, typer.Option(help="Context parallel ways.", rich_help_panel="Layout")] = 1,
-    replicas: Annotated[int, typer.Option(help="Replicas.", rich_help_panel="Layout")] = 1,
-    fast_replicas: Annotated[
-        int, typer.Option(help="More replicas, for the fast tier alone; 0 to share.", rich_help_panel="Layout")
-    ] = 0,
-    fast_sequences: Annotated[
-        int | None, typer.Option(help="Their seats; by default --max-sequences.", rich_help_panel="Layout")
-    ] = None,
+        int | None, count("--kv-tokens", "KV room of a replica, in tokens; by default what the chips hold.", POLICY)
+    ] = None
+    when_full: Annotated[str, option("recompute (preempt) or queue.", POLICY)] = "recompute"
+    interval: Annotated[float | None, option("Seconds between trains; by default the HBM drain time.", POLICY)] = None
+    patience: Annotated[float, option("Seconds a static batch waits to fill.", POLICY)] = 0.0
+    drafted: Annotated[int, count("--drafted", "Tokens drafted for each step.", POLICY)] = 0
+    acceptance: Annotated[
+        float, option("Tokens that a step yields by drafts, from 1 to drafted + 1: a count, not a share.", POLICY)
+    ] = 1.0
+    route: Annotated[str, option("round-robin, least-loaded or prefix-aware.", POLICY)] = "round-robin"
+    prefix_cache: Annotated[str, option("Cache of a replica, such as hbm=20GB,host=1TB,ssd=4TB.", POLICY, metavar="TIERS")] = ""
+
+    def read(self, engine: "Engine", system: "System", prompt: float) -> "Policy":
+        """Return the schedule; `prompt`: the longest that comes [tokens]."""
+        from steptime.simulation.policy import policy_for
+
+        not_empty("--policy", self.policy, "continuous, prefill-first, static or train")
+        return policy_for(
+            engine, system, prompt=prompt, kind=self.policy, max_sequences=self.max_sequences,
+            token_budget=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,
+            patience=self.patience, drafted=self.drafted, acceptance=self.acceptance, route=self.route,
+        )  # fmt: skip
+
+    def cache(self, system: "System", layout: "Layout") -> "Cache | None":
+        """Return the prefix cache of a replica, of tiers such as hbm=20GB,host=1TB."""
+        if not self.prefix_cache:
+            return None
+        from steptime.simulation.prefix_cache import cache_of
+        from steptime.units import parse
+
+        sizes: dict[str, float] = {}
+        for part in self.prefix_cache.split(","):
+            name, equals, size = part.strip().partition("=")
+            if not equals:
+                raise RangeError(f"{part!r} is not TIER=CAPACITY, such as host=1TB")
+            if name in sizes:
+                raise RangeError(f"{name} is given twice")
+            sizes[name] = parse(size, "B")
+        return cache_of(system, layout, sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pools(Ways):
+    """How many replicas there are, and of which kinds."""
+
+    replicas: Annotated[int, count("--replicas", "Replicas.", LAYOUT)] = 1
+    fast_replicas: Annotated[int, count("--fast-replicas", "More replicas, for the fast tier alone; 0 to share.", LAYOUT)] = 0
+    fast_sequences: Annotated[int | None, count("--fast-sequences", "Their seats; by default --max-sequences.", LAYOUT)] = None
     prefill_replicas: Annotated[
-        int, typer.Option(help="Replicas that only read prompts; 0 for one pool.", rich_help_panel="Layout")
-    ] = 0,
-    prefill_tp: Annotated[
-        int | None, typer.Option(help="Their tensor parallel ways; by default --tp.", rich_help_panel="Layout")
-    ] = None,
-    speed: Annotated[float | None, typer.Option(help="Least output speed for each user, in tok/s.")] = None,
-    ttft: Annotated[float | None, typer.Option(help="Longest time to first token, in s.")] = None,
-    quantile: Annotated[str, typer.Option(help="At which the limits hold: mean, p50, p90, p95 or p99.")] = "p99",
-    engine: ENGINE = None,
-    weights: WEIGHTS = "",
-    experts: EXPERTS = "",
-    kv: KV = "",
-    imbalance: IMBALANCE = None,
-    set_: SET = None,
-    catalog: CATALOG = None,
-    export: Annotated[str, typer.Option(metavar="FILE", help="Write every request to a .csv or .parquet file.")] = "",
+        int, count("--prefill-replicas", "Replicas that only read prompts; 0 for one pool.", LAYOUT)
+    ] = 0
+    prefill_tp: Annotated[int | None, count("--prefill-tp", "Their tensor parallel ways; by default --tp.", LAYOUT)] = None
+
+    def prefill(self) -> "Layout | None":
+        """Return the layout of the replicas that only read prompts, where there are any."""
+        from steptime.physics.layout import Layout
+
+        ways = self.tp if self.prefill_tp is None else self.prefill_tp
+        return Layout(tp=ways, replicas=self.prefill_replicas) if self.prefill_replicas else None
+
+    def fast(self, schedule: "Policy") -> dict[str, Any]:
+        """Return the pool of the fast tier alone, where there is one."""
+        if not self.fast_replicas:
+            return {}
+        seats = schedule.max_sequences if self.fast_sequences is None else self.fast_sequences
+        return {"fast": replace(schedule, max_sequences=seats), "fast_replicas": self.fast_replicas}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering:
+    """The limits, and what is printed and written."""
+
+    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Longest time to first token, in s.", LIMITS)] = None
+    quantile: Annotated[str, option("At which the limits of --find-rate hold: mean, p50, p90, p95 or p99.", LIMITS)] = "p99"
     range_: Annotated[
-        bool, typer.Option("--range", help="Run it again with every step at the ends of the engine's 90 % range.")
-    ] = False,
-    chrome: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a Chrome trace.")] = "",
-    json: JSON = False,
+        bool, option("Run it again with every step at the ends of the engine's 90 % range.", OUTPUT, "--range")
+    ] = False
+    export: Annotated[str | None, option("Write every request to a .csv or .parquet file.", OUTPUT, metavar="FILE")] = None
+    chrome: Annotated[str | None, option("Write the timeline as a Chrome trace.", OUTPUT, metavar="FILE")] = None
+    brief: BRIEF = False
+    csv: CSV = None
+    json: JSON = False
+
+
+@grouped
+def simulate(
+    ctx: typer.Context, subject: Subject, asking: Asking, schedule: Schedule, pools: Pools, answering: Answering
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
-    from steptime.errors import RangeError, UnknownName
-    from steptime.physics.layout import Layout
-    from steptime.physics.uncertainty import has_range
-    from steptime.planning.workload import Slo
-
-    if (trace is not None) + (rate is not None) + (concurrency is not None) + find_rate != 1:
+    if (asking.trace is not None) + (asking.rate is not None) + (asking.concurrency is not None) + asking.find_rate != 1:
         raise RangeError("give one of --trace FILE, --rate R, --concurrency C or --find-rate")
-    drawn, random, once = trace is None, rate is not None or find_rate, not find_rate
-    _all_of_use(
-        ctx,
-        {
-            "--rate, --concurrency or --find-rate; a trace has its own": (drawn, "input_ output lengths spread"),
-            "arrivals that are drawn, or --prefixes": (drawn or prefixes != 0, "seed"),
-            "--find-rate": (find_rate, "quantile"),
-            "--rate, --find-rate or --trace; clients stay with their replica": (concurrency is None, "route"),
-            "--prefix-cache": (bool(prefix_cache), "prefixes"),
-            "--rate or --find-rate": (random, "arrivals burst fast_share"),
-            "--trace": (not drawn, "rate_scale"),
-            "a run at one rate, not --find-rate": (once, "export chrome range_"),
-            "--arrivals gamma": (arrivals == "gamma", "burst"),
-            "--lengths uniform or lognormal": (lengths != "fixed", "spread"),
-            "--spread greater than 0, unless fixed": (lengths not in ("uniform", "lognormal") or spread > 0, "lengths"),
-            "--policy train": (policy == "train", "interval"),
-            "--policy static": (policy == "static", "patience"),
-            "--prefixes": (prefixes != 0, "prefix_tokens"),
-            "--prefixes or a trace with hash_ids": (prefixes != 0 or not drawn, "prefix_cache"),
-            "--prefix-cache, unless round-robin or least-loaded": (bool(prefix_cache) or route != "prefix-aware", "route"),
-            "--prefill-replicas": (prefill_replicas > 0, "prefill_tp"),
-            "--fast-replicas": (fast_replicas > 0, "fast_sequences"),
-            "--fast-share, the share of requests that they serve": (fast_share > 0, "fast_replicas"),
-        },
-    )
+    refuse_idle(ctx, _needs(asking, schedule, pools, answering))
+    _check_files(subject, asking, answering)
+    known_quantile(answering.quantile)
     need_numba()
-    from steptime.blackboard.machine import drain_seconds
-    from steptime.simulation.policy import Policy, budget_of, kind_of
-    from steptime.simulation.rates import QUANTILES
-    from steptime.simulation.traffic import Lengths, with_sessions
+    from steptime.physics.uncertainty import has_range
 
-    machine = read_system(system, set_, catalog)
-    described = read_model(model, weights, experts, kv, catalog)
-    runs_on = read_engine(engine, imbalance, machine, catalog)
-    if quantile not in QUANTILES:
-        raise UnknownName("quantile", quantile, tuple(QUANTILES), f"Known: {', '.join(QUANTILES)}.")
-    if range_ and not has_range(runs_on):
+    model, system, engine = subject.read()
+    if answering.range_ and not has_range(engine):
         raise RangeError("--range needs an engine with a range: the ideal one is a bound")
-    sizes = (Lengths(mean=input_, shape=lengths, spread=spread), Lengths(mean=output, shape=lengths, spread=spread))
-
-    def traffic_at(rate: float | None, count: int | None) -> Traffic:
-        made = _traffic(trace, rate, concurrency, count, sizes, arrivals, burst, rate_scale, fast_share, seed)
-        if prefixes and len(made.starts):
-            raise RangeError(f"--prefixes does not go with {trace}: its prompts have blocks of their own (hash_ids)")
-        return with_sessions(made, prefixes=prefixes, prefix_tokens=prefix_tokens, seed=seed) if prefixes else made
-
-    played = None if find_rate else traffic_at(rate, requests)
-    prompt = float(input_ if played is None or drawn else max(played.inputs))
-    hbm = machine.chip.hbm
-    schedule = Policy(
-        kind=policy or kind_of(runs_on),
-        max_sequences=max_sequences,
-        token_budget=budget_of(runs_on, prompt=prompt, batch=max_sequences) if token_budget is None else token_budget,
-        kv_tokens=math.inf if kv_tokens is None else kv_tokens,
-        when_full=when_full,
-        interval=float(drain_seconds(hbm.capacity, hbm.bandwidth)) if interval is None else interval,
-        patience=patience,
-        drafted=drafted,
-        acceptance=acceptance,
-        route=route,
-    )
-    slo = Slo(tpot=math.inf if speed is None else reciprocal("speed", speed), ttft=math.inf if ttft is None else ttft)
-    layout = Layout(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp, replicas=replicas)
-    prefill = Layout(tp=tp if prefill_tp is None else prefill_tp, replicas=prefill_replicas) if prefill_replicas else None
-    given: dict[str, Any] = {"layout": layout, "engine": runs_on, "policy": schedule, "slo": slo, "prefill": prefill}
-    if fast_replicas:
-        seats = max_sequences if fast_sequences is None else fast_sequences
-        given |= {"fast": replace(schedule, max_sequences=seats), "fast_replicas": fast_replicas}
-    given["cache"] = _cache(prefix_cache, machine, prefill or layout)
+    sizes = asking.sizes()
+    played = None if asking.find_rate else asking.traffic(asking.rate, asking.requests)
+    prompt = float(sizes[0].mean if played is None or asking.trace is None else max(played.inputs))
+    policy, layout, prefill = schedule.read(engine, system, prompt), pools.layout(replicas=pools.replicas), pools.prefill()
+    given: dict[str, Any] = {
+        "layout": layout, "engine": engine, "policy": policy, "slo": read_limits(answering.speed, answering.ttft),
+        "prefill": prefill, "cache": schedule.cache(system, prefill or layout), **pools.fast(policy),
+    }  # fmt: skip
     if played is None:
-        least = 4000 * (replicas + fast_replicas) if requests is None else requests
-        _find_rate(described, machine, traffic_at, least, given, quantile, json)
+        _find_rate(model, system, asking, given, answering)
     else:
-        _run(described, machine, played, given, export, chrome, range_, json)
+        _run(model, system, played, given, answering)
 
 
-def _find_rate(
-    model: Model,
-    system: System,
-    traffic: Callable[[float | None, int | None], Traffic],
-    requests: int,
-    given: dict[str, Any],
-    quantile: str,
-    json: bool,
-) -> None:
+def _needs(asking: Asking, schedule: Schedule, pools: Pools, answering: Answering) -> dict[str, tuple[bool, str]]:
+    """Return what options need: whether that holds, and which options need it."""
+    drawn, random, once = asking.trace is None, asking.rate is not None or asking.find_rate, not asking.find_rate
+    cached, lengths, prefixes = bool(schedule.prefix_cache), asking.lengths, asking.prefixes != 0
+    return {
+        "--rate, --concurrency or --find-rate; a trace has its own": (drawn, "input_ output lengths spread"),
+        "arrivals that are drawn, or --prefixes": (drawn or prefixes, "seed"),
+        "--find-rate": (not once, "quantile"),
+        "--find-rate; --export writes the requests of a run": (not once, "csv"),
+        "--rate, --find-rate or --trace; clients stay with their replica": (asking.concurrency is None, "route"),
+        "--prefix-cache": (cached, "prefixes"),
+        "--rate or --find-rate": (random, "arrivals burst fast_share"),
+        "--trace": (not drawn, "rate_scale"),
+        "a run at one rate, not --find-rate": (once, "export chrome range_"),
+        "--arrivals gamma": (asking.arrivals == "gamma", "burst"),
+        "--lengths uniform or lognormal": (lengths != "fixed", "spread"),
+        "--spread greater than 0, unless fixed": (lengths not in ("uniform", "lognormal") or asking.spread > 0, "lengths"),
+        "--policy train": (schedule.policy == "train", "interval"),
+        "--policy static": (schedule.policy == "static", "patience"),
+        "--prefixes": (prefixes, "prefix_tokens"),
+        "--prefixes or a trace with hash_ids": (prefixes or not drawn, "prefix_cache"),
+        "--prefix-cache, unless round-robin or least-loaded": (cached or schedule.route != "prefix-aware", "route"),
+        "--prefill-replicas": (pools.prefill_replicas > 0, "prefill_tp"),
+        "--fast-replicas": (pools.fast_replicas > 0, "fast_sequences"),
+        "--fast-share, the share of requests that they serve": (asking.fast_share > 0, "fast_replicas"),
+        "text, not --json": (not answering.json, "brief"),
+    }
+
+
+def _check_files(subject: Subject, asking: Asking, answering: Answering) -> None:
+    """Raise InputError, before a run, for a file that could not be written after it."""
+    outputs = {"--export": answering.export, "--chrome": answering.chrome, "--csv": answering.csv}
+    check_outputs(outputs, [*subject.files(), asking.trace or ""])
+    if answering.export is not None and not answering.export.casefold().endswith((".csv", ".parquet")):
+        raise InputError(f"{answering.export}: requests are written to a .csv or a .parquet file")
+
+
+def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str, Any], answering: Answering) -> None:
     """Search the highest rate within the limits, and print it."""
     from steptime.physics.layout import show_layout
-    from steptime.simulation.rates import highest_rate, rates
-    from steptime.terminal.simulation_view import rate_view
+    from steptime.simulation.rates import find_rate
 
-    run, longer = (rates(model, system, traffic, requests=n * requests, **given) for n in (1, LONGER))
-    found = highest_rate(run, slo=given["slo"], quantile=quantile, longer=longer)
-    if json:
+    with compiling():
+        found = find_rate(model, system, asking.traffic, requests=asking.requests, quantile=answering.quantile, **given)
+    if answering.csv is not None:
+        write_csv(answering.csv, found)
+    if answering.json:
         print_json(found.to_dict(**_about(model, system, given), policy=given["policy"]))
         return
+    from steptime.terminal.simulation_view import rate_answer, rate_view
+
     console = console_of()
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
-    console.print(
-        f"{what}, {given['policy'].kind} batching",
-        rate_view(found.rate, list(found.points), quantile, console.width),
-        sep="\n\n",
-    )
+    console.print(f"{what}, {given['policy'].kind} batching")
+    view = rate_answer if answering.brief else partial(rate_view, width=console.width)
+    show(view(found.rate, found.points, found.quantile), console=console)
 
 
-def _run(
-    model: Model, system: System, traffic: Traffic, given: dict[str, Any], export: str, chrome: str, ends: bool, json: bool
-) -> None:
-    """Serve a traffic, at both `ends` of the engine's range too if asked, write files and print what came of it."""
+def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:
+    """Serve a traffic, at both ends of the engine's range too if asked, write files and print what came of it."""
     from steptime.physics.uncertainty import widest
-    from steptime.simulation import files
     from steptime.simulation.run import simulate as run
 
-    files.check_paths(export, chrome)
     again = partial(run, model, system, traffic, **given)
-    found = _with_progress(len(traffic), json, lambda progress: again(progress=progress))
-    slower = {slowness: again(slowness=slowness) for slowness in (widest(given["engine"], system) if ends else ())}
-    if export:
-        files.write_requests(export, found.requests)
-    left = files.write_chrome_trace(chrome, found) if chrome else 0
-    if json:
+    with compiling():
+        found = _with_progress(len(traffic), answering.json, lambda progress: again(progress=progress))
+    ends = widest(given["engine"], system) if answering.range_ else ()
+    slower = {slowness: again(slowness=slowness) for slowness in ends}
+    _write(found, answering)
+    if answering.json:
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
         print_json(found.to_dict(range=ranges))
         return
-    from steptime.terminal.simulation_view import range_view, simulation_title, simulation_view
+    from steptime.terminal.simulation_view import range_view, simulation_brief, simulation_title, simulation_view
 
     console = console_of()
     title = simulation_title(model.name, system.chip.name, found, given["layout"], given["engine"].name)
-    console.print(simulation_view(title, found, console.width), *([range_view(found, slower)] if slower else []), sep="\n")
-    if left:
-        console.print(f"{chrome} leaves the last {left:,} requests out.")
+    show(simulation_brief(title, found) if answering.brief else simulation_view(title, found, console.width), console=console)
+    if slower:
+        show(range_view(found, slower), console=console)
 
 
-def _about(model: Model, system: System, given: dict[str, Any]) -> dict[str, Any]:
+def _write(found: "Simulation", answering: Answering) -> None:
+    """Write the requests and the timeline where files are named, and say so."""
+    import os
+
+    from steptime.simulation import files
+
+    if answering.export is not None:
+        existed = os.path.exists(answering.export)
+        files.write_requests(answering.export, found.requests)
+        wrote(answering.export, f"{len(found.requests):,} requests; times in s, lengths in tokens", replaced=existed)
+    if answering.chrome is not None:
+        existed = os.path.exists(answering.chrome)
+        left = files.write_chrome_trace(answering.chrome, found)
+        rest = f"; the last {left:,} requests are left out" if left else ""
+        wrote(answering.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{rest}", replaced=existed)
+
+
+def _about(model: "Model", system: "System", given: dict[str, Any]) -> dict[str, Any]:
     """What was run on what, in JSON."""
     return {"model": model.name, "system": system.name, "engine": given["engine"].name, "layout": given["layout"]}
 
 
-def _all_of_use(ctx: typer.Context, needs: dict[str, tuple[bool, str]]) -> None:
-    """Raise RangeError for an option that was given and would be of no use; `needs` says which need what, and if it holds."""
-    from steptime.errors import RangeError
-
-    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    for what, (holds, names) in needs.items():
-        idle = [name for name in names.split() if name in given]
-        if idle and not holds:
-            raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")
+def known_quantile(quantile: str) -> None:
+    """Raise UnknownName for a quantile that no limit can be held at."""
+    known = ("mean", "p50", "p90", "p95", "p99")
+    if quantile not in known:
+        raise UnknownName("quantile", quantile, known, f"Known: {', '.join(known)}.")
 
 
 def need_numba() -> None:
     """Raise InputError where the simulator cannot run, with what to install."""
     from importlib.util import find_spec
 
-    from steptime.errors import InputError
-
     if find_spec("numba") is None:
         raise InputError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
 
 
-def replay_of(asked: bool, model: Model, system: System, plan: Plan, engine: Engine, quantile: str) -> Replay | None:
-    """Return what random arrivals make of a feasible plan, where it is `asked` for."""
-    if not asked or not plan.feasible:
-        return None
-    need_numba()
-    from steptime.simulation.rates import replay
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Say that the simulator is compiled, where that takes a while: numba keeps it for the next time."""
+    from steptime.simulation import loop
 
-    return replay(
-        model, system, plan.workload, plan.slo, plan.pools, plan.requests_per_second, engine=engine, quantile=quantile
-    )
+    with patience("compiling the simulator, once (about half a minute)", unless=lambda: bool(loop.serve.signatures)):  # type: ignore[attr-defined]
+        yield
 
 
-def replay_json(found: Replay | None) -> dict[str, Any]:
-    """Return what a replay adds to a plan's JSON."""
-    return {} if found is None else {"simulated": found}
-
-
-def _traffic(
-    trace: str | None,
-    rate: float | None,
-    concurrency: int | None,
-    requests: int | None,
-    sizes: tuple[Lengths, Lengths],
-    arrivals: str,
-    burst: float,
-    rate_scale: float,
-    fast_share: float,
-    seed: int,
-) -> Traffic:
-    from steptime.errors import RangeError
-    from steptime.simulation.traces import read_trace
-    from steptime.simulation.traffic import closed_loop, merged, open_loop, scaled
-
-    if trace is not None:
-        return scaled(read_trace(trace, most=requests), rate_scale)
-    if concurrency is not None:
-        return closed_loop(concurrency, 10 * concurrency if requests is None else requests, *sizes, seed=seed)
-    assert rate is not None
-    count = 10_000 if requests is None else requests
-    if not 0 <= fast_share < 1:
-        raise RangeError(f"the fast share must be at least 0 and below 1, not {fast_share:g}")
-    if not fast_share:
-        return open_loop(rate, count, *sizes, kind=arrivals, burst=burst, seed=seed)
-    fast = max(1, round(count * fast_share))
-    if count < 2:
-        raise RangeError("two classes need at least 2 requests")
-    parts = ((fast_share, fast), (1 - fast_share, max(1, count - fast)))
-    return merged(
-        [open_loop(rate * share, n, *sizes, kind=arrivals, burst=burst, seed=seed + k) for k, (share, n) in enumerate(parts)]
-    )
-
-
-def _cache(text: str, machine: System, layout: Layout) -> Cache | None:
-    """Read tiers of a replica such as hbm=20GB,host=1TB: capacities here, bandwidths and order from the machine.
-
-    The chips' own memory comes first, of no capacity unless given: only there is a block of use without a load.
-    """
-    if not text:
-        return None
-    from steptime.errors import RangeError, UnknownName
-    from steptime.simulation.prefix_cache import Cache, Tier
-    from steptime.units import parse, show
-
-    hbm = machine.chip.hbm
-    known = {tier.name: tier for tier in (hbm, *machine.tiers)}
-    sizes = {hbm.name: 0.0}
-    for part in text.split(","):
-        name, equals, size = part.strip().partition("=")
-        if not equals:
-            raise RangeError(f"{part!r} is not TIER=CAPACITY, such as host=1TB")
-        if name not in known:
-            raise UnknownName("memory tier", name, known, f"Known: {', '.join(known)}.")
-        if sizes.get(name):
-            raise RangeError(f"{name} is given twice")
-        sizes[name] = parse(size, "B")
-    most = float(hbm.capacity) * int(layout.chips)
-    if sizes[hbm.name] > most:
-        raise RangeError(f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(most, 'B')} of a replica's chips")
-    return Cache(
-        tiers=tuple(
-            Tier(name=name, capacity=sizes[name], bandwidth=float(tier.bandwidth), latency=float(tier.latency or 0.0))
-            for name, tier in known.items()
-            if name in sizes
-        )
-    )
-
-
-def _with_progress(total: int, quiet: bool, work: Any) -> Any:
+def _with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
     """Run `work` with a progress bar on the terminal where it is long."""
     from steptime.simulation.run import PORTION
 

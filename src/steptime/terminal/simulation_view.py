@@ -4,104 +4,139 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from steptime.physics.layout import show_layout
-from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles
+from steptime.physics.layout import Layout, show_layout
+from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles, latencies
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.rates import RatePoint, Replay
-from steptime.simulation.state import DONE
-from steptime.terminal.widgets import table, usd
+from steptime.terminal.plots import distribution_plot, rate_plot
+from steptime.terminal.widgets import Either, Grid, counted, notes, table, usd
 from steptime.units import show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
+MEANING = "Arrival to seat: what comes before the queue, and the wait in it. Between two tokens: stalls by others' prompts too."
 LEVELS = " ▁▂▃▄▅▆▇█"
+WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be off without a word
 
 
 def simulation_view(title: str, found: Simulation, width: int) -> RenderableType:
-    """Return a run on one screen."""
+    """Return a run on one screen, what changes the answer first."""
     a = found.answers
-    parts: list[RenderableType] = [Text(title), Text(), _verdict(a)]
+    parts: list[RenderableType] = [Text(title), *notes(_notes(found)), Text(), _verdict(a)]
     if not a.served:
         return Group(*parts)
     if a.classes:
         parts.append(_classes(a, found.limited))
-    parts += [_latencies(a), _rates(a, found), Text(), _distribution(found, width), Text(), _timeline(found, width)]
+    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, found), Text()]
+    parts += [distribution_plot(latencies(found.requests), width), Text(), _timeline(found, width)]
     if found.cache is not None:
         parts += [Text(), _cache(found.cache)]
-    if found.pace.mixed_error > 0.02 or found.pace.decode_error > 0.02:
-        parts.append(
-            Text(
-                f"Note: the step time's coefficients are off by {found.pace.decode_error:.1%} (decode) and "
-                f"{found.pace.mixed_error:.1%} (mixed) in the mean.",
-                style="yellow",
-            )
-        )
     return Group(*parts)
+
+
+def simulation_brief(title: str, found: Simulation) -> RenderableType:
+    """Return the answer alone."""
+    a = found.answers
+    lines = [Text(title), *notes(_notes(found)), _verdict(a)]
+    if a.served:
+        for name, q in (("First token", a.ttft), ("Time per token", a.tpot)):
+            if not math.isnan(q.mean):
+                lines.append(Text(f"{name}: mean {show(q.mean, 's')}, p50 {show(q.p50, 's')}, p99 {show(q.p99, 's')}"))
+        lines += [Text(f"{name}: {value}") for name, value in _figures(a, found) if name in BRIEF]
+    return Group(*lines)
+
+
+BRIEF = ("Throughput", "Within the limits", "Output per chip", "USD/M output tokens")
+
+
+def _notes(found: Simulation) -> list[str]:
+    pace = found.pace
+    if max(pace.mixed_error, pace.decode_error) <= WORTH_A_NOTE:
+        return []
+    return [
+        f"the step time's coefficients are off by {pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed) in mean"
+    ]
 
 
 def _verdict(a: Answers) -> Text:
     text = Text.assemble((a.verdict, COLOURS.get(a.verdict, "bold green")), f": {a.why}.")
     if a.rejected and a.served:
-        text.append(f" {a.rejected:,} of {a.sent:,} requests were rejected: {a.rejected_why}.", style="yellow")
+        text.append(f" {a.rejected:,} of {counted(a.sent, 'request')} were rejected: {a.rejected_why}.", style="yellow")
     return text
 
 
-def _latencies(a: Answers) -> Table:
-    shown = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6))
+def _time(value: float) -> str:
+    return "-" if math.isnan(value) else show(value, "s")
+
+
+def _latencies(a: Answers) -> Grid:
+    shown = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6), first_to_go=(4, 1, 3))
     rows: tuple[tuple[str, Quantiles], ...] = (
         ("Time to first token", a.ttft),
         ("Time per token", a.tpot),
         ("Between two tokens", a.inter_token),
         ("End to end", a.end_to_end),
-        ("Wait for a seat", a.wait),
+        ("Arrival to seat", a.wait),
     )
     for name, s in rows:
-        shown.add_row(name, *("-" if math.isnan(x) else show(x, "s") for x in (s.mean, s.p50, s.p90, s.p95, s.p99)))
+        shown.add_row(name, *map(_time, (s.mean, s.p50, s.p90, s.p95, s.p99)))
     return shown
 
 
-def _classes(a: Answers, limited: bool) -> Table:
-    shown = table(
-        "Class", "Served", "TTFT mean", "p99", "TPOT mean", "p99", *(["Within limits"] if limited else []), numbers=range(1, 7)
-    )
+def _classes(a: Answers, limited: bool) -> Grid:
+    heads = ("Class", "Served", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", *(["Within limits"] if limited else []))
+    shown = table(*heads, numbers=range(1, 7), first_to_go=(4, 2, 1))
     for c in a.classes:
         name = "fast" if c.rank == 0 else "slow" if len(a.classes) == 2 else f"{c.rank}"
-        times = (c.ttft.mean, c.ttft.p99, c.tpot.mean, c.tpot.p99)
         within = [f"{c.within_limits:.1%}"] if limited else []
-        shown.add_row(name, f"{c.served:,}", *("-" if math.isnan(x) else show(x, "s") for x in times), *within)
+        shown.add_row(name, f"{c.served:,}", *map(_time, (c.ttft.mean, c.ttft.p99, c.tpot.mean, c.tpot.p99)), *within)
     return shown
 
 
-def _rates(a: Answers, found: Simulation) -> Table:
-    shown = table("", "", "", "", numbers=(1, 3))
-    shown.show_header = False
-    money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "unknown"
-    cells = [
+def _figures(a: Answers, found: Simulation) -> list[tuple[str, str]]:
+    """Return what the run comes to, by name."""
+    limits = ("Within the limits", _within(a)) if found.limited else ("Input", show(a.input_tokens_per_second, "tok/s"))
+    money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "no rent is known"
+    return [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
         ("Throughput", f"{a.requests_per_second:,.4g} requests/s"),
-        ("Within the limits", f"{a.within_limits:.1%}, {a.goodput:,.4g} requests/s")
-        if found.limited
-        else ("Input", show(a.input_tokens_per_second, "tok/s")),
+        limits,
         ("Output", show(a.output_tokens_per_second, "tok/s")),
-        ("Output of each chip", show(a.output_tokens_per_second / found.chips, "tok/s")),
-        ("Per million output tokens", money),
+        ("Output per chip", show(found.output_tokens_per_second_per_chip, "tok/s")),
+        ("USD/M output tokens", money),
         ("Busy", _busy(a, found)),
         ("Decode batch", f"{a.batch:,.1f}" + ("" if found.fast_replicas else f" of {found.policy.max_sequences:,}")),
         ("KV cache taken", f"{a.kv:.0%}" + ("" if found.fast_replicas else f" of {found.policy.kv_tokens:,.0f} tokens")),
-        ("Waiting", f"{a.queue:,.1f} requests"),
+        ("Waiting", f"{a.queue:,.1f} requests in mean"),
         ("Preemptions", f"{a.preemptions:,}"),
         ("Chips", f"{found.chips:,}"),
     ]
+
+
+def _within(a: Answers) -> str:
+    """Say how many requests are within the limits."""
+    if not a.goodput:
+        return "no request"
+    if a.within_limits < 0.001:
+        return "fewer than 0.1% of requests"
+    return f"{a.within_limits:.1%}, {a.goodput:,.4g} requests/s"
+
+
+def _rates(a: Answers, found: Simulation) -> list[RenderableType]:
+    """Return the figures in two columns, or in one below another where there is no room."""
+    cells = _figures(a, found)
+    shown = table("", "", "", "", numbers=(1, 3), header=False, first_to_go=(3, 2))
     for left, right in zip(cells[::2], cells[1::2], strict=True):
         shown.add_row(*left, *right)
-    return shown
+    narrow = table("", "", numbers=(1,), header=False)
+    for cell in cells:
+        narrow.add_row(*cell)
+    return [Either(shown, narrow)]
 
 
 def _busy(a: Answers, found: Simulation) -> str:
@@ -112,47 +147,10 @@ def _busy(a: Answers, found: Simulation) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, a.pool_utilisation, strict=True))
 
 
-def _figure(width: int, rows: int) -> Any:
-    import plotille
-
-    figure = plotille.Figure()
-    figure.width, figure.height, figure.origin, figure.with_colors = max(30, min(60, width - 36)), rows, False, True
-    figure.color_mode = "names"
-    return figure
-
-
-def _seconds(value: float, _: float = 0.0) -> str:
-    return str(show(10**value, "s", 2))
-
-
-def _distribution(found: Simulation, width: int) -> RenderableType:
-    """Return the share of requests within a latency, TTFT and TPOT, on a logarithmic axis."""
-    done = found.requests[found.requests["status"] == DONE]
-    curves = (
-        ("TTFT", "green", done["first"] - done["arrival"]),
-        ("TPOT", "cyan", ((done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1))[done["outputs"] > 1]),
-    )
-    figure = _figure(width, 10)
-    share = np.linspace(0.0, 1.0, 101)
-    drawn = [(name, colour, np.log10(np.maximum(np.quantile(v, share), 1e-9))) for name, colour, v in curves if np.any(v > 0)]
-    low = min(math.log10(np.quantile(v[v > 0], 0.01)) for _, _, v in curves if np.any(v > 0))
-    high = max(x[-1] for _, _, x in drawn)
-    figure.set_x_limits(float(low) - 0.05, float(max(high, low + 0.1)) + 0.05)
-    figure.set_y_limits(0, 100)
-    figure.x_ticks_fkt, figure.y_ticks_fkt = _seconds, lambda value, _: f"{value:.0f} %"
-    figure.x_label, figure.y_label = "latency", "requests"
-    for _, colour, x in drawn:
-        figure.plot(x, 100 * share, lc=colour)
-    legend = Text()
-    for name, colour, _ in drawn:
-        legend.append(f"━ {name}   ", style=colour)
-    return Group(Text("Share of requests within a latency", style="bold"), Text.from_ansi(figure.show(legend=False)), legend)
-
-
-def _timeline(found: Simulation, width: int) -> RenderableType:
+def _timeline(found: Simulation, width: int) -> Grid:
     """Return decode batch, cache and queue over time as rows of bars."""
     line = found.timeline
-    cells = max(20, min(100, width - 34))
+    cells = max(8, min(100, width - 34))
     shown = table("Over time", f"0 to {show(float(line['seconds'][-1]), 's')}", "Most", numbers=(2,))
     rows: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("Sequences decoding", "decoding", lambda v: f"{v:,.0f}"),
@@ -180,33 +178,27 @@ def _cache(use: CacheUse) -> RenderableType:
 
 def rate_view(rate: float, points: Sequence[RatePoint], quantile: str, width: int) -> RenderableType:
     """Return the search for the highest rate: a plot of latency against rate, and the points."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [rate_answer(rate, points, quantile), Text()]
     drawn = [p for p in points if math.isfinite(p.ttft)]
     if len(drawn) > 1:
-        figure = _figure(width, 10)
-        x = np.log10([p.rate for p in drawn])
-        y = np.log10([max(p.ttft, 1e-9) for p in drawn])
-        figure.set_x_limits(float(x.min()) - 0.05, float(x.max()) + 0.05)
-        figure.set_y_limits(float(y.min()) - 0.1, float(max(y.max(), y.min() + 0.2)) + 0.1)
-        figure.x_ticks_fkt, figure.y_ticks_fkt = lambda value, _: f"{10**value:.3g}", _seconds
-        figure.x_label, figure.y_label = "requests/s", f"TTFT {quantile}"
-        figure.plot(x, y, lc="green")
-        parts += [Text(f"Rate against {quantile} of TTFT", style="bold"), Text.from_ansi(figure.show(legend=False))]
+        parts.append(rate_plot([p.rate for p in drawn], [p.ttft for p in drawn], quantile, width))
     shown = table("Requests/s", f"TTFT {quantile}", f"TPOT {quantile}", "", numbers=(0, 1, 2))
     for p in points:
-        shown.add_row(
-            f"{p.rate:.4g}",
-            *("-" if math.isnan(value) else show(value, "s") for value in (p.ttft, p.tpot)),
-            Text(p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"),
-        )
+        verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
+        shown.add_row(f"{p.rate:.4g}", _time(p.ttft), _time(p.tpot), verdict)
+    return Group(*parts, shown)
+
+
+def rate_answer(rate: float, points: Sequence[RatePoint], quantile: str) -> Text:
+    """Say which rate is the highest within the limits."""
     best = f"{rate:,.4g} requests/s is the highest rate within the limits" if rate else "no rate is within the limits"
     why = next((p.why for p in points if p.why), "")
     if not rate and why:
         best += f": {why}"
-    return Group(*parts, shown, Text(best + f", at {quantile}.", style="bold green" if rate else "bold red"))
+    return Text(best + f", at {quantile}.", style="bold green" if rate else "bold red")
 
 
-def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> RenderableType:
+def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
     """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range."""
     runs = {"As predicted": found} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
     shown = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
@@ -216,8 +208,9 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Renderabl
 
     row("First token, p90", lambda a: show(a.ttft.p90, "s"))
     row("Time per token, p90", lambda a: show(a.tpot.p90, "s"))
-    row("Throughput", lambda a: f"{a.requests_per_second:,.4g} requests/s")
-    row("Within the limits", lambda a: f"{a.within_limits:.1%}")
+    row("Requests/s", lambda a: f"{a.requests_per_second:,.4g}")
+    if found.limited:
+        row("Within the limits", lambda a: f"{a.within_limits:.1%}")
     row("Verdict", lambda a: a.verdict)
     return shown
 
@@ -226,24 +219,25 @@ def replay_view(found: Replay) -> RenderableType:
     """Return in a few lines what random arrivals make of a plan."""
     a, q = found.simulation.answers, found.quantile
     ttft, tpot = show(getattr(a.ttft, q), "s"), show(getattr(a.tpot, q), "s")
+    dollars = a.usd_per_million_output_tokens
+    money = f", {usd(dollars)} per million output tokens" if math.isfinite(dollars) else ""
     text = Text.assemble(
         ("Simulated", "bold"),
         f" with random arrivals, limits at {q}: batch {found.batch:,} instead of {found.planned_batch:,} and "
-        f"{found.rate:,.4g} requests/s instead of {found.planned_rate:,.4g} give TTFT {ttft} and TPOT {tpot}, "
-        f"{usd(a.usd_per_million_output_tokens)} per million output tokens ({a.verdict}).",
+        f"{found.rate:,.4g} requests/s instead of {found.planned_rate:,.4g} give TTFT {ttft} and TPOT {tpot}{money} "
+        f"({a.verdict}).",
     )
     if not found.good:
-        text.append(f" After {found.tried} tries the limits still do not hold.", style="yellow")
+        text.append(f" After {counted(found.tried, 'try', 'tries')} the limits still do not hold.", style="yellow")
     return text
 
 
-def simulation_title(model: str, chip: str, found: Simulation, layout: Any, engine: str) -> str:
+def simulation_title(model: str, chip: str, found: Simulation, layout: Layout, engine: str) -> str:
     """Say in a line what was run on what."""
     n = found.prefill_replicas
-    extra = f", {n} prefill replica{'s' if n > 1 else ''}" if n else ""
-    layout = show_layout(layout) + extra
+    pools = show_layout(layout) + (f", {counted(n, 'prefill replica')}" if n else "")
     kind = (
         f"a train every {show(found.policy.interval, 's')}" if found.policy.kind == "train" else f"{found.policy.kind} batching"
     )
-    sent = f"{found.answers.sent:,} request" + ("s" if found.answers.sent > 1 else "")
-    return f"{model} on {found.chips} x {chip} ({layout}), engine {engine}: {sent}, {found.traffic.name}, {kind}"
+    sent = counted(found.answers.sent, "request")
+    return f"{model} on {found.chips} x {chip} ({pools}), engine {engine}: {sent}, {found.traffic.name}, {kind}"

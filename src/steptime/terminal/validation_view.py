@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
-from steptime.measured.comparison import Predictions, report
+from steptime.measured.comparison import Predictions
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
-from steptime.measured.validation import MOST_SIMULATED, predict
+from steptime.measured.validation import MOST_SIMULATED
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import Engine, constant
-from steptime.terminal.widgets import table
+from steptime.terminal.plots import scatter_plot
+from steptime.terminal.widgets import counted, notes, table
 from steptime.units import show
 
+MILLISECOND = 1e-3  # s
 FIGURES = 63  # columns that the figures of an error table take
+FEW = 50  # runs below which the ranges are those of the engine that was fitted from
+GOING = (1, 3, 4, 5, 6, 7)  # columns of an error table in the order in which they are left out
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
 MEANINGS = {
     "id": "any name, kept in the output",
@@ -52,7 +53,7 @@ def columns_view() -> RenderableType:
     """Return the columns that a file of runs has."""
     shown = table("Column", "What it holds")
     for name in (*COLUMNS, *MEASURED, *OPTIONAL):
-        shown.add_row(name, escape(MEANINGS[name]) + ("; optional" if name in OPTIONAL else ""))
+        shown.add_row(name, MEANINGS[name] + ("; optional" if name in OPTIONAL else ""))
     return shown
 
 
@@ -75,6 +76,7 @@ def validation_view(
             *HEADINGS,
             title=f"{names[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
             numbers=range(1, 8),
+            first_to_go=GOING,
         )
         shown.add_row("all", *_cells(found["all"]), style="bold")
         for key, by in found["by"].items():
@@ -86,7 +88,9 @@ def validation_view(
                     shown.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
         parts.append(shown)
     if "tpot" in tables:
-        parts.append(_scatter(rows, predictions, width))
+        known = [i for i, row in enumerate(rows) if row.get("tpot_s")]
+        measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in known]
+        parts.append(scatter_plot(measured, predictions.tpot[known] / MILLISECOND, width))
     if "ttft" in tables and not predictions.simulated:
         parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
     named = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
@@ -118,38 +122,23 @@ def percent(share: float, sign: str = "") -> str:
     return f"{share:{sign}.{0 if abs(share) >= 0.9995 else 1}%}"
 
 
-def _scatter(rows: list[dict[str, str]], predictions: Predictions, width: int) -> RenderableType:
-    """Return predicted against measured TPOT on logarithmic axes, with the diagonal."""
-    import plotille
-
-    known = [i for i, row in enumerate(rows) if row.get("tpot_s")]
-    measured = np.log10([1e3 * float(rows[i]["tpot_s"]) for i in known])
-    predicted = np.log10(1e3 * predictions.tpot[known])
-    low = math.floor(2 * min(measured.min(), predicted.min())) / 2
-    high = math.ceil(2 * max(measured.max(), predicted.max()) + 1e-9) / 2
-    figure = plotille.Figure()
-    figure.width, figure.height, figure.origin, figure.color_mode = 10 * max(3, min(6, (width - 36) // 10)), 16, False, "names"
-    figure.set_x_limits(low, high)
-    figure.set_y_limits(low, high)
-    figure.x_ticks_fkt = figure.y_ticks_fkt = lambda value, _: f"{10**value:,.3g}"
-    figure.x_label, figure.y_label = "measured TPOT [ms]", "predicted TPOT [ms]"
-    figure.plot([low, high], [low, high], lc="red")
-    figure.scatter(measured, predicted)
-    return Group(Text("Predicted against measured", style="bold"), Text.from_ansi(figure.show(legend=False)))
-
-
 def calibration_view(
-    before: Engine, fitted: Engine, rows: list[dict[str, str]], problems: list[str], path: str, catalog: str | None = None
+    before: Engine, fitted: Engine, tables: Mapping[str, Mapping[str, Any]], runs: int, problems: list[str]
 ) -> RenderableType:
-    """Return constants before and after, and the errors on the runs that were fitted."""
-    shown = table("Constant", before.name, fitted.name, numbers=(1, 2))
+    """Return constants before and after, and the errors of both engines, by name, on the runs that were fitted."""
+    shown = table("Constant", f"{before.name}, before", f"{fitted.name}, fitted", numbers=(1, 2))
     for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES):
         unit = "s" if name.startswith("seconds") else ""
         cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
         shown.add_row(name.replace("_", " "), *cells)
-    errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8))
-    for engine in (before, fitted):
-        for name, found in report(rows, predict(rows, engine=engine, catalog=catalog)).items():
-            errors.add_row(f"{name.upper()}, {engine.name}", *_cells(found["all"]))
-    parts: list[RenderableType] = [shown, errors, Text(f"Written to {path}: use it with --engine {path}")]
-    return Group(*parts, *(Text.assemble(("Left out: ", "yellow"), problem) for problem in problems))
+    errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
+    for engine, found in tables.items():
+        for quantity, of_all in found.items():
+            errors.add_row(f"{quantity.upper()}, {engine}", *_cells(of_all["all"]))
+    few = []
+    if runs < FEW:
+        few = [
+            f"{counted(runs, 'run')} tell little: most constants stay near {before.name}'s, and the ranges are {before.name}'s"
+        ]
+    left = [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
+    return Group(*notes(few), shown, errors, *left)

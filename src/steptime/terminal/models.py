@@ -1,0 +1,100 @@
+"""The command `steptime models`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.errors import InputError
+from steptime.terminal.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, WEIGHTS, count, option, read_model, refuse_idle
+from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from steptime.cards.models import ModelCard
+    from steptime.results import Tabular
+
+
+def models(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model to show, or several to compare; without one, the catalogue is listed.",
+            show_default=False,
+        ),
+    ] = None,
+    compare: Annotated[bool, option("Compare the models named, or those that --like finds.", OUTPUT, "--table")] = False,
+    like: Annotated[str, option("List only names that contain this text.", OUTPUT)] = "",
+    context: Annotated[int, count("--context", "Context in tokens, for the figures that depend on one.", OUTPUT)] = 8192,
+    weights: WEIGHTS = None,
+    experts: EXPERTS = None,
+    kv: KV = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """List the models, compare some of them, or show what one is made of."""
+    from steptime.cards import models as cards
+    from steptime.numbers import whole
+
+    chosen, lists = list(names or []), not names and not compare
+    refuse_idle(
+        ctx,
+        {
+            "the whole list or --table, not names": (not chosen, "like"),
+            "a model, or --table": (not lists, "context weights experts kv"),
+            "the list or a table": (len(chosen) != 1 or compare, "csv"),
+        },
+    )
+    whole("--context", context, unit="token")
+    check_outputs({"--csv": csv}, chosen)
+    found = chosen or _alike(like, catalog)
+    read = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in found]
+    if len(read) == 1 and not compare:
+        _show_one(cards.model_card(read[0], context=context), json=json)
+        return
+    from steptime.terminal.card_views import comparison_view, models_view
+
+    console = console_of()
+    if lists:
+        listed = cards.model_table(like, catalog)
+        _show_table(listed, models_view(listed.models), csv, json=json)
+    else:
+        compared = cards.compared(read, context=context)
+        _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+
+
+def _show_table(table: "Tabular", view: "RenderableType", csv: str | None, *, json: bool) -> None:
+    """Print a table as text or JSON, and write it where a file is named."""
+    if csv is not None:
+        write_csv(csv, table)
+    if json:
+        print_json(table)
+    else:
+        show(view)
+
+
+def _alike(like: str, catalog: str | None) -> list[str]:
+    """Return the names of the catalogue that contain a text; raise InputError with the nearest where none does."""
+    from steptime.catalog.files import files
+    from steptime.errors import did_you_mean
+
+    known = files("models", catalog)
+    found = [name for name in known if like.casefold() in name.casefold()]
+    if not found:
+        near = ", ".join(did_you_mean(like, known, alike=0.0))
+        raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
+    return found
+
+
+def _show_one(card: "ModelCard", *, json: bool) -> None:
+    """Print the card of one model."""
+    if json:
+        print_json(card)
+        return
+    from steptime.terminal.card_views import model_view
+
+    console = console_of()
+    show(model_view(card, console.width), console=console)

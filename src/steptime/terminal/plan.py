@@ -1,0 +1,204 @@
+"""The command `steptime plan`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steptime.terminal.groups import grouped
+from steptime.terminal.options import (
+    BRIEF,
+    CSV,
+    JSON,
+    LIMITS,
+    OUTPUT,
+    Subject,
+    count,
+    not_empty,
+    option,
+    read_limits,
+    read_systems,
+    refuse_idle,
+)
+from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
+
+if TYPE_CHECKING:
+    from steptime.machines.system import System
+    from steptime.models.model import Model
+    from steptime.physics.engine import Engine
+    from steptime.planning.deployment import Plan
+    from steptime.planning.workload import Workload
+    from steptime.simulation.rates import Replay
+
+WORKLOAD = "Requests"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """What is asked of the deployment."""
+
+    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
+    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
+    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
+    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
+    quantile: Annotated[str, option("At which the limits hold with --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
+
+    def workload(self) -> "Workload":
+        """Return the requests."""
+        from steptime.planning.workload import Workload
+
+        return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which deployments are looked at, and what is printed of the best."""
+
+    chips: Annotated[int | None, count("--chips", "Chips to use; by default one scale-up domain.", "Deployment")] = None
+    mode: Annotated[
+        str,
+        option(
+            "aggregated (prefill and decode share chips), disaggregated (pools), both with a comma between, or any.",
+            "Deployment",
+            "--modes",
+            "--mode",
+        ),
+    ] = "any"
+    simulate: Annotated[
+        bool,
+        option("Replay it with random arrivals, and lower the batch until percentiles hold.", "Deployment", "--simulate"),
+    ] = False
+    explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
+    launch: Annotated[
+        str | None, option("Print launch commands for vllm, sglang, trtllm, or all.", OUTPUT, metavar="ENGINE")
+    ] = None
+    brief: BRIEF = False
+    csv: CSV = None
+    json: JSON = False
+
+    def modes(self) -> tuple[str, ...]:
+        """Return the modes that are searched."""
+        from steptime.errors import UnknownName
+        from steptime.planning.planner import MODES
+
+        asked = MODES if self.mode == "any" else tuple(name.strip() for name in self.mode.split(","))
+        for name in asked:
+            if name not in MODES:
+                raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+        return tuple(name for name in MODES if name in asked)
+
+    def launches(self) -> tuple[str, ...]:
+        """Return the engines to launch with."""
+        from steptime.errors import UnknownName
+        from steptime.planning.launch_commands import ENGINES
+
+        not_empty("--launch", self.launch, "an engine: vllm, sglang, trtllm or all")
+        if self.launch is not None and self.launch != "all" and self.launch not in ENGINES:
+            raise UnknownName("engine", self.launch, [*ENGINES, "all"], "Known: vllm, sglang, trtllm, all.")
+        return () if self.launch is None else tuple(ENGINES) if self.launch == "all" else (self.launch,)
+
+
+@grouped
+def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wanted) -> None:
+    """Find the cheapest way to serve a model on a system within limits on speed and first token."""
+    refuse_idle(
+        ctx,
+        {
+            "--simulate": (wanted.simulate, "quantile"),
+            "text, not --json, which has the commands of all engines": (not wanted.json, "launch"),
+            "text, not --json": (not wanted.json, "brief"),
+            "a whole plan, not --brief": (not wanted.brief, "explain launch"),
+        },
+    )
+    modes, launches = wanted.modes(), wanted.launches()
+    check_outputs({"--csv": wanted.csv}, subject.files())
+    limits = read_limits(requests.speed, requests.ttft)
+    workload = requests.workload()
+    if wanted.simulate:
+        from steptime.terminal.simulate import known_quantile, need_numba
+
+        known_quantile(requests.quantile)
+        need_numba()
+    model, system, engine = subject.read()
+    from steptime.planning.planner import DoesNotFit
+    from steptime.planning.planner import plan as make_plan
+
+    try:
+        found = make_plan(model, system, workload, limits, chips=wanted.chips, engine=engine, modes=modes)
+    except DoesNotFit as problem:
+        raise DoesNotFit(f"{problem}{_other(model, subject.catalog)}") from None
+    replayed = _replayed(model, system, found, engine, requests.quantile) if wanted.simulate and found.feasible else None
+    if wanted.csv is not None:
+        write_csv(wanted.csv, found)
+    if wanted.json:
+        print_json(_data(model, system, found, engine, replayed, explain=wanted.explain))
+    else:
+        _print(model, system, found, engine, replayed, wanted, launches)
+    if not found.feasible:
+        raise typer.Exit(1)
+
+
+def _other(model: "Model", catalog: str | None) -> str:
+    """Name the smallest system that would hold a model."""
+    from steptime.planning.planner import smallest_system
+
+    other = smallest_system(model, read_systems(catalog))
+    if other is None:
+        return ""
+    return f"; the smallest system of the catalogue that holds it is {other.name} ({other.chips} x {other.chip.name})"
+
+
+def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
+    """Return what random arrivals make of a plan."""
+    from steptime.simulation.rates import replay
+    from steptime.terminal.simulate import compiling
+
+    with compiling():
+        return replay(
+            model, system, found.workload, found.slo, found.pools, found.requests_per_second, engine=engine, quantile=quantile
+        )
+
+
+def _data(
+    model: "Model", system: "System", found: "Plan", engine: "Engine", replayed: "Replay | None", *, explain: bool
+) -> dict[str, Any]:
+    """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted."""
+    from steptime.planning.launch_commands import ENGINES, launch_commands
+    from steptime.terminal.plan_view import explain_json
+
+    more: dict[str, Any] = {"launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}}
+    if replayed is not None:
+        more["simulated"] = replayed
+    if explain and found.feasible:
+        more["explanation"] = explain_json(model, system, found, engine)
+    return found.to_dict(**more)
+
+
+def _print(
+    model: "Model",
+    system: "System",
+    found: "Plan",
+    engine: "Engine",
+    replayed: "Replay | None",
+    wanted: Wanted,
+    launches: tuple[str, ...],
+) -> None:
+    """Print a plan as text."""
+    from steptime.terminal.plan_view import explain_plan, launch_view, plan_brief, plan_view
+
+    console = console_of()
+    show(plan_brief(found) if wanted.brief else plan_view(found, console.width), console=console)
+    if replayed is not None:
+        from steptime.terminal.simulation_view import replay_view
+
+        show(replay_view(replayed), console=console)
+    if not found.feasible or wanted.brief:
+        return
+    if wanted.explain:
+        show(explain_plan(model, system, found, engine), console=console)
+    if launches:
+        console.print(launch_view(found, launches), soft_wrap=True)
+    if not (wanted.explain or launches):
+        more = f"{found.evaluated:,} layouts in {found.search_seconds:.2f} s. More: --explain, --launch all, --json, --csv."
+        console.print(more, style="bright_black")

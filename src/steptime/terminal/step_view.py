@@ -1,0 +1,118 @@
+"""What the terminal shows of a step: its time and range, what it delivers, its terms, what it waits for, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from steptime.cards.steps import StepCard
+from steptime.numbers import Number
+from steptime.physics.layout import show_layout
+from steptime.physics.memory import Memory
+from steptime.physics.step import Step
+from steptime.terminal.widgets import Grid, counted, facts, notes, ranged, share_table, stacked
+from steptime.units import show
+
+TERM_COLOURS = {
+    "projections": "blue",
+    "attention": "magenta",
+    "feed-forward": "cyan",
+    "experts": "green",
+    "shared experts": "bright_green",
+    "head": "bright_blue",
+    "embedding": "bright_blue",
+    "norms": "white",
+    "all-reduce": "yellow",
+    "context exchange": "bright_yellow",
+    "dispatch": "yellow",
+    "combine": "bright_yellow",
+    "pipeline": "red",
+    "overhead": "red",
+}
+RESOURCES = {  # name, colour
+    "compute": ("arithmetic", "green"),
+    "weights": ("weights", "blue"),
+    "kv": ("KV cache", "magenta"),
+    "activations": ("activations", "white"),
+    "scale-up": ("scale-up network", "yellow"),
+    "pod": ("pod network", "bright_yellow"),
+    "scale-out": ("scale-out network", "red"),
+    "latency": ("message latency", "bright_red"),
+    "overhead": ("engine overhead", "bright_black"),
+}
+RATES = {
+    "tokens_per_second_per_user": "Speed for each user",
+    "output_tokens_per_second_per_chip": "Output per chip",
+    "prompt_tokens_per_second_per_chip": "Prompt tokens per chip",
+}
+MEANING = "90 % range: nine in ten measured steps lie in it. Bounds: all overlapped, and nothing overlapped."
+
+
+def step_view(card: StepCard, width: int) -> RenderableType:
+    """Return one step on a screen, what changes the answer first."""
+    meaning = [Text(MEANING, style="bright_black")] if card.range else []
+    return Group(
+        Text(title(card)),
+        *notes(card.notes),
+        facts(_answers(card)),
+        *meaning,
+        share_table({k: float(v) for k, v in card.terms.items()}, TERM_COLOURS, width, "Term"),
+        resource_table({k: float(v) for k, v in card.resources.items()}, width),
+        memory_bar(card.memory, width, f"Memory of a chip, {show(float(card.memory.capacity), 'B')}"),
+    )
+
+
+def step_brief(card: StepCard) -> RenderableType:
+    """Return the answer alone."""
+    return Group(Text(title(card)), *notes(card.notes), *(Text(f"{name}: {value}") for name, value in _answers(card)))
+
+
+def title(card: StepCard) -> str:
+    """Say in a line what ran on what."""
+    where = f"{counted(int(card.layout.chips), 'chip')} of {card.system}, {show_layout(card.layout)}, engine {card.engine}"
+    return f"{card.model} on {where}: one {card.phase} step"
+
+
+def _answers(card: StepCard) -> list[tuple[str, str | Text]]:
+    time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
+    rows: list[tuple[str, str | Text]] = [
+        ("Time" + (" (90 % range)" if card.range else ""), Text(time, style="bold green")),
+    ]
+    if card.ideal is not None:
+        rows.append(("Ideal, were nothing lost", show(float(card.ideal.total), "s")))
+    rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
+    for name, (rate, limits) in card.rates().items():
+        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda each: show(each, "tok/s"))))
+    left = float(card.memory.capacity - card.memory.used)
+    rows.append(("Fits", "yes" if left >= 0 else f"no, {show(-left, 'B')} too much on a chip"))
+    return rows
+
+
+def _floats(limits: tuple[Number, Number] | None) -> tuple[float, float] | None:
+    return None if limits is None else (float(limits[0]), float(limits[1]))
+
+
+def bounds(step: Step) -> str:
+    """Write the two bounds of a step."""
+    return f"{show(float(step.lower), 's')}, all overlapped, to {show(float(step.upper), 's')}, nothing overlapped"
+
+
+def resource_table(seconds: Mapping[str, float], width: int) -> Grid:
+    """Return the seconds of a step by what it waits for."""
+    named = {RESOURCES[key][0] if key in RESOURCES else key: value for key, value in seconds.items()}
+    return share_table(named, dict(RESOURCES.values()), width, "Waits for")
+
+
+def memory_bar(memory: Memory, width: int, title: str) -> RenderableType:
+    """Return one stacked bar of a chip's memory with its legend."""
+    parts = [
+        ("weights", float(memory.weights), "blue"),
+        ("KV cache", float(memory.cache), "magenta"),
+        ("activations", float(memory.activations), "cyan"),
+    ]
+    if np.any(memory.reserved):
+        parts.append(("engine", float(memory.reserved), "white"))
+    return stacked(parts, float(memory.capacity), width, title)

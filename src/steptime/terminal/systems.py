@@ -1,0 +1,67 @@
+"""The command `steptime systems`."""
+
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from steptime.errors import InputError
+from steptime.terminal.options import CATALOG, CSV, JSON, OUTPUT, SET, option, read_system, read_systems, refuse_idle
+from steptime.terminal.output import check_outputs, print_json, show, write_csv
+
+
+def systems(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="A system to show; without it, the catalogue is listed.", show_default=False)
+    ] = None,
+    toml: Annotated[bool, option("Print the system's file as a template for one of your own.", OUTPUT, "--toml")] = False,
+    set_: SET = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """List the systems, or show one: balance, drain time, links, rent, and where each figure comes from."""
+    from steptime.cards import systems as cards
+
+    refuse_idle(
+        ctx,
+        {
+            "the NAME of a system": (name is not None, "set_ toml"),
+            "the list, not the NAME of a system": (name is None, "csv"),
+            "a file as it is, not --json or --set": (not (json or set_), "toml"),
+        },
+    )
+    check_outputs({"--csv": csv}, ())
+    if name is not None:
+        if toml:
+            sys.stdout.write(_template(name, catalog))
+            return
+        card = cards.system_card(read_system(name, set_, catalog))
+        if json:
+            print_json(card)
+            return
+        from steptime.terminal.card_views import system_view
+
+        show(system_view(card))
+        return
+    table = cards.system_table(read_systems(catalog))
+    if csv is not None:
+        write_csv(csv, table)
+    if json:
+        print_json(table)
+        return
+    from steptime.terminal.card_views import systems_view
+
+    show(systems_view(table.systems))
+
+
+def _template(name: str, catalog: str | None) -> str:
+    """Return the file of a system, with its chip in it, as a template."""
+    try:
+        template = import_module("steptime.catalog.template").template
+    except ModuleNotFoundError:
+        raise InputError("--toml needs steptime.catalog.template, which this installation lacks") from None
+    text = str(template(name, catalog))
+    return text if text.endswith("\n") else text + "\n"

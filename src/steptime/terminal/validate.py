@@ -1,0 +1,58 @@
+"""The command `steptime validate`: predictions held against measured runs."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from steptime.errors import RangeError
+from steptime.terminal.groups import grouped
+from steptime.terminal.measured_runs import FILES, SKIP, Told
+from steptime.terminal.options import CATALOG, CSV, JSON, not_empty
+from steptime.terminal.output import check_outputs, console_of, patience, print_json, show, write_csv, writing, wrote
+
+
+@grouped
+def validate(
+    told: Told,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
+    predictions: Annotated[
+        str | None, typer.Option(metavar="OUT.csv", help="Write predicted times with 90 % intervals of every row.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Predict every row with this engine instead of its own (ideal: the bound).")
+    ] = None,
+    skip_bad: SKIP = False,
+    columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """Hold predictions against measured serving runs: how far off, how biased, and do the intervals hold?"""
+    from steptime.measured.comparison import write_predictions
+    from steptime.measured.outcomes import validate as hold
+    from steptime.terminal.validation_view import columns_view, validation_view
+
+    if columns:
+        show(columns_view())
+        return
+    if not files:
+        raise RangeError("give a CSV file of runs (--columns lists what it holds) or result JSON of vLLM or SGLang")
+    not_empty("--engine", engine, "the name of an engine")
+    check_outputs({"--predictions": predictions, "--csv": csv}, [*files, engine or "", told.model, told.system])
+    with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
+        found = hold(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **told.given())
+    if predictions:
+        existed = os.path.exists(predictions)
+        with writing(predictions):
+            write_predictions(predictions, found.rows, found.predictions)
+        wrote(predictions, f"times of {found.runs:,} runs in s, with 90 % ranges", replaced=existed)
+    if csv is not None:
+        write_csv(csv, found)
+    if json:
+        print_json(found)
+        return
+    console = console_of()
+    show(
+        validation_view(list(found.rows), found.predictions, found.tables, list(found.left_out), console.width), console=console
+    )

@@ -1,0 +1,248 @@
+"""How answers leave the program: any terminal, any stream, files that can be written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from steptime.errors import DataFileError, InputError
+from steptime.terminal.output import check_outputs, patience
+from steptime.terminal.widgets import stacked, table
+from tests.terminal.test_commands import run
+
+RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
+a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
+"""
+PLAN = "plan llama-3.1-8b hgx-h100 --chips 1"
+
+
+def process(words: str, **more):
+    """Run the program in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "PYTHONIOENCODING")}
+    environment |= more.pop("env", {})
+    command = [sys.executable, "-m", "steptime", *words.split()]
+    return subprocess.run(command, check=False, timeout=120, env=environment, **({"capture_output": True} | more))
+
+
+# --- any terminal -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan deepseek-v3 gb200-nvl72 --speed 50", "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
+        "models deepseek-v3", "models --like gpt-oss", "models --table deepseek-v3 kimi-k2", "systems", "engines vllm",
+        "validate --columns",
+    ],
+)  # fmt: skip
+def test_tables_and_pictures_keep_to_the_width_and_break_no_header(words, columns):
+    shown = run(words, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    heads = headers(lines)
+    assert heads
+    assert heads <= headers(run(words, columns=240).stdout.splitlines())
+
+
+def headers(lines: list[str]) -> set[str]:
+    """Return the words in the last lines of the headers of tables."""
+    rules = [number for number, line in enumerate(lines) if set(line.strip()) == {"─"}]
+    return {word for number in rules for word in lines[number - 1].split()}
+
+
+def test_columns_are_left_out_before_a_header_or_a_number_breaks():
+    shown = table("Name of it", "Bytes", "Wanted", "", numbers=(1, 2), first_to_go=(3, 1))
+    shown.add_row("a long name of several words", "123,456", "7,890", "█" * 12)
+    texts = {}
+    for width in (80, 40, 24, 12):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(shown)
+        texts[width] = console.export_text()
+        assert max(map(len, texts[width].splitlines())) <= max(width, 14)
+    assert "█" in texts[80]
+    assert "█" not in texts[40]
+    assert "123,456" in texts[40]
+    assert "123,456" not in texts[24]
+    assert "7,890" in texts[24]
+
+
+@pytest.mark.parametrize("columns", ["0", "-3", "wide", ""])
+def test_a_width_that_is_none_is_80(columns):
+    shown = process("systems", env={"COLUMNS": columns})
+    assert shown.returncode == 0
+    assert max(map(len, shown.stdout.decode().splitlines())) == 80
+
+
+def test_parts_of_a_bar_and_curves_differ_without_colour():
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(stacked([("a", 1e9, "red"), ("b", 2e9, "blue"), ("c", 1e9, "green")], 5e9, 80, "Memory"))
+    legend, bar = console.export_text().splitlines()[:2]
+    glyphs = [legend[legend.index(f" {name} ") - 1] for name in "abc"]
+    assert len({*glyphs, "░"}) == 4
+    assert all(bar.count(glyph) > 5 for glyph in (*glyphs, "░"))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+@pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
+def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding):
+    shown = process(words, env={"PYTHONIOENCODING": encoding})
+    assert shown.returncode == 0
+    assert shown.stderr == b""
+    text = shown.stdout.decode(encoding)
+    if "--json" in words:
+        assert json.loads(text)["name"] == "gb200-nvl72"
+    if words == PLAN:
+        assert "####" in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["systems", "systems --json", "--help", PLAN])
+def test_a_full_disk_gets_one_message(words):
+    with open("/dev/full", "wb") as full:
+        shown = process(words, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert shown.returncode == 2
+    assert shown.stderr.decode().strip() == "steptime: cannot print: No space left on device"
+
+
+def test_a_closed_stream_gets_one_message():
+    shown = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m steptime systems >&-"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert shown.returncode == 2
+    assert shown.stderr.strip() == "steptime: there is nowhere to print: standard output is closed"
+
+
+def test_a_reader_that_goes_is_no_error():
+    words = f"{sys.executable} -m steptime models | head -1; exit"
+    shown = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
+    assert shown.stderr == ""
+
+
+def test_an_interrupt_ends_with_130_and_no_words():
+    code = "import sys, steptime.terminal.plan as p, steptime.planning.planner as m, steptime.terminal.main as t, time\n"
+    code += "m.plan = lambda *a, **k: (print('begun', flush=True), time.sleep(30))\n"
+    code += f"sys.argv = ['steptime', *{PLAN.split()!r}]; t.main()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.readline().startswith(b"begun")
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=20)
+        assert running.returncode == 130
+    assert b"Traceback" not in said
+
+
+def test_words_come_only_while_one_waits(capfd):
+    with patience("short work", 5.0):
+        pass
+    with patience("long work", 0.01):
+        time.sleep(0.2)
+    with patience("work of no need", 0.01, unless=lambda: True):
+        time.sleep(0.1)
+    assert capfd.readouterr().err == "long work\n"
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_looked_at_before_the_work(tmp_path):
+    (tmp_path / "in.csv").write_text("a")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "run.json").write_text("{}")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
+
+    def check(*outputs):
+        check_outputs({f"--out{k}": str(tmp_path / name) for k, name in enumerate(outputs)}, [str(tmp_path / "in.csv")])
+
+    check("new.csv", "other.csv")
+    assert not (tmp_path / "new.csv").exists()
+    for outputs, says in (
+        (("in.csv",), "is what this command reads"), (("link.csv",), "is what this command reads"),
+        (("folder",), "is a folder"), (("none/a.csv",), "its folder does not exist"),
+        (("a.csv", "a.csv"), "is written by --out0 already"), (("in.csv/a",), "its folder does not exist"),
+    ):  # fmt: skip
+        with pytest.raises(DataFileError, match=says):
+            check(*outputs)
+    for text in ("", " ", "a\0b", "x" * 5000, "y" * 5000 + "/a.csv"):
+        with pytest.raises(InputError):
+            check_outputs({"--csv": text}, [text])
+    with pytest.raises(DataFileError, match="is what this command reads"):
+        check_outputs({"--csv": str(tmp_path / "folder" / "run.json")}, [str(tmp_path / "folder")])
+    assert (tmp_path / "in.csv").read_text() == "a"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
+def test_a_file_that_may_not_be_written_is_found_before_the_work():
+    with pytest.raises(DataFileError, match=r"/proc/a\.csv: cannot be written"):
+        check_outputs({"--csv": "/proc/a.csv"}, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "column"),
+    [
+        ("plan deepseek-v3 gb200-nvl72 --speed 50", 20, "tokens_per_s_per_chip"),
+        ("step llama-3.1-8b hgx-h100", 1, "total_s"),
+        ("models --like gpt-oss", 2, "total_parameters"),
+        ("models --table deepseek-v3 kimi-k2", 2, "decode_flop_per_token"),
+        ("systems", 30, "hbm_bandwidth_bytes_per_s"),
+        ("engines", 5, "memory_efficiency"),
+        ("validate runs.csv", 1, "predicted_tpot_s"),
+    ],
+)
+def test_tables_go_to_csv(tmp_path, words, rows, column):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    shown = run(f"{words} --csv out.csv", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr.startswith("Wrote out.csv: ")
+    with open(tmp_path / "out.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) >= rows
+    assert all(float(row[column]) > 0 for row in found)
+    assert run(f"{words} --csv out.csv", folder=tmp_path).stderr.rstrip().endswith("in place of an older file.")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("validate runs.csv --predictions runs.csv", "runs.csv: is what this command reads"),
+        ("validate runs.csv --csv runs.csv", "runs.csv: is what this command reads"),
+        ("validate runs.csv --predictions a.csv --csv a.csv", "is written by --predictions already"),
+        ("validate runs.csv --predictions none/a.csv", "its folder does not exist"),
+        ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is what this command reads"),
+        ("calibrate runs.csv --engine mine --out none/mine.toml", "its folder does not exist"),
+        ("calibrate runs.csv --engine ../mine", "--engine takes a plain name"),
+        ("calibrate runs.csv --engine old", "old.toml: is there already; give --force"),
+        ("calibrate runs.csv --engine mine --prior ideal", "--prior ideal has no fitted constants"),
+        ("simulate llama-3.1-8b hgx-h100 --trace runs.csv --export runs.csv", "runs.csv: is what this command reads"),
+        ("plan llama-3.1-8b hgx-h100 --engine old.toml --csv old.toml", "old.toml: is what this command reads"),
+        ("systems --csv .", ".: is a folder"),
+    ],
+)
+def test_no_output_goes_over_an_input_or_nowhere(tmp_path, words, says):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    (tmp_path / "old.toml").write_text("name = 'old'\n")
+    shown = run(words, folder=tmp_path)
+    assert shown.returncode == 2
+    assert says in shown.stderr
+    assert (tmp_path / "runs.csv").read_text() == RUNS
+    assert (tmp_path / "old.toml").read_text() == "name = 'old'\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.toml", "runs.csv"]
+
+
+def test_a_system_is_printed_as_a_template(monkeypatch):
+    made = types.ModuleType("steptime.catalog.template")
+    made.template = lambda name, catalog: f'name = "{name}"'
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    shown = run("systems hgx-h100 --toml")
+    assert (shown.returncode, shown.stdout) == (0, 'name = "hgx-h100"\n')
