@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,23 @@ def test_every_model_has_a_verdict_on_the_total_that_is_counted(generator):
 
 def test_the_page_of_engines_is_up_to_date(generator):
     assert PAGE.with_name("engines.md").read_text(encoding="utf-8") == generator.engines_page()
+ARCHITECTURE = PAGE.with_name("architecture.md").read_text(encoding="utf-8")
+SOURCE = PAGE.parents[1] / "src" / "steptime"
+
+
+def test_the_house_has_every_room_and_file_that_its_page_names():
+    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name not in ("data", "__pycache__")}
+    told = set(re.findall(r"^\| `(\w+)/` \|", ARCHITECTURE, re.MULTILINE))
+    assert told == rooms
+    files = set(re.findall(r"`((?:\w+/)*\w+\.py)`", ARCHITECTURE)) - {"docs/fit_engines.py", "tests/physics/test_rules.py"}
+    assert len(files) > 25
+    assert not [name for name in files if not (SOURCE / name).is_file()]
+
+
+def test_the_way_of_a_question_names_functions_that_are_there():
+    way = ARCHITECTURE.partition("## The way of one question")[2].partition("## What may be touched")[0]
+    found = re.findall(r"`((?:\w+/)+\w+\.py)`\s+`(\w+)`", way)
+    assert len(found) > 15
+    for file, function in found:
+        text = (SOURCE / file).read_text(encoding="utf-8")
+        assert re.search(rf"^(def|class) {function}\b", text, re.MULTILINE), (file, function)
