@@ -22,10 +22,10 @@ class Workload:
     def __post_init__(self) -> None:
         between("input tokens", self.input_tokens, 1, MOST_TOKENS, "token")
         between("output tokens", self.output_tokens, 1, MOST_TOKENS, "token")
+        share("cached share", self.cached_share, whole_too=False)
         check_shapes(input_tokens=self.input_tokens, output_tokens=self.output_tokens, cached_share=self.cached_share)
         reach = np.asarray(self.input_tokens, dtype=np.float64) + np.asarray(self.output_tokens, dtype=np.float64)
         between("input and output tokens together", reach, 1, MOST_TOKENS, "token")
-        share("cached share", self.cached_share, whole_too=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
