@@ -41,7 +41,8 @@ from steptime.physics.memory import Memory
 from steptime.planning.deployment import Plan
 from steptime.results import entries
 from steptime.simulation.outcome import Simulation
-from steptime.simulation.rates import HighestRate, Replay
+from steptime.simulation.rates import HighestRate
+from steptime.simulation.replays import Replay
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 
 PAGE = HERE / "models.md"

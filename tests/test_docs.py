@@ -35,6 +35,8 @@ def test_every_model_has_a_verdict_on_the_total_that_is_counted(generator):
 
 def test_the_page_of_engines_is_up_to_date(generator):
     assert PAGE.with_name("engines.md").read_text(encoding="utf-8") == generator.engines_page()
+
+
 ARCHITECTURE = PAGE.with_name("architecture.md").read_text(encoding="utf-8")
 SOURCE = PAGE.parents[1] / "src" / "steptime"
 

@@ -52,7 +52,7 @@ def highest():
 
 def replayed():
     pytest.importorskip("numba")
-    from steptime.simulation.rates import replay
+    from steptime.simulation.replays import replay
 
     plan = st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1)
     things = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")

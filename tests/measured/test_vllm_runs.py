@@ -24,7 +24,7 @@ from steptime.physics.engine import load_engine, with_constants
 from steptime.simulation.metrics import timeline
 from steptime.simulation.pace import pace_of
 from steptime.simulation.policy import Policy
-from steptime.simulation.run import serve
+from steptime.simulation.pools import serve
 from steptime.simulation.traffic import Lengths, Traffic, open_loop
 
 RUNS = Path(__file__).parents[3] / "shared/data/measured/vllm_runs"

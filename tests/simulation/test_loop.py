@@ -13,7 +13,7 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 from steptime.simulation import loop, reference
 from steptime.simulation.policy import Policy
-from steptime.simulation.run import dealt
+from steptime.simulation.pools import dealt
 from steptime.simulation.state import DONE, REJECTED, Rates, new_replicas, new_requests
 
 TICK = 2.0**-20  # s; times that are multiples of it add up without rounding

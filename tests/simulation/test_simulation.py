@@ -25,9 +25,11 @@ from steptime.simulation.files import write_chrome_trace, write_requests
 from steptime.simulation.metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
 from steptime.simulation.pace import Pace, linear_pace, pace_of
 from steptime.simulation.policy import Policy
+from steptime.simulation.pools import PORTION, serve, serve_apart, serve_apart_closed, serve_tiers
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
-from steptime.simulation.rates import highest_rate, meets, rates, replay
-from steptime.simulation.run import PORTION, as_seen, kv_room, serve, serve_apart, serve_apart_closed, serve_tiers, simulate
+from steptime.simulation.rates import highest_rate, meets, rates
+from steptime.simulation.replays import replay
+from steptime.simulation.run import as_seen, kv_room, simulate
 from steptime.simulation.state import DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.traces import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions

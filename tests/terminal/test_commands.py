@@ -262,10 +262,7 @@ def test_every_command_speaks_json(words):
         ("plan llama-3.1-8b hgx-h100 --simulate --quantile p98", "unknown quantile 'p98'"),
         ("plan llama-3.1-8b hgx-h100 --brief --explain", "--explain needs a whole plan, not --brief"),
         ("plan llama-3.1-8b hgx-h100 --modes aggregated,both", "unknown mode 'both'"),
-        (
-            "plan llama-3.1-8b hgx-h100 --input 8kk",
         ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: '8kk' ends in 'kk'; a number may end in k, M, G, B or T"),
-        ),
         ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
         ("plan llama-3.1-8b hgx-h100 --speed fast", "'--speed'"),
         ("plan llama-3.1-8b", "Missing argument"),

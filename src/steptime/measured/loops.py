@@ -29,7 +29,8 @@ from steptime.physics.layout import Layout
 from steptime.planning.steady import DRIFT
 from steptime.simulation.pace import Pace, pace_of
 from steptime.simulation.policy import Policy, budget_of, kind_of
-from steptime.simulation.run import kv_room, serve
+from steptime.simulation.pools import serve
+from steptime.simulation.run import kv_room
 from steptime.simulation.state import DONE
 from steptime.simulation.traffic import Lengths, closed_loop
 

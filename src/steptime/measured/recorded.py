@@ -20,7 +20,7 @@ from steptime.physics.engine import Engine, constant, named, with_constants
 from steptime.physics.layout import Layout
 from steptime.simulation.pace import pace_of
 from steptime.simulation.policy import Policy
-from steptime.simulation.run import serve
+from steptime.simulation.pools import serve
 from steptime.simulation.state import DONE
 from steptime.simulation.traffic import Traffic
 

@@ -60,31 +60,21 @@ def plan(
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
-    model, system = model_of(model), system_of(system)
-    single(chips=chips)
-    chips = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
-    if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo or Slo()) for f in fields(one)):
-        raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
-    if chips > system.scale_out.size:
-        raise RangeError(
-            f"{system.name} has {system.scale_out.size:,} chips and no network beyond them; {chips:,} are too many"
-        )
     if not modes or set(modes) - set(MODES):
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
-    runs_on = engine_for(system, engine)
-    case = Case(model=model, system=system, workload=workload, slo=slo or Slo(), chips=chips, engine=runs_on)
+    case = _case_of(model_of(model), system_of(system), workload, slo or Slo(), chips, engine)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
     tables = search(case, modes, layouts)
     common = Plan(
         feasible=False,
-        model=model.name,
-        system=system.name,
+        model=case.model.name,
+        system=case.system.name,
         engine=case.engine.name,
         workload=workload,
         slo=case.slo,
-        chips=chips,
+        chips=case.chips,
         usd_per_second=float(case.rent),
         front=_front(case, tables),
         evaluated=sum(len(table) for table in tables),
@@ -106,6 +96,20 @@ def plan(
     return replace(found, why=why(case, found), search_seconds=time.perf_counter() - started)
 
 
+def _case_of(
+    model: Model, system: System, workload: Workload, slo: Slo, chips: int | None, engine: Engine | str | None
+) -> Case:
+    """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
+    single(chips=chips)
+    number = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
+    if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo) for f in fields(one)):
+        raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
+    if number > system.scale_out.size:
+        has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
+        raise RangeError(f"{has}; {number:,} are too many")
+    return Case(model=model, system=system, workload=workload, slo=slo, chips=number, engine=engine_for(system, engine))
+
+
 # --- what a candidate delivers ------------------------------------------------------------------------------------------
 
 
@@ -117,7 +121,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
     workload = case.workload
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
     share = _input_share(pools, state)
-    whole = usd_per_million(case.rent, output_rate)
+    all_in = usd_per_million(case.rent, output_rate)
     served = state.rate * candidate.layout.replicas
     return {
         "mode": candidate.mode,
@@ -129,8 +133,8 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "utilisation": float(utilisation),
         "requests_per_second": float(rate),
         "concurrency": float(candidate.batch * candidate.layout.replicas * rate / served),
-        "usd_per_million_output_tokens": float(whole),
-        "cost_bounds": (float(whole * _bound(state, prefill, "lower")), float(whole * _bound(state, prefill, "upper"))),
+        "usd_per_million_output_tokens": float(all_in),
+        "cost_bounds": (float(all_in * _bound(state, prefill, "lower")), float(all_in * _bound(state, prefill, "upper"))),
         "prefill_usd_per_million_tokens": float(usd_per_million(case.rent * share, input_rate)),
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),

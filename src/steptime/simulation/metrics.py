@@ -144,11 +144,7 @@ def answers(
     wait = done["scheduled"] - done["arrival"] + np.nan_to_num(done["resumed"] - done["moved"])
     began = float(np.min(requests["arrival"])) if len(requests) else 0.0
     seconds = float(np.max(done["finish"])) - began if len(done) else math.nan
-    limits = slo if isinstance(slo, tuple) else (slo,)
-    own = np.minimum(done["rank"], len(limits) - 1)
-    most_ttft, most_tpot = np.array([s.ttft for s in limits])[own], np.array([s.tpot for s in limits])[own]
-    good = (ttft <= most_ttft) & ((tpot <= most_tpot) | ~several)
-    ranks = np.unique(requests["rank"])
+    good = _within(done, ttft, tpot, slo)
     outputs, inputs = float(done["outputs"].sum()), float(done["inputs"].sum())
     replicas = [p for _, p in pools]
     worked = [float(p.seconds[:, BUSY].sum()) for p in replicas]
@@ -184,18 +180,34 @@ def answers(
         usd_per_million_total_tokens=float(usd_per_million(rent, outputs + inputs)) if outputs else math.nan,
         verdict=verdict,
         why=why,
-        classes=tuple(
+        classes=_by_class(requests, done, good, ttft, tpot),
+    )
+
+
+def _by_class(requests: Any, done: Any, good: Any, ttft: Any, tpot: Any) -> tuple[ClassAnswers, ...]:
+    """Return what the requests of each class see; nothing where there is one class."""
+    ranks, several = np.unique(requests["rank"]), done["outputs"] > 1
+    found = []
+    for rank in ranks if len(ranks) > 1 else ():
+        mine = done["rank"] == rank
+        found.append(
             ClassAnswers(
-                rank=int(k),
+                rank=int(rank),
                 served=int(mine.sum()),
                 ttft=quantiles(ttft[mine]),
                 tpot=quantiles(tpot[mine & several]),
-                within_limits=float(good[mine].sum()) / int((requests["rank"] == k).sum()),
+                within_limits=float(good[mine].sum()) / int((requests["rank"] == rank).sum()),
             )
-            for k in (ranks if len(ranks) > 1 else ())
-            if (mine := done["rank"] == k) is not None
-        ),
-    )
+        )
+    return tuple(found)
+
+
+def _within(done: Any, ttft: Any, tpot: Any, slo: Slo | tuple[Slo, ...]) -> Any:
+    """Return which finished requests meet the limits of their class."""
+    limits = slo if isinstance(slo, tuple) else (slo,)
+    own = np.minimum(done["rank"], len(limits) - 1)
+    most_ttft, most_tpot = np.array([s.ttft for s in limits])[own], np.array([s.tpot for s in limits])[own]
+    return (ttft <= most_ttft) & ((tpot <= most_tpot) | (done["outputs"] <= 1))
 
 
 def latencies(requests: Any) -> dict[str, Any]:

@@ -1,30 +1,26 @@
-"""Simulation inside a search: the highest rate that meets the limits, and a plan replayed with its percentiles."""
+"""The highest rate that meets the limits, and runs that are long enough to tell."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.physics.engine import Engine
-from steptime.physics.layout import Layout
-from steptime.planning.workload import Slo, Workload
-from steptime.results import Result, Tabular, table_of, unit
+from steptime.planning.workload import Slo
+from steptime.results import Tabular, table_of, unit
 from steptime.simulation.metrics import OVERLOADED, Answers
 from steptime.simulation.outcome import Simulation
-from steptime.simulation.policy import Policy
 from steptime.simulation.run import simulate
-from steptime.simulation.traffic import Lengths, Traffic, open_loop, scaled
+from steptime.simulation.traffic import Traffic, scaled
 from steptime.units import show
 
 QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
-LOWER = 0.9  # of the batch, where percentiles do not hold
-SETTLED, STEADY = 4.0, 20.0  # lifetimes of a request over which others come: that a rate is judged by, that a cost is
+SETTLED = 4.0  # lifetimes of a request over which others come, that a rate is judged by
 LOWERED = 20  # times at most, that a rate is lowered which longer runs do not bear out
 LEAST, LONGER = 4000, 4  # requests of a replica to find a rate, and times as many to confirm it
 MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
@@ -161,117 +157,6 @@ def highest_rate(
         low /= 1 + tolerance
     tried = sorted({point.rate: point for point in points}.values(), key=lambda point: point.rate)
     return HighestRate(rate=low, quantile=quantile, points=tuple(tried))
-
-
-class PoolLike(Protocol):
-    """What a replay needs of a plan's pool."""
-
-    @property
-    def role(self) -> str: ...  # noqa: D102
-    @property
-    def layout(self) -> Layout: ...  # noqa: D102
-    @property
-    def batch(self) -> int: ...  # noqa: D102
-    @property
-    def chunk(self) -> int: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Replay(Result):
-    """A plan under random arrivals: the run that meets the limits at `quantile`, its batch and rate, and how many tries."""
-
-    SCHEMA: ClassVar[str] = "steptime.replay/1"
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"answers": unit("", "the figures of the last run")}
-
-    simulation: Simulation = field(metadata=unit("", "the last run", left_out=True))
-    batch: int = field(metadata=unit("sequences", "at which the limits hold"))
-    planned_batch: int = field(metadata=unit("sequences", "of the plan"))
-    rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
-    planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
-    quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
-    good: bool = field(metadata=unit("", "whether they hold at last"))
-    tried: int = field(metadata=unit("", "batches that were tried"))
-
-    @property
-    def answers(self) -> Answers:
-        """The figures of the last run."""
-        return self.simulation.answers
-
-    def headline(self) -> tuple[str, dict[str, str]]:
-        """Return batch and rate against the planned ones, and the figures of the run."""
-        _, figures = self.answers.headline()
-        holds = "limits hold" if self.good else "limits do not hold"
-        title = f"Replay: {holds} at {self.quantile} with batch {self.batch:,} of {self.planned_batch:,}"
-        return title, {"rate": f"{self.rate:,.3g} of {self.planned_rate:,.3g} requests/s", **figures}
-
-
-def replay(
-    model: Model,
-    system: System,
-    workload: Workload,
-    slo: Slo,
-    pools: Sequence[PoolLike],
-    rate: float,
-    *,
-    engine: Engine,
-    quantile: str = "p90",
-    requests: int = 4000,
-    seed: int = 0,
-    tries: int = 24,
-) -> Replay:
-    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower batch and rate until the limits hold.
-
-    A plan's rate fills its batch to the last seat, so that random arrivals queue without end; the rate is lowered together
-    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`. A decode pool of its
-    own keeps its batch: with fewer seats caches would wait for one, between the first token and the second.
-    requests: the least.
-    """
-    server = pools[-1]
-    prefill = pools[0].layout if len(pools) > 1 else None
-    fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
-    skipped = round(workload.input_tokens) - fresh
-    traffic = partial(open_loop, inputs=Lengths(mean=fresh + skipped), outputs=Lengths(mean=workload.output_tokens), seed=seed)
-    share, tried, batch, now = 1.0, 0, server.batch, rate
-    while True:
-        tried += 1
-        batch, now = server.batch if prefill is not None else max(1, math.floor(server.batch * share)), rate * share
-        groups = int(server.layout.dp)
-        policy = Policy(
-            max_sequences=batch if prefill is not None else batch + groups * max(1, server.chunk // fresh),
-            token_budget=math.ceil(batch / groups) + (max(server.chunk, 1) if prefill is None else 2048),
-        )
-        run = partial(
-            simulate,
-            model,
-            system,
-            layout=server.layout,
-            engine=engine,
-            policy=policy,
-            slo=slo,
-            prefill=prefill,
-            prefill_policy=None if prefill is None else _prefill_policy(pools[0], fresh),
-            cached=skipped,
-        )
-        last = long_enough(run, traffic, now, requests, STEADY)
-        good = meets(last.answers, slo, quantile)
-        if good or batch == 1 or tried == tries:
-            break
-        share *= LOWER
-    return Replay(
-        simulation=last,
-        batch=batch,
-        planned_batch=server.batch,
-        rate=now,
-        planned_rate=rate,
-        quantile=quantile,
-        good=good,
-        tried=tried,
-    )
-
-
-def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
-    each = max(1, int(pool.batch) // int(pool.layout.dp))
-    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
 
 
 def rates(

@@ -23,82 +23,14 @@ from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check
 from steptime.planning.workload import Slo
-from steptime.simulation import loop
 from steptime.simulation.metrics import answers, timeline
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
 from steptime.simulation.policy import Policy
+from steptime.simulation.pools import Server, dealt, serve, serve_apart, serve_apart_closed, serve_tiers
 from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
-from steptime.simulation.state import DONE, GAPS, RECORDS, Replicas, Rules, new_replicas, new_requests
+from steptime.simulation.state import DONE, Replicas, Rules
 from steptime.simulation.traffic import Traffic, checked
-
-MOST_BYTES = 4 << 30  # of the state of all replicas
-PORTION = 50_000  # requests between two reports of progress
-
-
-def serve(
-    traffic: Traffic,
-    policy: Policy,
-    pace: Pace,
-    *,
-    replicas: int = 1,
-    cached: Any = 0,
-    load: Any = 0.0,
-    route: Any = None,
-    progress: Callable[[int], None] | None = None,
-) -> tuple[Any, Rules, Replicas]:
-    """Serve traffic on `replicas` of a pool whose steps take `pace`; return the requests, the rules and the replicas.
-
-    cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request; the clients of a
-    closed loop are dealt out in turn and stay with their replica.
-    """
-    replicas = whole("replicas", replicas, most=most_replicas(policy))
-    if np.any(np.diff(traffic.arrival) < 0):
-        raise RangeError("requests must be in order of arrival")
-    if len(pace.decode) <= policy.max_sequences:
-        raise RangeError(
-            f"the pace covers {len(pace.decode) - 1} sequences, fewer than the {policy.max_sequences} of the policy"
-        )
-    n = len(traffic)
-    if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
-        policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
-    rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
-    rules = rules._replace(before=pace.before, before_token=pace.before_token)
-    requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
-    pool = new_replicas(rules, replicas)
-    following = np.array([n], dtype=np.int64)
-    if traffic.clients:
-        route, following = dealt(n, traffic.clients, replicas)
-    elif route is None:
-        least = policy.route == "least-loaded" and replicas > 1
-        route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
-    rates = pace.rates
-    portion = n + 1 if traffic.clients else PORTION
-    for begin in range(0, n + 1, portion):
-        loop.serve(requests, pool, rules, rates, route, following, begin, begin + portion)
-        if progress is not None:
-            progress(min(n, begin + portion))
-    return requests, rules, pool
-
-
-def dealt(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
-    """Deal the clients of a closed loop of `n` requests out to replicas: the replica of each request, and who follows whom.
-
-    Client c sends the requests c, c + clients, ...; the second array holds the first request of each replica that has no place
-    at the start, and then, for each request, the next of its replica; n where there is none.
-
-    >>> [part.tolist() for part in dealt(6, 3, 2)]
-    [[0, 1, 0, 0, 1, 0], [3, 4, 6, 6, 6, 5, 6, 6]]
-    """
-    used = min(replicas, clients)
-    route = np.arange(n, dtype=np.int64) % clients % used
-    following = np.full(used + n, n, dtype=np.int64)
-    order = clients + np.argsort(route[clients:], kind="stable")  # by replica
-    replica, first = np.unique(route[order], return_index=True)
-    following[used + order[:-1]] = order[1:]
-    following[used + order[first[1:] - 1]] = n  # the last of each replica but the last, whose end is n already
-    following[replica] = order[first]
-    return route, following
 
 
 def as_seen(requests: Any, pace: Pace) -> Any:
@@ -153,179 +85,122 @@ def simulate(
     model, system = model_of(model), system_of(system)
     layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
     runs_on, traffic = engine_for(system, engine), checked(traffic)
-    single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
-    cached, fast_replicas = whole("cached", cached, least=0), whole("fast replicas", fast_replicas, least=0, most=MOST_CHIPS)
-    positive("slowness", slowness, least=1e-6, most=1e6)
-    _check_one(system, layout, prefill, fast_replicas)
-    for one in filter(None, (layout, prefill)):
-        check(one, model, system)
-    policy = _fitted(model, system, layout, runs_on, policy, traffic)
-    chips = int(layout.chips * layout.replicas)
-    pace = slowed(_pace(model, system, layout, runs_on, policy, traffic), slowness)
-    server = (policy, pace, int(layout.replicas))
-    reader = server
+    cached, fast_replicas = _counts(cached, fast_replicas, slowness, apart=prefill is not None or cache is not None)
+    _check_pools(model, system, layout, prefill, fast_replicas)
+    pool = partial(_server, model, system, runs_on, traffic, slowness)
+    server = reader = pool(layout, policy, int(layout.replicas))
     if prefill is not None:
-        first = prefill_policy or replace(policy, kv_tokens=math.inf, kind="continuous")
-        first = _fitted(model, system, prefill, runs_on, first, traffic)
-        reader = (first, slowed(_pace(model, system, prefill, runs_on, first, traffic), slowness), int(prefill.replicas))
-        chips += int(prefill.chips * prefill.replicas)
-    use = None
-    given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
-    if cache is not None:
-        use = _cached(cache, traffic, model, reader)
-        given = {"cached": use.cached, "load": use.load, "route": use.route}
-    if fast_replicas:
-        if prefill is not None or cache is not None:
-            raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
-        chips += fast_replicas * int(layout.chips)
-        quick = _fitted(model, system, layout, runs_on, fast or policy, traffic)
-        fast_pace = slowed(_pace(model, system, layout, runs_on, quick, traffic), slowness)
-        requests, pools = serve_tiers(traffic, [(quick, fast_pace, fast_replicas), server], progress=progress)
-    elif prefill is None:
-        requests, rules, pool = serve(traffic, policy, pace, replicas=server[2], progress=progress, **given)
-        pools = [(rules, pool)]
-    else:
-        near = chips <= system.scale_up.size
-        link = (system.scale_up if near else system.scale_out).link
-
-        cached_bytes = partial(cache_bytes, model)
-        links = link.bandwidth * prefill.group
-
-        def sent(tokens: Any) -> Any:
-            return link.latency + cached_bytes(tokens) / links
-
-        if traffic.clients:
-            requests, pools = serve_apart_closed(traffic, reader, server, sent, progress=progress, **given)
-        else:
-            requests, pools = serve_apart(traffic, reader, server, sent, **given)
-    requests = as_seen(requests, pace)
-    rent = float(rent_of(chips, system.rent.typical))
+        alone = replace(server.policy, kv_tokens=math.inf, kind="continuous")
+        reader = pool(prefill, prefill_policy or alone, int(prefill.replicas))
+    quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
+    use = None if cache is None else _cached(cache, traffic, model, reader)
+    chips = _chips(layout, prefill, fast_replicas)
+    served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=_sending(model, system, chips, prefill))
+    requests = as_seen(served, server.pace)
     return Simulation(
         model=model.name,
         system=system.name,
         engine=runs_on.name,
         layout=layout,
-        answers=answers(traffic, requests, pools, slo=slo, usd_per_second=rent),
+        answers=answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical))),
         requests=requests,
         timeline=timeline(requests, pools),
         traffic=traffic,
-        policy=policy,
-        pace=pace,
-        replicas=server[2],
+        policy=server.policy,
+        pace=server.pace,
+        replicas=server.replicas,
         chips=chips,
         cache=use,
         prefill_replicas=0 if prefill is None else int(prefill.replicas),
         fast_replicas=fast_replicas,
-        limited=any(math.isfinite(x) for s in (slo if isinstance(slo, tuple) else (slo,)) for x in (s.ttft, s.tpot)),
+        limited=_limited(slo),
     )
 
 
-def _check_one(system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
-    """Raise RangeError where figures are arrays, or a box has fewer chips than all pools together."""
+def _server(
+    model: Model,
+    system: System,
+    engine: Engine,
+    traffic: Traffic,
+    slowness: float,
+    layout: Layout,
+    policy: Policy,
+    replicas: int,
+) -> Server:
+    """Return a pool of `replicas` of a layout, its policy with the room of its chips."""
+    fitted = _fitted(model, system, layout, engine, policy, traffic)
+    return Server(fitted, slowed(_pace(model, system, layout, engine, fitted, traffic), slowness), replicas)
+
+
+def _served(
+    traffic: Traffic,
+    server: Server,
+    reader: Server,
+    quick: Server | None,
+    use: CacheUse | None,
+    cached: int,
+    progress: Callable[[int], None] | None,
+    *,
+    sent: Callable[[Any], Any] | None,
+) -> tuple[Any, list[tuple[Rules, Replicas]]]:
+    """Return the requests and the pools that served them: one, one for each class (`quick`), or two with caches `sent` on."""
+    if quick is not None:
+        return serve_tiers(traffic, [quick, server], progress=progress)
+    given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
+    if use is not None:
+        given = {"cached": use.cached, "load": use.load, "route": use.route}
+    if sent is None:
+        requests, rules, pool = serve(traffic, server.policy, server.pace, replicas=server.replicas, progress=progress, **given)
+        return requests, [(rules, pool)]
+    if traffic.clients:
+        return serve_apart_closed(traffic, reader, server, sent, progress=progress, **given)
+    return serve_apart(traffic, reader, server, sent, **given)
+
+
+def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
+    """Return the chips of all pools."""
+    readers = 0 if prefill is None else prefill.chips * prefill.replicas
+    return int(layout.chips * (layout.replicas + fast_replicas) + readers)
+
+
+def _sending(model: Model, system: System, chips: int, prefill: Layout | None) -> Callable[[Any], Any] | None:
+    """Return the seconds that the cache of some tokens is on its way between two pools, as a function; None for one pool."""
+    if prefill is None:
+        return None
+    link = (system.scale_up if chips <= system.scale_up.size else system.scale_out).link
+    bandwidth = link.bandwidth * prefill.group
+    return lambda tokens: link.latency + cache_bytes(model, tokens) / bandwidth
+
+
+def _counts(cached: int, fast_replicas: int, slowness: float, *, apart: bool) -> tuple[int, int]:
+    """Return the counts as whole numbers; raise RangeError for those out of bounds or, `apart`, of no use."""
+    single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
+    positive("slowness", slowness, least=1e-6, most=1e6)
+    cached, quick = whole("cached", cached, least=0), whole("fast replicas", fast_replicas, least=0, most=MOST_CHIPS)
+    if quick and apart:
+        raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
+    return cached, quick
+
+
+def _check_pools(model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
+    """Raise RangeError where figures are arrays or a box has too few chips, LayoutError where a layout cannot run."""
     both = [check_ways(one) for one in (layout, prefill) if one is not None]
     if not is_single(system) or any(np.ndim(getattr(one, name)) for one in both for name in NAMES):
         raise RangeError("a simulation takes one machine and one layout: numbers, not arrays of them")
-    chips = sum(one.chips * one.replicas for one in both) + fast_replicas * layout.chips
+    chips = _chips(layout, prefill, fast_replicas)
     if chips > system.scale_out.size:
         has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
         raise RangeError(f"{has}; {chips:,} are too many")
+    for one in both:
+        check(one, model, system)
 
 
-def most_replicas(policy: Policy) -> int:
-    """Return how many replicas of a policy can be simulated: what is kept of each takes memory."""
-    each = 8 * (4 * RECORDS + GAPS + 4 * int(policy.max_sequences) + int(policy.block))
-    return max(1, MOST_BYTES // each)
+def _limited(slo: Slo | tuple[Slo, ...]) -> bool:
+    """Whether any class has a limit."""
+    return any(math.isfinite(x) for s in (slo if isinstance(slo, tuple) else (slo,)) for x in (s.ttft, s.tpot))
 
 
-def serve_apart(
-    traffic: Traffic,
-    first: tuple[Policy, Pace, int],
-    second: tuple[Policy, Pace, int],
-    sent: Callable[[Any], Any],
-    **given: Any,
-) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve prompts on one pool and outputs on another; `sent` gives the seconds that a cache of some tokens is on its way.
-
-    The first token comes from the first pool. Caches do not wait for each other on the links, and a full decode pool does not
-    stop the first.
-    """
-    reading = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
-    a, a_rules, a_pool = serve(reading, first[0], first[1], replicas=first[2], **given)
-    a["outputs"] = traffic.outputs
-    go_on = np.flatnonzero((a["status"] == DONE) & (a["outputs"] > 1))
-    there = a["finish"][go_on] + np.asarray(sent(a["inputs"][go_on].astype(np.float64)))
-    order = np.argsort(there, kind="stable")
-    go_on, there = go_on[order], there[order]
-    moved = Traffic(arrival=there, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])
-    decode_pace = replace(second[1], before=0.0, before_token=0.0)  # they came in by the first pool
-    b, b_rules, b_pool = serve(moved, second[0], decode_pace, replicas=second[2], cached=moved.inputs)
-    a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
-    a["moved"][go_on], a["resumed"][go_on] = there, b["scheduled"]
-    return a, [(a_rules, a_pool), (b_rules, b_pool)]
-
-
-def serve_apart_closed(
-    traffic: Traffic,
-    first: tuple[Policy, Pace, int],
-    second: tuple[Policy, Pace, int],
-    sent: Callable[[Any], Any],
-    *,
-    progress: Callable[[int], None] | None = None,
-    **given: Any,
-) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
-
-    The first requests of the clients run alone; where their answers end, others are sent, and both pools run again, until no
-    arrival moves. What ends by a time depends only on what came before it: each round sets right at least one more end, in
-    practice a generation of them. Raises RangeError for static batches that wait for more without end.
-    """
-    if any(policy.kind == "static" and math.isinf(policy.patience) for policy, _, _ in (first, second)):
-        raise RangeError("static batches that wait to fill without end do not go with clients of separate pools")
-    n, clients = len(traffic), min(traffic.clients, len(traffic))
-    arrival = np.zeros(clients)
-    for _ in range(n + 2):
-        part = _begin(traffic, arrival)
-        a, pools = serve_apart(part, first, second, sent, **{k: v[: len(part)] for k, v in given.items()})
-        ends = np.where(a["status"] == DONE, a["finish"], a["arrival"])
-        again = np.concatenate([np.zeros(clients), np.sort(ends)[: n - clients]])
-        if np.array_equal(again, arrival):
-            return a, pools
-        arrival = again
-        if progress is not None:
-            progress(len(arrival))
-    raise ValueError(f"a closed loop of {clients} clients on two pools has not settled")
-
-
-def _begin(traffic: Traffic, arrival: Any) -> Traffic:
-    """The first requests of a traffic, as many as have a time of arrival [s], as an open loop."""
-    k = len(arrival)
-    rank = traffic.rank[:k] if len(traffic.rank) else traffic.rank
-    return Traffic(arrival=arrival, inputs=traffic.inputs[:k], outputs=traffic.outputs[:k], rank=rank)
-
-
-def serve_tiers(
-    traffic: Traffic, pools: list[tuple[Policy, Pace, int]], *, progress: Callable[[int], None] | None = None
-) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve each class of `traffic` on a pool of its own: class k on `pools[k]` (policy, pace, replicas)."""
-    if traffic.clients:
-        raise RangeError("pools by class need arrivals that do not wait for answers: use a rate or a trace")
-    ranks = traffic.ranks
-    if int(np.max(ranks)) >= len(pools):
-        raise RangeError(f"{int(np.max(ranks)) + 1} classes need as many pools, not {len(pools)}")
-    whole = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, ranks, 0, 0.0)
-    used, before = [], 0
-    for rank, (policy, pace, replicas) in enumerate(pools):
-        mine = np.flatnonzero(ranks == rank)
-        part = Traffic(arrival=traffic.arrival[mine], inputs=traffic.inputs[mine], outputs=traffic.outputs[mine])
-        found, rules, pool = serve(part, policy, pace, replicas=replicas, progress=progress)
-        found["rank"], found["replica"] = rank, found["replica"] + before
-        whole[mine] = found
-        used.append((rules, pool))
-        before += replicas
-    return whole, used
-
-
-def _cached(cache: Cache, traffic: Traffic, model: Model, reader: tuple[Policy, Pace, int]) -> CacheUse:
+def _cached(cache: Cache, traffic: Traffic, model: Model, reader: Server) -> CacheUse:
     """What a prefix cache saves the pool that reads prompts."""
     policy, pace, replicas = reader
     if policy.route == "least-loaded" or (traffic.clients and policy.route == "prefix-aware"):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from steptime.physics.engine import Engine
     from steptime.planning.deployment import Plan
     from steptime.planning.workload import Workload
-    from steptime.simulation.rates import Replay
+    from steptime.simulation.replays import Replay
 
 WORKLOAD = "Requests"
 
@@ -151,7 +151,7 @@ def _other(model: "Model", catalog: str | None) -> str:
 
 def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
     """Return what random arrivals make of a plan."""
-    from steptime.simulation.rates import replay
+    from steptime.simulation.replays import replay
     from steptime.terminal.simulate import compiling
 
     with compiling():

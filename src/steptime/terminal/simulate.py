@@ -349,7 +349,7 @@ def compiling() -> Iterator[None]:
 
 def _with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
     """Run `work` with a progress bar on the terminal where it is long."""
-    from steptime.simulation.run import PORTION
+    from steptime.simulation.pools import PORTION
 
     if quiet or total < 4 * PORTION:
         return work(None)

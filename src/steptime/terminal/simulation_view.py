@@ -13,7 +13,8 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles, latencies
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.prefix_cache import CacheUse
-from steptime.simulation.rates import RatePoint, Replay
+from steptime.simulation.rates import RatePoint
+from steptime.simulation.replays import Replay
 from steptime.terminal.plots import distribution_plot, rate_plot
 from steptime.terminal.widgets import Either, Grid, counted, notes, table, usd
 from steptime.units import show
