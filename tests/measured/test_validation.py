@@ -86,7 +86,7 @@ def test_predictions_keep_the_order_and_every_row(tmp_path):
 def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
     """A burst of 64 waits for the prompts before it; without numba a closed form answers, and the view says so."""
     from steptime.measured import validation as validate
-    from steptime.terminal.validation_view import validation_view
+    from steptime.terminal.views.validation import validation_view
 
     rows = [one(concurrency="1"), one(concurrency="64")]
     if validate.can_simulate():

@@ -12,7 +12,7 @@ from steptime.cards.engines import EngineCard
 from steptime.cards.models import ComparisonRow, ModelCard, ModelRow
 from steptime.cards.systems import RACK_KEYS, SystemCard, SystemRow
 from steptime.numbers import Number
-from steptime.terminal.widgets import Grid, bar, counted, facts, notes, sourced, table
+from steptime.terminal.views.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
 
 RACK_LIMITS = ("power", "weight", "cables")
