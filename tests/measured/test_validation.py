@@ -93,7 +93,7 @@ def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
         found = predict(rows)
         assert found.simulated
         assert found.ttft[1] > 2 * found.ttft[0]
-        assert not predict(rows, simulate=False).simulated
+        assert not predict(rows, by_simulation=False).simulated
     monkeypatch.setattr(validate, "can_simulate", lambda: False)
     plain = predict(rows)
     assert not plain.simulated
@@ -126,7 +126,7 @@ def test_a_run_of_few_requests_is_mostly_its_start():
     once, ten, usual, long = validate.loops_of(runs, load_engine("vllm")).queued
     assert once > 3 * ten > 4 * long
     assert ten == usual
-    assert np.all(np.diff(predict(rows, simulate=False).ttft[[0, 1, 3]]) < 0)
+    assert np.all(np.diff(predict(rows, by_simulation=False).ttft[[0, 1, 3]]) < 0)
 
 
 def test_error_figures():

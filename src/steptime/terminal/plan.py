@@ -143,10 +143,11 @@ def _other(model: "Model", catalog: str | None) -> str:
     """Name the smallest system that would hold a model."""
     from steptime.planning.planner import smallest_system
 
-    other = smallest_system(model, read_systems(catalog))
-    if other is None:
+    found = smallest_system(model, read_systems(catalog))
+    if found is None:
         return ""
-    return f"; the smallest system of the catalogue that holds it is {other.name} ({other.chips} x {other.chip.name})"
+    system, chips = found
+    return f"; the smallest system of the catalogue that holds it is {system.name} ({chips} x {system.chip.name})"
 
 
 def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
