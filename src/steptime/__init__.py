@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steptime import blackboard
-    from steptime.catalog.loading import load_system
+    from steptime.catalog.loading import load_system, vary
     from steptime.errors import InputError
     from steptime.machines.system import System
-    from steptime.machines.what_if import vary
     from steptime.measured.outcomes import calibrate, validate
     from steptime.models.loading import load_model
     from steptime.models.model import Model
@@ -47,10 +46,9 @@ __all__ = [
 
 _HOMES = {
     "blackboard": "blackboard",
-    "catalog.loading": "load_system",
+    "catalog.loading": "load_system vary",
     "errors": "InputError",
     "machines.system": "System",
-    "machines.what_if": "vary",
     "measured.outcomes": "calibrate validate",
     "models.loading": "load_model",
     "models.model": "Model",

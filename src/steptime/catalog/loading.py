@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -22,8 +22,10 @@ from steptime.catalog.schema import (
     validated,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, shown
+from steptime.machines import what_if
 from steptime.machines.figures import checked
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
+from steptime.numbers import Number
 from steptime.sourced import GRADES, Figure
 from steptime.units import parse
 
@@ -139,6 +141,11 @@ def system_of(system: SystemLike) -> System:
     if not isinstance(system, str | os.PathLike):
         raise InputError(f"a system is a name, a path or a System, not {type(system).__name__}")
     return load_system(system)
+
+
+def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
+    """Return a system, or the one that is named, with other figures, as `machines.what_if.vary` does."""
+    return what_if.vary(system_of(system), changes)
 
 
 def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str] | None = None) -> tuple[ChipEntry, _Reader]:

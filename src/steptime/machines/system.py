@@ -147,7 +147,7 @@ class System(Result):
         return f"System {self.name}: {self.chips} x {self.chip.title or self.chip.name}", {
             **of_chip,
             "links": ", ".join(_joined(domain) for domain in self.domains),
-            "rent": f"{_shown(self.rent.typical, 'USD/s')} a chip",
+            "rent": f"{_shown(self.rent.typical, 'USD/s')} a chip" if np.any(np.isfinite(self.rent.typical)) else "not known",
         }
 
 

@@ -18,6 +18,7 @@ class Entry:
 
     seconds [s] of one micro-batch in all layers that have it, `count` of them; compute and memory [s] are the two sides of an
     operator's roofline. What was asked for is `times` a `demand` of a chip, a `traffic` of links, or `count` times `each` [s].
+    at_once: whether the levels of a network work at the same time, as where tokens are forwarded as they come.
     weight: how often its seconds count in the period of a cycle of micro-batches.
     """
 
@@ -30,6 +31,7 @@ class Entry:
     demand: Demand | None = None
     times: Number = 1
     traffic: Traffic | None = None
+    at_once: bool = False
     each: Number = 0.0
     weight: Number = 1.0
 

@@ -16,6 +16,8 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import ACTIVATION_BYTES
 from steptime.physics.network import Traffic
 
+SHARED = "among the {sharing} chips that share an expert"
+
 
 def run_network(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the collectives of all layers."""
@@ -44,11 +46,19 @@ def run_hops(clock: Clock, model: Model, work: Work, system: System, layout: Lay
     if np.any(np.asarray(layout.pp) > 1):
         bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / layout.group
         traffic = network.point_to_point(system, layout.pp, bytes_, layout.stage)
-        run_collective(clock, "pipeline", traffic, system, engine, count=layout.pp)
+        run_collective(clock, "pipeline", traffic, system, engine)
 
 
 def run_collective(
-    clock: Clock, term: str, traffic: Traffic, system: System, engine: Engine, *, count: Number = 1, pipelined: bool = False
+    clock: Clock,
+    term: str,
+    traffic: Traffic,
+    system: System,
+    engine: Engine,
+    *,
+    name: str = "",
+    count: Number = 1,
+    pipelined: bool = False,
 ) -> None:
     """Add a collective: its levels one after another, or at once where tokens are forwarded as they come (`pipelined`)."""
     reached = engine.kernels.network_efficiency
@@ -69,7 +79,7 @@ def run_collective(
     if np.any(engine.overheads.seconds_per_collective):
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
-    entry = Entry(term=term, name="", seconds=moving + waiting, count=count, traffic=traffic)
+    entry = Entry(term=term, name=name, seconds=moving + waiting, count=count, traffic=traffic, at_once=pipelined)
     clock.add(entry, blame, {**busy, "latency": waiting})
 
 
@@ -109,4 +119,4 @@ def _run_exchange(
     ):
         run_collective(clock, term, per_byte.resized(value_bytes) * count, system, engine, count=count, pipelined=True)
         if gathered is not None:
-            run_collective(clock, term, gathered.resized(value_bytes) * count, system, engine, count=count)
+            run_collective(clock, term, gathered.resized(value_bytes) * count, system, engine, name=SHARED, count=count)

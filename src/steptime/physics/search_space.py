@@ -49,7 +49,7 @@ def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int,
     """Return which axis keeps a layout out of those worth trying, "" where it is among them."""
     found = list(proposed(facts, chips, microbatches))
     for name in NAMES:
-        if name in ("replicas", "redundant_experts"):
+        if name == "replicas":
             continue
         ways = sorted({int(getattr(x, name)) for x in found})
         found = [x for x in found if getattr(x, name) == getattr(layout, name)]

@@ -72,6 +72,8 @@ class Step(Tabular):
     def bound(self) -> Any:
         """The resource that takes the largest part of the step."""
         names = list(self.resources)
+        if not names:  # a step of no points
+            return np.full(np.shape(self.total), "")
         values = np.broadcast_arrays(*self.resources.values())
         return np.array(names)[np.argmax(np.stack(values), axis=0)]
 

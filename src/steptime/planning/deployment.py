@@ -182,7 +182,9 @@ class Plan(Tabular):
             "layout": f"{self.layout_text}, batch {self.pools[-1].batch:,}",
             "TPOT": _ranged(self.tpot, self.tpot_range, "s"),
             "TTFT": _ranged(self.ttft, self.ttft_range, "s"),
-            "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens",
+            "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens"
+            if math.isfinite(self.usd_per_million_output_tokens)
+            else "no rent known",
             "output": f"{self.requests_per_second:,.3g} requests/s, {show(self.tokens_per_second_per_chip, 'tok/s')} a chip",
         }
 

@@ -46,31 +46,40 @@ def explain_step(model: Model, system: System, *, given: dict[str, Any], layout:
     one instance in one micro-batch; seconds are of all instances, in as many micro-batches as make the step as long as it is.
     """
     step, entries = ledger_of_step(model, system, given, layout=layout, engine=engine)
-    found: dict[tuple[str, str, str], float] = {}
+    found: dict[tuple[str, str, str], list[float]] = {}
     for entry in entries:
         if float(entry.seconds) > 0:
-            key = (entry.term, _name(entry, layout), _formula(entry, system, engine))
-            found[key] = found.get(key, 0.0) + float(entry.counted)
+            many = found.setdefault((entry.term, _name(entry, layout), _once(entry, system, engine)), [0.0, 0.0])
+            many[0] += float(np.asarray(entry.count))
+            many[1] += float(entry.counted)
     order = {term: position for position, term in enumerate(step.terms)}
-    lines = [Line(term=term, name=name, formula=text, seconds=seconds) for (term, name, text), seconds in found.items()]
+    lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
     return sorted(lines, key=lambda line: (order[line.term], -line.seconds))
 
 
+def _line(term: str, name: str, once: str, count: float, seconds: float) -> Line:
+    """Return the line of `count` instances: beside the name of an operator, before the formula of anything else."""
+    if term == "overhead":
+        return Line(term=term, name=name, formula=f"{count:g} x {once}", seconds=seconds)
+    if term in COLLECTIVES:
+        return Line(term=term, name=name, formula=f"{count:g} x ({once})" if count > 1 else f"({once})", seconds=seconds)
+    return Line(term=term, name=f"{name} x {count:g}" if count > 1 else name, formula=once, seconds=seconds)
+
+
 def _name(entry: Entry, layout: Layout) -> str:
-    if entry.traffic is not None:
-        ways = {"group": int(layout.group), "ep": int(layout.ep), "cp": int(layout.cp), "pp": int(layout.pp)}
-        return COLLECTIVES[entry.term].format(**ways)
-    count = float(entry.count)
-    return f"{entry.name} x {count:g}" if count > 1 else entry.name
+    if entry.traffic is None:
+        return entry.name
+    ways = {"group": int(layout.group), "ep": int(layout.ep), "cp": int(layout.cp), "pp": int(layout.pp)}
+    return (entry.name or COLLECTIVES[entry.term]).format(**ways, sharing=int(layout.stage) // int(layout.ep))
 
 
-def _formula(entry: Entry, system: System, engine: Engine) -> str:
+def _once(entry: Entry, system: System, engine: Engine) -> str:
     """Return an entry's formula with its numbers, of one instance."""
     if entry.demand is not None:
         return _roofline(entry, system, engine)
     if entry.traffic is not None:
         return _transfer(entry, system, engine)
-    return f"{float(entry.count):g} x {show(float(entry.each), 's')}"
+    return show(float(entry.each), "s")
 
 
 def _roofline(entry: Entry, system: System, engine: Engine) -> str:
@@ -103,14 +112,13 @@ def _transfer(entry: Entry, system: System, engine: Engine) -> str:
         if busy > 0:
             carried = f"{show(busy * bandwidth, 'B')} / {show(bandwidth, 'B/s')}{_over(reached)}"
             parts.append(f"{domain.name} {carried} = {show(busy / float(reached), 's')}")
-    joined = [" + ".join(parts) if entry.term not in ("dispatch", "combine") else f"max({', '.join(parts)})"] if parts else []
+    joined = [f"max({', '.join(parts)})" if entry.at_once and len(parts) > 1 else " + ".join(parts)] if parts else []
     if float(np.asarray(traffic.latency)) > 0:
         joined.append(f"{show(float(np.asarray(traffic.latency)) / count, 's')} latency")
     if float(engine.overheads.seconds_per_collective) > 0:
         calls = float(np.asarray(traffic.calls)) / count
         joined.append(f"{calls:g} x {show(float(engine.overheads.seconds_per_collective), 's')}")
-    times = f"{count:g} x (" if count > 1 else "("
-    return times + " + ".join(joined) + ")"
+    return " + ".join(joined)
 
 
 def step_given(pool: Pool, workload: Workload, *, mixed: bool) -> dict[str, Any]:
