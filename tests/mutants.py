@@ -31,7 +31,7 @@ PACKAGE = ROOT / "src" / "steptime"
 ROOMS = ("physics", "planning")
 RELOADED = ("steptime.", "tests.")  # what a mutant imports anew, but for the rooms below physics
 KEPT = ("models", "machines", "catalog", "errors", "units", "sourced", "numbers", "frontier", "results", "data")
-OTHERS = ("tests/physics", "tests/planning", "tests/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard")
+OTHERS = ("tests/physics", "tests/planning", "tests/measured/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard")
 SLOW = "not a_fit_says_what_its_runs_hold"  # compiles the simulator, which is in neither room
 
 SWAPS: dict[type, type] = {
@@ -86,7 +86,8 @@ def required_keywords() -> dict[str, set[str]]:
 
 def changes_at(node: ast.AST, required: dict[str, set[str]]) -> Iterator[ast.AST]:
     """Yield what may stand in the place of a node: one change each."""
-    if isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in SWAPS:
+    one = isinstance(node, ast.BinOp) and getattr(node.right, "value", None) == 1 and isinstance(node.op, ast.Mult | ast.Div)
+    if isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in SWAPS and not one:  # x * 1.0 is x / 1.0
         yield _with(node, op=SWAPS[type(node.op)]())
     if isinstance(node, ast.BinOp):
         yield from (node.left, node.right)
