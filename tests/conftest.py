@@ -21,8 +21,18 @@ RENT = Rent(low=2 / 3600, typical=2 / 3600, high=2 / 3600)
 
 
 def machine(
-    *, flops=2e15, bandwidth=4e12, capacity=1e14, size=8, up=1e30, out=1e30, latency=0.0, out_latency=None, topology="switch",
-    reached=None, vendor="",
+    *,
+    flops=2e15,
+    bandwidth=4e12,
+    capacity=1e14,
+    size=8,
+    up=1e30,
+    out=1e30,
+    latency=0.0,
+    out_latency=None,
+    topology="switch",
+    reached=None,
+    vendor="",
 ) -> System:
     """A chip with one peak rate on a switch; by default the network is free and memory without end."""
     memory = (MemoryTier(name="hbm", capacity=capacity, bandwidth=bandwidth),)

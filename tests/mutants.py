@@ -4,8 +4,8 @@ Each mutant is one change at one site of the syntax tree (`changes_at`), compile
 is forked from one which has numpy, hypothesis and pytest loaded: the tests of its own module first, then the others of both
 rooms. Nothing is written to the working tree. A test that fails, or a run beyond its limit, kills the mutant.
 
-mutmut and cosmic-ray find more kinds of changes, but write mutated files (into a folder beside the sources, or into the sources)
-and have no sample spread evenly over the sites; one process a mutant from the start would take an hour.
+mutmut and cosmic-ray write mutated files (into a folder beside the sources, or into the sources) and start the tests from nothing
+for each; neither spreads a sample evenly over the sites.
 """
 
 from __future__ import annotations
@@ -162,11 +162,11 @@ def mutated(mutant: Mutant, required: dict[str, set[str]]) -> ast.Module:
     for parent, field, index, _ in list(places(tree)):
         for change in changes_at(_child(parent, field, index), required):
             if number == mutant.number:
-                change = ast.copy_location(change, _child(parent, field, index))
+                placed = ast.copy_location(change, _child(parent, field, index))
                 if index is None:
-                    setattr(parent, field, change)
+                    setattr(parent, field, placed)
                 else:
-                    getattr(parent, field)[index] = change
+                    getattr(parent, field)[index] = placed
                 return ast.fix_missing_locations(tree)
             number += 1
     raise LookupError(mutant)
@@ -190,7 +190,7 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: object) -> None:
-        exec(compile(self.tree, self.path, "exec"), module.__dict__)  # noqa: S102
+        exec(compile(self.tree, self.path, "exec"), module.__dict__)
 
 
 def own_tests(mutant: Mutant) -> list[str]:
@@ -200,7 +200,7 @@ def own_tests(mutant: Mutant) -> list[str]:
     return [path] * (ROOT / path).exists() + [f"tests/test_doctests.py::test_examples[{mutant.module}]"]
 
 
-def tests_fail(mutant: Mutant | None, required: dict[str, set[str]], verbose: bool = False) -> bool:
+def tests_fail(mutant: Mutant | None, required: dict[str, set[str]], verbose: bool) -> bool:
     """Whether a test notices a mutant; None: whether one fails without. For a process of its own."""
     import pytest
 
@@ -211,7 +211,16 @@ def tests_fail(mutant: Mutant | None, required: dict[str, set[str]], verbose: bo
     for name in list(sys.modules):
         if name == "steptime" or (name.startswith(RELOADED) and name.split(".")[1] not in KEPT):
             del sys.modules[name]
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
     if mutant is not None:
         sys.meta_path.insert(0, Mutated(mutant.module, PACKAGE / mutant.file, mutated(mutant, required)))
         if pytest.main([*options, *own_tests(mutant)]):

@@ -37,7 +37,7 @@ def test_times_per_token_are_as_far_off_as_they_were(runs):
     assert np.quantile(np.abs(off), 0.9) < 0.30
     assert abs(np.median(off)) < 0.025
     inside = (measured >= found.tpot_low) & (measured <= found.tpot_high)
-    assert 49 <= np.sum(inside)
+    assert np.sum(inside) >= 49
 
 
 @pytest.mark.parametrize(("engine", "most"), [("sglang", 0.072), ("trtllm", 0.056), ("vllm", 0.095)])

@@ -33,7 +33,11 @@ def work(layout=None, **given) -> Work:
 @pytest.mark.parametrize(
     ("given", "layout", "expected"),
     [
-        ({"batch": 10, "context": 100}, Layout(), {"sequences": 10, "decode": 10, "everywhere": 10, "prefill": 0, "logits": 10}),
+        (
+            {"batch": 10, "context": 100},
+            Layout(),
+            {"sequences": 10, "decode": 10, "everywhere": 10, "prefill": 0, "logits": 10},
+        ),
         ({"batch": 10, "query": 3}, Layout(), {"sequences": 10, "decode": 30, "everywhere": 30, "logits": 30}),
         ({"batch": 10}, Layout(dp=4), {"sequences": 3, "everywhere": 10}),  # the busiest group has three
         ({"batch": 12, "query": 2}, Layout(dp=2, microbatches=3), {"sequences": 2, "decode": 4, "everywhere": 8}),
@@ -125,7 +129,7 @@ def test_constants_of_matrices():
 
 
 def test_activations_of_an_operator():
-    """12 rows of 1,000 values in and 4,000 out in 16 bits, half of it through memory; its outputs are divided, not its inputs."""
+    """12 rows of 1,000 values in and 4,000 out in 16 bits, half of it through memory; outputs are divided, inputs are not."""
     half, op = engine(activation_traffic=0.5), matrix(inputs=1000, outputs=4000)
     given = {"batch": 4, "query": 3}
     assert demand(op, **given).activations == 0

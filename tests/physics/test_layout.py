@@ -24,7 +24,7 @@ from steptime.physics.layout import (
 from tests.conftest import experts, machine, matrix, model_of
 
 COUNTS = {
-    # 32 heads: tp 1, 2, 4, 8 with pp of 1, 2, 3, 4, 6, 8 within eight chips are 6 + 4 + 2 + 1, each with one or two micro-batches
+    # 32 heads: tp 1, 2, 4, 8 with pp of 1, 2, 3, 4, 6, 8 within eight chips are 6 + 4 + 2 + 1, with one micro-batch or two
     ("llama-3.1-8b", "hgx-h100", 8): 26,
     ("llama-3.1-8b", "hgx-h200", 16): 42,
     ("llama-3.1-8b", "gb200-nvl72", 72): 96,
@@ -55,7 +55,12 @@ def counted(model, system, chips) -> set[tuple[int, ...]]:
                     if (routed and not even) or straddles:
                         continue
                     spread = max(e for e in range(1, group * dp + 1) if group * dp % e == 0 and e <= max(routed, 1))
-                    found |= {(tp, cp, pp, dp, ep, pp * m) for m in (1, 2) for ep in {1, spread} if ep == 1 or dp == 1 or spread == group * dp}
+                    found |= {
+                        (tp, cp, pp, dp, ep, pp * m)
+                        for m in (1, 2)
+                        for ep in {1, spread}
+                        if ep == 1 or dp == 1 or spread == group * dp
+                    }
     return found
 
 

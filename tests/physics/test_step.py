@@ -53,7 +53,9 @@ def test_decode_by_hand(given, matrices, attention, waits):
     assert step.total == pytest.approx(matrices + attention)
     assert step.bound == waits
     assert resources(step)["kv"] == pytest.approx(attention)
-    assert resources(step)["compute" if matrices != READ and given.get("layout") is None else "weights"] == pytest.approx(matrices)
+    assert resources(step)["compute" if matrices != READ and given.get("layout") is None else "weights"] == pytest.approx(
+        matrices
+    )
 
 
 def test_prefill_by_hand():
@@ -160,15 +162,16 @@ def test_a_chip_that_reaches_more_of_its_data_sheet_is_faster():
 def test_activations_go_through_memory_beside_the_weights():
     """1,000 rows of 2,000 values in 16 bits in each of ten layers: 40 MB at half the bandwidth take 20 us."""
     model = model_of(matrix(weights=1e5, inputs=1500, outputs=500))
-    on = engine(activation_traffic=1.0, memory_efficiency=0.5)
+    base = {"activation_traffic": 1.0, "memory_efficiency": 0.5}
+    on = engine(**base)
     step = decode(model, on=on, batch=1000, context=1)
     weights, activations, compute = 1e6 / 2e12, 4e7 / 2e12, 1000 * 2e6 / 2e15
     assert step.total == pytest.approx(weights + activations)
     assert resources(step) == pytest.approx({"weights": weights, "activations": activations})
-    assert decode(model, on=replace(on, activation_traffic=0.25), batch=1000, context=1).total == pytest.approx(
+    assert decode(model, on=engine(**base | {"activation_traffic": 0.25}), batch=1000, context=1).total == pytest.approx(
         weights + activations / 4
     )
-    summed = decode(model, on=replace(on, roofline_norm=1.0), batch=1000, context=1)
+    summed = decode(model, on=engine(**base, roofline_norm=1.0), batch=1000, context=1)
     assert resources(summed) == pytest.approx({"compute": compute, "weights": weights, "activations": activations})
 
 
@@ -195,7 +198,9 @@ FULL = Layer(
     ),
     attention=(Attention(name="latent", kv_bytes=1.0, heads=64, expand_flops=1.0, selected=5.0),),
 )
-RECURRENT = Layer(name="recurrent", ops=(matrix(weights=1.0, inputs=10),), attention=(Attention(name="state", state_bytes=1.0, heads=64),))
+RECURRENT = Layer(
+    name="recurrent", ops=(matrix(weights=1.0, inputs=10),), attention=(Attention(name="state", state_bytes=1.0, heads=64),)
+)
 HYBRID = replace(model_of(), layers=((FULL, 3), (RECURRENT, 2)))
 
 
@@ -330,7 +335,9 @@ def test_an_exchange_forwards_tokens_as_they_come():
     assert step.terms["dispatch"] == pytest.approx(10 * (out + 6e-6))
     assert resources(step)["scale-out"] == pytest.approx(10 * 3 * out)
     assert "scale-up" not in resources(step)
-    near = replace(NODES, domains=(NODES.domains[0], replace(NODES.domains[1], link=replace(NODES.domains[1].link, bandwidth=UP))))
+    near = replace(
+        NODES, domains=(NODES.domains[0], replace(NODES.domains[1], link=replace(NODES.domains[1].link, bandwidth=UP)))
+    )
     step = decode(model_of(experts(weights=1.0)), near, **given)
     assert step.terms["dispatch"] == pytest.approx(10 * (up + 6e-6))
     assert resources(step)["scale-up"] == pytest.approx(10 * 3 * up)
@@ -372,7 +379,13 @@ def test_a_divided_context_gathers_the_cached_prefixes_of_prompts(changes, tp, b
     """Three prompts after 700 cached tokens of 1 kB, half of them on the other chip; a gather of nothing for decode."""
     mixer = Attention(**{"name": "kv", "kv_bytes": 1000.0, "kv_shards": 2, "heads": 64} | changes)
     step = prefill_step(
-        model_of(matrix(), attention=(mixer,)), NODES, prompts=3, tokens=10, prefix=700, layout=Layout(tp=tp, cp=2), engine=IDEAL
+        model_of(matrix(), attention=(mixer,)),
+        NODES,
+        prompts=3,
+        tokens=10,
+        prefix=700,
+        layout=Layout(tp=tp, cp=2),
+        engine=IDEAL,
     )
     assert step.terms["context exchange"] == pytest.approx(10 * (bytes_ / 2 / UP + 2 * 1e-6))
 

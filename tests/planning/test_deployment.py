@@ -112,7 +112,9 @@ def test_the_front_holds_points_of_both_modes_that_can_be_had():
 def test_a_point_of_the_front_is_its_own_plan():
     found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,))
     for point in found.front[:: max(1, len(found.front) // 5)]:
-        fast = plan(MODEL, NODES, WORK, st.Slo(tpot=1.0001 / point.tokens_per_second_per_user), engine="ideal", modes=(AGGREGATED,))
+        fast = plan(
+            MODEL, NODES, WORK, st.Slo(tpot=1.0001 / point.tokens_per_second_per_user), engine="ideal", modes=(AGGREGATED,)
+        )
         assert fast.usd_per_million_output_tokens <= point.usd_per_million_output_tokens * 1.006
 
 
@@ -184,9 +186,7 @@ def test_a_plan_that_is_none_has_no_figures():
 
 def test_the_smallest_system_that_holds_a_model():
     """10 GB of weights, and systems of 8, 12 and 80 GB; one layer of one head on 12 chips of 1 GB has no room either."""
-    small, right, large = (
-        replace(machine(size=n, capacity=c), name=f"{n}x{c:g}") for n, c in ((8, 1e9), (4, 3e9), (8, 10e9))
-    )
+    small, right, large = (replace(machine(size=n, capacity=c), name=f"{n}x{c:g}") for n, c in ((8, 1e9), (4, 3e9), (8, 10e9)))
     assert smallest_system(MODEL, [large, right, small]).name == right.name
     many = replace(machine(size=12, capacity=1e9), name="many")
     deep = one_matrix(heads=1, layers=1, weights=1e10)
@@ -252,12 +252,16 @@ def test_small_shares_are_not_told():
     found = plan(one_matrix(kv_bytes=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
     assert "A step streams weights for 100% of its time" in found.why
     cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
-    assert cached.why.endswith("A step streams KV cache for 100% of its time. 10 % more HBM bandwidth would help most: 9.1% cheaper.")
+    assert cached.why.endswith(
+        "A step streams KV cache for 100% of its time. 10 % more HBM bandwidth would help most: 9.1% cheaper."
+    )
 
 
 def test_a_machine_that_nothing_helps():
     """All time is the engine's overhead."""
-    found = plan(one_matrix(heads=1), machine(size=1), WORK, chips=1, engine=engine(seconds_per_step=1e3, seconds_per_sequence=1e3))
+    found = plan(
+        one_matrix(heads=1), machine(size=1), WORK, chips=1, engine=engine(seconds_per_step=1e3, seconds_per_sequence=1e3)
+    )
     assert "No single figure of the machine, 10 % better, would lower the cost" in found.why
     assert "waits for the engine's overhead for 100%" in found.why
 
@@ -295,5 +299,7 @@ def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
     assert f"reaches 10,000 tok/s per user; the fastest gives {best:,.0f} tok/s" in found.reason
     late = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal")
     assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in late.reason
-    full = plan(MODEL, machine(size=1, capacity=10.0001e9), st.Workload(input_tokens=50_000, output_tokens=1), chips=1, engine="ideal")
+    full = plan(
+        MODEL, machine(size=1, capacity=10.0001e9), st.Workload(input_tokens=50_000, output_tokens=1), chips=1, engine="ideal"
+    )
     assert "leave no room for a request of 50,001 tokens" in full.reason

@@ -195,7 +195,7 @@ def test_what_keeps_a_batch_that_shares_its_chips_from_growing(slo, batch, names
 
 
 def test_a_prefill_pool_that_takes_no_more():
-    """Prompts of 1,000 take 10 ms on a chip: 95 a second at 95 %. Decode of 100 serves 100 / (200 x 2.8 ms) = 180, on one or two."""
+    """Prompts of 1,000 take 10 ms: 95 a second of 100 at most. Decode of 100 serves 100 / (200 x 2.8 ms) = 180 a second."""
     system = machine()
     both = decodes(100, prefill_layout=Layout(), prompts=1)
     assert binding(case(one_matrix(), system), both) == ("prefill rate",)

@@ -22,7 +22,12 @@ PLAN = plan(one_matrix(heads=1), machine(size=1), WORK, engine="ideal", modes=("
 
 def pool(role="serve", batch=64, chunk=500, mixed=True, **layout) -> Pool:
     return replace(
-        PLAN.pools[0], role=role, batch=batch, chunk=chunk, layout=Layout(**layout), mixed=PLAN.pools[0].mixed if mixed else None
+        PLAN.pools[0],
+        role=role,
+        batch=batch,
+        chunk=chunk,
+        layout=Layout(**layout),
+        mixed=PLAN.pools[0].mixed if mixed else None,
     )
 
 

@@ -32,7 +32,10 @@ def words(lines: list[str]) -> str:
 def test_vllm_on_one_chip():
     lines = commands("vllm", replicas=3)
     assert lines[0] == "# 3 x 1 chips: each serves prompts and tokens"
-    assert words(lines) == "vllm serve m --tensor-parallel-size 1 --max-num-seqs 10 --max-num-batched-tokens 522 --max-model-len 1201"
+    assert (
+        words(lines)
+        == "vllm serve m --tensor-parallel-size 1 --max-num-seqs 10 --max-num-batched-tokens 522 --max-model-len 1201"
+    )
     assert len(lines) == 3  # the words wrap below 90 letters
     assert all(len(line) <= 92 for line in lines)
 
@@ -41,9 +44,9 @@ def test_vllm_on_every_axis():
     """Ten sequences over four groups: three each, with a chunk of 512."""
     lines = commands("vllm", tp=2, cp=2, pp=3, dp=4, ep=16, microbatches=6)
     assert words(lines) == (
-        "vllm serve m --tensor-parallel-size 4 --decode-context-parallel-size 2 --pipeline-parallel-size 3 --data-parallel-size 4 "
-        "--enable-expert-parallel --all2all-backend deepep_low_latency --enable-dbo --max-num-seqs 3 --max-num-batched-tokens 515 "
-        "--max-model-len 1201"
+        "vllm serve m --tensor-parallel-size 4 --decode-context-parallel-size 2 --pipeline-parallel-size 3 "
+        "--data-parallel-size 4 --enable-expert-parallel --all2all-backend deepep_low_latency --enable-dbo --max-num-seqs 3 "
+        "--max-num-batched-tokens 515 --max-model-len 1201"
     )
     assert lines[0] == "# 1 x 48 chips: each serves prompts and tokens"
     assert lines[1] == "# --max-num-seqs and --max-num-batched-tokens count for one data-parallel rank"
@@ -52,7 +55,10 @@ def test_vllm_on_every_axis():
 
 @pytest.mark.parametrize(
     ("role", "what", "kv", "tokens", "backend"),
-    [("prefill", "prefills", "kv_producer", 3 * 1201, "high_throughput"), ("decode", "decodes", "kv_consumer", 3, "low_latency")],
+    [
+        ("prefill", "prefills", "kv_producer", 3 * 1201, "high_throughput"),
+        ("decode", "decodes", "kv_consumer", 3, "low_latency"),
+    ],
 )
 def test_vllm_in_pools(role, what, kv, tokens, backend):
     lines = commands("vllm", role=role, chunk=0, dp=4, ep=4)
@@ -115,7 +121,8 @@ def test_trtllm_on_one_chip():
     lines = commands("trtllm")
     assert lines[1:4] == ["cat > options.yaml <<'END'", "enable_chunked_prefill: true", "END"]
     assert words(lines[4:]) == (
-        "trtllm-serve m --tp_size 1 --max_batch_size 10 --max_num_tokens 522 --max_seq_len 1201 --extra_llm_api_options options.yaml"
+        "trtllm-serve m --tp_size 1 --max_batch_size 10 --max_num_tokens 522 --max_seq_len 1201 "
+        "--extra_llm_api_options options.yaml"
     )
 
 

@@ -35,7 +35,9 @@ SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences
 
 
 def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> Case:
-    return Case(model=model or one_matrix(heads=4), system=system, workload=workload, slo=slo or st.Slo(), chips=chips, engine=on)
+    return Case(
+        model=model or one_matrix(heads=4), system=system, workload=workload, slo=slo or st.Slo(), chips=chips, engine=on
+    )
 
 
 def test_batches_to_try():

@@ -75,9 +75,7 @@ def test_decode_and_prompts_that_share_a_chip():
     """16 sequences, 200 steps, prompts of 1,000 in chunks of 500: 0.16 of the steps have a chunk, and a user waits for both."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
     alone = float(decode_step(DENSE, CHIP, batch=16, context=1100.5, engine="ideal").total)
-    mixed = float(
-        mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=250, engine="ideal").total
-    )
+    mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=250, engine="ideal").total)
     assert state.utilisation == pytest.approx(0.16)
     assert state.decode.total == alone
     assert state.mixed.total == pytest.approx(mixed)
@@ -123,9 +121,7 @@ def test_groups_read_prompts_each():
     layout = Layout(dp=4, ep=4, microbatches=2)
     state = aggregated(SPARSE, CHIP, WORK, layout=layout, batch=64, chunk=500, engine=IDEAL)
     assert state.utilisation == pytest.approx(0.16)
-    mixed = mixed_step(
-        SPARSE, CHIP, batch=64, context=1100.5, prompts=4, tokens=500, prefix=250, layout=layout, engine="ideal"
-    )
+    mixed = mixed_step(SPARSE, CHIP, batch=64, context=1100.5, prompts=4, tokens=500, prefix=250, layout=layout, engine="ideal")
     assert state.mixed.total == pytest.approx(float(mixed.total))
     assert state.memory.cache == pytest.approx(17 * 1e4 * (1100.5 + 3 * 201 / (12 * 16) ** 0.5))
     assert state.memory.activations == pytest.approx(516 / 2 * 2 * 2000)
@@ -196,7 +192,14 @@ def test_what_an_engine_adds_to_a_first_token():
 
 def loop(on=IDEAL, model=DENSE, system=CHIP, layout=None, concurrency=16, **given):
     return closed_loop(
-        model, system, layout=layout or Layout(), concurrency=concurrency, input_tokens=1000, output_tokens=200, engine=on, **given
+        model,
+        system,
+        layout=layout or Layout(),
+        concurrency=concurrency,
+        input_tokens=1000,
+        output_tokens=200,
+        engine=on,
+        **given,
     )
 
 
