@@ -4,8 +4,8 @@ Each mutant is one change at one site of the syntax tree (`changes_at`), compile
 is forked from one which has numpy, hypothesis and pytest loaded: the tests of its own module first, then the others of both
 rooms. Nothing is written to the working tree. A test that fails, or a run beyond its limit, kills the mutant.
 
-mutmut and cosmic-ray write mutated files (into a folder beside the sources, or into the sources) and start the tests from nothing
-for each; neither spreads a sample evenly over the sites.
+mutmut and cosmic-ray write mutated files (into a folder beside the sources, or into the sources) and start from nothing for
+each; neither spreads a sample evenly over the sites.
 """
 
 from __future__ import annotations

@@ -285,6 +285,13 @@ def test_equal_operators_are_one_of_their_sum():
     assert [op.inputs for op in apart.layers] == [30, 30, 60, 30, 90, 120]
 
 
+def test_an_operator_without_weights_is_one_of_its_own():
+    """A scale: no weights, some FLOPs."""
+    scale = replace(matrix(name="scale"), weights=0.0, flops_per_row=7.0)
+    (one, other) = ledger(model_of(matrix(), scale, layers=2), merged=True).layers
+    assert (one.weights, other.weights, other.flops_per_row) == (2e9, 0, 14)
+
+
 def test_outputs_of_merged_operators_add_up():
     two = Layer(name="two", ops=(matrix(name="a", outputs=5), matrix(name="b", outputs=7)))
     (one,) = ledger(replace(model_of(), layers=((two, 3),)), merged=True).layers

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, RangeError
-from steptime.physics.engine import IDEAL, default_engine, engine_for, load_engine, with_constants, with_imbalance
+from steptime.physics.engine import CONSTANTS, IDEAL, default_engine, engine_for, load_engine, with_constants, with_imbalance
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from tests.conftest import engine, machine, one_matrix, sparse_matrix
@@ -42,6 +44,33 @@ def test_a_file_that_changed_is_read_again(tmp_path):
     path.write_text("[constants]\nmemory_efficiency = 0.25\n")
     os.utime(path, (1, 1))
     assert seconds(load_engine(str(path))) == pytest.approx(10e-3)
+
+
+NEUTRAL = {
+    1.0: (
+        "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
+        "attention_efficiency", "attention_memory_efficiency", "network_efficiency", "first_token_factor", "expert_imbalance",
+        "memory_share",
+    ),
+    0.0: (
+        "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
+        "seconds_per_attention_layer", "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer",
+        "seconds_per_collective", "seconds_per_step", "seconds_per_request", "seconds_before_queue",
+        "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance", "seconds_per_sequence",
+        "activation_traffic", "expert_tile_rows", "prefill_first", "small_kv", "reserved_bytes",
+    ),
+    math.inf: ("roofline_norm", "expert_evenness"),
+    2.0: ("two_batch",),
+    2048.0: ("step_tokens",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "constant"), [(value, name) for value, names in NEUTRAL.items() for name in names])
+def test_the_ideal_engine_loses_nothing(value, constant):
+    """Every efficiency is 1, every overhead 0, and every constant of an engine is one of these."""
+    assert engine(**{constant: value}) == engine()
+    assert engine(**{constant: value + 1 if math.isfinite(value) else 3.0}) != engine()
+    assert {name for names in NEUTRAL.values() for name in names} == set(CONSTANTS)
 
 
 FIT = (
