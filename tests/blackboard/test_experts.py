@@ -30,7 +30,9 @@ def test_experts_touched_by_hand():
     assert experts_touched(64, 8, 2) == pytest.approx(64 * (1 - 0.875**2))
     assert experts_touched(8, 8, 1) == pytest.approx(8)
     assert experts_touched(64, 8, 24, evenness=3.0) == pytest.approx(64 * (1 - 2**-3.0))  # 24 x 8 / 64 = 3 draws each
-    assert experts_touched(64, 8, 1, evenness=np.array([1e9, 1.0])) == pytest.approx([8, 64 * (1 - 1 / 1.125)])
+    assert experts_touched(64, 8, 1, evenness=np.array([1.0, 2.0])) == pytest.approx(
+        [64 * (1 - 1 / 1.125), 64 * (1 - 1.0625**-2.0)]
+    )
 
 
 def test_weights_touched_by_few_tokens():
