@@ -301,14 +301,14 @@ def prepare() -> None:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     sys.pycache_prefix = os.path.join(tempfile.gettempdir(), f"steptime-mutants-{os.getuid()}")
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(sys.pycache_prefix, "hypothesis")
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
     os.chdir(ROOT)
-    import hypothesis.strategies
+    import hypothesis.strategies  # noqa: F401
     import pytest  # noqa: F401
 
     import steptime as st
 
-    hypothesis.settings.register_profile("mutants", database=None)
     for name in ("deepseek-v3", "llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-20b", "gemma-3-27b", "gpt2"):
         st.load_model(name)
 
