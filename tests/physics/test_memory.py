@@ -197,7 +197,8 @@ def test_negative_sizes_are_refused(sizes):
 
 
 def test_no_sequences_of_no_context_are_a_size():
-    assert memory_per_chip(model_of(matrix()), machine(), batch=0, context=0, engine="ideal").cache == 0
+    held = memory_per_chip(model_of(matrix()), machine(), batch=0, context=0, engine="ideal")
+    assert (held.cache, held.activations, held.reserved) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +207,7 @@ def test_no_sequences_of_no_context_are_a_size():
         ({}, Layout(), 5),  # 10 GB of weights; 5.5 MB left for caches of 1 MB
         ({"capacity": 10 * GB + 5e6}, Layout(), 5),
         ({"capacity": 10 * GB + 4.9e6}, Layout(), 4),
+        ({"capacity": 10 * GB + 5e6 - 1}, Layout(), 4),
         ({"capacity": 10 * GB}, Layout(), 0),
         ({"capacity": 9 * GB}, Layout(), -1),
         ({"capacity": 5 * GB + 5.5e6}, Layout(tp=2), 11),  # half the weights, half of each cache
