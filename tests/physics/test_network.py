@@ -12,6 +12,7 @@ from steptime.physics.network import (
     Traffic,
     all_gather,
     all_reduce,
+    all_to_all,
     exchange,
     members_by_level,
     messages,
@@ -196,6 +197,15 @@ def test_exchanges_of_many_sizes_at_once():
         assert [np.broadcast_to(b, 3)[i] for b in together.busy] == pytest.approx([float(b) for b in one.busy])
         assert together.latency[i] == pytest.approx(float(one.latency))
         assert together.calls[i] == one.calls
+
+
+def test_equal_shares_for_all():
+    """Of 16 members seven others are in the node and eight beyond: 7/16 and 1/2 of 1 MB; messages of both levels at once."""
+    same(all_to_all(NODES, 16, MB), (7 / 16 * MB / UP, 1 / 2 * MB / OUT), 5e-6, 1)
+    same(all_to_all(NODES, 4, MB), (3 / 4 * MB / UP, 0), 1e-6, 1)
+    same(all_to_all(NODES, 2, MB, stride=8), (0, 1 / 2 * MB / OUT), 5e-6, 1)
+    same(all_to_all(NODES, 1, MB), (0, 0), 0, 0)
+    same(all_to_all(pods(), 64, MB), (7 / 64 * MB / UP, 24 / 64 * MB / 2e10, 32 / 64 * MB / OUT), 5e-6, 1)
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,14 @@ def test_all_reduces_of_a_step(model, layout, reductions):
     assert step.terms.get("all-reduce", 0.0) == pytest.approx(reductions * (WIDE / UP + 1e-6))
 
 
+def test_an_all_reduce_over_nodes_takes_both_levels_in_turn():
+    """16 chips, 100 rows: 2 x 7/8 x 200 kB in a node, an eighth of it between two; four messages."""
+    step = decode(one_matrix(), NODES, layout=Layout(tp=16), batch=100, context=1)
+    up, out = 1.75 * WIDE / UP, WIDE / 8 / OUT
+    assert step.terms["all-reduce"] == pytest.approx(20 * (up + out + 12e-6))
+    assert (resources(step)["scale-up"], resources(step)["scale-out"]) == (pytest.approx(20 * up), pytest.approx(20 * out))
+
+
 def test_constants_of_collectives():
     """20 all-reduces over four chips: 3/2 x 200 kB / 100 GB/s = 3 us and two messages; in one phase 6 us and one."""
     given = {"layout": Layout(tp=4), "batch": 100, "context": 1}
