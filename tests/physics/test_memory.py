@@ -68,6 +68,7 @@ def test_experts_and_their_redundant_copies(layout, slots, gigabytes):
     """64 experts of 0.1 GB."""
     assert expert_slots(experts(), layout) == slots
     assert op_bytes(experts(), layout) == pytest.approx(gigabytes * GB)
+    assert op_bytes(experts(stored="bf16"), layout) == pytest.approx(2 * gigabytes * GB)
 
 
 @pytest.mark.parametrize(("pp", "share"), [(1, 1.0), (2, 0.5), (3, 0.4), (4, 0.3), (10, 0.1)])
@@ -98,7 +99,9 @@ def test_first_and_last_stage_hold_embedding_and_head(stem, pp, gigabytes):
     assert weights_per_chip(model, Layout(pp=np.array([pp, 1])))[0] == pytest.approx(gigabytes * GB)
 
 
-@pytest.mark.parametrize(("batch", "dp", "sequences"), [(10, 1, 10), (10, 4, 3), (8, 4, 2), (1, 8, 1), (0, 2, 0)])
+@pytest.mark.parametrize(
+    ("batch", "dp", "sequences"), [(10, 1, 10), (10, 4, 3), ((0.1 + 0.2) * 10, 3, 1), (8, 4, 2), (1, 8, 1), (0, 2, 0)]
+)
 def test_the_busiest_group_has_the_odd_sequence(batch, dp, sequences):
     assert sequences_per_group(batch, Layout(dp=dp)) == sequences
 
@@ -181,7 +184,8 @@ def test_activations_are_of_the_larger_step(step_tokens, tokens):
 def test_draft_layers_are_counted_where_they_are_asked_for():
     draft = ((Layer(name="draft", ops=(matrix(weights=7e9),)), 2),)
     model, system = model_of(matrix(), draft=draft), machine(capacity=30 * GB)
-    assert memory_per_chip(model, system, batch=0, context=1, engine="ideal").weights == 10 * GB
+    assert weights_per_chip(model, Layout()) == memory_per_chip(model, system, batch=0, context=1, engine="ideal").weights
+    assert weights_per_chip(model, Layout()) == 10 * GB
     assert memory_per_chip(model, system, batch=0, context=1, engine="ideal", draft=True).weights == 24 * GB
 
 
@@ -190,7 +194,15 @@ def test_memory_without_a_name_of_an_engine_is_that_of_the_systems():
     assert held.capacity == pytest.approx(92)  # vllm: gpu_memory_utilization 0.92
 
 
-@pytest.mark.parametrize("sizes", [{"batch": -1, "context": 1}, {"batch": 1, "context": -1}, {"batch": [1, -1], "context": 1}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": -1, "context": 1},
+        {"batch": 1, "context": -1},
+        {"batch": [1, -1], "context": 1},
+        {"batch": 1, "context": [-1, 1]},
+    ],
+)
 def test_negative_sizes_are_refused(sizes):
     with pytest.raises(RangeError, match="batch and context must be at least 0"):
         memory_per_chip(model_of(matrix()), machine(), engine="ideal", **{k: np.asarray(v) for k, v in sizes.items()})

@@ -14,7 +14,7 @@ import pytest
 import steptime as st
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention, Layer
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, stacked
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 
@@ -516,6 +516,30 @@ def test_overheads_are_a_resource_of_the_bounds():
     assert step.upper == pytest.approx(12 + 2.5e-3 + 10.24e-6 + 10e-6, rel=1e-9)
     waits = decode(system=NODES, on=engine(seconds_per_collective=1.0), layout=Layout(tp=2), **MEMORY_BOUND)
     assert waits.lower == pytest.approx(20 * (1 + 1e-6))
+
+
+def test_layouts_of_all_kinds_at_once():
+    """What one layout has and another has not is none of the other's: exchanges, all-reduces, stages, divided contexts."""
+    kept = Attention(name="kv", kv_bytes=1000.0, kv_shards=1, heads=64, query_values=3000.0, output_values=2000.0)
+    model = model_of(matrix(), experts(), attention=(kept,), stem=(HEAD,))
+    options = [
+        Layout(),
+        Layout(tp=2),
+        Layout(cp=2),
+        Layout(dp=4, ep=4),
+        Layout(tp=2, dp=2, ep=2, microbatches=2),
+        Layout(tp=2, pp=2, microbatches=2),
+        Layout(pp=2),
+    ]
+    given = {"batch": 64, "context": 1000, "prompts": 4, "tokens": 10, "prefix": 100}
+    for on in (IDEAL, engine(seconds_per_collective=1e-6, network_efficiency=0.7, roofline_norm=3.0, activation_traffic=1.0)):
+        together = mixed_step(model, NODES, layout=stacked(options), engine=on, **given)
+        for i, layout in enumerate(options):
+            alone = mixed_step(model, NODES, layout=layout, engine=on, **given)
+            for name in ("lower", "total", "upper"):
+                assert getattr(together, name)[i] == pytest.approx(float(getattr(alone, name)))
+            assert {k: v[i] for k, v in together.terms.items() if v[i] > 1e-15} == pytest.approx(terms(alone))
+            assert {k: v[i] for k, v in together.resources.items() if v[i] > 1e-15} == pytest.approx(resources(alone))
 
 
 def test_the_bound_is_the_largest_resource_of_each_point():
