@@ -542,6 +542,32 @@ def test_layouts_of_all_kinds_at_once():
             assert {k: v[i] for k, v in together.resources.items() if v[i] > 1e-15} == pytest.approx(resources(alone))
 
 
+@pytest.mark.parametrize(
+    ("constant", "values"),
+    [
+        ("seconds_per_layer", (0.0, 1e-5)),
+        ("seconds_per_step", (0.0, 1e-3)),
+        ("seconds_per_sequence", (0.0, 1e-5)),
+        ("seconds_per_collective", (0.0, 1e-5)),
+        ("activation_traffic", (0.0, 1.0)),
+        ("expert_tile_rows", (0.0, 16.0)),
+        ("expert_evenness", (2.0, 1.0)),
+        ("roofline_norm", (3.0, 1.0)),
+        ("network_efficiency", (0.5, 1.0)),
+    ],
+)
+def test_engines_of_many_constants_at_once(constant, values):
+    """Of which one may have what the other has not."""
+    model = model_of(matrix(inputs=1e3), experts(inputs=1e3), attention=(Attention(name="kv", kv_bytes=1000.0),), stem=(HEAD,))
+    given = {"batch": 64, "context": 1000, "layout": Layout(tp=2, dp=2, ep=2), "system": NODES}
+    together = decode(model, on=engine(**{constant: np.array(values)}), **given)
+    for i, value in enumerate(values):
+        alone = decode(model, on=engine(**{constant: value}), **given)
+        for name in ("lower", "total", "upper"):
+            assert np.broadcast_to(getattr(together, name), 2)[i] == pytest.approx(float(getattr(alone, name)), rel=1e-9)
+        assert {k: v[i] for k, v in together.resources.items() if v[i] > 1e-15} == pytest.approx(resources(alone))
+
+
 def test_the_bound_is_the_largest_resource_of_each_point():
     step = decode(batch=np.array([1, 1000, 1000]), context=np.array([1, 1, 100_000]))
     assert step.bound.tolist() == ["weights", "compute", "kv"]
