@@ -127,6 +127,9 @@ def test_gradients_of_many_values():
         ({"batch": 4, "context": 10, "prompts": 1, "tokens": 10}, "mixed"),
         ({"batch": 4, "context": 10, "prompts": 1, "tokens": 0}, "decode"),
         ({"batch": 4, "context": 10, "prompts": 0, "tokens": 10}, "decode"),
+        ({"batch": 4, "context": 10, "prompts": 1}, "decode"),
+        ({"batch": 4, "context": 10, "tokens": 10}, "decode"),
+        ({"prompts": 1, "tokens": 1}, "mixed"),
     ],
 )
 def test_the_range_of_a_step(given, regime):

@@ -79,6 +79,7 @@ def test_pools_apart_deliver_what_both_can():
     assert found.utilisation == pytest.approx(rate / can)
     assert found.concurrency == pytest.approx(server.batch * server.layout.replicas * rate / serve)
     assert found.ttft == pytest.approx(float(first_token(prefill, rate / can, engine())))
+    assert (first.chunk, first.chunk_share, server.chunk, server.chunk_share) == (0, 0, 0, 0)
     assert first.tokens_per_second == pytest.approx(rate * 1000)
     assert server.tokens_per_second == pytest.approx(rate * 201)
     share = first.chips / (first.chips + server.chips)
