@@ -12,7 +12,18 @@ from steptime.machines.system import Rent
 from steptime.models.model import Attention
 from steptime.planning.deployment import Plan, best_change, mean_resources, mean_terms
 from steptime.planning.planner import DoesNotFit, plan, smallest_system
-from steptime.planning.search import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.refine import best
+from steptime.planning.search import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Candidate,
+    Case,
+    fitting,
+    prefill_of,
+    ranked,
+    search,
+    state_of,
+)
 from steptime.planning.steady import first_token
 from tests.conftest import engine, machine, matrix, model_of, one_matrix
 
@@ -30,8 +41,8 @@ def shared() -> Plan:
     return plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), engine="ideal", modes=(AGGREGATED,))
 
 
-def apart(chips=None, **limits) -> Plan:
-    return plan(MODEL, NODES, WORK, st.Slo(**limits), engine="ideal", modes=(DISAGGREGATED,), chips=chips)
+def apart(chips=None, workload=WORK, **limits) -> Plan:
+    return plan(MODEL, NODES, workload, st.Slo(**limits), engine="ideal", modes=(DISAGGREGATED,), chips=chips)
 
 
 def test_a_shared_pool_delivers_its_steady_state():
@@ -94,6 +105,14 @@ def test_pools_apart_deliver_what_both_can():
     assert found.transfer_seconds == pytest.approx(1e-6 + 1e7 / (1e11 * first.layout.group))
 
 
+@pytest.mark.parametrize(("tokens", "chips"), [((100, 1000), (1, 3)), ((4000, 100), (3, 1))])
+def test_input_bears_the_rent_of_the_chips_that_read_it(tokens, chips):
+    found = apart(workload=st.Workload(input_tokens=tokens[0], output_tokens=tokens[1]), tpot=8e-3)
+    assert tuple(pool.chips for pool in found.pools) == chips
+    assert found.usd_per_million_input == pytest.approx(USD * chips[0] / 4 / (found.requests_per_second * tokens[0]) * 1e6)
+    assert found.usd_per_million_output == pytest.approx(USD * chips[1] / 4 / (found.requests_per_second * tokens[1]) * 1e6)
+
+
 def test_caches_move_between_nodes_where_pools_are_on_several():
     found = apart(chips=8)
     assert found.transfer_seconds == pytest.approx(5e-6 + 1e7 / (1e10 * found.pools[0].layout.group))
@@ -121,6 +140,9 @@ def test_a_point_of_the_front_is_its_own_plan():
 
 def test_the_runner_up_is_another_layout_of_the_same_question():
     found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5))
+    given = replace(case(), engine=engine(compute_efficiency=0.5))
+    ordered = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    assert [c.text for c in ordered[:2]] == [found.layout_text, found.runner_up.layout_text]
     assert found.runner_up.layout_text != found.layout_text
     assert found.runner_up.tokens_per_second_per_user > 0
     assert found.ideal.layout_text == found.layout_text
@@ -296,8 +318,8 @@ def test_an_engine_that_uses_less_says_so():
 
 def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
     found = plan(MODEL, NODES, WORK, st.Slo(tpot=1e-4), engine="ideal")
-    best = max(p.tokens_per_second_per_user for p in plan(MODEL, NODES, WORK, engine="ideal").front)
-    assert f"reaches 10,000 tok/s per user; the fastest gives {best:,.0f} tok/s" in found.reason
+    fastest = max(p.tokens_per_second_per_user for p in plan(MODEL, NODES, WORK, engine="ideal").front)
+    assert f"reaches 10,000 tok/s per user; the fastest gives {fastest:,.0f} tok/s" in found.reason
     late = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal")
     assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in late.reason
     full = plan(

@@ -137,6 +137,14 @@ def test_trtllm_on_every_axis():
     )
     assert not any("no flag here: each rank" in line for line in commands("trtllm", dp=4))
     assert not any("no flag here: each rank" in line for line in commands("trtllm", tp=4))
+    assert any("over 2 chips inside 2 groups has no flag here" in line for line in commands("trtllm", tp=2, dp=2))
+    assert "enable_attention_dp: true" in commands("trtllm", dp=2)
+    for engine, flags in (
+        ("vllm", "--tensor-parallel-size 2 --pipeline-parallel-size 2 --data-parallel-size 2 --enable-expert-parallel"),
+        ("sglang", "--tp-size 4 --pp-size 2 --dp-size 2 --enable-dp-attention --ep-size 2"),
+        ("trtllm", "--tp_size 4 --pp_size 2 --ep_size 2"),
+    ):
+        assert flags in words(commands(engine, tp=2, pp=2, dp=2, ep=2))
 
 
 def test_trtllm_in_pools():
