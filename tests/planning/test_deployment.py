@@ -138,6 +138,15 @@ def test_a_point_of_the_front_is_its_own_plan():
         assert fast.usd_per_million_output_tokens <= point.usd_per_million_output_tokens * 1.006
 
 
+def test_points_of_one_chip_make_their_batch_times_their_speed():
+    """Each of a batch gets 200 tokens while it decodes, and one from its prompt."""
+    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1)
+    for point in (*found.front, *((found.runner_up,) if found.runner_up else ())):
+        tokens = point.batch * point.tokens_per_second_per_user * 201 / 200
+        assert point.tokens_per_second_per_chip == pytest.approx(tokens)
+        assert point.usd_per_million_output_tokens == pytest.approx(2 / 3600 / tokens * 1e6)
+
+
 def test_the_runner_up_is_another_layout_of_the_same_question():
     found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5))
     given = replace(case(), engine=engine(compute_efficiency=0.5))

@@ -105,9 +105,13 @@ def test_layouts_that_an_engine_runs():
 SPARSE = model_of(experts(weights=1e7, count=16, active=2), attention=sparse_matrix().layers[0][0].attention, heads=2)
 
 
-@pytest.mark.parametrize("model", [one_matrix(heads=2), SPARSE], ids=["dense", "sparse"])
-def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(model):
-    given = case(model, machine(size=4, capacity=11e9))
+@pytest.mark.parametrize(
+    ("model", "workload"),
+    [(one_matrix(heads=2), WORK), (SPARSE, WORK), (one_matrix(heads=2), st.Workload(input_tokens=100, output_tokens=2))],
+    ids=["dense", "sparse", "one step"],
+)
+def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(model, workload):
+    given = case(model, machine(size=4, capacity=11e9), workload=workload)
     layouts = fitting(given)
     (table,) = search(given, (AGGREGATED,), layouts)
     found = {}
@@ -118,15 +122,15 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(mode
         assert candidate.prefill_layout is None
     assert len(found) == len(table)
     expected = {}
-    sizes = chunk_sizes(WORK)
+    sizes, fresh, steps = chunk_sizes(workload), workload.input_tokens, workload.output_tokens - 1
     for layout in layouts:
         one = replace(layout, replicas=1)
         unit = layout.dp * layout.microbatches
         tries = np.unique(np.maximum(batches(4000), unit))
         given_ = {"layout": one, "batch": tries[:, None], "engine": IDEAL}
-        state = aggregated(model, given.system, WORK, chunk=sizes[None, :], **given_)
-        fits = np.broadcast_to(decode_pool(model, given.system, WORK, **given_).memory.fits, state.rate.shape)
-        work = np.broadcast_to(tries[:, None] * 1000 / (200 * layout.dp), state.rate.shape)  # prompt tokens of a step
+        state = aggregated(model, given.system, workload, chunk=sizes[None, :], **given_)
+        fits = np.broadcast_to(decode_pool(model, given.system, workload, **given_).memory.fits, state.rate.shape)
+        work = np.broadcast_to(tries[:, None] * fresh / (steps * layout.dp), state.rate.shape)  # prompt tokens of a step
         kept = fits & (state.utilisation < 0.95) & (work < 0.95 * sizes[-1]) & (work > 1e-4 * sizes[0])
         used = state.memory.used / state.memory.capacity
         rate = state.rate * layout.replicas
@@ -293,8 +297,9 @@ def test_rates_of_both_pools_are_matched():
     assert busy == pytest.approx(3 / 2 / float(prefill.rate))
 
 
-def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_first():
-    given = case(slo=st.Slo(tpot=3e-3))
+@pytest.mark.parametrize(("tpot", "alike"), [(3e-3, 1), (np.inf, 3)])
+def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_first(tpot, alike):
+    given = case(slo=st.Slo(tpot=tpot))
     found = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
     assert 1 <= len(found) <= 3
     assert all(refined(given, c) == c for c in found[:1])
@@ -302,9 +307,26 @@ def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_
     rates = [float(matched_rate(c, state, prefill_of(given, c))[0]) for c, state in zip(found, states, strict=True)]
     tpots = [float(state.tpot) for state in states]
     cheap = [i for i, rate in enumerate(rates) if rate >= max(rates) * 0.995]
-    assert cheap == list(range(len(cheap)))
+    assert cheap == list(range(alike))
     assert [tpots[i] for i in cheap] == sorted(tpots[i] for i in cheap)
     assert len({c.same for c in found}) == len(found)
+
+
+def test_the_most_promising_of_many_are_refined():
+    """The best comes last of five: of pools apart by its replicas, of shared chips by its chips."""
+    given = case()
+    poor = [
+        Candidate(mode=DISAGGREGATED, layout=Layout(pp=pp), batch=10, prefill_layout=Layout(tp=tp), prompts=1)
+        for pp, tp in ((1, 1), (1, 2), (2, 1), (2, 2))
+    ]
+    good = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=10, prefill_layout=Layout(), prompts=1)
+    assert best(given, [*poor, good])[0].layout == good.layout
+    readers = [replace(one, layout=Layout(), batch=60) for one in poor]  # whose prefill takes no more
+    many = replace(good, layout=Layout(), batch=60, prefill_layout=Layout(replicas=3))
+    assert many.prefill_layout in [c.prefill_layout for c in best(given, [*readers, many])]
+    slow = [Candidate(mode=AGGREGATED, layout=Layout(pp=pp), batch=10, chunk=512) for pp in (1, 2, 3, 4)]
+    quick = Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=512)
+    assert best(given, [*slow, quick])[0].layout == quick.layout
 
 
 def test_one_candidate_alone_is_the_best():
