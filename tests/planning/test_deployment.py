@@ -320,6 +320,27 @@ def test_weights_that_cannot_be_divided_say_what_the_best_layout_holds():
     assert "would fit" not in str(caught.value)
 
 
+def test_weights_that_only_some_layouts_divide_say_what_the_best_holds():
+    """Two layers of one head: 5 GB on each of two chips, of four."""
+    model = model_of(matrix(weights=5e9), attention=(Attention(name="kv", kv_bytes=1.0),), layers=2, heads=1)
+    with pytest.raises(DoesNotFit, match=r"the best layout puts 5.00 GB on a chip of 4.00 GB"):
+        plan(model, machine(size=4, capacity=4e9), WORK, chips=4, engine="ideal")
+
+
+def test_whole_nodes_are_tried_where_fewer_chips_do_not_divide_a_model():
+    """Three layers of three heads on nodes of three: seven chips would hold 10 GB at 1.5 each, but only nine divide it."""
+    model = model_of(matrix(weights=10e9 / 3), attention=(Attention(name="kv", kv_bytes=1.0),), layers=3, heads=3)
+    with pytest.raises(DoesNotFit, match=r"With --chips 9 it would fit"):
+        plan(model, machine(size=3, capacity=1.5e9), WORK, chips=1, engine="ideal")
+
+
+def test_room_for_a_sequence_but_not_for_a_chunk_is_none():
+    """A cache of 12 MB fits beside 10 GB of weights, and the activations of a chunk do not."""
+    tight = machine(size=1, capacity=10e9 + 1201 * 1e4 + 5000)
+    found = plan(one_matrix(heads=1), tight, WORK, chips=1, engine="ideal", modes=(AGGREGATED,))
+    assert "leave no room for a request of 1,201 tokens" in found.reason
+
+
 def test_an_engine_that_uses_less_says_so():
     with pytest.raises(DoesNotFit, match=r"the chips hold 4.00 GB \(test uses 67% of 6.00 GB\)"):
         plan(MODEL, machine(size=4, capacity=6e9), WORK, chips=1, engine=engine(memory_share=0.75, reserved_bytes=0.5e9))

@@ -76,6 +76,7 @@ def test_vllm_in_pools(role, what, kv, tokens, backend):
     [
         ({"tp": 2}, ()),
         ({"pp": 2, "microbatches": 2}, ()),
+        ({"dp": 2, "ep": 2}, ()),
         ({"tp": 2, "microbatches": 2}, ("vllm", "sglang", "trtllm")),
         ({"dp": 2, "ep": 2, "microbatches": 2}, ("trtllm",)),
         ({"dp": 2, "microbatches": 2}, ("vllm", "sglang", "trtllm")),

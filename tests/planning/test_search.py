@@ -187,6 +187,16 @@ def test_pools_apart_are_matched_for_the_highest_rate(slo):
     }
 
 
+def test_every_group_and_micro_batch_decodes_a_sequence():
+    given = case(SPARSE, machine(size=8, capacity=11e9), chips=8)
+    for table in search(given, (AGGREGATED, DISAGGREGATED), fitting(given)):
+        found = [row(table, i) for i in range(len(table))]
+        assert found
+        assert all(c.batch >= c.layout.dp * c.layout.microbatches for c in found)
+        assert {c.layout.dp for c in found} >= {1, 2, 4}
+        assert all(isinstance(c.chunk, int) and (c.chunk == 0) == (c.mode == DISAGGREGATED) for c in found)
+
+
 def test_chips_too_few_for_two_pools_have_none():
     given = case(chips=1, system=machine(size=1, capacity=11e9))
     assert [len(table) for table in search(given, (DISAGGREGATED,), fitting(given))] == [0]
