@@ -1,0 +1,155 @@
+"""90 % ranges by hand, on a machine that waits for memory alone: times go as 1 / memory efficiency."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from steptime.physics.engine import load_engine
+from steptime.physics.step import decode_step, mixed_step
+from steptime.physics.uncertainty import (
+    factors,
+    half_width,
+    has_range,
+    log_gradient,
+    measured_on,
+    parameter_variance,
+    regime_of,
+    step_range,
+    widest,
+    with_variances,
+)
+from tests.conftest import engine, machine, one_matrix
+
+STREAM = machine(flops=1e30)
+TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.7]}}
+
+
+def fitted(**more):
+    fit = {"names": ["memory_efficiency"], "covariance": [[0.04]], "interval": TABLES}
+    return engine(memory_efficiency=0.8, fit=fit | more)
+
+
+@pytest.mark.parametrize(("share", "regime"), [(0.0, "decode"), (0.15, "decode"), (0.1501, "mixed"), (1.0, "mixed")])
+def test_regimes(share, regime):
+    assert str(regime_of(share)) == regime
+
+
+def test_half_of_a_range():
+    """sqrt(0.3^2 + 1.645^2 x 0.04) = 0.445."""
+    assert half_width(0.3, 0.04) == pytest.approx(math.sqrt(0.09 + 1.645**2 * 0.04))
+    assert half_width(0.3, -1.0) == pytest.approx(0.3)
+    assert half_width(0.0, 0.25) == pytest.approx(1.645 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "regime", "low", "high"),
+    [
+        ("tpot", "decode", 0.8, 1.25),
+        ("tpot", "mixed", 0.7, 1.5),
+        ("ttft", "decode", 0.6, 1.7),
+        ("ttft", "mixed", 0.5, 2.0),  # of which the file says nothing
+        ("other", "decode", 0.5, 2.0),
+    ],
+)
+def test_factors_of_left_out_runs(quantity, regime, low, high):
+    assert factors(fitted(), quantity, regime) == (pytest.approx(low), pytest.approx(high))
+    both = factors(fitted(), quantity, np.array([regime, regime]))
+    assert both[0].tolist() == pytest.approx([low, low])
+
+
+def test_factors_lie_on_both_sides_of_a_prediction():
+    """Runs that were all slower, or all faster, than predicted."""
+    assert factors(fitted(interval={"tpot": {"decode": [1.1, 1.4]}}), "tpot", "decode") == (1, pytest.approx(1.4))
+    assert factors(fitted(interval={"tpot": {"decode": [0.7, 0.9]}}), "tpot", "decode") == (pytest.approx(0.7), 1)
+
+
+def test_variance_beyond_that_of_the_runs_widens():
+    on = fitted(parameter_variance={"tpot": {"decode": 0.01}})
+    wide = math.sqrt(math.log(1.25) ** 2 + 1.645**2 * 0.03)
+    assert factors(on, "tpot", "decode", variance=0.04) == (pytest.approx(math.exp(-wide)), pytest.approx(math.exp(wide)))
+    assert factors(on, "tpot", "decode", variance=0.005) == (pytest.approx(0.8), pytest.approx(1.25))
+    more = math.sqrt(math.log(1.5) ** 2 + 1.645**2 * 0.04)
+    assert factors(on, "tpot", "mixed", variance=0.04)[1] == pytest.approx(math.exp(more))  # no variance of runs is known
+
+
+def test_chips_of_other_makers_have_at_least_half_to_twice():
+    on = fitted(vendors=["NVIDIA"])
+    assert measured_on(on, machine(vendor="NVIDIA"))
+    assert not measured_on(on, machine(vendor="AMD"))
+    assert measured_on(fitted(), machine(vendor="AMD"))  # an engine that does not say
+    assert factors(on, "tpot", "decode", system=machine(vendor="AMD")) == (0.5, 2)
+    assert factors(on, "tpot", "decode", system=machine(vendor="NVIDIA")) == (pytest.approx(0.8), pytest.approx(1.25))
+    far = fitted(vendors=["NVIDIA"], interval={"tpot": {"decode": [0.3, 4.0]}})
+    assert factors(far, "tpot", "decode", system=machine(vendor="AMD")) == (pytest.approx(0.3), pytest.approx(4))
+
+
+def test_the_widest_of_all_regimes():
+    assert widest(fitted(), machine()) == (pytest.approx(0.7), pytest.approx(1.5))
+    crossed = fitted(interval={"tpot": {"decode": [0.6, 1.2], "mixed": [0.9, 1.6]}})
+    assert widest(crossed, machine()) == (pytest.approx(0.6), pytest.approx(1.6))
+
+
+def reading(on, context=1):
+    """Seconds that a step streams weights, which go as 1 / memory efficiency, and seconds of its overhead."""
+    terms = decode_step(one_matrix(kv_bytes=1e-6), STREAM, batch=1, context=context, engine=on).terms
+    return terms["feed-forward"], terms["overhead"]
+
+
+def test_gradients_and_variances_of_a_product():
+    """a^-1 b^2: 0.04 + 4 x 0.01 - 2 x 2 x 0.005."""
+    fit = {"names": ["memory_efficiency", "seconds_per_step"], "covariance": [[0.04, 0.005], [0.005, 0.01]]}
+    on = engine(memory_efficiency=0.8, seconds_per_step=3.0, fit=fit)
+    gradient = log_gradient(lambda e: reading(e)[0] * reading(e)[1] ** 2, on)
+    assert gradient == pytest.approx([-1, 2], abs=1e-4)
+    assert parameter_variance(gradient, on) == pytest.approx(0.06, abs=1e-4)
+    assert parameter_variance(np.array([[1.0, 0.0], [0.0, 1.0]]), on) == pytest.approx([0.04, 0.01])
+    assert parameter_variance(np.array([1.0]), engine()) == 0
+    ((one, its), (two, other)) = with_variances(lambda e: (reading(e)[0], 5.0), on)
+    assert (one, its) == (pytest.approx(2.5e-3 / 0.8), pytest.approx(0.04, rel=1e-3))
+    assert (two, other) == (5, 0)
+
+
+def test_gradients_of_many_values():
+    on, contexts = engine(memory_efficiency=0.8, seconds_per_step=1.0, fit=fitted().fit), np.array([1, 2, 3])
+    gradient = log_gradient(lambda e: reading(e, contexts)[0], on, dimensions=1)
+    assert gradient == pytest.approx(np.array([[-1.0, -1.0, -1.0]]), abs=1e-4)
+    assert log_gradient(lambda e: contexts * 1.0, on, dimensions=1) == pytest.approx(np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("given", "regime"),
+    [
+        ({"batch": 4, "context": 10}, "decode"),
+        ({"prompts": 1, "tokens": 10}, "mixed"),
+        ({"batch": 4, "context": 10, "prompts": 1, "tokens": 10}, "mixed"),
+        ({"batch": 4, "context": 10, "prompts": 1, "tokens": 0}, "decode"),
+        ({"batch": 4, "context": 10, "prompts": 0, "tokens": 10}, "decode"),
+        ({"batch": 4, "context": 10, "prompts": 1}, "decode"),
+        ({"batch": 4, "context": 10, "tokens": 10}, "decode"),
+        ({"prompts": 1, "tokens": 1}, "mixed"),
+    ],
+)
+def test_the_range_of_a_step(given, regime):
+    on = fitted(parameter_variance={"tpot": {"decode": 0.01, "mixed": 0.02}})
+    model = one_matrix(kv_bytes=1e-6)
+    excess = 0.04 - {"decode": 0.01, "mixed": 0.02}[regime]
+    seconds = float(mixed_step(model, STREAM, engine=on, **given).total)
+    low, high = step_range(model, STREAM, engine=on, **given)
+    for value, factor in ((seconds / low, 1 / TABLES["tpot"][regime][0]), (high / seconds, TABLES["tpot"][regime][1])):
+        assert math.log(value) == pytest.approx(math.sqrt(math.log(factor) ** 2 + 1.645**2 * excess), rel=1e-3)
+
+
+def test_ranges_of_many_steps_are_those_of_each():
+    batch = np.array([1, 200, 3000])
+    low, high = step_range(one_matrix(), machine(), engine=fitted(), batch=batch, context=1000)
+    for i, one in enumerate(batch):
+        alone = step_range(one_matrix(), machine(), engine=fitted(), batch=int(one), context=1000)
+        assert (low[i], high[i]) == (pytest.approx(float(alone[0])), pytest.approx(float(alone[1])))
+
+
+def test_only_a_bound_has_no_range():
+    assert not has_range(load_engine("ideal"))
+    assert has_range(engine())
