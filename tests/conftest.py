@@ -49,9 +49,9 @@ def machine(
     )  # fmt: skip
 
 
-def engine(**constants) -> Engine:
+def engine(*, title="", source=None, fit=None, **constants) -> Engine:
     """An engine that differs from the ideal one in the constants named."""
-    return with_constants(replace(IDEAL, name="test"), constants)
+    return with_constants(replace(IDEAL, name="test", title=title, source=source or {}, fit=fit or {}), constants)
 
 
 def matrix(*, name="matrix", weights=1e9, term="feed-forward", stored="fp8", flops_per_weight=2.0, **more) -> Op:

@@ -264,7 +264,7 @@ def test_kernels_of_a_pass():
 def test_equal_operators_are_one_of_their_sum():
     """q and k of three layers: six of 1e9 weights; o, in 16 bits, is one of its own, and so are experts."""
     found = ledger(replace(model_of(), layers=((FULL, 3),)), merged=True)
-    by_name = {op.name: op for op in found.layers}
+    by_name = {op.name: op for op, _ in found.layers}
     assert by_name["q"].weights == 6e9
     assert by_name["q"].flops_per_row == 12e9
     assert by_name["q"].inputs == 60
@@ -273,21 +273,23 @@ def test_equal_operators_are_one_of_their_sum():
     assert set(by_name) == {"q", "o", "experts", "norm", "stored"}
     assert found.mixers == ((FULL.attention[0], 3), (KV, 3))
     apart = ledger(replace(model_of(), layers=((FULL, 3),)), merged=False)
-    assert [op.name for op in apart.layers] == ["q", "k", "o", "experts", "norm", "stored"]
-    assert [op.inputs for op in apart.layers] == [30, 30, 60, 30, 90, 120]
+    assert [op.name for op, _ in apart.layers] == ["q", "k", "o", "experts", "norm", "stored"]
+    assert [op.inputs for op, _ in apart.layers] == [30, 30, 60, 30, 90, 120]
+    assert [n for _, n in apart.layers] == [3] * 6
+    assert {op.name: n for op, n in found.layers} == {"q": 6, "o": 3, "experts": 3, "norm": 3, "stored": 3}
 
 
 def test_an_operator_without_weights_is_one_of_its_own():
     """A scale: no weights, some FLOPs."""
     scale = replace(matrix(name="scale"), weights=0.0, flops_per_row=7.0)
-    (one, other) = ledger(model_of(matrix(), scale, layers=2), merged=True).layers
-    assert (one.weights, other.weights, other.flops_per_row) == (2e9, 0, 14)
+    ((one, times), (other, _)) = ledger(model_of(matrix(), scale, layers=2), merged=True).layers
+    assert (one.weights, times, other.weights, other.flops_per_row) == (2e9, 2, 0, 14)
 
 
 def test_outputs_of_merged_operators_add_up():
     two = Layer(name="two", ops=(matrix(name="a", outputs=5), matrix(name="b", outputs=7)))
-    (one,) = ledger(replace(model_of(), layers=((two, 3),)), merged=True).layers
-    assert one.outputs == 36
+    ((one, times),) = ledger(replace(model_of(), layers=((two, 3),)), merged=True).layers
+    assert (one.outputs, times) == (36, 6)
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -295,4 +297,4 @@ def test_outputs_of_merged_operators_add_up():
 def test_a_ledger_holds_all_weights_of_the_layers(name, merged):
     model = st.load_model(name)
     total = sum(n * op.total_weights for layer, n in model.layers for op in layer.ops)
-    assert sum(op.total_weights for op in ledger(model, merged=merged).layers) == pytest.approx(total)
+    assert sum(op.total_weights for op, _ in ledger(model, merged=merged).layers) == pytest.approx(total)

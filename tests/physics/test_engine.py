@@ -9,7 +9,7 @@ import pytest
 import steptime as st
 from steptime.errors import DataFileError, RangeError
 from steptime.physics.constants import CONSTANTS
-from steptime.physics.engine import IDEAL, default_engine, engine_for, load_engine, with_constants, with_imbalance
+from steptime.physics.engine import IDEAL, default_engine, engine_for, load_engine, named, with_constants, with_imbalance
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from tests.conftest import engine, machine, one_matrix, sparse_matrix
@@ -33,7 +33,7 @@ def test_a_file_is_the_engine_of_its_constants(tmp_path):
     )
     assert (found.name, found.title, found.source["url"]) == ("mine", "mine", "u")
     assert seconds(found) == seconds(engine(memory_efficiency=0.5, seconds_per_step=1.0)) == pytest.approx(1.005)
-    assert written(tmp_path, 'name = "other"\n').name == "other"
+    assert written(tmp_path, 'name = "other"\n[constants]\nsmall_kv = 1\n').name == "other"
     assert seconds(written(tmp_path, "[constants]\nroofline_norm = inf\n")) == seconds("ideal")
 
 
@@ -90,12 +90,12 @@ GOOD = FIT + "covariance = [[0.01, 0.0], [0.0, 0.02]]\n"
         ("[constants]\nxyzzy = 0.5\n", "constants.xyzzy: no such constant"),
         ('[constants]\nmemory_efficiency = "high"\n', "constants.memory_efficiency: must be a number"),
         ("[constants]\nmemory_efficiency = true\n", "constants.memory_efficiency: must be a number"),
-        ("[constants]\nseconds_per_step = -1\n", "constants.seconds_per_step: must be a number"),
-        ("[constants]\nseconds_per_step = nan\n", "constants.seconds_per_step: must be a number"),
-        ("[constants]\nmemory_efficiency = 0\n", "constants.memory_efficiency: must be greater than 0"),
-        ('[fit]\nnames = "memory_efficiency"\n', "fit.names: must be a list of names of constants"),
-        ('[fit]\nnames = ["speed"]\ncovariance = [[1.0]]\n', "fit.names: must be a list of names of constants"),
-        ('[fit]\nnames = ["memory_efficiency", "speed"]\n', "fit.names: must be a list of names of constants"),
+        ("[constants]\nseconds_per_step = -1\n", "constants.seconds_per_step: must be from 0 to 1 (s per step"),
+        ("[constants]\nseconds_per_step = nan\n", "constants.seconds_per_step: must be from 0 to 1 (s per step"),
+        ("[constants]\nmemory_efficiency = 0\n", "constants.memory_efficiency: must be from 0.001 to 1.25"),
+        ('[constants]\nsmall_kv = 1\n[fit]\nnames = "memory_efficiency"\n', "fit.names: must be a list of names of constants"),
+        ('[constants]\nsmall_kv = 1\n[fit]\nnames = ["speed"]\ncovariance = [[1.0]]\n', "fit.names: must be a list of names of constants"),
+        ('[constants]\nsmall_kv = 1\n[fit]\nnames = ["memory_efficiency", "speed"]\n', "fit.names: must be a list of names of constants"),
         (FIT + 'covariance = "wide"\n', "fit.covariance: must be rows of numbers"),
         (FIT + "covariance = [[0.01, 0.0], [0.0]]\n", "fit.covariance: must be rows of numbers"),
         (FIT + "covariance = [[0.01]]\n", "fit.covariance: must be 2 x 2 numbers, not 1 x 1"),
@@ -130,7 +130,7 @@ def test_a_fit_is_read_as_it_is(tmp_path):
     found = written(tmp_path, GOOD.replace("[fit]\n", '[fit]\nvendors = ["NVIDIA"]\n') + tables)
     assert found.fit["names"] == ["memory_efficiency", "seconds_per_step"]
     assert found.fit["interval"]["tpot"]["mixed"] == [0.8, 1.3]
-    assert written(tmp_path, "[constants]\nmemory_efficiency = 1.5\n").fit == {}
+    assert written(tmp_path, "[constants]\nmemory_efficiency = 1.25\n").fit == {}
     barely = FIT + "covariance = [[0.01, 1e-13], [0.0, 0.02]]\n"  # symmetric but for a rounding
     assert written(tmp_path, barely).fit["names"]
 
@@ -148,10 +148,10 @@ def test_which_engine_a_system_gets():
 
 
 def test_constants_in_the_order_of_their_names():
-    changed = with_constants(IDEAL, ["memory_efficiency", "seconds_per_step"], [0.5, 1])
+    changed = with_constants(IDEAL, named(["memory_efficiency", "seconds_per_step"], [0.5, 1]))
     assert seconds(changed) == pytest.approx(1.005)
     with pytest.raises(ValueError, match="argument"):
-        with_constants(IDEAL, ["memory_efficiency"], [0.5, 1])
+        named(["memory_efficiency"], [0.5, 1])
 
 
 def test_an_imbalance_is_at_least_even():

@@ -181,12 +181,11 @@ def test_activations_are_of_the_larger_step(step_tokens, tokens):
     assert held.activations == tokens * 2 * 2000
 
 
-def test_draft_layers_are_counted_where_they_are_asked_for():
+def test_draft_layers_are_not_counted():
     draft = ((Layer(name="draft", ops=(matrix(weights=7e9),)), 2),)
     model, system = model_of(matrix(), draft=draft), machine(capacity=30 * GB)
     assert weights_per_chip(model, Layout()) == memory_per_chip(model, system, batch=0, context=1, engine="ideal").weights
     assert weights_per_chip(model, Layout()) == 10 * GB
-    assert memory_per_chip(model, system, batch=0, context=1, engine="ideal", draft=True).weights == 24 * GB
 
 
 def test_memory_without_a_name_of_an_engine_is_that_of_the_systems():
@@ -204,7 +203,7 @@ def test_memory_without_a_name_of_an_engine_is_that_of_the_systems():
     ],
 )
 def test_negative_sizes_are_refused(sizes):
-    with pytest.raises(RangeError, match="batch and context must be at least 0"):
+    with pytest.raises(RangeError, match="(batch|context) must be at least 0, not -1"):
         memory_per_chip(model_of(matrix()), machine(), engine="ideal", **{k: np.asarray(v) for k, v in sizes.items()})
 
 
@@ -239,8 +238,6 @@ def test_sequences_of_all_groups_fit_beside_a_step_and_what_is_reserved():
     assert sequences_that_fit(model, system, engine=engine(reserved_bytes=4e6), step_tokens=250, **given) == 2 * 4
     assert sequences_that_fit(model, system, engine="ideal", step_tokens=1000, **given) == 2 * 5
     assert sequences_that_fit(model, system, engine=engine(memory_share=0.5), **given) < 1
-    drafted = replace(model, draft=((Layer(name="draft", ops=(matrix(weights=3e6),)), 1),))
-    assert sequences_that_fit(drafted, system, engine="ideal", draft=True, **given) == 2 * 6
 
 
 def test_weights_that_leave_no_room_hold_less_than_one():

@@ -601,7 +601,7 @@ def test_the_engine_is_the_systems_unless_named():
         (mixed_step, {"batch": -1}, "batch must be at least 0"),
         (mixed_step, {"batch": 1, "prompts": -1}, "prompts must be at least 0"),
         (mixed_step, {"batch": 1, "tokens": -1}, "tokens must be at least 0"),
-        (mixed_step, {"batch": float("nan")}, "batch must be at least 0"),
+        (mixed_step, {"batch": float("nan")}, "batch must be a finite number, not nan"),
     ],
 )
 def test_sizes_that_are_none_are_refused(step, given, says):

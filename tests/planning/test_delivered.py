@@ -45,17 +45,17 @@ def test_a_shared_pool_delivers_its_steady_state():
     assert (found.mode, found.layout_text, pool.role) == (AGGREGATED, candidate.text, "serve")
     assert found.tpot == float(state.tpot) <= 8e-3
     assert found.ttft == float(state.ttft)
-    assert found.tpot_interval == (float(state.lower), float(state.upper))
+    assert found.tpot_bounds == (float(state.lower), float(state.upper))
     assert found.requests_per_second == pytest.approx(rate)
     assert found.utilisation == pool.chunk_share == pytest.approx(float(state.utilisation))
     assert found.concurrency == pool.batch * pool.layout.replicas
     assert found.usd_per_second == pytest.approx(USD)
     cost = USD / (rate * 201) * 1e6
     assert found.usd_per_million_output_tokens == pytest.approx(cost)
-    assert found.interval == pytest.approx(tuple(cost * float(b / state.tpot) for b in (state.lower, state.upper)))
+    assert found.cost_bounds == pytest.approx(tuple(cost * float(b / state.tpot) for b in (state.lower, state.upper)))
     share = float(state.input_share)
-    assert found.usd_per_million_input == pytest.approx(USD * share / (rate * 1000) * 1e6)
-    assert found.usd_per_million_output == pytest.approx(USD * (1 - share) / (rate * 201) * 1e6)
+    assert found.prefill_usd_per_million_tokens == pytest.approx(USD * share / (rate * 1000) * 1e6)
+    assert found.decode_usd_per_million_tokens == pytest.approx(USD * (1 - share) / (rate * 201) * 1e6)
     assert found.usd_per_request == pytest.approx(USD / rate)
     assert found.transfer_seconds == 0
     assert pool.tokens_per_second == pytest.approx(rate * 201)
@@ -85,13 +85,13 @@ def test_pools_apart_deliver_what_both_can():
     assert first.tokens_per_second == pytest.approx(rate * 1000)
     assert server.tokens_per_second == pytest.approx(rate * 201)
     share = first.chips / (first.chips + server.chips)
-    assert found.usd_per_million_input == pytest.approx(USD * share / (rate * 1000) * 1e6)
-    assert found.usd_per_million_output == pytest.approx(USD * (1 - share) / (rate * 201) * 1e6)
+    assert found.prefill_usd_per_million_tokens == pytest.approx(USD * share / (rate * 1000) * 1e6)
+    assert found.decode_usd_per_million_tokens == pytest.approx(USD * (1 - share) / (rate * 201) * 1e6)
     bounds = [
         (float(getattr(state, name) / state.tpot) + float(getattr(prefill.step, name) / prefill.seconds)) / 2
         for name in ("lower", "upper")
     ]
-    assert found.interval == pytest.approx(tuple(found.usd_per_million_output_tokens * b for b in bounds))
+    assert found.cost_bounds == pytest.approx(tuple(found.usd_per_million_output_tokens * b for b in bounds))
     # 1,000 tokens of 10 kB over the links of the sender, inside a node of four
     assert found.transfer_seconds == pytest.approx(1e-6 + 1e7 / (1e11 * first.layout.group))
 
@@ -100,8 +100,8 @@ def test_pools_apart_deliver_what_both_can():
 def test_input_bears_the_rent_of_the_chips_that_read_it(tokens, chips):
     found = apart(workload=st.Workload(input_tokens=tokens[0], output_tokens=tokens[1]), tpot=8e-3)
     assert tuple(pool.chips for pool in found.pools) == chips
-    assert found.usd_per_million_input == pytest.approx(USD * chips[0] / 4 / (found.requests_per_second * tokens[0]) * 1e6)
-    assert found.usd_per_million_output == pytest.approx(USD * chips[1] / 4 / (found.requests_per_second * tokens[1]) * 1e6)
+    assert found.prefill_usd_per_million_tokens == pytest.approx(USD * chips[0] / 4 / (found.requests_per_second * tokens[0]) * 1e6)
+    assert found.decode_usd_per_million_tokens == pytest.approx(USD * chips[1] / 4 / (found.requests_per_second * tokens[1]) * 1e6)
 
 
 def test_caches_move_between_nodes_where_pools_are_on_several():
@@ -181,9 +181,9 @@ def test_mean_resources_of_steps_with_and_without_a_chunk():
 @pytest.mark.parametrize(
     ("elasticities", "name", "saving"),
     [
-        ({"HBM bandwidth": -0.6, "arithmetic": -0.2, "rent": 1.0}, "HBM bandwidth", 1 - 1.1**-0.6),
-        ({"HBM bandwidth": -0.2, "KV bytes": 0.5, "rent": 1.0}, "KV bytes", 1 - 1.1**-0.5),
-        ({"HBM bandwidth": -0.5, "KV bytes": 0.2}, "HBM bandwidth", 1 - 1.1**-0.5),
+        ({"hbm_bandwidth": -0.6, "arithmetic": -0.2, "rent": 1.0}, "hbm_bandwidth", 1 - 1.1**-0.6),
+        ({"hbm_bandwidth": -0.2, "kv_bytes": 0.5, "rent": 1.0}, "kv_bytes", 1 - 1.1**-0.5),
+        ({"hbm_bandwidth": -0.5, "kv_bytes": 0.2}, "hbm_bandwidth", 1 - 1.1**-0.5),
         ({"arithmetic": -0.01}, "arithmetic", 1 - 1.1**-0.01),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_would_help_most(elasticities, name, saving):
     assert best_change(found) == (name, pytest.approx(saving))
 
 
-@pytest.mark.parametrize("elasticities", [{"rent": 1.0}, {}, {"arithmetic": -0.001}, {"HBM bandwidth": 0.5, "KV bytes": -0.5}])
+@pytest.mark.parametrize("elasticities", [{"rent": 1.0}, {}, {"arithmetic": -0.001}, {"hbm_bandwidth": 0.5, "kv_bytes": -0.5}])
 def test_what_hardly_helps_is_none(elasticities):
     assert best_change(replace(shared(), elasticities=elasticities)) is None
 

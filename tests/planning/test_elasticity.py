@@ -36,18 +36,18 @@ def share(s: float) -> float:
     return math.log(1 - s + s / 1.1) / math.log(1.1)
 
 
-NOTHING = {"HBM bandwidth": 0.0, "HBM capacity": 0.0, "arithmetic": 0.0, "scale-up bandwidth": 0.0, "scale-out bandwidth": 0.0}
+NOTHING = {"hbm_bandwidth": 0.0, "hbm_capacity": 0.0, "arithmetic": 0.0, "scale_up_bandwidth": 0.0, "scale_out_bandwidth": 0.0}
 
 
 def test_a_machine_that_waits_for_its_cache():
     found = elasticities(case(), decodes())
-    assert found == pytest.approx(NOTHING | {"HBM bandwidth": -1, "KV bytes": 1, "rent": 1}, abs=1e-4)
+    assert found == pytest.approx(NOTHING | {"hbm_bandwidth": -1, "kv_bytes": 1, "rent": 1}, abs=1e-4)
 
 
 def test_a_machine_that_computes():
     """10,000 sequences of 1e9 weights, without a cache to speak of."""
     found = elasticities(case(one_matrix(kv_bytes=1e-9)), decodes(10_000))
-    assert found == pytest.approx(NOTHING | {"arithmetic": -1, "KV bytes": 0, "rent": 1}, abs=1e-4)
+    assert found == pytest.approx(NOTHING | {"arithmetic": -1, "kv_bytes": 0, "rent": 1}, abs=1e-4)
 
 
 def test_a_machine_that_waits_for_its_links():
@@ -55,9 +55,9 @@ def test_a_machine_that_waits_for_its_links():
     model = one_matrix(weights=1.0, kv_bytes=1e-9)
     system = machine(up=1e9)
     found = elasticities(case(model, system), decodes(10_000, Layout(tp=2)))
-    assert found == pytest.approx(NOTHING | {"scale-up bandwidth": -1, "KV bytes": 0, "rent": 1}, abs=1e-3)
+    assert found == pytest.approx(NOTHING | {"scale_up_bandwidth": -1, "kv_bytes": 0, "rent": 1}, abs=1e-3)
     apart = elasticities(case(model, machine(size=1, out=1e9)), decodes(10_000, Layout(tp=2)))
-    assert apart == pytest.approx(NOTHING | {"scale-out bandwidth": -1, "KV bytes": 0, "rent": 1}, abs=1e-3)
+    assert apart == pytest.approx(NOTHING | {"scale_out_bandwidth": -1, "kv_bytes": 0, "rent": 1}, abs=1e-3)
 
 
 def test_weights_and_cache_by_their_shares():
@@ -65,10 +65,10 @@ def test_weights_and_cache_by_their_shares():
     slow = case(one_matrix(), machine(flops=1e30), st.Slo(tpot=3e-3))
     found = elasticities(slow, decodes(181))
     left, more = 3e-3 * 4e12 - 1e10, 3e-3 * 4.4e12 - 1e10
-    assert found["HBM bandwidth"] == pytest.approx(math.log(left / more) / math.log(1.1), abs=0.01)
-    assert found["KV bytes"] == pytest.approx(1, abs=0.01)
+    assert found["hbm_bandwidth"] == pytest.approx(math.log(left / more) / math.log(1.1), abs=0.01)
+    assert found["kv_bytes"] == pytest.approx(1, abs=0.01)
     assert found["arithmetic"] == pytest.approx(0, abs=1e-6)
-    assert found["HBM capacity"] == pytest.approx(0, abs=1e-6)
+    assert found["hbm_capacity"] == pytest.approx(0, abs=1e-6)
 
 
 def test_memory_that_is_full():
@@ -78,8 +78,8 @@ def test_memory_that_is_full():
     # each cache is 1,110 to 1,120 tokens of 0.1 MB with the room that it needs: read are 1,100.5 of them
     read = 1100.5 / (1100.5 + 3 * 201 / math.sqrt(12 * 90))
     before, after = (10 + 10 * read) / 10, (10 + 12 * read) / 12
-    assert found["HBM capacity"] == pytest.approx(math.log(after / before) / math.log(1.1), abs=0.02)
-    assert found["HBM bandwidth"] == pytest.approx(-1, abs=1e-6)
+    assert found["hbm_capacity"] == pytest.approx(math.log(after / before) / math.log(1.1), abs=0.02)
+    assert found["hbm_bandwidth"] == pytest.approx(-1, abs=1e-6)
 
 
 def test_two_pools_by_their_shares():
@@ -96,7 +96,7 @@ def test_two_pools_by_their_shares():
     matrices = decoding * float(decode.decode.resources["compute"] / decode.decode.total)
     found = elasticities(case(model, system), decodes(400, prefill_layout=Layout(), prompts=1))
     assert found["arithmetic"] == pytest.approx(share(reading + matrices), abs=2e-3)
-    assert found["HBM bandwidth"] == pytest.approx(share(decoding - matrices), abs=2e-3)
+    assert found["hbm_bandwidth"] == pytest.approx(share(decoding - matrices), abs=2e-3)
     twice = elasticities(case(model, system), decodes(400, prefill_layout=Layout(tp=2), prompts=1))
     assert twice["arithmetic"] == pytest.approx(found["arithmetic"], abs=2e-3)  # two chips, twice as fast
 
@@ -106,8 +106,8 @@ def test_prompts_that_share_chips_by_their_share():
     model = one_matrix(weights=1e9, kv_bytes=1e5)
     system = machine(flops=2e15)
     found = elasticities(case(model, system), Candidate(mode=AGGREGATED, layout=Layout(), batch=100, chunk=1000))
-    assert -0.9 < found["HBM bandwidth"] < -0.5
-    assert found["HBM bandwidth"] + found["arithmetic"] == pytest.approx(-1, abs=0.03)
+    assert -0.9 < found["hbm_bandwidth"] < -0.5
+    assert found["hbm_bandwidth"] + found["arithmetic"] == pytest.approx(-1, abs=0.03)
     assert found["rent"] == pytest.approx(1)
 
 
@@ -117,8 +117,8 @@ def test_a_first_token_in_time_limits_the_batch():
     one = Candidate(mode=AGGREGATED, layout=Layout(), batch=100, chunk=1000)
     tight = elasticities(case(one_matrix(), stream, st.Slo(ttft=4.5e-3)), one)
     free = elasticities(case(one_matrix(), stream), one)
-    assert free["HBM bandwidth"] == pytest.approx(-1, abs=1e-3)
-    assert tight["HBM bandwidth"] < -1.3
+    assert free["hbm_bandwidth"] == pytest.approx(-1, abs=1e-3)
+    assert tight["hbm_bandwidth"] < -1.3
 
 
 def test_without_a_rent_and_without_hbm_there_is_no_such_figure():
@@ -127,10 +127,10 @@ def test_without_a_rent_and_without_hbm_there_is_no_such_figure():
     assert "rent" not in changes_of(free)
     assert "rent" in changes_of(system)
     found = elasticities(case(system=free), decodes())
-    assert found["HBM bandwidth"] == pytest.approx(-1, abs=1e-4)
+    assert found["hbm_bandwidth"] == pytest.approx(-1, abs=1e-4)
     (hbm,) = system.chip.memory
     sram = replace(system, chip=replace(system.chip, memory=(replace(hbm, name="sram"),)))
-    assert [name for name in changes_of(sram) if name.startswith("HBM")] == []
+    assert [name for name in changes_of(sram) if name.startswith("hbm")] == []
     assert len(changes_of(system)) == len(changes_of(sram)) + 2
 
 

@@ -87,7 +87,7 @@ GIVEN = {"batch": 64, "context": 4096, "prompts": 2, "tokens": 100, "prefix": 50
 
 def lines_of(model, on, layout):
     step = mixed_step(model, NODES, layout=layout, engine=on, **GIVEN)
-    return step, explain_step(model, NODES, step, given=GIVEN, layout=layout, engine=on)
+    return step, explain_step(model, NODES, given=GIVEN, layout=layout, engine=on)
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,44 @@ def test_lines_add_up_to_their_terms(op, on, layout):
         assert seconds == sorted(seconds, reverse=True)
 
 
+def formulas(lines) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        found.setdefault(line.name if line.term not in ("dispatch", "combine", "all-reduce") else line.term, []).append(line.formula)
+    return found
+
+
 def test_lines_say_what_is_divided_by_what():
-    """32 sequences and a prompt of a hundred tokens in a group of two chips."""
+    """32 sequences and a prompt of a hundred tokens in a group of two chips; 264 rows everywhere, 66 a chip."""
     model = model_of(matrix(), experts(), attention=(KV,), stem=STEM)
     _, lines = lines_of(model, engine(memory_efficiency=0.8, compute_efficiency=0.5), Layout(tp=2, dp=2, ep=2))
-    said = {line.name or line.term: line.formula for line in lines}
-    assert said["matrix x 10"] == "max(132 GFLOP / 2.00 PFLOP/s / 0.50 = 132 µs, 500 MB / 4.00 TB/s / 0.80 = 156 µs)"
-    assert said["head"] == "max(66.0 GFLOP / 2.00 PFLOP/s / 0.50 = 66.0 µs, 1.00 GB / 4.00 TB/s / 0.80 = 312 µs)"
-    assert said["kv, decode x 10"] == "max(655 GFLOP / 2.00 PFLOP/s = 328 µs, 65.5 MB / 4.00 TB/s = 16.4 µs)"
-    assert "132 rows x 1,000 x 2 B over g = 2 chips" in said["all-reduce"]
-    assert said["dispatch"].startswith("66.0 tokens of a chip to experts on 2 chips at 100 GB/s")
-    _, lines = lines_of(model, engine(seconds_per_step=1.0), Layout(tp=2, pp=2))
-    said = {line.name or line.term: line.formula for line in lines}
-    assert said["pipeline"].startswith("132.0 rows x 1,000 x 2 B through 2 stages")
-    assert said["overhead"] == "the engine's seconds per layer, per sequence and per step"
+    said = formulas(lines)
+    assert said["matrix x 10"] == ["max(132 GFLOP / 2.00 PFLOP/s / 0.500 = 132 µs, 500 MB / 4.00 TB/s / 0.800 = 156 µs)"]
+    assert said["head"] == ["max(66.0 GFLOP / 2.00 PFLOP/s / 0.500 = 66.0 µs, 1.00 GB / 4.00 TB/s / 0.800 = 312 µs)"]
+    assert said["kv, decode x 10"] == ["max(655 GFLOP / 2.00 PFLOP/s = 328 µs, 65.5 MB / 4.00 TB/s = 16.4 µs)"]
+    # 132 rows of 1,000 values of 2 bytes, half of them twice, in each of two blocks of ten layers
+    assert said["all-reduce"] == ["20 x (up 264 kB / 100 GB/s = 2.64 µs + 1.00 µs latency)"]
+    # 8 of 64 experts are all on one side with (32 over 8) / (64 over 8) = 0.0024; a chip gets the 264 rows of both, half by half
+    assert said["dispatch"] == [
+        "10 x (max(up 132 kB / 100 GB/s = 1.32 µs) + 1.00 µs latency)",
+        "10 x (max(up 65.8 kB / 100 GB/s = 658 ns) + 1.00 µs latency)",
+    ]
+    assert said["combine"][1] == "10 x (max(up 132 kB / 100 GB/s = 1.32 µs) + 1.00 µs latency)"
+
+
+def test_lines_of_overheads_and_stages():
+    """132 rows of 264 go through each of two stages, divided over two chips; a layer with experts has three blocks."""
+    model = model_of(matrix(), experts(), attention=(KV,), stem=STEM)
+    on = engine(seconds_per_step=1.0, seconds_per_layer=1e-3, seconds_per_collective=1e-5, network_efficiency=0.5)
+    said = formulas(lines_of(model, on, Layout(tp=2, pp=2))[1])
+    assert said["step"] == ["1 x 1.00 s"]
+    assert said["layer x 10"] == ["10 x 1.00 ms"]
+    assert said["of a micro-batch through 2 stages"] == [
+        "2 x (up 132 kB / 100 GB/s / 0.500 = 2.64 µs + 1.00 µs latency + 1 x 10.0 µs)"
+    ]
+    assert said["all-reduce"] == ["30 x (up 528 kB / 100 GB/s / 0.500 = 10.6 µs + 1.00 µs latency + 1 x 10.0 µs)"]
+    joined = formulas(lines_of(model, engine(roofline_norm=2.0), Layout(tp=2))[1])["matrix x 10"]
+    assert joined == ["2-norm(264 GFLOP / 2.00 PFLOP/s = 132 µs, 500 MB / 4.00 TB/s = 125 µs)"]
 
 
 def test_sources_of_a_step_end_with_the_rent():

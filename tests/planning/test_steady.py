@@ -59,10 +59,10 @@ def test_room_for_three_deviations_of_the_mean_context(sequences, context):
 
 
 def test_sizes_of_a_workload_and_limits():
-    with pytest.raises(RangeError, match="at least 1 token, not 0 and 5"):
+    with pytest.raises(RangeError, match="input tokens must be at least 1 token, not 0"):
         st.Workload(input_tokens=0, output_tokens=5)
     for share in (-0.1, 1.0):
-        with pytest.raises(RangeError, match="cached share must be at least 0 and below 1"):
+        with pytest.raises(RangeError, match="cached share must be a share of at least 0 and below 1"):
             st.Workload(input_tokens=1, output_tokens=1, cached_share=share)
     for name in ("ttft", "tpot"):
         with pytest.raises(RangeError, match=f"the {name.upper()} limit must be greater than 0 s, not 0"):
