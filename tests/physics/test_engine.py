@@ -74,6 +74,7 @@ def test_the_ideal_engine_loses_nothing(value, constant):
     assert {name for names in NEUTRAL.values() for name in names} == set(CONSTANTS)
 
 
+SMALL = "[constants]\nsmall_kv = 1\n"
 FIT = (
     '[constants]\nmemory_efficiency = 0.8\nseconds_per_step = 1e-3\n[fit]\nnames = ["memory_efficiency", "seconds_per_step"]\n'
 )
@@ -93,9 +94,15 @@ GOOD = FIT + "covariance = [[0.01, 0.0], [0.0, 0.02]]\n"
         ("[constants]\nseconds_per_step = -1\n", "constants.seconds_per_step: must be from 0 to 1 (s per step"),
         ("[constants]\nseconds_per_step = nan\n", "constants.seconds_per_step: must be from 0 to 1 (s per step"),
         ("[constants]\nmemory_efficiency = 0\n", "constants.memory_efficiency: must be from 0.001 to 1.25"),
-        ('[constants]\nsmall_kv = 1\n[fit]\nnames = "memory_efficiency"\n', "fit.names: must be a list of names of constants"),
-        ('[constants]\nsmall_kv = 1\n[fit]\nnames = ["speed"]\ncovariance = [[1.0]]\n', "fit.names: must be a list of names of constants"),
-        ('[constants]\nsmall_kv = 1\n[fit]\nnames = ["memory_efficiency", "speed"]\n', "fit.names: must be a list of names of constants"),
+        (SMALL + '[fit]\nnames = "memory_efficiency"\n', "fit.names: must be a list of names of constants"),
+        (
+            '[constants]\nsmall_kv = 1\n[fit]\nnames = ["speed"]\ncovariance = [[1.0]]\n',
+            "fit.names: must be a list of names of constants",
+        ),
+        (
+            '[constants]\nsmall_kv = 1\n[fit]\nnames = ["memory_efficiency", "speed"]\n',
+            "fit.names: must be a list of names of constants",
+        ),
         (FIT + 'covariance = "wide"\n', "fit.covariance: must be rows of numbers"),
         (FIT + "covariance = [[0.01, 0.0], [0.0]]\n", "fit.covariance: must be rows of numbers"),
         (FIT + "covariance = [[0.01]]\n", "fit.covariance: must be 2 x 2 numbers, not 1 x 1"),

@@ -203,7 +203,7 @@ def test_memory_without_a_name_of_an_engine_is_that_of_the_systems():
     ],
 )
 def test_negative_sizes_are_refused(sizes):
-    with pytest.raises(RangeError, match="(batch|context) must be at least 0, not -1"):
+    with pytest.raises(RangeError, match=r"(batch|context) must be at least 0, not -1"):
         memory_per_chip(model_of(matrix()), machine(), engine="ideal", **{k: np.asarray(v) for k, v in sizes.items()})
 
 

@@ -100,8 +100,12 @@ def test_pools_apart_deliver_what_both_can():
 def test_input_bears_the_rent_of_the_chips_that_read_it(tokens, chips):
     found = apart(workload=st.Workload(input_tokens=tokens[0], output_tokens=tokens[1]), tpot=8e-3)
     assert tuple(pool.chips for pool in found.pools) == chips
-    assert found.prefill_usd_per_million_tokens == pytest.approx(USD * chips[0] / 4 / (found.requests_per_second * tokens[0]) * 1e6)
-    assert found.decode_usd_per_million_tokens == pytest.approx(USD * chips[1] / 4 / (found.requests_per_second * tokens[1]) * 1e6)
+    assert found.prefill_usd_per_million_tokens == pytest.approx(
+        USD * chips[0] / 4 / (found.requests_per_second * tokens[0]) * 1e6
+    )
+    assert found.decode_usd_per_million_tokens == pytest.approx(
+        USD * chips[1] / 4 / (found.requests_per_second * tokens[1]) * 1e6
+    )
 
 
 def test_caches_move_between_nodes_where_pools_are_on_several():

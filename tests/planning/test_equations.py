@@ -115,7 +115,8 @@ def test_lines_add_up_to_their_terms(op, on, layout):
 def formulas(lines) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in lines:
-        found.setdefault(line.name if line.term not in ("dispatch", "combine", "all-reduce") else line.term, []).append(line.formula)
+        collective = line.term in ("dispatch", "combine", "all-reduce")
+        found.setdefault(line.term if collective else line.name, []).append(line.formula)
     return found
 
 
@@ -129,7 +130,7 @@ def test_lines_say_what_is_divided_by_what():
     assert said["kv, decode x 10"] == ["max(655 GFLOP / 2.00 PFLOP/s = 328 µs, 65.5 MB / 4.00 TB/s = 16.4 µs)"]
     # 132 rows of 1,000 values of 2 bytes, half of them twice, in each of two blocks of ten layers
     assert said["all-reduce"] == ["20 x (up 264 kB / 100 GB/s = 2.64 µs + 1.00 µs latency)"]
-    # 8 of 64 experts are all on one side with (32 over 8) / (64 over 8) = 0.0024; a chip gets the 264 rows of both, half by half
+    # 8 of 64 experts are all on the own side of 0.24 % of the rows; then a chip lacks half of 264 rows
     assert said["dispatch"] == [
         "10 x (max(up 132 kB / 100 GB/s = 1.32 µs) + 1.00 µs latency)",
         "10 x (max(up 65.8 kB / 100 GB/s = 658 ns) + 1.00 µs latency)",
