@@ -6,8 +6,16 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.planning.deployment import chosen_point, cost_changes, runner_up_dearer
+from steptime.planning.deployment import (
+    best_change,
+    chosen_point,
+    cost_changes,
+    mean_resources,
+    mean_terms,
+    runner_up_dearer,
+)
 from steptime.planning.workload import limits
+from tests.planning.cases import shared
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +51,37 @@ def test_the_runner_up_is_compared_in_money_or_without_a_rent_in_output(plan):
     free = replace(plan, runner_up=other, usd_per_million_output_tokens=math.nan)
     assert runner_up_dearer(free) == pytest.approx(1.0)
     assert math.isnan(runner_up_dearer(replace(plan, runner_up=None)))
+
+
+def test_mean_resources_of_steps_with_and_without_a_chunk():
+    found = shared()
+    (pool,) = found.pools
+    share = pool.chunk_share
+    for mean, name in ((mean_resources(pool), "resources"), (mean_terms(pool), "terms")):
+        plain, mixed = getattr(pool.step, name), getattr(pool.mixed, name)
+        assert set(mean) == {*plain, *mixed}
+        for key, value in mean.items():
+            assert value == pytest.approx((1 - share) * float(plain.get(key, 0.0)) + share * float(mixed.get(key, 0.0)))
+        assert sum(mean.values()) == pytest.approx(found.tpot)
+    alone = replace(pool, mixed=None, chunk_share=0.0)
+    assert mean_terms(alone) == {name: float(value) for name, value in pool.step.terms.items()}
+    assert pool.chips == pool.layout.chips * pool.layout.replicas
+
+
+@pytest.mark.parametrize(
+    ("elasticities", "name", "saving"),
+    [
+        ({"hbm_bandwidth": -0.6, "arithmetic": -0.2, "rent": 1.0}, "hbm_bandwidth", 1 - 1.1**-0.6),
+        ({"hbm_bandwidth": -0.2, "kv_bytes": 0.5, "rent": 1.0}, "kv_bytes", 1 - 1.1**-0.5),
+        ({"hbm_bandwidth": -0.5, "kv_bytes": 0.2}, "hbm_bandwidth", 1 - 1.1**-0.5),
+        ({"arithmetic": -0.01}, "arithmetic", 1 - 1.1**-0.01),
+    ],
+)
+def test_what_would_help_most(elasticities, name, saving):
+    found = replace(shared(), elasticities=elasticities)
+    assert best_change(found) == (name, pytest.approx(saving))
+
+
+@pytest.mark.parametrize("elasticities", [{"rent": 1.0}, {}, {"arithmetic": -0.001}, {"hbm_bandwidth": 0.5, "kv_bytes": -0.5}])
+def test_what_hardly_helps_is_none(elasticities):
+    assert best_change(replace(shared(), elasticities=elasticities)) is None
