@@ -95,3 +95,32 @@ def test_who_reads_a_constant(reader, names):
 def test_every_step_reads_the_others():
     others = {name for name, told in DESCRIPTIONS.items() if told["read_by"] == "step"}
     assert others == set(CONSTANTS) - set(RANGES["scheduler"]) - {"small_kv"}
+
+
+UNITS = {
+    "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share"},
+    "exponent": {"chip_departure"},
+    "": {"roofline_norm"},
+    "factor": {"expert_imbalance", "first_token_factor"},
+    "shape": {"expert_evenness"},
+    "rows": {"expert_tile_rows"},
+    "tokens": {"step_tokens"},
+    "0 or 1": {"prefill_first", "small_kv"},
+    "0, 1 or 2": {"two_batch"},
+    "decode steps": {"steps_before_answer", "steps_to_balance"},
+    "B": {"reserved_bytes"},
+    "s per request": {"seconds_per_request", "seconds_before_queue"},
+    "s per prompt token": {"seconds_before_queue_per_token"},
+    "s per phase": {"seconds_per_collective"},
+    "s per kernel": {"seconds_per_kernel", "seconds_per_quantised_kernel"},
+    "s per sequence": {"seconds_per_sequence"},
+    "s per step": {"seconds_per_step"},
+}
+
+
+def test_units_of_constants():
+    found: dict[str, set[str]] = {}
+    for name, told in DESCRIPTIONS.items():
+        found.setdefault(told["unit"], set()).add(name)
+    layers = {name for name in RANGES["overheads"] if name.endswith("_layer")}
+    assert found == UNITS | {"s per layer": layers}

@@ -243,3 +243,13 @@ def test_sequences_of_all_groups_fit_beside_a_step_and_what_is_reserved():
 def test_weights_that_leave_no_room_hold_less_than_one():
     """64 GB of experts on a chip with a byte less."""
     assert sequences_that_fit(sparse_matrix(), machine(capacity=64 * GB - 1), context=100, engine="ideal") < 1
+
+
+@pytest.mark.parametrize("name", ["batch", "context", "step_tokens"])
+def test_arrays_that_do_not_go_together_are_named(name):
+    given = {"batch": np.ones(2), "context": np.ones(2), "step_tokens": np.ones(2)} | {name: np.ones(3)}
+    with pytest.raises(RangeError, match=rf"do not go together: .*{name} \(3,\)"):
+        memory_per_chip(model_of(matrix()), machine(), engine="ideal", **given)
+    layout = Layout(dp=np.ones(3, dtype=int))
+    with pytest.raises(RangeError, match=r"dp \(3,\)"):
+        memory_per_chip(model_of(experts()), machine(), batch=np.ones(2), context=1, engine="ideal", layout=layout)

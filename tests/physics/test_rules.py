@@ -97,6 +97,7 @@ def test_an_absent_layout_is_explained(deepseek, rack):
     )
     assert "does not divide the 128 heads" in absent_because(case, Layout(tp=3))[0]
     assert "overlaps two micro-batches" in absent_because(case, Layout(tp=8, microbatches=2))[0]
+    assert absent_because(case, Layout(dp=144, ep=144)) == ["a replica of 144 chips is more than the 72 at hand"]
     assert "its weights take 673 GB of a chip, which has" in absent_because(case, Layout())[0]
     assert "pp=5 is not tried here; ways that are: 1, 2, 3" in absent_because(case, Layout(tp=8, pp=5, microbatches=5))[0]
     assert not [layout for layout in fitting(case)[::53] if absent_because(case, layout)]
@@ -186,6 +187,13 @@ def test_an_engine_without_a_name_or_overlap():
     assert reasons(layout, replace(FACTS, engine="", two_batch=0.0)) == [
         "the engine overlaps two micro-batches of a stage in no layout"
     ]
+
+
+def test_facts_that_are_not_told_forbid_nothing():
+    """One KV head, a cache, and machines and engines without end."""
+    facts = Facts(heads=8, depth=8, experts=8, domain=8)
+    assert reasons(Layout(cp=2, pp=8, replicas=10**6, microbatches=16), facts) == []
+    assert reasons(Layout(), Facts(heads=1, depth=1, domain=1)) == []
 
 
 def test_facts_of_a_model_on_some_chips():

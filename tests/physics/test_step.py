@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ import steptime as st
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import CHIP, HEAD, IDEAL, MEMORY_BOUND, NODES, READ, decode, resources, terms
 
@@ -278,3 +280,58 @@ def test_sizes_that_are_none_are_refused(step, given, says):
         step(one_matrix(), CHIP, engine=IDEAL, **given)
     with pytest.raises(LayoutError):
         decode(layout=Layout(tp=7))
+
+
+# --- what a step says ----------------------------------------------------------------------------------------------------
+
+SAID = Step(
+    terms={"head": 1.0, "feed-forward": 5.0, "all-reduce": 3.0, "attention": 1.0},
+    resources={"weights": np.float64(6.0), "scale-up": np.float64(4.0)},
+    lower=np.float64(6.0),
+    total=np.float64(10.0),
+    upper=np.float64(12.0),
+    latency=np.float64(11.0),
+)
+
+
+def test_a_step_in_words():
+    title, figures = SAID.headline()
+    assert title == "Step: 10.0 s"
+    assert figures == {
+        "bounds": "6.00 s, all overlapped; 12.0 s, nothing overlapped",
+        "terms": "feed-forward 50%, all-reduce 30%, head 10% and 1 more",
+        "waits for": "weights 60%, scale-up 40%",
+    }
+    three = replace(SAID, terms={name: SAID.terms[name] for name in ("head", "feed-forward", "all-reduce")})
+    assert three.headline()[1]["terms"] == "feed-forward 50%, all-reduce 30%, head 10%"
+
+
+def test_a_step_as_columns():
+    columns = {name: value.tolist() for name, value in SAID.columns().items()}
+    assert columns == {
+        "total_s": [10], "lower_s": [6], "upper_s": [12], "bound": ["weights"], "head_s": [1], "feed_forward_s": [5],
+        "all_reduce_s": [3], "attention_s": [1], "waits_for_weights_s": [6], "waits_for_scale_up_s": [4],
+    }  # fmt: skip
+
+
+def test_the_latency_of_stages_is_longer_than_their_period():
+    """Four micro-batches of 8 ms of weights on four stages: 8 ms, and three of four more until the last one ends."""
+    model = model_of(matrix(), layers=8)
+    step = decode(model, FREE, layout=Layout(pp=4, microbatches=4), batch=64, context=1)
+    assert (float(step.total), float(step.latency)) == (pytest.approx(8e-3), pytest.approx(14e-3))
+    together = decode(model, FREE, layout=Layout(pp=np.array([1, 4]), microbatches=np.array([1, 4])), batch=64, context=1)
+    assert together.latency.tolist() == pytest.approx([8e-3, 14e-3])
+
+
+def test_a_step_of_many_points_is_evaluated_in_blocks():
+    """More points than a block holds, of which some have no prompts."""
+    prompts = np.zeros((3, 1 << 16))
+    prompts[2] = 1
+    step = mixed_step(one_matrix(), CHIP, batch=64, context=4096, prompts=prompts, tokens=36, prefix=100, engine=IDEAL)
+    assert step.total.shape == prompts.shape
+    for row, expected in ((0, {}), (2, {"prompts": 1, "tokens": 36, "prefix": 100})):
+        alone = mixed_step(one_matrix(), CHIP, batch=64, context=4096, engine=IDEAL, **expected)
+        for name in ("lower", "total", "upper", "latency"):
+            assert np.all(getattr(step, name)[row] == float(getattr(alone, name)))
+        for name, value in step.resources.items():
+            assert value[row, 0] == pytest.approx(float(alone.resources.get(name, 0.0)))

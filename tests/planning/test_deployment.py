@@ -85,3 +85,41 @@ def test_what_would_help_most(elasticities, name, saving):
 @pytest.mark.parametrize("elasticities", [{"rent": 1.0}, {}, {"arithmetic": -0.001}, {"hbm_bandwidth": 0.5, "kv_bytes": -0.5}])
 def test_what_hardly_helps_is_none(elasticities):
     assert best_change(replace(shared(), elasticities=elasticities)) is None
+
+
+@pytest.mark.parametrize(
+    ("chips", "title"), [(4, "Plan: one matrix on 4 chips of toy"), (1, "Plan: one matrix on 1 chip of toy")]
+)
+def test_a_plan_in_words(chips, title):
+    made = replace(
+        shared(), chips=chips, tpot=2e-3, ttft=0.5, tpot_range=(1e-3, 4e-3), usd_per_million_output_tokens=2.0,
+        cost_range=(1.0, 4.0), requests_per_second=10.0, layout_text="text",
+    )  # fmt: skip
+    said, figures = made.headline()
+    assert said == f"{title}, engine ideal"
+    assert figures["layout"] == f"text, batch {made.pools[0].batch:,}"
+    assert figures["TPOT"] == "2.00 ms (90 % 1.00 ms to 4.00 ms)"
+    assert figures["TTFT"] == "500 ms"
+    assert figures["cost"] == "2.00 USD (90 % 1.00 USD to 4.00 USD) per million output tokens"
+    assert figures["output"].startswith("10 requests/s, ")
+    assert replace(made, feasible=False, reason="because").headline()[1] == {"not possible": "because"}
+
+
+def test_ranges_turn_round_where_more_is_better():
+    """Two to eight ms a token are 125 to 500 tokens a second; a cost of half is twice the output."""
+    made = replace(shared(), tpot_range=(2e-3, 8e-3), usd_per_million_output_tokens=2.0, cost_range=(1.0, 8.0))
+    assert made.speed_range == pytest.approx((125, 500))
+    each = made.tokens_per_second_per_chip
+    assert made.throughput_range == pytest.approx((each / 4, each * 2))
+    assert each == pytest.approx(made.requests_per_second * 201 / 4)
+
+
+def test_a_front_is_a_table_of_its_points():
+    made = shared()
+    columns = made.columns()
+    assert list(columns) == [
+        "mode", "layout", "batch", "tokens_per_s_per_user", "tokens_per_s_per_chip", "usd_per_million_output_tokens", "ttft_s",
+    ]  # fmt: skip
+    assert columns["batch"] == [point.batch for point in made.front]
+    point = chosen_point(made)
+    assert (point.mode, point.layout_text, point.ttft) == (made.mode, made.layout_text, made.ttft)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import steptime as st
@@ -168,3 +169,30 @@ def test_the_smallest_system_that_holds_a_model():
     assert smallest_system(MODEL, [small]) is None
     exact = replace(machine(size=1, capacity=1e10), name="exact")
     assert smallest_system(MODEL, [exact]) is None  # weights that fill it leave no room
+
+
+@pytest.mark.parametrize(
+    ("chips", "says"),
+    [
+        (200_001, "chips must be a whole number of at least 1 and at most 200,000|chips must be at most 200,000"),
+        (0, "chips must be at least 1"),
+        (2.5, "chips must be a whole number"),
+        ([1, 2], "chips must be one number"),
+    ],
+)
+def test_chips_that_no_machine_has_are_refused(chips, says):
+    with pytest.raises(st.InputError, match=says):
+        plan(MODEL, NODES, WORK, engine="ideal", chips=chips)
+
+
+def test_a_machine_without_a_network_beyond_it_has_no_more_chips():
+    box = replace(NODES, domains=(replace(NODES.domains[0], size=4),))
+    with pytest.raises(st.InputError, match="toy has 4 chips and no network beyond them; 5 are too many"):
+        plan(MODEL, box, WORK, engine="ideal", chips=5)
+
+
+def test_a_plan_takes_one_of_everything():
+    many = replace(WORK, input_tokens=np.array([1, 2]))
+    for workload, slo in ((many, st.Slo()), (WORK, st.Slo(tpot=np.array([1.0, 2.0])))):
+        with pytest.raises(st.InputError, match="a plan takes one machine, one workload and one pair of limits"):
+            plan(MODEL, NODES, workload, slo, engine="ideal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import steptime as st
@@ -13,6 +14,7 @@ from steptime.models.model import Attention
 from steptime.planning.candidates import AGGREGATED
 from steptime.planning.deployment import mean_resources
 from steptime.planning.planner import DoesNotFit, plan
+from steptime.planning.sentences import warnings_of_step
 from tests.conftest import engine, machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, apart
 
@@ -142,3 +144,27 @@ def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
         MODEL, machine(size=1, capacity=10.0001e9), st.Workload(input_tokens=50_000, output_tokens=1), chips=1, engine="ideal"
     )
     assert "leave no room for a request of 50,001 tokens" in full.reason
+
+
+def test_an_inner_network_that_is_slower_is_told():
+    """The least of many inner rates, and the most of many outer ones."""
+    assert warnings_of_step(MODEL, NODES, reach=1) == ()
+    inner, outer = NODES.domains
+
+    def rated(up, out):
+        links = (replace(inner.link, bandwidth=up), replace(outer.link, bandwidth=out))
+        domains = (replace(inner, link=links[0]), replace(outer, link=links[1]))
+        return warnings_of_step(MODEL, replace(NODES, domains=domains), reach=1)
+
+    (text,) = rated(1e9, 2e9)
+    assert text.startswith("up, the scale-up network, is slower than out, the scale-out network outside it (1.00 GB/s and 2.00")
+    assert "(1.00 GB/s and 4.00 GB/s)" in rated(np.array([1e9, 9e9]), np.array([4e9, 3e9]))[0]
+    assert rated(2e9, 2e9) == ()
+
+
+def test_a_step_that_reaches_beyond_the_model():
+    model = replace(MODEL, max_context=1200)
+    assert warnings_of_step(model, NODES, reach=np.array([1, 1200])) == ()
+    assert warnings_of_step(model, NODES, reach=np.array([1, 1201])) == (
+        "requests of 1,201 tokens exceed the model's context of 1,200",
+    )
