@@ -170,3 +170,38 @@ def test_an_imbalance_is_at_least_even():
     for wrong in (0.9, float("nan")):
         with pytest.raises(RangeError, match="imbalance must be at least 1"):
             with_imbalance(IDEAL, wrong)
+
+
+def test_an_engine_in_words():
+    shares = {"memory_efficiency": 0.8, "compute_efficiency": 0.5, "network_efficiency": 0.9}
+    title, figures = engine(title="mine", fit={"runs": 1234}, **shares).headline()
+    assert title == "Engine test: mine"
+    assert figures == {"reaches of peak": "memory 80%, matrices 50%, network 90%", "fitted to": "1,234 measured runs"}
+    assert engine().headline() == ("Engine test", {"reaches of peak": "memory 100%, matrices 100%, network 100%"})
+
+
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [
+        ('model_type = "llama"\n', "it looks like a model's config.json"),
+        ('architectures = ["A"]\n', "it looks like a model's config.json"),
+        ("[peak]\nfp8 = 1\n", "it looks like a chip, system or list of rents"),
+        ("[[domains]]\nsize = 1\n", "it looks like a chip, system or list of rents"),
+        ("[[quotes]]\nusd = 1\n", "it looks like a chip, system or list of rents"),
+        ("", "has no table [constants]; an engine file has name, title, [source], [constants] and [fit]"),
+        ("constants = 3\n", "has no table [constants]"),
+        ("[constants]\n", "has no table [constants]"),
+        ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is no key of an engine"),
+    ],
+)
+def test_a_file_of_something_else_is_told(tmp_path, text, looks):
+    with pytest.raises(DataFileError) as caught:
+        written(tmp_path, text)
+    assert looks in str(caught.value)
+    assert ("it looks like" in str(caught.value)) == ("it looks like" in looks)
+
+
+def test_an_imbalance_beyond_its_range_says_the_range():
+    with pytest.raises(RangeError, match="imbalance must be at least 1 and at most 10,000, not 20000"):
+        with_imbalance(IDEAL, 2e4)
+    assert with_imbalance(IDEAL, 1e4).experts.expert_imbalance == 1e4

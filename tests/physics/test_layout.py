@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import Attention
-from steptime.physics.layout import Layout, exchanges_experts, shaped, show_layout, stacked
+from steptime.physics.layout import Layout, check_ways, exchanges_experts, shaped, show_layout, stacked, taken
 from steptime.physics.rules import check
 from steptime.physics.search_space import divisors, legal, replicas
 from tests.conftest import experts, machine, matrix, model_of
@@ -194,3 +194,34 @@ def test_layouts_as_columns():
     assert table.dp.tolist() == [1, 3]
     assert shaped(table, 2).tp.shape == (2, 1, 1)
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_a_layout_in_words():
+    assert repr(Layout()) == "Layout()"
+    assert repr(Layout(tp=8, pp=3, redundant_experts=2)) == "Layout(tp=8, pp=3, redundant_experts=2)"
+    assert repr(Layout(tp=np.array([1, 2]))) == "Layout(tp=1 to 2, shape (2,))"
+    assert Layout(tp=8, pp=30, dp=5).headline() == ("Layout(tp=8, pp=30, dp=5)", {"chips of a replica": "1,200"})
+    columns = Layout(tp=np.array([1, 2]), dp=3).columns()
+    assert {name: value.tolist() for name, value in columns.items()} == {
+        "tp": [1, 2], "pp": [1, 1], "dp": [3, 3], "ep": [1, 1], "cp": [1, 1], "microbatches": [1, 1], "replicas": [1, 1],
+        "redundant_experts": [0, 0],
+    }  # fmt: skip
+
+
+def test_fields_of_a_layout_may_be_lists_that_go_together():
+    found = check_ways(Layout(tp=[1, 2], dp=(3, 4)))
+    assert (found.tp.tolist(), found.dp.tolist()) == ([1, 2], [3, 4])
+    plain = Layout(tp=2)
+    assert check_ways(plain) is plain
+    with pytest.raises(LayoutError, match="the fields of a layout do not go together"):
+        check_ways(Layout(tp=[1, 2], dp=[1, 2, 3]))
+    with pytest.raises(LayoutError, match="dp must be at most 200,000"):
+        check_ways(Layout(dp=200_001))
+    assert check_ways(Layout(dp=200_000))
+
+
+def test_rows_of_layouts():
+    table = stacked([Layout(tp=2), Layout(tp=4, dp=3), Layout(tp=8)])
+    some = taken(table, np.array([2, 1]))
+    assert (some.tp.tolist(), some.dp.tolist(), some.replicas.tolist()) == ([8, 4], [1, 3], [1, 1])
+    assert taken(table, np.array([[0], [1]])).tp.shape == (2, 1)

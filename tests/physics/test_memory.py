@@ -253,3 +253,18 @@ def test_arrays_that_do_not_go_together_are_named(name):
     layout = Layout(dp=np.ones(3, dtype=int))
     with pytest.raises(RangeError, match=r"dp \(3,\)"):
         memory_per_chip(model_of(experts()), machine(), batch=np.ones(2), context=1, engine="ideal", layout=layout)
+
+
+def test_memory_in_words():
+    held = Memory(weights=1e9, cache=2e9, activations=4e9, reserved=8e9, capacity=16e9)
+    title, figures = held.headline()
+    assert title == "Memory of a chip: 15.0 GB of 16.0 GB, fits"
+    assert figures == {"weights": "1.00 GB", "cache": "2.00 GB", "activations": "4.00 GB", "reserved": "8.00 GB"}
+    assert replace(held, capacity=14e9).headline()[0] == "Memory of a chip: 15.0 GB of 14.0 GB, does not fit"
+    many = replace(held, weights=np.array([1e9, 2e9, 3e9]))
+    assert many.headline()[0] == "Memory of a chip: 15.0 GB to 17.0 GB, shape (3,) of 16.0 GB, 2 of 3 fit"
+    assert {name: value.tolist() for name, value in many.columns().items()} == {
+        "weights_bytes": [1e9, 2e9, 3e9], "cache_bytes": [2e9] * 3, "activations_bytes": [4e9] * 3,
+        "reserved_bytes": [8e9] * 3, "used_bytes": [15e9, 16e9, 17e9], "capacity_bytes": [16e9] * 3,
+        "fits": [True, True, False],
+    }  # fmt: skip

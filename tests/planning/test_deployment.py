@@ -123,3 +123,26 @@ def test_a_front_is_a_table_of_its_points():
     assert columns["batch"] == [point.batch for point in made.front]
     point = chosen_point(made)
     assert (point.mode, point.layout_text, point.ttft) == (made.mode, made.layout_text, made.ttft)
+
+
+def test_pools_and_points_in_words():
+    made = shared()
+    (pool,) = made.pools
+    step, held = replace(pool.step, total=2e-3), replace(pool.memory, weights=3e9, cache=0, activations=0, reserved=0)
+    pool = replace(
+        pool, layout=st.Layout(tp=2, replicas=3), batch=1234, chunk=2048, step=step, memory=held, tokens_per_second=5e4
+    )
+    title, figures = pool.headline()
+    assert title == "Pool (serve) of 6 chips: tp2 x3, batch 1,234, chunks of 2,048 tokens"
+    assert figures == {"step": "2.00 ms", "rate": "50,000 tok/s", "memory of a chip": "3.00 GB of 11.0 GB"}
+    assert replace(pool, chunk=0).headline()[0] == "Pool (serve) of 6 chips: tp2 x3, batch 1,234"
+    point = replace(
+        made.front[0], layout_text="text", batch=1234, tokens_per_second_per_user=50.0, tokens_per_second_per_chip=200.0,
+        usd_per_million_output_tokens=2.5,
+    )  # fmt: skip
+    title, figures = point.headline()
+    assert title == "Point: text, batch 1,234"
+    assert list(figures) == ["speed", "output", "cost"]
+    assert figures["speed"].endswith("tok/s a user")
+    assert figures["output"] == "200 tok/s a chip"
+    assert figures["cost"] == "2.50 USD per million output tokens"
