@@ -86,14 +86,14 @@ def test_predictions_keep_the_order_and_every_row(tmp_path):
 def test_first_tokens_are_simulated_where_numba_is(monkeypatch):
     """A burst of 64 waits for the prompts before it; without numba a closed form answers, and the view says so."""
     from steptime.measured import validation as validate
-    from steptime.terminal.validation_view import validation_view
+    from steptime.terminal.views.validation import validation_view
 
     rows = [one(concurrency="1"), one(concurrency="64")]
     if validate.can_simulate():
         found = predict(rows)
         assert found.simulated
         assert found.ttft[1] > 2 * found.ttft[0]
-        assert not predict(rows, simulate=False).simulated
+        assert not predict(rows, by_simulation=False).simulated
     monkeypatch.setattr(validate, "can_simulate", lambda: False)
     plain = predict(rows)
     assert not plain.simulated
@@ -126,7 +126,7 @@ def test_a_run_of_few_requests_is_mostly_its_start():
     once, ten, usual, long = validate.loops_of(runs, load_engine("vllm")).queued
     assert once > 3 * ten > 4 * long
     assert ten == usual
-    assert np.all(np.diff(predict(rows, simulate=False).ttft[[0, 1, 3]]) < 0)
+    assert np.all(np.diff(predict(rows, by_simulation=False).ttft[[0, 1, 3]]) < 0)
 
 
 def test_error_figures():

@@ -142,7 +142,8 @@ def test_a_model_that_fits_nowhere_says_by_how_much():
     with pytest.raises(DoesNotFit, match=r"hold 589 GB \(vllm uses 92% of 640 GB\), 223 GB too little"):
         st.plan(model, st.load_system("hgx-h100"), CHAT)
     systems = [st.load_system(name) for name in ("hgx-h100", "gb200-nvl72", "hgx-h200")]
-    assert smallest_system(model, systems).name == "hgx-h200"
+    system, chips = smallest_system(model, systems)
+    assert (system.name, chips) == ("hgx-h200", 8)
 
 
 def test_no_room_for_a_sequence_is_an_answer():

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from steptime.errors import DataFileError, InputError
 from steptime.terminal.output import check_outputs, patience
-from steptime.terminal.widgets import stacked, table
+from steptime.terminal.views.widgets import stacked, table
 from tests.terminal.test_commands import run
 
 RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s

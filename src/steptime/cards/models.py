@@ -85,7 +85,7 @@ class SmallestSystem:
     """The smallest system of the catalogue that holds a model."""
 
     name: str = field(metadata=unit("", "name in the catalogue"))
-    chips: int = field(metadata=unit("", "of its usual deployment"))
+    chips: int = field(metadata=unit("", "of it that hold the weights: a power of two, or all"))
     title: str = field(metadata=unit("", "what it is"))
 
 
@@ -273,7 +273,7 @@ def model_card(model: Model, *, context: int) -> ModelCard:
             FlopsRow(context=c, decode=float(decode_flops_per_token(model, c)), prefill=float(prefill_flops(model, c)) / c)
             for c in _contexts(model, context)
         ),
-        smallest_system=None if holds is None else SmallestSystem(name=holds.name, chips=holds.chips, title=holds.title),
+        smallest_system=None if holds is None else SmallestSystem(name=holds[0].name, chips=holds[1], title=holds[0].title),
         source=dict(model.source),
         notes=tuple(model.notes),
     )

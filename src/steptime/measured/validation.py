@@ -142,7 +142,7 @@ def can_simulate() -> bool:
 
 
 def loops_of(runs: Runs, engine: Engine) -> Any:
-    """Return the simulated closed loops of a group (`simulate.first_token.Loops`)."""
+    """Return the simulated closed loops of a group (`loops.Loops`)."""
     from steptime.measured.loops import closed_loops
 
     return closed_loops(
@@ -177,11 +177,11 @@ def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = N
 
 
 def predict(
-    rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None, simulate: bool | None = None
+    rows: list[dict[str, str]], *, engine: Engine | None = None, catalog: str | None = None, by_simulation: bool | None = None
 ) -> Predictions:
     """Return predictions for every row, in their order.
 
-    simulate: whether TTFT comes from simulated loops; by default where it can, for up to `MOST_SIMULATED` rows.
+    by_simulation: whether TTFT comes from simulated loops; by default where it can, for up to `MOST_SIMULATED` rows.
     Intervals are those of left-out runs: what constants add for an unusual run (`uncertainty`) would cost twenty times as much.
     """
     names = sorted({row["engine"] for row in rows})
@@ -189,7 +189,7 @@ def predict(
     small = {name: bool(engines[name].room.small_kv) for name in names}
     out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
     labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
-    simulated = can_simulate() and len(rows) <= MOST_SIMULATED if simulate is None else simulate
+    simulated = can_simulate() and len(rows) <= MOST_SIMULATED if by_simulation is None else by_simulation
     for runs in grouped(rows, small_kv=small, catalog=catalog):
         of = engines[runs.engine]
         tpot, ttft, bound, regime = predict_runs(runs, of)

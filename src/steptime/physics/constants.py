@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from steptime.errors import shown
 from steptime.numbers import Number
 
 STEP, PLAN, SIMULATOR, FIT = "step", "plan", "simulator", "runs"
@@ -157,8 +158,8 @@ def problem_of(name: str, value: object) -> str:
     """
     told = DESCRIPTIONS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"must be a number, not {str(value)[:40]!r}"
+        return f"must be a number, not {shown(value)}"
     if told["least"] <= value <= told["most"]:
         return ""
     bounds = f"at least {told['least']:g}" if math.isinf(told["most"]) else f"from {told['least']:g} to {told['most']:g}"
-    return f"must be {bounds} ({told['unit'] + ' ' if told['unit'] else ''}{told['line']}), not {value:g}"
+    return f"must be {bounds} ({told['unit'] + ' ' if told['unit'] else ''}{told['line']}), not {shown(value)}"

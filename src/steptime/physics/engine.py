@@ -6,7 +6,6 @@ fitted engine is data.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.files import find, read_file
-from steptime.errors import DataFileError, RangeError, did_you_mean
+from steptime.errors import DataFileError, RangeError, did_you_mean, shown
 from steptime.machines.system import System
 from steptime.numbers import Number
 from steptime.physics.constants import (
@@ -66,6 +65,7 @@ class Engine(Result):
 IDEAL = Engine(name="ideal", title="the bound that physics sets: every efficiency 1, every overhead 0")
 DEFAULT, DEFAULT_VENDOR = "vllm", "NVIDIA"  # the engine people run most, and the chips that it was measured on
 MOST_IMBALANCE = 1e6  # rows on the busiest chip over the mean
+MOST_FIGURE = 1e6  # of a factor or of a variance of a logarithm
 TYPICAL = "typical"  # the engine that stands for one that is not known
 
 
@@ -132,11 +132,11 @@ def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     if not fit:
         return {}
     names, covariance = fit.get("names"), fit.get("covariance")
-    if not isinstance(names, list) or any(name not in CONSTANTS for name in names):
+    if not isinstance(names, list) or any(not isinstance(name, str) or name not in CONSTANTS for name in names):
         raise DataFileError(path, "fit.names: must be a list of names of constants")
     try:
         matrix = np.array(covariance, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataFileError(path, "fit.covariance: must be rows of numbers") from None
     if matrix.shape != (len(names), len(names)):
         raise DataFileError(
@@ -161,16 +161,20 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
         for quantity, table in tables.items():
             for regime, value in table.items():
                 numbers = value if key == "interval" else [value]
-                good = isinstance(numbers, list) and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers)
+                good = isinstance(numbers, list) and all(map(_is_figure, numbers))
+                place = f"fit.{key}.{quantity}.{regime}"
                 if key == "interval" and not (good and len(numbers) == 2 and 0 < numbers[0] <= numbers[1]):
-                    raise DataFileError(
-                        path, f"fit.{key}.{quantity}.{regime}: must be two factors, the lower first, not {value!r}"
-                    )
+                    raise DataFileError(path, f"{place}: must be two factors, the lower first, not {shown(value)}")
                 if not good or min(numbers) < 0:
-                    raise DataFileError(path, f"fit.{key}.{quantity}.{regime}: must be a variance of at least 0, not {value!r}")
+                    raise DataFileError(path, f"{place}: must be a variance of at least 0, not {shown(value)}")
     vendors = fit.get("vendors", [])
     if not isinstance(vendors, list) or not all(isinstance(vendor, str) for vendor in vendors):
         raise DataFileError(path, "fit.vendors: must be a list of makers of chips")
+
+
+def _is_figure(value: object) -> bool:
+    """Whether a value of a file is a number that factors and variances of logarithms can be."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST_FIGURE <= value <= MOST_FIGURE
 
 
 def constant(engine: Engine, name: str) -> Number:

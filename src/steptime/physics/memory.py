@@ -180,8 +180,12 @@ def sequences_that_fit(
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
 ) -> Number:
-    """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room."""
+    """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room.
+
+    Infinite for a model without a cache.
+    """
     layout, context = check_ways(layout or Layout()), positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
-    each = np.maximum(cache_per_sequence(model, context, layout), 1e-300)
-    return np.floor(np.maximum(empty.capacity - empty.used, -1.0) / each) * layout.dp
+    each, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
+    endless = np.where(room < 0, -1.0, np.inf)  # sequences without a cache take no room
+    return np.where(each > 0, np.floor(room / np.where(each > 0, each, 1.0)), endless) * layout.dp

@@ -58,8 +58,6 @@ def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
     (0.0625, 0.0)
     """
     ratio = np.minimum(compute, memory) / np.maximum(np.maximum(compute, memory), TINY)
-    if is_norm(norm, 4):  # that of fitted engines, where a general power takes most of a step
-        return np.square(np.square(ratio))
     return ratio**norm
 
 
@@ -69,6 +67,4 @@ def root(value: Number, norm: Number) -> Number:
     >>> float(root(16.0, 4)), float(root(27.0, 3))
     (2.0, 3.0)
     """
-    if is_norm(norm, 4):
-        return np.sqrt(np.sqrt(value))
     return value ** (1 / norm)

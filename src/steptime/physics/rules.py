@@ -89,7 +89,7 @@ def _shape(model: Model) -> dict[str, Any]:
         "kv_heads": max((a.kv_shards for a in mixers), default=1),
         "depth": model.depth,
         "experts": min((layer.routed.experts for layer, _ in model.layers if layer.routed), default=0),
-        "cached": not all(a.state_bytes > 0 for a in mixers),
+        "cached": any(a.state_bytes == 0 for a in mixers),
     }
 
 

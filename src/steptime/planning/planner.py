@@ -234,12 +234,19 @@ def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def smallest_system(model: Model, systems: Iterable[System]) -> System | None:
-    """Return the system with the least memory whose usual deployment holds the weights of `model` in some layout."""
-    by_memory = sorted(systems, key=lambda system: system.chips * system.chip.hbm.capacity)
-    anything = Workload(input_tokens=1, output_tokens=1)
-    for system in by_memory:
-        case = Case(model=model, system=system, workload=anything, slo=Slo(), chips=system.chips, engine=IDEAL)
-        if system.chips * system.chip.hbm.capacity >= weight_bytes(model) and fitting(case):
-            return system
+def smallest_system(model: Model, systems: Iterable[System]) -> tuple[System, int] | None:
+    """Return the system and the chips of it that hold the weights of `model` in some layout with the least memory in all.
+
+    Chips are counted in powers of two up to the usual deployment; of equal memory, the higher bandwidth comes first.
+    """
+    tries = []
+    for system in systems:
+        powers = {2**n for n in range(system.chips.bit_length()) if 2**n < system.chips}
+        memory, bandwidth = system.chip.hbm.capacity, system.chip.hbm.bandwidth
+        tries += [(n * memory, -n * bandwidth, system.name, system, n) for n in sorted({*powers, system.chips})]
+    need, anything = weight_bytes(model), Workload(input_tokens=1, output_tokens=1)
+    for capacity, _, _, system, chips in sorted(tries, key=lambda one: one[:3]):
+        case = Case(model=model, system=system, workload=anything, slo=Slo(), chips=chips, engine=IDEAL)
+        if capacity >= need and fitting(case):
+            return system, chips
     return None

@@ -57,12 +57,15 @@ def why(case: Case, found: Plan) -> str:
         STOPS[name].format(tpot=show(case.slo.tpot, "s"), ttft=show(case.slo.ttft, "s")) for name in found.binding
     )
     step = "step" if server.role == "serve" else "decode step"
-    text = f"It cannot be cheaper because {stops}. A {step} {shares} of its time."
+    rented = math.isfinite(float(case.system.rent.typical))
+    text = f"It cannot {'be cheaper' if rented else 'serve more'} because {stops}. A {step} {shares} of its time."
     change = best_change(found)
     if change is None:
-        return text + " No single figure of the machine, 10 % better, would lower the cost."
+        return text + f" No single figure of the machine, 10 % better, would {'lower the cost' if rented else 'raise that'}."
     name, saving = change
-    return text + f" {BETTER.get(name, f'10 % more {IN_WORDS.get(name, name)}')} would help most: {saving:.1%} cheaper."
+    better = BETTER.get(name, f"10 % more {IN_WORDS.get(name, name)}")
+    gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests a second"
+    return text + f" {better} would help most: {gain}."
 
 
 def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def calibrate(
     from steptime.measured.comparison import report
     from steptime.measured.outcomes import calibrate as fit
     from steptime.measured.validation import predict
-    from steptime.terminal.validation_view import calibration_view
+    from steptime.terminal.views.validation import calibration_view
 
     path = _place(engine, out, force)
     not_empty("--prior", prior, "the name of an engine")

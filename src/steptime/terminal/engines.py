@@ -31,6 +31,6 @@ def engines(
     if json:
         print_json(shown if name is None else shown.engines[0])
         return
-    from steptime.terminal.card_views import engine_view, engines_view
+    from steptime.terminal.views.cards import engine_view, engines_view
 
     show(engines_view(shown.engines) if name is None else engine_view(shown.engines[0]))

@@ -55,7 +55,7 @@ def models(
     if len(read) == 1 and not compare:
         _show_one(cards.model_card(read[0], context=context), json=json)
         return
-    from steptime.terminal.card_views import comparison_view, models_view
+    from steptime.terminal.views.cards import comparison_view, models_view
 
     console = console_of()
     if lists:
@@ -94,7 +94,7 @@ def _show_one(card: "ModelCard", *, json: bool) -> None:
     if json:
         print_json(card)
         return
-    from steptime.terminal.card_views import model_view
+    from steptime.terminal.views.cards import model_view
 
     console = console_of()
     show(model_view(card, console.width), console=console)

@@ -143,10 +143,11 @@ def _other(model: "Model", catalog: str | None) -> str:
     """Name the smallest system that would hold a model."""
     from steptime.planning.planner import smallest_system
 
-    other = smallest_system(model, read_systems(catalog))
-    if other is None:
+    found = smallest_system(model, read_systems(catalog))
+    if found is None:
         return ""
-    return f"; the smallest system of the catalogue that holds it is {other.name} ({other.chips} x {other.chip.name})"
+    system, chips = found
+    return f"; the smallest system of the catalogue that holds it is {system.name} ({chips} x {system.chip.name})"
 
 
 def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
@@ -165,7 +166,7 @@ def _data(
 ) -> dict[str, Any]:
     """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted."""
     from steptime.planning.launch_commands import ENGINES, launch_commands
-    from steptime.terminal.plan_view import explain_json
+    from steptime.terminal.views.plan import explain_json
 
     more: dict[str, Any] = {"launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}}
     if replayed is not None:
@@ -185,12 +186,12 @@ def _print(
     launches: tuple[str, ...],
 ) -> None:
     """Print a plan as text."""
-    from steptime.terminal.plan_view import explain_plan, launch_view, plan_brief, plan_view
+    from steptime.terminal.views.plan import explain_plan, launch_view, plan_brief, plan_view
 
     console = console_of()
     show(plan_brief(found) if wanted.brief else plan_view(found, console.width), console=console)
     if replayed is not None:
-        from steptime.terminal.simulation_view import replay_view
+        from steptime.terminal.views.simulation import replay_view
 
         show(replay_view(replayed), console=console)
     if not found.feasible or wanted.brief:

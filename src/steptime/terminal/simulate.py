@@ -268,7 +268,7 @@ def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str
     if answering.json:
         print_json(found.to_dict(**_about(model, system, given), policy=given["policy"]))
         return
-    from steptime.terminal.simulation_view import rate_answer, rate_view
+    from steptime.terminal.views.simulation import rate_answer, rate_view
 
     console = console_of()
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
@@ -292,7 +292,7 @@ def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, 
         ranges = [{"slowness": slowness, "answers": end.answers} for slowness, end in slower.items()]
         print_json(found.to_dict(range=ranges))
         return
-    from steptime.terminal.simulation_view import range_view, simulation_brief, simulation_title, simulation_view
+    from steptime.terminal.views.simulation import range_view, simulation_brief, simulation_title, simulation_view
 
     console = console_of()
     title = simulation_title(model.name, system.chip.name, found, given["layout"], given["engine"].name)

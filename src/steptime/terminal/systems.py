@@ -42,7 +42,7 @@ def systems(
         if json:
             print_json(card)
             return
-        from steptime.terminal.card_views import system_view
+        from steptime.terminal.views.cards import system_view
 
         show(system_view(card))
         return
@@ -52,7 +52,7 @@ def systems(
     if json:
         print_json(table)
         return
-    from steptime.terminal.card_views import systems_view
+    from steptime.terminal.views.cards import systems_view
 
     show(systems_view(table.systems))
 

@@ -31,7 +31,7 @@ def validate(
     """Hold predictions against measured serving runs: how far off, how biased, and do the intervals hold?"""
     from steptime.measured.comparison import write_predictions
     from steptime.measured.outcomes import validate as hold
-    from steptime.terminal.validation_view import columns_view, validation_view
+    from steptime.terminal.views.validation import columns_view, validation_view
 
     if columns:
         show(columns_view())

@@ -29,9 +29,9 @@ from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.explanation import Line, equations, explain_step, sources, step_given
 from steptime.planning.launch_commands import launch_commands
 from steptime.planning.refine import AS_CHEAP
-from steptime.terminal.plots import front_plot
-from steptime.terminal.step_view import TERM_COLOURS, bounds, memory_bar, resource_table
-from steptime.terminal.widgets import Grid, bar, counted, heading, notes, ranged, share_table, sourced, table, usd
+from steptime.terminal.views.plots import front_plot
+from steptime.terminal.views.step import TERM_COLOURS, bounds, memory_bar, resource_table
+from steptime.terminal.views.widgets import Grid, bar, counted, heading, notes, ranged, share_table, sourced, table, usd
 from steptime.units import show
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (

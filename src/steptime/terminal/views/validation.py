@@ -14,8 +14,8 @@ from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_o
 from steptime.measured.validation import MOST_SIMULATED
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import Engine, constant
-from steptime.terminal.plots import scatter_plot
-from steptime.terminal.widgets import counted, notes, table
+from steptime.terminal.views.plots import scatter_plot
+from steptime.terminal.views.widgets import counted, notes, table
 from steptime.units import show
 
 MILLISECOND = 1e-3  # s

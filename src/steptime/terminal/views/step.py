@@ -13,7 +13,7 @@ from steptime.numbers import Number
 from steptime.physics.layout import show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
-from steptime.terminal.widgets import Grid, counted, facts, notes, ranged, share_table, stacked
+from steptime.terminal.views.widgets import Grid, counted, facts, notes, ranged, share_table, stacked
 from steptime.units import show
 
 TERM_COLOURS = {

@@ -12,7 +12,7 @@ from steptime.cards.engines import EngineCard
 from steptime.cards.models import ComparisonRow, ModelCard, ModelRow
 from steptime.cards.systems import RACK_KEYS, SystemCard, SystemRow
 from steptime.numbers import Number
-from steptime.terminal.widgets import Grid, bar, counted, facts, notes, sourced, table
+from steptime.terminal.views.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
 
 RACK_LIMITS = ("power", "weight", "cables")
@@ -119,7 +119,9 @@ def model_view(card: ModelCard, width: int) -> RenderableType:
 
 def _smallest(card: ModelCard) -> str:
     found = card.smallest_system
-    return f"{found.name}, {found.chips} chips: {found.title}" if found else "none in the catalogue"
+    if not found:
+        return "none in the catalogue"
+    return f"{found.chips} chip{'s' if found.chips > 1 else ''} of {found.name}: {found.title}"
 
 
 def _source(source: Mapping[str, str]) -> str:

@@ -15,8 +15,8 @@ from steptime.simulation.outcome import Simulation
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.rates import RatePoint
 from steptime.simulation.replays import Replay
-from steptime.terminal.plots import distribution_plot, rate_plot
-from steptime.terminal.widgets import Either, Grid, counted, notes, table, usd
+from steptime.terminal.views.plots import distribution_plot, rate_plot
+from steptime.terminal.views.widgets import Either, Grid, counted, notes, table, usd
 from steptime.units import show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}

@@ -1,0 +1,1 @@
+"""What the terminal shows: tables, bars and plots of each result, made of the same widgets."""
