@@ -352,6 +352,17 @@ def test_an_exchange_forwards_tokens_as_they_come():
     assert "scale-out" not in resources(step)
 
 
+def test_levels_that_take_equally_long_are_blamed_once():
+    """Four of four experts on two nodes of two: three chips away at 30 GB/s, one node at 10 GB/s; the outer one is waited for."""
+    twos = machine(size=2, up=3e10, out=1e10)
+    model = model_of(experts(weights=1.0, count=4, active=4))
+    step = decode(model, twos, layout=Layout(dp=4, ep=4), batch=400, context=1)
+    assert step.terms["dispatch"] == pytest.approx(10 * 100 * 1000 / 1e10)
+    assert resources(step)["scale-out"] == pytest.approx(3 * 10 * 100 * 1000 / 1e10)
+    assert "scale-up" not in resources(step)
+    assert sum(resources(step).values()) == pytest.approx(float(step.total))
+
+
 def test_node_limited_routing_in_a_step():
     """64 chips in eight nodes, 8 of 256 experts in 4 of 8 groups: four nodes, 7/8 of them others."""
     limited = model_of(experts(weights=1.0, count=256, expert_groups=8, active_groups=4))
