@@ -125,6 +125,8 @@ def test_the_front_holds_points_of_both_modes_that_can_be_had():
         assert point.ttft <= 0.5
         assert point.usd_per_million_output_tokens == pytest.approx(USD / (4 * point.tokens_per_second_per_chip) * 1e6)
         assert 0 < point.batch < 1000
+    soon = plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal").front
+    assert max(point.ttft for point in soon) <= 0.01 < max(point.ttft for point in found.front)
     tight = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal")
     assert tight.front == found.front  # whatever the speed limit
 
