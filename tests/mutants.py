@@ -200,8 +200,8 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def own_tests(mutant: Mutant) -> list[str]:
     """Return the tests of a mutant's own module: its files, as far as there are any, and its examples."""
     room, name = mutant.file.removesuffix(".py").split("/")
-    paths = sorted((ROOT / "tests" / room).glob(f"test_{name}*.py"))
-    return [*map(str, paths), f"tests/test_doctests.py::test_examples[{mutant.module}]"]
+    files = sorted((ROOT / "tests" / room).glob(f"test_{name}*.py"))
+    return [str(path.relative_to(ROOT)) for path in files] + [f"tests/test_doctests.py::test_examples[{mutant.module}]"]
 
 
 def tests_fail(mutant: Mutant | None, required: dict[str, set[str]], verbose: bool) -> bool:

@@ -14,7 +14,7 @@ from steptime.physics.collectives import run_collective
 from steptime.physics.layout import Layout
 from steptime.physics.network import Traffic
 from steptime.physics.step import prefill_step
-from tests.conftest import engine, experts, matrix, model_of, one_matrix, sparse_matrix
+from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     FULL,
     IDEAL,
@@ -132,6 +132,17 @@ def test_an_exchange_forwards_tokens_as_they_come():
     assert step.terms["dispatch"] == pytest.approx(10 * (up + 6e-6))
     assert resources(step)["scale-up"] == pytest.approx(10 * 3 * up)
     assert "scale-out" not in resources(step)
+
+
+def test_levels_that_take_equally_long_are_blamed_once():
+    """Four of four experts on two nodes of two: three chips away at 30 GB/s, one node at 10 GB/s; the outer is waited for."""
+    twos = machine(size=2, up=3e10, out=1e10)
+    model = model_of(experts(weights=1.0, count=4, active=4))
+    step = decode(model, twos, layout=Layout(dp=4, ep=4), batch=400, context=1)
+    assert step.terms["dispatch"] == pytest.approx(10 * 100 * 1000 / 1e10)
+    assert resources(step)["scale-out"] == pytest.approx(3 * 10 * 100 * 1000 / 1e10)
+    assert "scale-up" not in resources(step)
+    assert sum(resources(step).values()) == pytest.approx(float(step.total))
 
 
 def test_node_limited_routing_in_a_step():

@@ -23,7 +23,7 @@ from steptime.physics.memory import (
     weight_ways,
     weights_per_chip,
 )
-from tests.conftest import engine, experts, machine, matrix, model_of, sparse_matrix
+from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 
 GB = 1e9
 
@@ -268,3 +268,10 @@ def test_memory_in_words():
         "reserved_bytes": [8e9] * 3, "used_bytes": [15e9, 16e9, 17e9], "capacity_bytes": [16e9] * 3,
         "fits": [True, True, False],
     }  # fmt: skip
+
+
+def test_without_a_cache_any_number_fits_or_none():
+    model = one_matrix(weights=1e9, layers=10, kv_bytes=0.0)  # 10 GB of weights
+    roomy, full = machine(capacity=11e9), machine(capacity=9e9)
+    assert sequences_that_fit(model, roomy, context=100, engine="ideal") == np.inf
+    assert sequences_that_fit(model, full, context=100, layout=Layout(), engine="ideal") < 1

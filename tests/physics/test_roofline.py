@@ -17,10 +17,10 @@ def test_arithmetic_and_traffic_at_a_share_of_their_rates():
 
 @pytest.mark.parametrize(
     ("norm", "together"),
-    [(np.inf, 4.0), (1, 7.0), (2, 5.0), (3, 91 ** (1 / 3)), (4, 337**0.25), (np.array([4.0]), 337**0.25)],
+    [(np.inf, 4.0), (1, 7.0), (2, 5.0), (3, 91 ** (1 / 3)), (4, 337**0.25), (5, 1267**0.2), (np.array([4.0]), 337**0.25)],
 )
 def test_overlap_of_3_and_4_seconds(norm, together):
-    """27 + 64 = 91, 81 + 256 = 337."""
+    """27 + 64 = 91, 81 + 256 = 337, 243 + 1024 = 1267."""
     assert overlap(3.0, 4.0, norm) == pytest.approx(together)
     assert overlap(4.0, 3.0, norm) == pytest.approx(together)
 

@@ -17,7 +17,7 @@ from steptime.physics.layout import Layout
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case
 from steptime.planning.elasticity import binding, changes_of, elasticities, scaled_cache
 from steptime.planning.steady import decode_pool, prefill_pool
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import engine, machine, one_matrix, sparse_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5
 CACHE = one_matrix(weights=1.0, kv_bytes=1e5)  # waits for its cache, whatever the batch: 1 MB a token
@@ -173,6 +173,17 @@ def test_a_batch_grows_by_whole_sequences_of_its_groups():
     slo = st.Slo(tpot=limit)
     assert binding(case(one_matrix(), STREAM, slo), decodes(180, Layout(microbatches=2))) == ("speed",)
     assert binding(case(one_matrix(), STREAM, slo), decodes(160, Layout(microbatches=2))) == ("saturation",)
+
+
+def test_a_batch_grows_by_a_sequence_of_each_group():
+    """Four groups with room for 25 sequences each: 100 is full, and 96 is ten per cent from it."""
+    model, layout = sparse_matrix(kv_bytes=1e4, active=1), Layout(dp=4, ep=4)
+    room = 1100.5 + 3 * 201 / math.sqrt(12 * 25)
+    full = machine(flops=1e30, capacity=16e9 + 25.5 * (1e5 * room + 4000))
+    assert binding(case(model, full), decodes(100, layout)) == ("memory",)
+    tight = st.Slo(tpot=float(decode_pool(model, full, WORK, layout=layout, batch=102, engine=IDEAL).tpot))
+    assert binding(case(model, full, tight), decodes(100, layout)) == ("speed", "memory")
+    assert binding(case(model, full), decodes(80, layout)) == ("saturation",)
 
 
 def shares(batch: int, chunk: int = 1000) -> Candidate:

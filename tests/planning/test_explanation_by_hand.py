@@ -74,6 +74,7 @@ def test_equations_of_groups_and_stages():
     assert text[0] == "batch 66 = 17 sequences x 4 attention groups, in 3 micro-batches"
     assert text[-1] == "the fullest of 3 stages holds 40.0% of the layers"
     assert len(text) == 3
+    assert equations(one_matrix(), pool(mixed=False, pp=2), WORK)[-1] == "the fullest of 2 stages holds 50.0% of the layers"
 
 
 NODES = machine(size=8, up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)

@@ -102,6 +102,8 @@ def test_the_front_holds_points_of_both_modes_that_can_be_had():
         assert point.ttft <= 0.5
         assert point.usd_per_million_output_tokens == pytest.approx(USD / (4 * point.tokens_per_second_per_chip) * 1e6)
         assert 0 < point.batch < 1000
+    soon = plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal").front
+    assert max(point.ttft for point in soon) <= 0.01 < max(point.ttft for point in found.front)
     tight = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal")
     assert tight.front == found.front  # whatever the speed limit
 
@@ -160,15 +162,27 @@ def test_a_plan_that_is_none_has_no_figures():
 
 
 def test_the_smallest_system_that_holds_a_model():
-    """10 GB of weights, and systems of 8, 12 and 80 GB; one layer of one head on 12 chips of 1 GB has no room either."""
-    small, right, large = (replace(machine(size=n, capacity=c), name=f"{n}x{c:g}") for n, c in ((8, 1e9), (4, 3e9), (8, 10e9)))
-    assert smallest_system(MODEL, [large, right, small]).name == right.name
+    """10 GB of weights: on chips of 1 GB no eight do; four of 3 GB take 12, two of 8 GB 16."""
+    small, right, large = (replace(machine(size=n, capacity=c), name=f"{n}x{c:g}") for n, c in ((8, 1e9), (4, 3e9), (8, 8e9)))
+    assert smallest_system(MODEL, [large, right, small]) == (right, 4)
+    assert smallest_system(MODEL, [large, small]) == (large, 2)
     many = replace(machine(size=12, capacity=1e9), name="many")
     deep = one_matrix(heads=1, layers=1, weights=1e10)
-    assert smallest_system(deep, [many, large]) is None
+    assert smallest_system(deep, [many, large]) is None  # one layer of one head, on one chip
     assert smallest_system(MODEL, [small]) is None
     exact = replace(machine(size=1, capacity=1e10), name="exact")
     assert smallest_system(MODEL, [exact]) is None  # weights that fill it leave no room
+
+
+def test_of_equal_memory_the_faster_chips_come_first():
+    """Two chips of 6 GB and four of 3: twice 4 TB/s, or four times 3."""
+    two = replace(machine(size=2, capacity=6e9, bandwidth=4e12), name="a")
+    four = replace(machine(size=4, capacity=3e9, bandwidth=3e12), name="b")
+    assert smallest_system(MODEL, [two, four]) == (four, 4)
+    slow = replace(machine(size=4, capacity=3e9, bandwidth=1e12), name="b")
+    assert smallest_system(MODEL, [slow, two]) == (two, 2)
+    three = replace(machine(size=3, capacity=4e9), name="c")  # its usual deployment is tried beside powers of two
+    assert smallest_system(one_matrix(heads=3), [three]) == (three, 3)
 
 
 @pytest.mark.parametrize(

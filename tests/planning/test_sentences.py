@@ -168,3 +168,16 @@ def test_a_step_that_reaches_beyond_the_model():
     assert warnings_of_step(model, NODES, reach=np.array([1, 1201])) == (
         "requests of 1,201 tokens exceed the model's context of 1,200",
     )
+
+
+def test_without_a_rent_more_is_served_instead_of_cheaper():
+    """9.1 % cheaper is 10 % more for the same rent."""
+    free = replace(
+        machine(flops=1e30, size=1), rent=Rent(low=math.nan, typical=math.nan, high=math.nan, note="nobody rents it")
+    )
+    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal")
+    assert found.why.startswith("It cannot serve more because ")
+    assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
+    waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)
+    still = plan(one_matrix(heads=1), replace(free, chip=machine(size=1).chip), WORK, chips=1, engine=waits)
+    assert still.why.endswith("No single figure of the machine, 10 % better, would raise that.")
