@@ -17,7 +17,7 @@ RUNS = Path(__file__).parents[1] / "golden" / "measured_runs.csv"
 def runs():
     rows, problems = read_runs(RUNS)
     assert not problems
-    return rows, predict(rows, simulate=False), np.array([float(row["tpot_s"]) for row in rows])
+    return rows, predict(rows, by_simulation=False), np.array([float(row["tpot_s"]) for row in rows])
 
 
 def test_the_sample_holds_every_engine_system_and_model(runs):
