@@ -1,6 +1,6 @@
 PYTHON ?= python3
 
-.PHONY: check test slow lint types imports docs bench
+.PHONY: check test slow lint types imports docs bench mutants
 
 check: test lint types imports docs
 
@@ -27,3 +27,6 @@ bench:
 	$(PYTHON) benchmarks/speed.py
 	$(PYTHON) benchmarks/simulate.py
 	$(PYTHON) benchmarks/validate.py
+
+mutants:
+	$(PYTHON) -m tests.mutants $(ARGS)

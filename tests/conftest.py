@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,7 @@ import steptime as st
 from steptime.machines.formats import number_format
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.models.model import Attention, Layer, Model, Op
+from steptime.physics.engine import IDEAL, Engine, with_constants
 
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
@@ -18,18 +20,64 @@ settings.load_profile("steady")
 RENT = Rent(low=2 / 3600, typical=2 / 3600, high=2 / 3600)
 
 
-def machine(*, flops=2e15, bandwidth=4e12, capacity=1e14, size=8, up=1e30, out=1e30, latency=0.0) -> System:
+def machine(
+    *,
+    flops=2e15,
+    bandwidth=4e12,
+    capacity=1e14,
+    size=8,
+    up=1e30,
+    out=1e30,
+    latency=0.0,
+    out_latency=None,
+    topology="switch",
+    reached=None,
+    vendor="",
+) -> System:
     """A chip with one peak rate on a switch; by default the network is free and memory without end."""
     memory = (MemoryTier(name="hbm", capacity=capacity, bandwidth=bandwidth),)
+    outside = Link(bandwidth=out, latency=latency if out_latency is None else out_latency)
     return System(
         name="toy",
-        chip=Chip(name="toy", peak={"bf16": flops, "fp8": flops}, memory=memory),
+        chip=Chip(name="toy", vendor=vendor, peak={"bf16": flops, "fp8": flops}, memory=memory, reached=reached or {}),
         chips=size,
         domains=(
-            Domain(name="up", kind="scale-up", size=size, link=Link(bandwidth=up, latency=latency)),
-            Domain(name="out", kind="scale-out", size=math.inf, link=Link(bandwidth=out, latency=latency)),
+            Domain(name="up", kind="scale-up", size=size, link=Link(bandwidth=up, latency=latency, topology=topology)),
+            Domain(name="out", kind="scale-out", size=math.inf, link=outside),
         ),
         rent=RENT,
+    )  # fmt: skip
+
+
+def engine(*, title="", source=None, fit=None, **constants) -> Engine:
+    """An engine that differs from the ideal one in the constants named."""
+    return with_constants(replace(IDEAL, name="test", title=title, source=source or {}, fit=fit or {}), constants)
+
+
+def matrix(*, name="matrix", weights=1e9, term="feed-forward", stored="fp8", flops_per_weight=2.0, **more) -> Op:
+    """A matrix: by default of 1e9 weights in 8 bits, with two FLOPs a row for each."""
+    return Op(
+        name=name, term=term, weights=weights, flops_per_row=flops_per_weight * weights, format=number_format(stored), **more
+    )
+
+
+def experts(*, weights=1e8, count=64, active=8, **more) -> Op:
+    """Routed experts of one matrix each."""
+    return matrix(
+        name="experts", term="experts", weights=weights, rows="routed", split="experts", experts=count, active=active, **more
+    )
+
+
+def model_of(*ops, attention=(), layers=10, stem=(), draft=(), width=1000, heads=64) -> Model:
+    """A model of one kind of layer."""
+    return Model(
+        name="toy",
+        layers=((Layer(name="layer", ops=ops, attention=attention), layers),),
+        stem=stem,
+        draft=draft,
+        width=width,
+        vocabulary=1,
+        heads=heads,
     )
 
 

@@ -1,0 +1,49 @@
+"""Sixty measured runs (golden/measured_runs.md) from their files to predicted times per token, as far off as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.measured.runs import read_runs
+from steptime.measured.validation import predict
+
+RUNS = Path(__file__).parents[1] / "golden" / "measured_runs.csv"
+
+
+@pytest.fixture(scope="module")
+def runs():
+    rows, problems = read_runs(RUNS)
+    assert not problems
+    return rows, predict(rows, by_simulation=False), np.array([float(row["tpot_s"]) for row in rows])
+
+
+def test_the_sample_holds_every_engine_system_and_model(runs):
+    rows, _, _ = runs
+    assert len(rows) == 60
+    assert {name: len({row[name] for row in rows}) for name in ("engine", "system", "model")} == {
+        "engine": 3,
+        "system": 5,
+        "model": 7,
+    }
+
+
+def test_times_per_token_are_as_far_off_as_they_were(runs):
+    """Median 7.6 %, 90th percentile 28.9 %, bias +1.4 %; 51 of 60 inside their 90 % range."""
+    _, found, measured = runs
+    off = found.tpot / measured - 1
+    assert np.median(np.abs(off)) < 0.080
+    assert np.quantile(np.abs(off), 0.9) < 0.30
+    assert abs(np.median(off)) < 0.025
+    inside = (measured >= found.tpot_low) & (measured <= found.tpot_high)
+    assert np.sum(inside) >= 49
+
+
+@pytest.mark.parametrize(("engine", "most"), [("sglang", 0.072), ("trtllm", 0.056), ("vllm", 0.095)])
+def test_each_engine_is_as_far_off_as_it_was(runs, engine, most):
+    """Medians of 6.8 %, 5.2 % and 9.1 %."""
+    rows, found, measured = runs
+    of = np.array([row["engine"] == engine for row in rows])
+    assert np.median(np.abs(found.tpot / measured - 1)[of]) < most

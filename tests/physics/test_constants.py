@@ -1,0 +1,126 @@
+"""Constants of engines as a table: the range of each, its group, and who reads it; and what is said of a value beyond."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, GROUP_OF, GROUPS, WAIT_NAMES, problem_of
+from tests.conftest import engine
+
+PEAK = (0.001, 1.25)  # shares of a data sheet's peak: boost clocks reach a little more than it states
+SECOND = (0, 1)
+RANGES = {
+    "kernels": {
+        **dict.fromkeys(
+            (
+                "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
+                "attention_efficiency", "attention_memory_efficiency", "network_efficiency",
+            ),
+            PEAK,
+        ),
+        "chip_departure": (0, 2),
+        "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
+        "activation_traffic": (0, 4),
+    },
+    "overheads": dict.fromkeys(
+        (
+            "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
+            "seconds_per_attention_layer", "seconds_per_latent_layer", "seconds_per_state_layer", "seconds_per_selected_layer",
+            "seconds_per_collective", "seconds_per_sequence", "seconds_per_step",
+        ),
+        SECOND,
+    ),
+    "experts": {"expert_imbalance": (1, 1e4), "expert_evenness": (0, math.inf), "expert_tile_rows": (0, 1e4)},
+    "scheduler": {
+        "step_tokens": (0, 1e7), "prefill_first": (0, 1), "two_batch": (0, 2), "seconds_per_request": (0, 100),
+        "first_token_factor": (0.001, 100), "seconds_before_queue": (0, 100), "seconds_before_queue_per_token": SECOND,
+        "steps_before_answer": (0, 1e5), "steps_to_balance": (0, 1e5),
+    },
+    "room": {"reserved_bytes": (0, 1e13), "memory_share": (0.001, 1), "small_kv": (0, 1)},
+}  # fmt: skip
+EACH = [(group, name, *bounds) for group, table in RANGES.items() for name, bounds in table.items()]
+
+
+def test_every_constant_has_a_range_here():
+    assert {name for _, name, _, _ in EACH} == set(CONSTANTS)
+    assert set(RANGES) == set(GROUPS)
+
+
+@pytest.mark.parametrize(("group", "name", "least", "most"), EACH)
+def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
+    assert GROUP_OF[name] == group
+    inside = (least, most, max(least, min(most, 1)))
+    assert [problem_of(name, value) for value in inside] == [""] * 3
+    assert problem_of(name, least - 1e-6)
+    assert math.isinf(most) or problem_of(name, most * 1.001 + 1e-9)
+    assert problem_of(name, math.nan)
+    default = getattr(getattr(engine(), group), name)
+    assert least <= default <= most
+    assert DESCRIPTIONS[name]["default"] == default
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("roofline_norm", 0.5, "must be at least 1 (p of the p-norm"),
+        ("expert_imbalance", 0.5, "must be from 1 to 10000 (factor rows on the busiest chip"),
+        ("seconds_per_step", -1, "must be from 0 to 1 (s per step the host's work for a step), not -1"),
+        ("seconds_per_request", 101, "must be from 0 to 100 (s per request before a prompt is read), not 101"),
+        ("memory_share", 1.5, "must be from 0.001 to 1 (share of the rest, that it uses), not 1.5"),
+        ("memory_share", True, "must be a number, not True"),
+        ("memory_share", "x" * 50, "must be a number, not 'xxx"),
+        ("memory_share", None, "must be a number, not None"),
+    ],
+)
+def test_what_is_said_of_it(name, value, says):
+    assert problem_of(name, value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("reader", "names"),
+    [
+        ("simulator", {"step_tokens", *WAIT_NAMES}),
+        ("plan", {"two_batch"}),
+        ("runs", {"small_kv"}),
+        ("plan, runs", {"seconds_per_request", "first_token_factor"}),
+        ("simulator, runs", {"prefill_first"}),
+    ],
+)
+def test_who_reads_a_constant(reader, names):
+    assert {name for name, told in DESCRIPTIONS.items() if told["read_by"] == reader} == names
+
+
+def test_every_step_reads_the_others():
+    others = {name for name, told in DESCRIPTIONS.items() if told["read_by"] == "step"}
+    assert others == set(CONSTANTS) - set(RANGES["scheduler"]) - {"small_kv"}
+
+
+UNITS = {
+    "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share"},
+    "exponent": {"chip_departure"},
+    "": {"roofline_norm"},
+    "factor": {"expert_imbalance", "first_token_factor"},
+    "shape": {"expert_evenness"},
+    "rows": {"expert_tile_rows"},
+    "tokens": {"step_tokens"},
+    "0 or 1": {"prefill_first", "small_kv"},
+    "0, 1 or 2": {"two_batch"},
+    "decode steps": {"steps_before_answer", "steps_to_balance"},
+    "B": {"reserved_bytes"},
+    "s per request": {"seconds_per_request", "seconds_before_queue"},
+    "s per prompt token": {"seconds_before_queue_per_token"},
+    "s per phase": {"seconds_per_collective"},
+    "s per kernel": {"seconds_per_kernel", "seconds_per_quantised_kernel"},
+    "s per sequence": {"seconds_per_sequence"},
+    "s per step": {"seconds_per_step"},
+}
+
+
+def test_units_of_constants():
+    found: dict[str, set[str]] = {}
+    for name, told in DESCRIPTIONS.items():
+        found.setdefault(told["unit"], set()).add(name)
+    layers = {name for name in RANGES["overheads"] if name.endswith("_layer")}
+    assert found == UNITS | {"s per layer": layers}

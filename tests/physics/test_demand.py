@@ -1,0 +1,300 @@
+"""What a pass asks of a chip, by hand: rows, FLOPs and bytes of each kind of operator and mixer, and kernels launched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.machines.formats import number_format
+from steptime.models.model import Attention, Layer
+from steptime.physics.demand import Work, attention_demands, chip_factor, kernel_counts, ledger, operator_demand, work_of
+from steptime.physics.layout import Layout
+from tests.conftest import engine, experts, machine, matrix, model_of
+
+NOTHING = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
+
+
+def work(layout=None, **given) -> Work:
+    return work_of({name: np.asarray(value) for name, value in (NOTHING | given).items()}, layout or Layout())
+
+
+@pytest.mark.parametrize(
+    ("given", "layout", "expected"),
+    [
+        (
+            {"batch": 10, "context": 100},
+            Layout(),
+            {"sequences": 10, "decode": 10, "everywhere": 10, "prefill": 0, "logits": 10},
+        ),
+        ({"batch": 10, "query": 3}, Layout(), {"sequences": 10, "decode": 30, "everywhere": 30, "logits": 30}),
+        ({"batch": 10}, Layout(dp=4), {"sequences": 3, "everywhere": 10}),  # the busiest group has three
+        ({"batch": 12, "query": 2}, Layout(dp=2, microbatches=3), {"sequences": 2, "decode": 4, "everywhere": 8}),
+        ({"batch": 8}, Layout(dp=4), {"sequences": 2}),
+        ({"prompts": 6, "tokens": 100, "prefix": 7}, Layout(), {"prompts": 6, "prefill": 600, "logits": 6, "prefix": 7}),
+        ({"prompts": 6, "tokens": 100}, Layout(dp=4), {"prompts": 2, "prefill": 200, "everywhere": 600}),
+        ({"prompts": 6, "tokens": 100}, Layout(dp=2, microbatches=2), {"prompts": 1.5, "prefill": 150, "everywhere": 300}),
+        ({"batch": 4, "query": 2, "prompts": 1, "tokens": 50}, Layout(), {"decode": 8, "everywhere": 58, "logits": 9}),
+    ],
+)
+def test_rows_of_a_micro_batch(given, layout, expected):
+    found = work(layout, **given)
+    assert {name: float(getattr(found, name)) for name in expected} == expected
+
+
+def demand(op, layout=None, system=None, on=None, **given):
+    layout = layout or Layout()
+    return operator_demand(op, work(layout, **given), system or machine(), layout, on or engine())
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "layout", "flops", "bytes_"),
+    [
+        (matrix(), {"batch": 4}, Layout(), 8e9, 1e9),
+        (matrix(), {"batch": 4, "query": 3}, Layout(), 24e9, 1e9),
+        (matrix(), {"batch": 4}, Layout(tp=2, cp=2), 2e9, 0.25e9),
+        (matrix(stored="bf16"), {"batch": 4}, Layout(), 8e9, 2e9),
+        (matrix(), {"batch": 4, "prompts": 2, "tokens": 8}, Layout(), 40e9, 1e9),
+        (matrix(rows="outputs"), {"batch": 4, "prompts": 2, "tokens": 8}, Layout(), 12e9, 1e9),  # the last of each prompt
+        (matrix(split="replicated"), {"batch": 4}, Layout(tp=4), 8e9, 1e9),
+        (matrix(rows="none"), {"batch": 4}, Layout(), 0, 0),
+        (matrix(rows="lookup", outputs=1000), {"batch": 4}, Layout(), 0, 0),
+    ],
+)
+def test_matrices(op, given, layout, flops, bytes_):
+    found = demand(op, layout, **given)
+    assert (found.flops, found.weights) == (pytest.approx(flops), pytest.approx(bytes_))
+    assert (found.peak, found.kv, found.activations) == (2e15, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "touched", "rows"),
+    [
+        (Layout(), 1, 8, 8),
+        (Layout(), 96, 64 * (1 - 0.875**96), 768),  # 8 of 64 each
+        (Layout(dp=8, ep=8), 96, 8 * (1 - 0.875**96), 96),
+        (Layout(dp=8, ep=8, redundant_experts=8), 96, 9 * (1 - (64 / 72) ** 96), 96),  # 9 slots, 8 of 72 each
+        (Layout(dp=8, ep=8), 1, 1, 1),
+        (Layout(dp=32, ep=32), 1, 1, 1 / 4),  # the busiest chip has one though the mean is a quarter
+        (Layout(tp=2, dp=4, ep=4), 96, 16 * (1 - 0.875**96) / 2, 96),  # two chips share an expert
+    ],
+)
+def test_routed_experts(layout, batch, touched, rows):
+    """64 experts of 1e8 weights, 8 a token."""
+    found = demand(experts(), layout, batch=batch)
+    assert found.weights == pytest.approx(touched * 1e8)
+    assert found.flops == pytest.approx(rows * 2e8)
+
+
+def test_experts_of_a_fraction_of_a_token_touch_a_fraction_of_one():
+    """Half a prompt token a micro-batch, on 32 ways: the busiest chip has at most the half."""
+    found = demand(experts(), Layout(dp=32, ep=32, microbatches=2), prompts=1, tokens=1)
+    assert found.weights == pytest.approx(0.5 * 1e8)
+
+
+def test_constants_of_experts():
+    """64 experts, 8 a token, 96 tokens: 64 x (1 - (1 + 96 x 8 / 64)^-1) = 64 x 12/13 are hit at an evenness of 1."""
+    given = {"batch": 96}
+    plain, touched = demand(experts(), **given), 64 * (1 - 0.875**96)
+    assert demand(experts(), on=engine(expert_evenness=1.0), **given).weights == pytest.approx(64 * 12 / 13 * 1e8)
+    assert demand(experts(), on=engine(expert_imbalance=1.5), **given).flops == pytest.approx(1.5 * plain.flops)
+    assert demand(experts(), on=engine(expert_imbalance=1.5), **given).weights == plain.weights
+    tiles = demand(experts(), on=engine(expert_tile_rows=16.0), **given)
+    assert tiles.flops == pytest.approx(math.hypot(768, touched * 16) * 2e8)
+    slow = engine(expert_efficiency=0.5, expert_memory_efficiency=0.25, compute_efficiency=0.1, memory_efficiency=0.1)
+    assert demand(experts(), on=slow, **given).efficiency == 0.5
+    assert demand(experts(), on=slow, **given).memory_efficiency == 0.25
+
+
+def test_constants_of_matrices():
+    slow = engine(expert_efficiency=0.1, expert_memory_efficiency=0.1, compute_efficiency=0.5, memory_efficiency=0.8)
+    found = demand(matrix(), on=slow, batch=1)
+    assert (found.efficiency, found.memory_efficiency) == (0.5, 0.8)
+    narrow = engine(memory_efficiency=0.8, narrow_efficiency=0.75)
+    assert demand(matrix(stored="mxfp4"), on=narrow, batch=1).memory_efficiency == pytest.approx(0.6)
+    assert demand(matrix(stored="fp8"), on=narrow, batch=1).memory_efficiency == 0.8
+    five = replace(matrix(), format=replace(number_format("fp4"), bytes=5 / 8))  # 5 bits are not fewer than 5
+    assert demand(five, on=narrow, batch=1).memory_efficiency == 0.8
+
+
+def test_activations_of_an_operator():
+    """12 rows of 1,000 values in and 4,000 out in 16 bits, half of it through memory; outputs are divided, inputs are not."""
+    half, op = engine(activation_traffic=0.5), matrix(inputs=1000, outputs=4000)
+    given = {"batch": 4, "query": 3}
+    assert demand(op, **given).activations == 0
+    assert demand(op, on=half, **given).activations == pytest.approx(12 * 5000 * 2 / 2)
+    assert demand(op, Layout(tp=4), on=half, **given).activations == pytest.approx(12 * 2000 * 2 / 2)
+    routed = experts(inputs=1000, outputs=500)
+    assert demand(routed, on=half, **given).activations == pytest.approx(12 * 8 * 1500 * 2 / 2)
+    looked = matrix(rows="lookup", outputs=1000)
+    given |= {"prompts": 1, "tokens": 8}
+    assert demand(looked, on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 2)
+    assert demand(looked, Layout(tp=4), on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 4 / 2)
+    assert demand(matrix(rows="none", outputs=1000), on=half, **given).activations == 0
+
+
+def test_arithmetic_in_the_rate_of_the_format():
+    system = machine()
+    two = replace(system, chip=replace(system.chip, peak={"bf16": 1e15, "fp8": 2e15}))
+    assert demand(matrix(stored="fp8"), system=two, batch=1).peak == 2e15
+    assert demand(matrix(stored="bf16"), system=two, batch=1).peak == 1e15
+
+
+KV = Attention(
+    name="kv", kv_bytes=1000.0, kv_shards=4, heads=8, flops_per_pair_decode=30.0, flops_per_pair_prefill=50.0
+)  # fmt: skip
+STATE = Attention(name="state", state_bytes=600.0, state_flops_per_token=70.0, heads=4)
+
+
+def mixer(a, layout=None, on=None, **given):
+    layout = layout or Layout()
+    return attention_demands(a, work(layout, **given), machine(), layout, on or engine())
+
+
+DECODE = {"batch": 6, "context": 100}
+
+
+@pytest.mark.parametrize(
+    ("a", "given", "layout", "flops", "bytes_"),
+    [
+        (KV, DECODE, Layout(), 6 * 30 * 100, 6 * 100_000),
+        (KV, DECODE | {"query": 3}, Layout(), 18 * 30 * 100, 6 * 100_000),  # the cache is read once for three
+        (KV, DECODE, Layout(tp=2), 6 * 30 * 100 / 2, 6 * 50_000),
+        (KV, DECODE, Layout(tp=8), 6 * 30 * 100 / 8, 6 * 25_000),  # four heads are held twice
+        (KV, DECODE, Layout(tp=2, cp=2), 6 * 30 * 100 / 4, 6 * 25_000),
+        (KV, DECODE, Layout(dp=2, ep=2), 3 * 30 * 100, 3 * 100_000),
+        (replace(KV, stride=4.0), DECODE, Layout(), 6 * 30 * 25, 6 * 25_000),
+        (replace(KV, window=40.0), DECODE, Layout(), 6 * 30 * 40, 6 * 40_000),
+        (replace(KV, selected=10.0), DECODE, Layout(), 6 * 30 * 10, 6 * 10_000),
+        (STATE, DECODE, Layout(), 6 * 70, 6 * 2 * 600),  # read and written
+        (STATE, DECODE | {"query": 3}, Layout(), 18 * 70, 6 * 2 * 600),
+        (STATE, DECODE, Layout(tp=2), 6 * 70 / 2, 6 * 2 * 300),
+        (STATE, DECODE, Layout(tp=8), 6 * 70 / 8, 6 * 2 * 150),  # four heads
+        (STATE, DECODE, Layout(tp=2, cp=2), 6 * 70 / 2, 6 * 2 * 300),  # a state is not divided by context
+    ],
+)
+def test_mixers_in_decode(a, given, layout, flops, bytes_):
+    found = mixer(a, layout, **given)
+    assert set(found) == {"decode"}
+    assert (found["decode"].flops, found["decode"].kv) == (pytest.approx(flops), pytest.approx(bytes_))
+    assert found["decode"].weights == 0
+
+
+PREFILL = {"prompts": 2, "tokens": 10}  # 55 pairs each; after 100 cached tokens 1,055
+
+
+@pytest.mark.parametrize(
+    ("a", "given", "layout", "flops", "bytes_"),
+    [
+        (KV, PREFILL, Layout(), 2 * 50 * 55, 2 * 10_000),
+        (KV, PREFILL | {"prefix": 100}, Layout(), 2 * 50 * 1055, 2 * 110_000),
+        (KV, PREFILL, Layout(tp=8), 2 * 50 * 55 / 8, 2 * 2_500),
+        (KV, PREFILL, Layout(tp=2, cp=2), 2 * 50 * 55 / 4, 2 * 2_500),
+        (replace(KV, stride=5.0), PREFILL | {"prefix": 100}, Layout(), 2 * 50 * 211, 2 * 22_000),
+        # a window of 40 after 100 tokens: 40 pairs a token, 40 of the cache and the ten new ones
+        (replace(KV, window=40.0), PREFILL | {"prefix": 100}, Layout(), 2 * 50 * 400, 2 * 50_000),
+        (replace(KV, window=40.0), PREFILL | {"prefix": 20}, Layout(), 2 * 50 * 255, 2 * 30_000),
+        (replace(KV, window=8.0, stride=5.0), PREFILL | {"prefix": 100}, Layout(), 2 * 50 * 80, 2 * 10_000),
+        (replace(KV, expand_flops=900.0), PREFILL | {"prefix": 100}, Layout(), 2 * (50 * 1055 + 900 * 100), 2 * 110_000),
+        (replace(KV, expand_flops=900.0), PREFILL, Layout(), 2 * 50 * 55, 2 * 10_000),  # no cached latents to expand
+        (STATE, PREFILL, Layout(), 2 * 70 * 10, 2 * 2 * 600),
+        (STATE, PREFILL, Layout(tp=8), 2 * 70 * 10 / 8, 2 * 2 * 150),
+        (KV, PREFILL | {"prefix": 100}, Layout(dp=2, ep=2), 50 * 1055, 110_000),
+    ],
+)
+def test_mixers_in_prefill(a, given, layout, flops, bytes_):
+    found = mixer(a, layout, **given)
+    assert set(found) == {"prefill"}
+    assert (found["prefill"].flops, found["prefill"].kv) == (pytest.approx(flops), pytest.approx(bytes_))
+
+
+def test_mixers_decode_and_read_prompts_in_one_step():
+    found = mixer(KV, on=engine(attention_efficiency=0.6), **DECODE | PREFILL)
+    assert found["decode"].flops == 6 * 30 * 100
+    assert found["prefill"].flops == 2 * 50 * 55
+    assert {one.efficiency for one in found.values()} == {0.6}
+    assert {one.peak for one in found.values()} == {2e15}
+
+
+def test_a_chip_departs_from_the_usual_share_of_its_data_sheet():
+    """Usual are 0.77 of bandwidth and 0.74 of arithmetic."""
+    chip = machine(reached={"memory": 0.385, "compute": 1.48})
+    assert chip_factor(chip, "memory", engine(chip_departure=1.0)) == pytest.approx(0.5)
+    assert chip_factor(chip, "compute", engine(chip_departure=1.0)) == pytest.approx(2)
+    assert chip_factor(chip, "memory", engine(chip_departure=0.5)) == pytest.approx(0.5**0.5)
+    assert chip_factor(chip, "memory", engine()) == 1
+    assert chip_factor(machine(), "memory", engine(chip_departure=1.0)) == 1
+    found = demand(matrix(), system=chip, on=engine(chip_departure=1.0, compute_efficiency=0.5, memory_efficiency=0.8), batch=1)
+    assert (found.efficiency, found.memory_efficiency) == (pytest.approx(1.0), pytest.approx(0.4))
+
+
+FULL = Layer(
+    name="full",
+    ops=(
+        matrix(name="q", term="projections", inputs=10),
+        matrix(name="k", term="projections", inputs=10),  # shares its input with q: one kernel
+        matrix(name="o", term="projections", inputs=20, stored="bf16"),
+        experts(inputs=10),
+        matrix(name="norm", flops_per_weight=0.0, inputs=30),
+        matrix(name="stored", rows="none", inputs=40),
+    ),
+    attention=(replace(KV, expand_flops=1.0, selected=5.0), KV),
+)
+RECURRENT = Layer(name="recurrent", ops=(matrix(inputs=10),), attention=(STATE,))
+
+
+def test_kernels_of_a_pass():
+    """Three layers of the one kind, two of the other; q with k, o and experts are three kernels, two of them in 8 bits."""
+    model = replace(model_of(), layers=((FULL, 3), (RECURRENT, 2)))
+    assert kernel_counts(model) == {
+        "layer": 5,
+        "kernel": 3 * 2 + 2,
+        "quantised_kernel": 3 * 2 + 2,
+        "expert_layer": 3,
+        "attention_layer": 3 * 2,
+        "latent_layer": 3,
+        "state_layer": 2,
+        "selected_layer": 3,
+    }
+
+
+def test_equal_operators_are_one_of_their_sum():
+    """q and k of three layers: six of 1e9 weights; o, in 16 bits, is one of its own, and so are experts."""
+    found = ledger(replace(model_of(), layers=((FULL, 3),)), merged=True)
+    by_name = {op.name: op for op, _ in found.layers}
+    assert by_name["q"].weights == 6e9
+    assert by_name["q"].flops_per_row == 12e9
+    assert by_name["q"].inputs == 60
+    assert by_name["o"].weights == 3e9
+    assert by_name["experts"].weights == 3e8
+    assert set(by_name) == {"q", "o", "experts", "norm", "stored"}
+    assert found.mixers == ((FULL.attention[0], 3), (KV, 3))
+    apart = ledger(replace(model_of(), layers=((FULL, 3),)), merged=False)
+    assert [op.name for op, _ in apart.layers] == ["q", "k", "o", "experts", "norm", "stored"]
+    assert [op.inputs for op, _ in apart.layers] == [30, 30, 60, 30, 90, 120]
+    assert [n for _, n in apart.layers] == [3] * 6
+    assert {op.name: n for op, n in found.layers} == {"q": 6, "o": 3, "experts": 3, "norm": 3, "stored": 3}
+
+
+def test_an_operator_without_weights_is_one_of_its_own():
+    """A scale: no weights, some FLOPs."""
+    scale = replace(matrix(name="scale"), weights=0.0, flops_per_row=7.0)
+    ((one, times), (other, _)) = ledger(model_of(matrix(), scale, layers=2), merged=True).layers
+    assert (one.weights, times, other.weights, other.flops_per_row) == (2e9, 2, 0, 14)
+
+
+def test_outputs_of_merged_operators_add_up():
+    two = Layer(name="two", ops=(matrix(name="a", outputs=5), matrix(name="b", outputs=7)))
+    ((one, times),) = ledger(replace(model_of(), layers=((two, 3),)), merged=True).layers
+    assert (one.outputs, times) == (36, 6)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("name", ["deepseek-v3", "gpt-oss-20b", "gemma-3-27b"])
+def test_a_ledger_holds_all_weights_of_the_layers(name, merged):
+    model = st.load_model(name)
+    total = sum(n * op.total_weights for layer, n in model.layers for op in layer.ops)
+    assert sum(op.total_weights for op, _ in ledger(model, merged=merged).layers) == pytest.approx(total)

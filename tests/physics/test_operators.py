@@ -1,0 +1,195 @@
+"""Operators of a step by hand: what each efficiency, norm and overhead of an engine does to their times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steptime.physics.clock import Clock
+from steptime.physics.demand import Demand
+from steptime.physics.layout import Layout
+from steptime.physics.operators import overlapped, run
+from steptime.physics.step import prefill_step
+from tests.conftest import engine, machine, matrix, model_of, one_matrix, sparse_matrix
+from tests.physics.passes import (
+    CHIP,
+    COMPUTE_BOUND,
+    HYBRID,
+    MEMORY_BOUND,
+    READ,
+    decode,
+    resources,
+)
+
+
+@pytest.mark.parametrize(
+    ("constants", "given", "term", "slower"),
+    [
+        ({"memory_efficiency": 0.8}, MEMORY_BOUND, "feed-forward", 1 / 0.8),
+        ({"memory_efficiency": 0.8}, MEMORY_BOUND, "attention", 1),
+        ({"memory_efficiency": 0.8}, COMPUTE_BOUND, "feed-forward", 1),
+        ({"compute_efficiency": 0.65}, COMPUTE_BOUND, "feed-forward", 1 / 0.65),
+        ({"compute_efficiency": 0.65}, MEMORY_BOUND, "feed-forward", 1),
+        ({"attention_memory_efficiency": 0.5}, MEMORY_BOUND, "attention", 2),
+        ({"attention_memory_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
+        ({"attention_efficiency": 0.5}, MEMORY_BOUND, "attention", 1),
+        ({"expert_efficiency": 0.5, "expert_memory_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
+        ({"narrow_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
+        ({"seconds_per_step": 1.0, "network_efficiency": 0.5}, MEMORY_BOUND, "feed-forward", 1),
+        ({"roofline_norm": 1.0}, MEMORY_BOUND, "feed-forward", 1 + 1 / 250),
+        ({"roofline_norm": 2.0}, {"batch": 250, "context": 1}, "feed-forward", 2**0.5),  # as long as the weights take
+        ({"roofline_norm": 4.0}, {"batch": 250, "context": 1}, "feed-forward", 2**0.25),
+    ],
+)
+def test_an_efficiency_below_one_is_slower_by_as_much_where_it_binds(constants, given, term, slower):
+    real, ideal = decode(on=engine(**constants), **given), decode(**given)
+    assert real.terms[term] == pytest.approx(float(slower * ideal.terms[term]))
+
+
+def test_attention_that_computes_is_slower_by_its_own_efficiency():
+    model = one_matrix(kv_flops=1e6)
+    assert decode(model, on=engine(attention_efficiency=0.5)).terms["attention"] == pytest.approx(
+        2 * 64 * 4096 * 10 * 1e6 / 2e15
+    )
+
+
+@pytest.mark.parametrize(
+    ("constants", "batch", "milliseconds"),
+    [
+        ({}, 1, 2.0),  # 8 of 64 experts of 0.1 GB, ten layers
+        ({"expert_memory_efficiency": 0.5}, 1, 4.0),
+        ({"memory_efficiency": 0.5, "compute_efficiency": 0.5}, 1, 2.0),
+        ({}, 10_000, 80.0),  # 10,000 x 8 x 0.2 GFLOP x 10
+        ({"expert_efficiency": 0.4}, 10_000, 200.0),
+        ({"expert_imbalance": 1.3}, 10_000, 104.0),
+    ],
+)
+def test_experts_have_efficiencies_of_their_own(constants, batch, milliseconds):
+    step = decode(sparse_matrix(), on=engine(**constants), batch=batch, context=1)
+    assert step.terms["experts"] == pytest.approx(milliseconds * 1e-3, rel=1e-9)
+
+
+def test_weights_of_four_bits_stream_at_their_own_efficiency():
+    model = model_of(matrix(stored="fp4"))
+    slow = decode(model, on=engine(memory_efficiency=0.8, narrow_efficiency=0.75), batch=1, context=1)
+    assert slow.total == pytest.approx(READ / 2 / 0.6)
+
+
+def test_a_chip_that_reaches_more_of_its_data_sheet_is_faster():
+    """Twice the usual 0.77 of bandwidth: cache and weights stream twice as fast, if all of it shows."""
+    fast = machine(reached={"memory": 1.54})
+    both = decode(system=fast, on=engine(chip_departure=1.0), **MEMORY_BOUND)
+    usual = decode(**MEMORY_BOUND)
+    assert both.total == pytest.approx(float(usual.total) / 2)
+    assert decode(system=fast, on=engine(chip_departure=2.0), **MEMORY_BOUND).total == pytest.approx(float(usual.total) / 4)
+
+
+def test_activations_go_through_memory_beside_the_weights():
+    """1,000 rows of 2,000 values in 16 bits in each of ten layers: 40 MB at half the bandwidth take 20 us."""
+    model = model_of(matrix(weights=1e5, inputs=1500, outputs=500))
+    base = {"activation_traffic": 1.0, "memory_efficiency": 0.5}
+    on = engine(**base)
+    step = decode(model, on=on, batch=1000, context=1)
+    weights, activations, compute = 1e6 / 2e12, 4e7 / 2e12, 1000 * 2e6 / 2e15
+    assert step.total == pytest.approx(weights + activations)
+    assert resources(step) == pytest.approx({"weights": weights, "activations": activations})
+    assert decode(model, on=engine(**base | {"activation_traffic": 0.25}), batch=1000, context=1).total == pytest.approx(
+        weights + activations / 4
+    )
+    summed = decode(model, on=engine(**base, roofline_norm=1.0), batch=1000, context=1)
+    assert resources(summed) == pytest.approx({"compute": compute, "weights": weights, "activations": activations})
+
+
+@pytest.mark.parametrize("norm", [2.0, 4.0, 3.0])
+@pytest.mark.parametrize(("batch", "larger"), [(125, "weights"), (500, "compute")])
+def test_resources_of_a_norm_are_shares_of_the_powers(norm, batch, larger):
+    """Arithmetic and traffic of 1 to 2: of (1 + 2^p) parts one is the smaller's."""
+    step = decode(model_of(matrix()), on=engine(roofline_norm=norm), batch=batch, context=1)
+    longer = READ if batch == 125 else 2 * READ
+    total = longer * (1 + 0.5**norm) ** (1 / norm)
+    assert step.total == pytest.approx(total)
+    smaller = total / (1 + 2**norm)
+    other = {"weights": "compute", "compute": "weights"}[larger]
+    assert resources(step) == pytest.approx({larger: total - smaller, other: smaller})
+
+
+@pytest.mark.parametrize(
+    ("constant", "count"),
+    [
+        ("layer", 5),
+        ("kernel", 3 * 2 + 2),
+        ("quantised_kernel", 3 * 2 + 2),
+        ("expert_layer", 3),
+        ("attention_layer", 3),
+        ("latent_layer", 3),
+        ("state_layer", 2),
+        ("selected_layer", 3),
+        ("step", 1),
+        ("sequence", 64),
+        ("request", 0),
+        ("collective", 0),
+    ],
+)
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_overheads_are_counted_as_often_as_kernels_run(constant, count, phase):
+    on = engine(**{f"seconds_per_{constant}": 1.0})
+    if phase == "decode":
+        step = decode(HYBRID, on=on)
+    else:
+        step, count = prefill_step(HYBRID, CHIP, tokens=64, engine=on), 0 if constant == "sequence" else count
+    assert step.terms.get("overhead", 0.0) == count
+    assert step.resources.get("overhead", 0.0) == count
+
+
+def test_overheads_of_a_group_and_of_each_micro_batch():
+    """64 sequences of four groups in two micro-batches: 8 each; two steps of the host, or all layers twice."""
+    given = {"layout": Layout(dp=4, ep=4, microbatches=2), "batch": 64, "context": 1}
+    for constants, seconds in (
+        ({"seconds_per_sequence": 1.0}, 2 * 8),
+        ({"seconds_per_step": 1.0}, 2),
+        ({"seconds_per_layer": 1.0}, 2 * 10),
+    ):
+        assert decode(sparse_matrix(), on=engine(**constants), **given).terms["overhead"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("compute", "memory", "norm", "seconds", "to_compute", "to_memory"),
+    [
+        (3.0, 4.0, np.inf, 4, 0, 4),
+        (4.0, 3.0, np.inf, 4, 4, 0),
+        (4.0, 4.0, np.inf, 4, 4, 0),  # equal: arithmetic
+        (3.0, 4.0, 1.0, 7, 3, 4),
+        (4.0, 3.0, 1.0, 7, 4, 3),
+        (3.0, 4.0, 2.0, 5, 5 * 9 / 25, 5 * 16 / 25),
+        (4.0, 3.0, 2.0, 5, 5 * 16 / 25, 5 * 9 / 25),
+        (0.0, 4.0, 2.0, 4, 0, 4),
+        (4.0, 0.0, 2.0, 4, 4, 0),
+    ],
+)
+def test_seconds_and_who_brought_them_about(compute, memory, norm, seconds, to_compute, to_memory):
+    assert [float(x) for x in overlapped(compute, memory, norm)] == pytest.approx([seconds, to_compute, to_memory])
+
+
+@pytest.mark.parametrize(
+    ("demand", "count", "seconds", "waits", "sides"),
+    [
+        (Demand(4e15, 2e15, weights=4e12), 1, 2, {"compute": 2, "weights": 0}, (2, 1)),
+        (Demand(4e15, 2e15, weights=4e12), 3, 6, {"compute": 6, "weights": 0}, (6, 3)),
+        (Demand(2e15, 2e15, weights=8e12), 1, 2, {"compute": 0, "weights": 2}, (1, 2)),
+        (Demand(2e15, 2e15, weights=4e12, efficiency=0.5, memory_efficiency=0.25), 1, 4, {"compute": 0, "weights": 4}, (2, 4)),
+        (Demand(2e15, 2e15, kv=8e12), 3, 6, {"compute": 0, "kv": 6}, (3, 6)),
+        (Demand(0.0, 2e15, weights=4e12, activations=12e12), 1, 4, {"compute": 0, "weights": 1, "activations": 3}, (0, 4)),
+        (Demand(0.0, 2e15, weights=4e12, activations=12e12), 2, 8, {"compute": 0, "weights": 2, "activations": 6}, (0, 8)),
+        (Demand(0.0, 2e15, activations=4e12), 1, 1, {"compute": 0, "weights": 0, "activations": 1}, (0, 1)),
+    ],
+)
+def test_an_operator_of_a_demand(demand, count, seconds, waits, sides):
+    """2 PFLOP/s and 4 TB/s."""
+    clock = Clock()
+    run(clock, "term", "name", demand, CHIP, engine(), count=count, instances=7)
+    assert {name: float(value) for name, value in clock.resources.items()} == pytest.approx(waits)
+    busy = {"compute": sides[0], "memory": sides[1]}
+    assert {name: float(value) for name, value in clock.busy.items()} == pytest.approx(busy)
+    (entry,) = clock.entries
+    assert (float(entry.seconds), float(entry.compute), float(entry.memory)) == pytest.approx((seconds, *sides))
+    assert (entry.term, entry.name, entry.count, entry.times, entry.demand) == ("term", "name", 7, count, demand)

@@ -1,0 +1,127 @@
+"""Candidates by hand: what a case rents, how one is told from another, rows of tables, and states of one replica."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.planning.candidates import (
+    AGGREGATED,
+    COLUMNS,
+    DISAGGREGATED,
+    Candidate,
+    Case,
+    Table,
+    joined,
+    prefill_of,
+    state_of,
+)
+from tests.conftest import engine, machine, one_matrix
+
+WORK = st.Workload(input_tokens=1000, output_tokens=201)
+CASE = Case(model=one_matrix(), system=machine(), workload=WORK, slo=st.Slo(), chips=6, engine=engine())
+SHARED = Candidate(mode=AGGREGATED, layout=Layout(tp=2, microbatches=2, replicas=3), batch=100, chunk=512)
+APART = Candidate(
+    mode=DISAGGREGATED,
+    layout=Layout(tp=2, replicas=2),
+    batch=100,
+    prefill_layout=Layout(tp=1, microbatches=2, replicas=4),
+    prompts=3,
+)
+
+
+def test_a_case_rents_all_its_chips():
+    """Six at 2 USD an hour."""
+    assert CASE.rent == pytest.approx(12 / 3600)
+
+
+def test_a_candidate_in_a_line():
+    assert SHARED.text == "tp2 mb2 x3"
+    assert APART.text == "prefill mb2 x4 + decode tp2 x2"
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"batch": 7, "chunk": 8}, True),
+        ({"layout": Layout(tp=2, replicas=3)}, True),
+        ({"layout": Layout(tp=2, microbatches=4, replicas=3)}, True),
+        ({"layout": Layout(tp=4, replicas=3)}, False),
+        ({"layout": Layout(tp=2, replicas=2)}, False),
+        ({"mode": DISAGGREGATED}, False),
+        ({"prefill_layout": Layout()}, False),
+    ],
+)
+def test_candidates_that_differ_in_batch_chunk_and_micro_batches_are_alike(changes, same):
+    assert (replace(SHARED, **changes).same == SHARED.same) is same
+
+
+def test_pools_of_prompts_that_differ_in_micro_batches_are_alike():
+    assert replace(APART, prefill_layout=Layout(replicas=4), prompts=1).same == APART.same
+    assert replace(APART, prefill_layout=Layout(replicas=5)).same != APART.same
+
+
+def table(mode: str) -> Table:
+    figures = {name: np.array([0.5, 1.5]) for name in COLUMNS}
+    whole = {
+        "layout": [1, 0], "batch": [10, 20], "chunk": [512, 1024], "replicas": [3, 4], "prefill_layout": [0, 1],
+        "prefill_prompts": [2, 5], "prefill_replicas": [6, 7],
+    }  # fmt: skip
+    columns = figures | {name: np.array(value) for name, value in whole.items()}
+    return Table(mode=mode, layouts=[Layout(tp=2), Layout(tp=4)], **columns)
+
+
+def test_rows_of_a_table():
+    shared = table(AGGREGATED)
+    assert len(shared) == 2
+    assert shared.row(0) == Candidate(mode=AGGREGATED, layout=Layout(tp=4, replicas=3), batch=10, chunk=512)
+    assert shared.row(1) == Candidate(mode=AGGREGATED, layout=Layout(tp=2, replicas=4), batch=20, chunk=1024)
+    assert table(DISAGGREGATED).row(1) == Candidate(
+        mode=DISAGGREGATED,
+        layout=Layout(tp=2, replicas=4),
+        batch=20,
+        chunk=1024,
+        prefill_layout=Layout(tp=4, replicas=7),
+        prompts=5,
+    )
+    row = table(DISAGGREGATED).row(0)
+    assert {type(value) for value in (row.batch, row.chunk, row.prompts, row.layout.replicas)} == {int}
+
+
+def test_tables_end_to_end():
+    both = joined(AGGREGATED, [Layout(tp=2), Layout(tp=4)], [table(AGGREGATED), table(AGGREGATED)])
+    assert both.batch.tolist() == [10, 20, 10, 20]
+    assert both.tpot.tolist() == [0.5, 1.5] * 2
+    assert both.mode == AGGREGATED
+    assert both.row(2) == table(AGGREGATED).row(0)
+    nothing = joined(DISAGGREGATED, [], [])
+    assert len(nothing) == 0
+    assert nothing.layout.dtype == np.int64
+
+
+def test_a_state_is_that_of_one_replica_at_any_batch():
+    """Decode alone: 2.5 ms of weights over two chips, 1,100.5 tokens of 10 kB a sequence over two."""
+    state = state_of(CASE, APART, np.array([1, 10]), 0)
+    assert state.mixed is None
+    expected = [(1e10 + n * 1100.5 * 1e4) / 2 / 4e12 for n in (1, 10)]
+    assert state.tpot == pytest.approx(expected)
+    assert state.rate == pytest.approx([n / (200 * t) for n, t in zip((1, 10), expected, strict=True)])
+    shared = state_of(CASE, replace(SHARED, layout=Layout(tp=2, replicas=3)), 10, 500)
+    assert shared.utilisation == pytest.approx(10 * 1000 / (200 * 500))
+    assert shared.tpot > expected[1]
+
+
+def test_a_pool_of_prompts_is_that_of_one_replica():
+    """Three prompts of 1,000 tokens of 20 GFLOP at 2 PFLOP/s, in two micro-batches: 30 ms."""
+    assert prefill_of(CASE, SHARED) is None
+    pool = prefill_of(CASE, APART)
+    assert pool.seats == 3
+    assert pool.seconds == pytest.approx(30e-3, rel=1e-3)
+    assert pool.rate == pytest.approx(100, rel=1e-3)
+    assert pool.most_utilised == pytest.approx(0.95)
+    late = prefill_of(replace(CASE, slo=st.Slo(ttft=0.031)), APART)
+    assert late.most_utilised < 0.5

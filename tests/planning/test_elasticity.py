@@ -1,0 +1,218 @@
+"""What figures are worth and what binds, derived by hand on machines that wait for one thing.
+
+Elasticities are forward differences over ten per cent, so that a share s of a cost that a figure divides is worth
+log(1 - s + s / 1.1) / log(1.1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case
+from steptime.planning.elasticity import binding, changes_of, elasticities, scaled_cache
+from steptime.planning.steady import decode_pool, prefill_pool
+from tests.conftest import engine, machine, one_matrix, sparse_matrix
+
+WORK = st.Workload(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5
+CACHE = one_matrix(weights=1.0, kv_bytes=1e5)  # waits for its cache, whatever the batch: 1 MB a token
+IDEAL = engine()
+
+
+def case(model=CACHE, system=None, slo=None, workload=WORK) -> Case:
+    return Case(model=model, system=system or machine(), workload=workload, slo=slo or st.Slo(), chips=8, engine=IDEAL)
+
+
+def decodes(batch=100, layout=None, **more) -> Candidate:
+    return Candidate(mode=DISAGGREGATED, layout=layout or Layout(), batch=batch, **more)
+
+
+def share(s: float) -> float:
+    return math.log(1 - s + s / 1.1) / math.log(1.1)
+
+
+NOTHING = {"hbm_bandwidth": 0.0, "hbm_capacity": 0.0, "arithmetic": 0.0, "scale_up_bandwidth": 0.0, "scale_out_bandwidth": 0.0}
+
+
+def test_a_machine_that_waits_for_its_cache():
+    found = elasticities(case(), decodes())
+    assert found == pytest.approx(NOTHING | {"hbm_bandwidth": -1, "kv_bytes": 1, "rent": 1}, abs=1e-4)
+
+
+def test_a_machine_that_computes():
+    """10,000 sequences of 1e9 weights, without a cache to speak of."""
+    found = elasticities(case(one_matrix(kv_bytes=1e-9)), decodes(10_000))
+    assert found == pytest.approx(NOTHING | {"arithmetic": -1, "kv_bytes": 0, "rent": 1}, abs=1e-4)
+
+
+def test_a_machine_that_waits_for_its_links():
+    """Two chips of one matrix: an all-reduce of each row takes a thousand times the arithmetic."""
+    model = one_matrix(weights=1.0, kv_bytes=1e-9)
+    system = machine(up=1e9)
+    found = elasticities(case(model, system), decodes(10_000, Layout(tp=2)))
+    assert found == pytest.approx(NOTHING | {"scale_up_bandwidth": -1, "kv_bytes": 0, "rent": 1}, abs=1e-3)
+    apart = elasticities(case(model, machine(size=1, out=1e9)), decodes(10_000, Layout(tp=2)))
+    assert apart == pytest.approx(NOTHING | {"scale_out_bandwidth": -1, "kv_bytes": 0, "rent": 1}, abs=1e-3)
+
+
+def test_weights_and_cache_by_their_shares():
+    """A token a user every 3 ms: 2.5 ms of weights at 4 TB/s leave 0.5 ms of cache; ten per cent more leave 0.8."""
+    slow = case(one_matrix(), machine(flops=1e30), st.Slo(tpot=3e-3))
+    found = elasticities(slow, decodes(181))
+    left, more = 3e-3 * 4e12 - 1e10, 3e-3 * 4.4e12 - 1e10
+    assert found["hbm_bandwidth"] == pytest.approx(math.log(left / more) / math.log(1.1), abs=0.01)
+    assert found["kv_bytes"] == pytest.approx(1, abs=0.01)
+    assert found["arithmetic"] == pytest.approx(0, abs=1e-6)
+    assert found["hbm_capacity"] == pytest.approx(0, abs=1e-6)
+
+
+def test_memory_that_is_full():
+    """20 GB hold 10 GB of weights and 10 of caches; ten per cent more, 12. A step reads as much: 20 GB, then 22."""
+    full = case(one_matrix(kv_bytes=1e4), machine(flops=1e30, capacity=20e9))
+    found = elasticities(full, decodes(88))
+    # each cache is 1,110 to 1,120 tokens of 0.1 MB with the room that it needs: read are 1,100.5 of them
+    read = 1100.5 / (1100.5 + 3 * 201 / math.sqrt(12 * 90))
+    before, after = (10 + 10 * read) / 10, (10 + 12 * read) / 12
+    assert found["hbm_capacity"] == pytest.approx(math.log(after / before) / math.log(1.1), abs=0.02)
+    assert found["hbm_bandwidth"] == pytest.approx(-1, abs=1e-6)
+
+
+def test_two_pools_by_their_shares():
+    """Decode waits for weights and cache, prefill computes: each figure is worth the share of what waits for it.
+
+    1,200 sequences are the most that are tried, three times the 400 of the candidate.
+    """
+    model, system = one_matrix(weights=1e9, kv_bytes=1e5), machine(flops=2e14)
+    decode = decode_pool(model, system, WORK, layout=Layout(), batch=1200, engine=IDEAL)
+    prefill = prefill_pool(model, system, WORK, layout=Layout(), prompts=1, engine=IDEAL, ttft=np.inf)
+    costs = np.array([1 / decode.rate, 1 / (0.95 * prefill.rate)])
+    decoding, reading = costs / costs.sum()
+    assert 0.05 < reading < 0.95
+    matrices = decoding * float(decode.decode.resources["compute"] / decode.decode.total)
+    found = elasticities(case(model, system), decodes(400, prefill_layout=Layout(), prompts=1))
+    assert found["arithmetic"] == pytest.approx(share(reading + matrices), abs=2e-3)
+    assert found["hbm_bandwidth"] == pytest.approx(share(decoding - matrices), abs=2e-3)
+    twice = elasticities(case(model, system), decodes(400, prefill_layout=Layout(tp=2), prompts=1))
+    assert twice["arithmetic"] == pytest.approx(found["arithmetic"], abs=2e-3)  # two chips, twice as fast
+
+
+def test_prompts_that_share_chips_by_their_share():
+    """Aggregated: a decode step waits for its cache, a chunk of prompt computes beside it."""
+    model = one_matrix(weights=1e9, kv_bytes=1e5)
+    system = machine(flops=2e15)
+    found = elasticities(case(model, system), Candidate(mode=AGGREGATED, layout=Layout(), batch=100, chunk=1000))
+    assert -0.9 < found["hbm_bandwidth"] < -0.5
+    assert found["hbm_bandwidth"] + found["arithmetic"] == pytest.approx(-1, abs=0.03)
+    assert found["rent"] == pytest.approx(1)
+
+
+def test_a_first_token_in_time_limits_the_batch():
+    """A step of nothing but memory: ten per cent more bandwidth is ten per cent on cost, and a larger batch in time."""
+    stream = machine(flops=1e30)
+    one = Candidate(mode=AGGREGATED, layout=Layout(), batch=100, chunk=1000)
+    tight = elasticities(case(one_matrix(), stream, st.Slo(ttft=4.5e-3)), one)
+    free = elasticities(case(one_matrix(), stream), one)
+    assert free["hbm_bandwidth"] == pytest.approx(-1, abs=1e-3)
+    assert tight["hbm_bandwidth"] < -1.3
+
+
+def test_without_a_rent_and_without_hbm_there_is_no_such_figure():
+    system = machine()
+    free = replace(system, rent=replace(system.rent, typical=math.nan))
+    assert "rent" not in changes_of(free)
+    assert "rent" in changes_of(system)
+    found = elasticities(case(system=free), decodes())
+    assert found["hbm_bandwidth"] == pytest.approx(-1, abs=1e-4)
+    (hbm,) = system.chip.memory
+    sram = replace(system, chip=replace(system.chip, memory=(replace(hbm, name="sram"),)))
+    assert [name for name in changes_of(sram) if name.startswith("hbm")] == []
+    assert len(changes_of(system)) == len(changes_of(sram)) + 2
+
+
+def test_a_cache_of_twice_the_bytes():
+    model = scaled_cache(one_matrix(kv_bytes=100.0), 2.0)
+    assert [(layer.attention[0].kv_bytes, n) for layer, n in model.layers] == [(200.0, 10)]
+
+
+# --- what binds ------------------------------------------------------------------------------------------------------------
+
+STREAM = machine(flops=1e30)  # 2.5 ms of weights and 2.75 us of cache a sequence: 3 ms at 181.7
+
+
+def held(sequences: float) -> float:
+    """Capacity that holds so many sequences beside 10 GB of weights and a step of one token each."""
+    room = 1100.5 + 3 * 201 / math.sqrt(12 * sequences)
+    return 1e10 + sequences * (1e4 * room + 4000)
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "slo", "batch", "names"),
+    [
+        (one_matrix(), STREAM, st.Slo(tpot=3e-3), 181, ("speed",)),
+        (one_matrix(), STREAM, st.Slo(tpot=3e-3), 170, ("speed",)),  # not at once, but ten per cent further
+        (one_matrix(), STREAM, st.Slo(tpot=3e-3), 160, ("saturation",)),
+        (one_matrix(), machine(flops=1e30, capacity=held(150.5)), st.Slo(), 150, ("memory",)),
+        (one_matrix(), machine(flops=1e30, capacity=held(150.5)), st.Slo(tpot=2.914e-3), 150, ("speed", "memory")),
+        (one_matrix(), machine(flops=1e30, capacity=held(160.5)), st.Slo(tpot=2.914e-3), 150, ("speed",)),  # at once
+        (one_matrix(), machine(), st.Slo(tpot=1.0), 1000, ("saturation",)),  # computes: nothing to gain
+        (one_matrix(), machine(), st.Slo(tpot=0.0127), 1000, ("saturation",)),
+    ],
+)
+def test_what_keeps_a_batch_from_growing(model, system, slo, batch, names):
+    assert binding(case(model, system, slo), decodes(batch)) == names
+
+
+def test_a_batch_grows_by_whole_sequences_of_its_groups():
+    """Two micro-batches: 182 is the next after 180, which 3 ms do not hold with weights read twice."""
+    limit = 2 * 2.5e-3 + 181 * 1100.5 * 1e4 / 4e12
+    slo = st.Slo(tpot=limit)
+    assert binding(case(one_matrix(), STREAM, slo), decodes(180, Layout(microbatches=2))) == ("speed",)
+    assert binding(case(one_matrix(), STREAM, slo), decodes(160, Layout(microbatches=2))) == ("saturation",)
+
+
+def test_a_batch_grows_by_a_sequence_of_each_group():
+    """Four groups with room for 25 sequences each: 100 is full, and 96 is ten per cent from it."""
+    model, layout = sparse_matrix(kv_bytes=1e4, active=1), Layout(dp=4, ep=4)
+    room = 1100.5 + 3 * 201 / math.sqrt(12 * 25)
+    full = machine(flops=1e30, capacity=16e9 + 25.5 * (1e5 * room + 4000))
+    assert binding(case(model, full), decodes(100, layout)) == ("memory",)
+    tight = st.Slo(tpot=float(decode_pool(model, full, WORK, layout=layout, batch=102, engine=IDEAL).tpot))
+    assert binding(case(model, full, tight), decodes(100, layout)) == ("speed", "memory")
+    assert binding(case(model, full), decodes(80, layout)) == ("saturation",)
+
+
+def shares(batch: int, chunk: int = 1000) -> Candidate:
+    return Candidate(mode=AGGREGATED, layout=Layout(), batch=batch, chunk=chunk)
+
+
+@pytest.mark.parametrize(
+    ("slo", "batch", "names"),
+    [
+        (st.Slo(ttft=1e-4), 100, ("first token",)),
+        (st.Slo(tpot=1e-4), 100, ("speed",)),
+        (st.Slo(tpot=1e-4, ttft=1e-4), 100, ("speed", "first token")),
+        (st.Slo(), 370, ("prompt queue",)),  # two prompts in a chunk: 407 of 400 sequences
+        (st.Slo(ttft=1e-4), 340, ("first token",)),  # 374 of 400
+        (st.Slo(ttft=1e-4), 346, ("prompt queue",)),  # 381 are more than 95 % of 400
+    ],
+)
+def test_what_keeps_a_batch_that_shares_its_chips_from_growing(slo, batch, names):
+    assert binding(case(one_matrix(), STREAM, slo), shares(batch)) == names
+
+
+def test_a_prefill_pool_that_takes_no_more():
+    """Prompts of 1,000 take 10 ms: 95 a second of 100 at most. Decode of 100 serves 100 / (200 x 2.8 ms) = 180 a second."""
+    system = machine()
+    both = decodes(100, prefill_layout=Layout(), prompts=1)
+    assert binding(case(one_matrix(), system), both) == ("prefill rate",)
+    three = decodes(100, prefill_layout=Layout(replicas=3), prompts=1)
+    assert binding(case(one_matrix(), system), three) != ("prefill rate",)
+    two = decodes(100, Layout(replicas=2), prefill_layout=Layout(replicas=3), prompts=1)
+    assert binding(case(one_matrix(), system), two) == ("prefill rate",)
+    waits = case(one_matrix(), system, st.Slo(ttft=0.0101))  # hardly busy, so that the first token comes in time
+    assert binding(waits, three) == ("prefill rate",)

@@ -1,0 +1,163 @@
+"""The steps and equations that an explanation shows of a plan's pools, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.models.model import Attention
+from steptime.physics.layout import Layout
+from steptime.physics.step import mixed_step
+from steptime.planning.deployment import Pool
+from steptime.planning.explanation import equations, explain_step, sources, step_given
+from steptime.planning.planner import plan
+from steptime.planning.steady import aggregated
+from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
+
+WORK = st.Workload(input_tokens=1000, output_tokens=201, cached_share=0.25)
+PLAN = plan(one_matrix(heads=1), machine(size=1), WORK, engine="ideal", modes=("aggregated",))
+
+
+def pool(role="serve", batch=64, chunk=500, mixed=True, **layout) -> Pool:
+    return replace(
+        PLAN.pools[0],
+        role=role,
+        batch=batch,
+        chunk=chunk,
+        layout=Layout(**layout),
+        mixed=PLAN.pools[0].mixed if mixed else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "mixed", "expected"),
+    [
+        ({}, False, {"batch": 64, "context": 1100.5, "query": 1}),
+        ({}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 1, "tokens": 500, "prefix": 250 + 125}),
+        ({"dp": 4}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 4, "tokens": 500, "prefix": 375}),
+        ({"chunk": 1600}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 2, "tokens": 750, "prefix": 250}),
+        ({"mixed": False}, True, {"batch": 64, "context": 1100.5, "query": 1}),
+        ({"role": "prefill", "batch": 8}, False, {"prompts": 8, "tokens": 750, "prefix": 250}),
+    ],
+)
+def test_the_step_of_a_pool(given, mixed, expected):
+    assert step_given(pool(**given), WORK, mixed=mixed) == expected
+
+
+@pytest.mark.parametrize("chunk", [500, 1600])
+def test_the_step_shown_is_the_one_planned(chunk):
+    model, system = one_matrix(), machine()
+    state = aggregated(model, system, WORK, layout=Layout(), batch=64, chunk=chunk, engine=engine())
+    for mixed, planned in ((False, state.decode), (True, state.mixed)):
+        shown = mixed_step(model, system, engine="ideal", **step_given(pool(chunk=chunk), WORK, mixed=mixed))
+        assert shown.total == pytest.approx(float(planned.total))
+
+
+def test_equations_carry_their_numbers():
+    """64 x 750 / (200 x 500 x 1) = 0.48."""
+    text = equations(one_matrix(), replace(pool(), chunk_share=0.48), WORK)
+    step, mixed = (float(one.total) for one in (PLAN.pools[0].step, PLAN.pools[0].mixed))
+    assert text[0] == "batch 64 = 64 sequences x 1 attention groups"
+    assert text[1] == "mean context 1,100 = input + output / 2"
+    assert text[2].endswith("= 64 x 750 / (200 x 500 x 1) = 0.480")
+    assert text[3].startswith("time per token = (1 - f) x ")
+    value, unit = text[3].rpartition("= ")[2].split()
+    assert float(value) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(0.52 * step + 0.48 * mixed, rel=0.01)
+    assert len(text) == 4
+
+
+def test_equations_of_groups_and_stages():
+    text = equations(one_matrix(), pool(mixed=False, batch=66, dp=4, pp=3, microbatches=3), WORK)
+    assert text[0] == "batch 66 = 17 sequences x 4 attention groups, in 3 micro-batches"
+    assert text[-1] == "the fullest of 3 stages holds 40.0% of the layers"
+    assert len(text) == 3
+    assert equations(one_matrix(), pool(mixed=False, pp=2), WORK)[-1] == "the fullest of 2 stages holds 50.0% of the layers"
+
+
+NODES = machine(size=8, up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
+KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64, flops_per_pair_decode=1e7, flops_per_pair_prefill=10.0)
+STEM = (
+    matrix(name="head", term="head", rows="outputs", weights=2e9),
+    matrix(name="embedding", term="embedding", rows="lookup"),
+)
+GIVEN = {"batch": 64, "context": 4096, "prompts": 2, "tokens": 100, "prefix": 50}
+
+
+def lines_of(model, on, layout):
+    step = mixed_step(model, NODES, layout=layout, engine=on, **GIVEN)
+    return step, explain_step(model, NODES, given=GIVEN, layout=layout, engine=on)
+
+
+@pytest.mark.parametrize(
+    ("op", "on", "layout"),
+    [
+        (experts(), engine(), Layout(tp=2, dp=2, ep=2)),
+        (experts(), engine(), Layout(tp=2, pp=2)),
+        (experts(), engine(), Layout(cp=2)),
+        (matrix(name="other"), engine(memory_efficiency=0.8, compute_efficiency=0.5, roofline_norm=2.0), Layout(tp=2)),
+        (matrix(name="other"), engine(attention_memory_efficiency=0.5, attention_efficiency=0.25), Layout(tp=2)),
+        (matrix(name="other"), engine(seconds_per_layer=1e-5, seconds_per_step=1e-3), Layout()),
+    ],
+)
+def test_lines_add_up_to_their_terms(op, on, layout):
+    """One micro-batch; each line of a term among those of its term, the longest first."""
+    step, lines = lines_of(model_of(matrix(), op, attention=(KV,), stem=STEM), on, layout)
+    terms = [name for name, value in step.terms.items() if float(value) > 0]
+    assert [line.term for line in lines] == sorted((line.term for line in lines), key=terms.index)
+    for term in terms:
+        seconds = [line.seconds for line in lines if line.term == term]
+        assert sum(seconds) == pytest.approx(float(step.terms[term]), rel=1e-9)
+        assert seconds == sorted(seconds, reverse=True)
+
+
+def formulas(lines) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        collective = line.term in ("dispatch", "combine", "all-reduce")
+        found.setdefault(line.term if collective else line.name, []).append(line.formula)
+    return found
+
+
+def test_lines_say_what_is_divided_by_what():
+    """32 sequences and a prompt of a hundred tokens in a group of two chips; 264 rows everywhere, 66 a chip."""
+    model = model_of(matrix(), experts(), attention=(KV,), stem=STEM)
+    _, lines = lines_of(model, engine(memory_efficiency=0.8, compute_efficiency=0.5), Layout(tp=2, dp=2, ep=2))
+    said = formulas(lines)
+    assert said["matrix x 10"] == ["max(132 GFLOP / 2.00 PFLOP/s / 0.500 = 132 µs, 500 MB / 4.00 TB/s / 0.800 = 156 µs)"]
+    assert said["head"] == ["max(66.0 GFLOP / 2.00 PFLOP/s / 0.500 = 66.0 µs, 1.00 GB / 4.00 TB/s / 0.800 = 312 µs)"]
+    assert said["kv, decode x 10"] == ["max(655 GFLOP / 2.00 PFLOP/s = 328 µs, 65.5 MB / 4.00 TB/s = 16.4 µs)"]
+    # 132 rows of 1,000 values of 2 bytes, half of them twice, in each of two blocks of ten layers
+    assert said["all-reduce"] == ["20 x (up 264 kB / 100 GB/s = 2.64 µs + 1.00 µs latency)"]
+    # 8 of 64 experts are all on the own side of 0.24 % of the rows; then a chip lacks half of 264 rows
+    assert said["dispatch"] == [
+        "10 x (max(up 132 kB / 100 GB/s = 1.32 µs) + 1.00 µs latency)",
+        "10 x (max(up 65.8 kB / 100 GB/s = 658 ns) + 1.00 µs latency)",
+    ]
+    assert said["combine"][1] == "10 x (max(up 132 kB / 100 GB/s = 1.32 µs) + 1.00 µs latency)"
+
+
+def test_lines_of_overheads_and_stages():
+    """132 rows of 264 go through each of two stages, divided over two chips; a layer with experts has three blocks."""
+    model = model_of(matrix(), experts(), attention=(KV,), stem=STEM)
+    on = engine(seconds_per_step=1.0, seconds_per_layer=1e-3, seconds_per_collective=1e-5, network_efficiency=0.5)
+    said = formulas(lines_of(model, on, Layout(tp=2, pp=2))[1])
+    assert said["step"] == ["1 x 1.00 s"]
+    assert said["layer x 10"] == ["10 x 1.00 ms"]
+    assert said["of a micro-batch through 2 stages"] == [
+        "2 x (up 132 kB / 100 GB/s / 0.500 = 2.64 µs + 1.00 µs latency + 1 x 10.0 µs)"
+    ]
+    assert said["all-reduce"] == ["30 x (up 528 kB / 100 GB/s / 0.500 = 10.6 µs + 1.00 µs latency + 1 x 10.0 µs)"]
+    joined = formulas(lines_of(model, engine(roofline_norm=2.0), Layout(tp=2))[1])["matrix x 10"]
+    assert joined == ["2-norm(264 GFLOP / 2.00 PFLOP/s = 132 µs, 500 MB / 4.00 TB/s = 125 µs)"]
+
+
+def test_sources_of_a_step_end_with_the_rent():
+    found = sources(st.load_system("hgx-h100"))
+    names = [name for name, *_ in found]
+    assert names[-1] == "rent"
+    assert "chip.hbm.bandwidth" in names
+    assert not any(name.startswith("chip.power") for name in names)
+    assert all(np.array([len(row) for row in found]) == 5)

@@ -1,0 +1,212 @@
+"""A plan of a small machine against its own steady state, by hand: rates, money, pools and fronts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, prefill_of, state_of
+from steptime.planning.planner import plan, smallest_system
+from steptime.planning.refine import best
+from steptime.planning.search import fitting, ranked, search
+from steptime.planning.steady import first_token
+from tests.conftest import engine, machine, one_matrix
+from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, shared
+
+
+def test_a_shared_pool_delivers_its_steady_state():
+    found = shared()
+    (pool,) = found.pools
+    candidate = Candidate(mode=AGGREGATED, layout=pool.layout, batch=pool.batch, chunk=pool.chunk)
+    state = state_of(case(), candidate, pool.batch, pool.chunk)
+    rate = float(state.rate) * pool.layout.replicas
+    assert (found.mode, found.layout_text, pool.role) == (AGGREGATED, candidate.text, "serve")
+    assert found.tpot == float(state.tpot) <= 8e-3
+    assert found.ttft == float(state.ttft)
+    assert found.tpot_bounds == (float(state.lower), float(state.upper))
+    assert found.requests_per_second == pytest.approx(rate)
+    assert found.utilisation == pool.chunk_share == pytest.approx(float(state.utilisation))
+    assert found.concurrency == pool.batch * pool.layout.replicas
+    assert found.usd_per_second == pytest.approx(USD)
+    cost = USD / (rate * 201) * 1e6
+    assert found.usd_per_million_output_tokens == pytest.approx(cost)
+    assert found.cost_bounds == pytest.approx(tuple(cost * float(b / state.tpot) for b in (state.lower, state.upper)))
+    share = float(state.input_share)
+    assert found.prefill_usd_per_million_tokens == pytest.approx(USD * share / (rate * 1000) * 1e6)
+    assert found.decode_usd_per_million_tokens == pytest.approx(USD * (1 - share) / (rate * 201) * 1e6)
+    assert found.usd_per_request == pytest.approx(USD / rate)
+    assert found.transfer_seconds == 0
+    assert pool.tokens_per_second == pytest.approx(rate * 201)
+    assert found.tokens_per_second_per_chip == pytest.approx(rate * 201 / 4)
+    assert found.tokens_per_second_per_user == 1 / found.tpot
+    assert (found.chips, pool.chips, found.engine, found.ideal) == (4, 4, "ideal", None)
+    assert found.search_seconds > 0
+
+
+def test_pools_apart_deliver_what_both_can():
+    found = apart(tpot=8e-3)
+    first, server = found.pools
+    one = Candidate(
+        mode=DISAGGREGATED, layout=server.layout, batch=server.batch, prefill_layout=first.layout,
+        prompts=first.batch // first.layout.dp,
+    )  # fmt: skip
+    state, prefill = state_of(case(), one, server.batch, 1), prefill_of(case(), one)
+    can, serve = float(prefill.rate) * first.layout.replicas, float(state.rate) * server.layout.replicas
+    rate = min(0.95 * can, serve)
+    assert (first.role, server.role, found.layout_text) == ("prefill", "decode", one.text)
+    assert first.batch == prefill.seats
+    assert found.requests_per_second == pytest.approx(rate)
+    assert found.utilisation == pytest.approx(rate / can)
+    assert found.concurrency == pytest.approx(server.batch * server.layout.replicas * rate / serve)
+    assert found.ttft == pytest.approx(float(first_token(prefill, rate / can, engine())))
+    assert (first.chunk, first.chunk_share, server.chunk, server.chunk_share) == (0, 0, 0, 0)
+    assert first.tokens_per_second == pytest.approx(rate * 1000)
+    assert server.tokens_per_second == pytest.approx(rate * 201)
+    share = first.chips / (first.chips + server.chips)
+    assert found.prefill_usd_per_million_tokens == pytest.approx(USD * share / (rate * 1000) * 1e6)
+    assert found.decode_usd_per_million_tokens == pytest.approx(USD * (1 - share) / (rate * 201) * 1e6)
+    bounds = [
+        (float(getattr(state, name) / state.tpot) + float(getattr(prefill.step, name) / prefill.seconds)) / 2
+        for name in ("lower", "upper")
+    ]
+    assert found.cost_bounds == pytest.approx(tuple(found.usd_per_million_output_tokens * b for b in bounds))
+    # 1,000 tokens of 10 kB over the links of the sender, inside a node of four
+    assert found.transfer_seconds == pytest.approx(1e-6 + 1e7 / (1e11 * first.layout.group))
+
+
+@pytest.mark.parametrize(("tokens", "chips"), [((100, 1000), (1, 3)), ((4000, 100), (3, 1))])
+def test_input_bears_the_rent_of_the_chips_that_read_it(tokens, chips):
+    found = apart(workload=st.Workload(input_tokens=tokens[0], output_tokens=tokens[1]), tpot=8e-3)
+    assert tuple(pool.chips for pool in found.pools) == chips
+    assert found.prefill_usd_per_million_tokens == pytest.approx(
+        USD * chips[0] / 4 / (found.requests_per_second * tokens[0]) * 1e6
+    )
+    assert found.decode_usd_per_million_tokens == pytest.approx(
+        USD * chips[1] / 4 / (found.requests_per_second * tokens[1]) * 1e6
+    )
+
+
+def test_caches_move_between_nodes_where_pools_are_on_several():
+    found = apart(chips=8)
+    assert found.transfer_seconds == pytest.approx(5e-6 + 1e7 / (1e10 * found.pools[0].layout.group))
+
+
+def test_the_front_holds_points_of_both_modes_that_can_be_had():
+    found = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5), engine="ideal")
+    assert {p.mode for p in found.front} <= {AGGREGATED, DISAGGREGATED}
+    for point in found.front:
+        assert point.ttft <= 0.5
+        assert point.usd_per_million_output_tokens == pytest.approx(USD / (4 * point.tokens_per_second_per_chip) * 1e6)
+        assert 0 < point.batch < 1000
+    soon = plan(MODEL, NODES, WORK, st.Slo(ttft=0.01), engine="ideal").front
+    assert max(point.ttft for point in soon) <= 0.01 < max(point.ttft for point in found.front)
+    tight = plan(MODEL, NODES, WORK, st.Slo(ttft=0.5, tpot=3e-3), engine="ideal")
+    assert tight.front == found.front  # whatever the speed limit
+
+
+def test_a_point_of_the_front_is_its_own_plan():
+    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,))
+    for point in found.front[:: max(1, len(found.front) // 5)]:
+        fast = plan(
+            MODEL, NODES, WORK, st.Slo(tpot=1.0001 / point.tokens_per_second_per_user), engine="ideal", modes=(AGGREGATED,)
+        )
+        assert fast.usd_per_million_output_tokens <= point.usd_per_million_output_tokens * 1.006
+
+
+def test_points_of_one_chip_make_their_batch_times_their_speed():
+    """Each of a batch gets 200 tokens while it decodes, and one from its prompt."""
+    found = plan(MODEL, NODES, WORK, engine="ideal", modes=(AGGREGATED,), chips=1)
+    for point in (*found.front, *((found.runner_up,) if found.runner_up else ())):
+        tokens = point.batch * point.tokens_per_second_per_user * 201 / 200
+        assert point.tokens_per_second_per_chip == pytest.approx(tokens)
+        assert point.usd_per_million_output_tokens == pytest.approx(2 / 3600 / tokens * 1e6)
+
+
+def test_the_runner_up_is_another_layout_of_the_same_question():
+    found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5))
+    given = replace(case(), engine=engine(compute_efficiency=0.5))
+    ordered = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    assert [c.text for c in ordered[:2]] == [found.layout_text, found.runner_up.layout_text]
+    assert found.runner_up.layout_text != found.layout_text
+    assert found.runner_up.tokens_per_second_per_user > 0
+    assert found.ideal.layout_text == found.layout_text
+    assert found.ideal.batch == found.pools[-1].batch
+    assert found.ideal.tokens_per_second_per_user > 1.2 * found.tokens_per_second_per_user
+    assert found.ideal.tokens_per_second_per_chip / found.tokens_per_second_per_chip == pytest.approx(
+        found.usd_per_million_output_tokens / found.ideal.usd_per_million_output_tokens
+    )
+
+
+def test_the_chips_of_a_plan_are_the_systems_unless_told():
+    assert plan(MODEL, NODES, WORK, engine="ideal").chips == 4
+    one = plan(MODEL, NODES, WORK, engine="ideal", chips=2)
+    assert (one.chips, one.usd_per_second) == (2, pytest.approx(USD / 2))
+    with pytest.raises(st.InputError, match="mode must be aggregated or disaggregated, not both"):
+        plan(MODEL, NODES, WORK, engine="ideal", modes=("both",))
+    with pytest.raises(st.InputError, match="mode must be"):
+        plan(MODEL, NODES, WORK, engine="ideal", modes=())
+
+
+def test_a_plan_that_is_none_has_no_figures():
+    found = plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal")
+    assert not found.feasible
+    assert math.isnan(found.tpot)
+    assert (found.transfer_seconds, found.pools, found.throughput_range, found.speed_range) == (0, (), None, None)
+    assert found.evaluated > 0
+    assert found.search_seconds > 0
+    assert found.front
+
+
+def test_the_smallest_system_that_holds_a_model():
+    """10 GB of weights: on chips of 1 GB no eight do; four of 3 GB take 12, two of 8 GB 16."""
+    small, right, large = (replace(machine(size=n, capacity=c), name=f"{n}x{c:g}") for n, c in ((8, 1e9), (4, 3e9), (8, 8e9)))
+    assert smallest_system(MODEL, [large, right, small]) == (right, 4)
+    assert smallest_system(MODEL, [large, small]) == (large, 2)
+    many = replace(machine(size=12, capacity=1e9), name="many")
+    deep = one_matrix(heads=1, layers=1, weights=1e10)
+    assert smallest_system(deep, [many, large]) is None  # one layer of one head, on one chip
+    assert smallest_system(MODEL, [small]) is None
+    exact = replace(machine(size=1, capacity=1e10), name="exact")
+    assert smallest_system(MODEL, [exact]) is None  # weights that fill it leave no room
+
+
+def test_of_equal_memory_the_faster_chips_come_first():
+    """Two chips of 6 GB and four of 3: twice 4 TB/s, or four times 3."""
+    two = replace(machine(size=2, capacity=6e9, bandwidth=4e12), name="a")
+    four = replace(machine(size=4, capacity=3e9, bandwidth=3e12), name="b")
+    assert smallest_system(MODEL, [two, four]) == (four, 4)
+    slow = replace(machine(size=4, capacity=3e9, bandwidth=1e12), name="b")
+    assert smallest_system(MODEL, [slow, two]) == (two, 2)
+    three = replace(machine(size=3, capacity=4e9), name="c")  # its usual deployment is tried beside powers of two
+    assert smallest_system(one_matrix(heads=3), [three]) == (three, 3)
+
+
+@pytest.mark.parametrize(
+    ("chips", "says"),
+    [
+        (200_001, "chips must be a whole number of at least 1 and at most 200,000|chips must be at most 200,000"),
+        (0, "chips must be at least 1"),
+        (2.5, "chips must be a whole number"),
+        ([1, 2], "chips must be one number"),
+    ],
+)
+def test_chips_that_no_machine_has_are_refused(chips, says):
+    with pytest.raises(st.InputError, match=says):
+        plan(MODEL, NODES, WORK, engine="ideal", chips=chips)
+
+
+def test_a_machine_without_a_network_beyond_it_has_no_more_chips():
+    box = replace(NODES, domains=(replace(NODES.domains[0], size=4),))
+    with pytest.raises(st.InputError, match="toy has 4 chips and no network beyond them; 5 are too many"):
+        plan(MODEL, box, WORK, engine="ideal", chips=5)
+
+
+def test_a_plan_takes_one_of_everything():
+    many = replace(WORK, input_tokens=np.array([1, 2]))
+    for workload, slo in ((many, st.Slo()), (WORK, st.Slo(tpot=np.array([1.0, 2.0])))):
+        with pytest.raises(st.InputError, match="a plan takes one machine, one workload and one pair of limits"):
+            plan(MODEL, NODES, workload, slo, engine="ideal")

@@ -1,0 +1,107 @@
+"""Ranges of plans by hand: an engine with one badly known constant, on a machine that waits for memory alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.machines.money import usd_per_million
+from steptime.physics.layout import Layout
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.planner import plan
+from steptime.planning.ranges import candidate_ranges
+from steptime.planning.refine import matched_rate
+from tests.conftest import engine, machine, one_matrix
+
+WORK = st.Workload(input_tokens=1000, output_tokens=201)
+TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.7], "mixed": [0.5, 3.0]}}
+NARROW, BROAD = 0.0, 0.04  # variance of the logarithm of memory efficiency
+STREAM = machine(flops=1e30)
+
+
+def fitted(variance: float, **more):
+    fit = {"names": ["memory_efficiency"], "covariance": [[variance]], "interval": TABLES}
+    return engine(memory_efficiency=0.8, fit=fit | more)
+
+
+def ranges(candidate: Candidate, on, system=STREAM, workload=WORK):
+    case = Case(model=one_matrix(kv_bytes=1e-6), system=system, workload=workload, slo=st.Slo(), chips=8, engine=on)
+    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    prefill = prefill_of(case, candidate)
+    rate, busy = matched_rate(candidate, state, prefill)
+    found = candidate_ranges(case, candidate, state, prefill, busy)
+    cost = usd_per_million(case.rent, rate * workload.output_tokens)
+    return found, state, cost, prefill
+
+
+def shares(batch: int, chunk: int = 2048) -> Candidate:
+    return Candidate(mode=AGGREGATED, layout=Layout(), batch=batch, chunk=chunk)
+
+
+def test_the_ideal_has_none():
+    case = Case(model=one_matrix(), system=STREAM, workload=WORK, slo=st.Slo(), chips=8, engine=st.load_engine("ideal"))
+    state = state_of(case, shares(10), 10, 2048)
+    assert candidate_ranges(case, shares(10), state, None, 0.5) == dict.fromkeys(("tpot_range", "ttft_range", "cost_range"))
+
+
+def test_a_decode_that_is_known_errs_as_runs_did():
+    """All time is decode, since prompts are read beside it for nothing; cost follows the time of a token."""
+    found, state, cost, _ = ranges(shares(40), fitted(NARROW))
+    assert found["tpot_range"] == pytest.approx((0.8 * float(state.tpot), 1.25 * float(state.tpot)))
+    assert found["ttft_range"] == pytest.approx((0.6 * float(state.ttft), 1.7 * float(state.ttft)))
+    assert found["cost_range"] == pytest.approx((0.8 * cost, 1.25 * cost))
+
+
+def test_a_constant_that_is_badly_known_widens_it():
+    """All times go as 1 / memory efficiency: variance 0.04, less the 0.01 of runs; q^2 + 1.645^2 x 0.03."""
+    found, state, _, _ = ranges(shares(40), fitted(BROAD, parameter_variance={"tpot": {"decode": 0.01}}))
+    low, high = (np.exp(sign * np.sqrt(np.log(q) ** 2 + 1.645**2 * 0.03)) for sign, q in ((-1, 0.8), (1, 1.25)))
+    assert found["tpot_range"] == pytest.approx((low * float(state.tpot), high * float(state.tpot)), rel=1e-4)
+    late, later = (np.exp(sign * np.sqrt(np.log(q) ** 2 + 1.645**2 * 0.04)) for sign, q in ((-1, 0.6), (1, 1.7)))
+    assert found["ttft_range"] == pytest.approx((late * float(state.ttft), later * float(state.ttft)), rel=1e-4)
+
+
+def test_time_that_goes_to_prompts_is_mixed():
+    """At 20 TFLOP/s a chunk takes some hundred decode steps: most of the time."""
+    found, state, cost, _ = ranges(shares(40), fitted(NARROW), machine(flops=2e13))
+    assert state.decode.total < 0.5 * state.tpot
+    assert found["tpot_range"] == pytest.approx((0.7 * float(state.tpot), 1.5 * float(state.tpot)))
+    assert found["ttft_range"] == pytest.approx((0.5 * float(state.ttft), 3.0 * float(state.ttft)))
+    assert found["cost_range"] == pytest.approx((0.7 * cost, 1.5 * cost))
+
+
+def test_pools_apart_err_together():
+    """Decode by its own table, prefill by that of mixed runs: the slower pool sets the cost."""
+    decode_bound = Candidate(mode=DISAGGREGATED, layout=Layout(), batch=40, prefill_layout=Layout(replicas=7), prompts=1)
+    found, state, cost, prefill = ranges(decode_bound, fitted(NARROW))
+    assert found["tpot_range"] == pytest.approx((0.8 * float(state.tpot), 1.25 * float(state.tpot)))
+    first = float(prefill.seconds)
+    assert found["ttft_range"][0] > 0.5 * first
+    assert found["ttft_range"][1] / found["ttft_range"][0] == pytest.approx(6)
+    assert found["cost_range"] == pytest.approx((0.8 * cost, 1.25 * cost))
+    prefill_bound = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=7), batch=40, prefill_layout=Layout(), prompts=1)
+    found, _, cost, _ = ranges(prefill_bound, fitted(NARROW), machine(flops=2e13))
+    assert found["cost_range"] == pytest.approx((0.7 * cost, 1.5 * cost))
+    found, _, cost, _ = ranges(prefill_bound, fitted(BROAD))
+    low, high = (np.exp(sign * np.sqrt(np.log(q) ** 2 + 1.645**2 * 0.04)) for sign, q in ((-1, 0.7), (1, 1.5)))
+    assert found["cost_range"] == pytest.approx((low * cost, high * cost), rel=1e-4)
+
+
+def test_chips_that_were_never_measured_have_at_least_half_to_twice():
+    on = fitted(NARROW, vendors=["NVIDIA"])
+    found, state, cost, _ = ranges(shares(40), on)
+    assert found["tpot_range"] == pytest.approx((0.5 * float(state.tpot), 2 * float(state.tpot)))
+    assert found["ttft_range"] == pytest.approx((0.5 * float(state.ttft), 2 * float(state.ttft)))
+    assert found["cost_range"] == pytest.approx((0.5 * cost, 2 * cost))
+    apart = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=7), batch=40, prefill_layout=Layout(), prompts=1)
+    found, _, cost, _ = ranges(apart, on, machine(flops=2e13))
+    assert found["cost_range"] == pytest.approx((0.5 * cost, 2 * cost))
+
+
+def test_a_plan_carries_its_ranges():
+    found = plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW))
+    assert found.tpot_range == pytest.approx((0.8 * found.tpot, 1.25 * found.tpot))
+    assert found.cost_range == pytest.approx(tuple(f * found.usd_per_million_output_tokens for f in (0.8, 1.25)))
+    assert found.speed_range == pytest.approx((1 / (1.25 * found.tpot), 1 / (0.8 * found.tpot)))
+    assert found.throughput_range == pytest.approx(tuple(found.tokens_per_second_per_chip / f for f in (1.25, 0.8)))

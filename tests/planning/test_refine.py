@@ -1,0 +1,144 @@
+"""The best of candidates, against trying all batches and chunks about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.refine import best, matched_rate, refined, within
+from steptime.planning.search import chunk_sizes, fitting, ranked, search
+from tests.conftest import engine, machine, one_matrix
+
+WORK = st.Workload(input_tokens=1000, output_tokens=201)
+IDEAL = engine()
+SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences a chip
+
+
+def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> Case:
+    return Case(
+        model=model or one_matrix(heads=4), system=system, workload=workload, slo=slo or st.Slo(), chips=chips, engine=on
+    )
+
+
+def test_what_is_within_the_limits():
+    given = case(slo=st.Slo(tpot=3e-3, ttft=0.02))
+    good = state_of(given, Candidate(mode=AGGREGATED, layout=Layout(), batch=1), 10, 1000)
+    assert within(given, good)
+    for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.96}, {"memory": replace(good.memory, capacity=1e9)}):
+        assert not within(given, replace(good, **changes))
+    assert within(given, replace(good, tpot=3e-3, ttft=0.02, utilisation=0.95))
+
+
+def tried(given, candidate, low, high):
+    """All batches and chunks about a candidate: (rate, TPOT, batch, chunk) of those within the limits."""
+    unit = candidate.layout.dp * candidate.layout.microbatches
+    sizes = chunk_sizes(WORK) if candidate.mode == AGGREGATED else [0]
+    found = []
+    for batch, chunk in product(range(low * unit, (high + 1) * unit, unit), sizes):
+        state = state_of(given, candidate, batch, max(chunk, 1))
+        rate = matched_rate(candidate, state, prefill_of(given, candidate))[0]
+        if within(given, state):
+            found.append((float(rate), float(state.tpot), batch, int(chunk)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("candidate", "slo", "low", "high"),
+    [
+        (Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=512), st.Slo(tpot=3e-3), 40, 91),
+        (Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=512), st.Slo(ttft=0.02), 40, 91),
+        (Candidate(mode=AGGREGATED, layout=Layout(tp=2, microbatches=2), batch=60, chunk=512), st.Slo(), 20, 46),
+        (Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=1, chunk=512), st.Slo(), 1, 2),
+        (
+            Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=60, prefill_layout=Layout(), prompts=1),
+            st.Slo(tpot=2.65e-3), 40, 91,
+        ),
+        (
+            Candidate(mode=DISAGGREGATED, layout=Layout(), batch=60, prefill_layout=Layout(replicas=3), prompts=1),
+            st.Slo(), 40, 91,
+        ),
+    ],
+)  # fmt: skip
+def test_a_refined_batch_serves_most_and_is_the_fastest_of_those(candidate, slo, low, high):
+    given = case(slo=slo)
+    every = tried(given, candidate, low, high)
+    most = max(rate for rate, *_ in every)
+    fastest = min((one for one in every if one[0] >= most * 0.995), key=lambda one: one[1])
+    found = refined(given, candidate)
+    assert (found.batch, found.chunk) == fastest[2:]
+    assert replace(found, batch=candidate.batch, chunk=candidate.chunk) == candidate
+
+
+def test_what_nothing_near_meets_stays_as_it_is():
+    candidate = Candidate(mode=AGGREGATED, layout=Layout(), batch=60, chunk=512)
+    assert refined(case(slo=st.Slo(tpot=1e-9)), candidate) == candidate
+
+
+def test_rates_of_both_pools_are_matched():
+    given = case()
+    shared = Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=512)
+    state = state_of(given, shared, 60, 512)
+    assert matched_rate(shared, state, None) == (pytest.approx(4 * float(state.rate)), state.utilisation)
+    apart = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=60, prefill_layout=Layout(replicas=1), prompts=1)
+    state, prefill = state_of(given, apart, 60, 1), prefill_of(given, apart)
+    rate, busy = matched_rate(apart, replace(state, rate=1e9), prefill)
+    assert (rate, busy) == (pytest.approx(0.95 * float(prefill.rate)), pytest.approx(0.95))
+    rate, busy = matched_rate(apart, replace(state, rate=1.0), prefill)
+    assert (rate, busy) == (3, pytest.approx(3 / float(prefill.rate)))
+    two = replace(apart, prefill_layout=Layout(replicas=2))
+    rate, busy = matched_rate(two, replace(state, rate=1.0), prefill)
+    assert busy == pytest.approx(3 / 2 / float(prefill.rate))
+
+
+@pytest.mark.parametrize(("tpot", "alike"), [(3e-3, 1), (np.inf, 3)])
+def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_first(tpot, alike):
+    given = case(slo=st.Slo(tpot=tpot))
+    found = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    assert 1 <= len(found) <= 3
+    assert all(refined(given, c) == c for c in found[:1])
+    states = [state_of(given, c, c.batch, max(c.chunk, 1)) for c in found]
+    rates = [float(matched_rate(c, state, prefill_of(given, c))[0]) for c, state in zip(found, states, strict=True)]
+    tpots = [float(state.tpot) for state in states]
+    cheap = [i for i, rate in enumerate(rates) if rate >= max(rates) * 0.995]
+    assert cheap == list(range(alike))
+    assert [tpots[i] for i in cheap] == sorted(tpots[i] for i in cheap)
+    assert len({c.same for c in found}) == len(found)
+
+
+def test_the_most_promising_of_many_are_refined():
+    """The best comes last of five: of pools apart by its replicas, of shared chips by its chips."""
+    given = case()
+    poor = [
+        Candidate(mode=DISAGGREGATED, layout=Layout(pp=pp), batch=10, prefill_layout=Layout(tp=tp), prompts=1)
+        for pp, tp in ((1, 1), (1, 2), (2, 1), (2, 2))
+    ]
+    good = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=10, prefill_layout=Layout(), prompts=1)
+    assert best(given, [*poor, good])[0].layout == good.layout
+    readers = [replace(one, layout=Layout(), batch=60) for one in poor]  # whose prefill takes no more
+    many = replace(good, layout=Layout(), batch=60, prefill_layout=Layout(replicas=3))
+    assert many.prefill_layout in [c.prefill_layout for c in best(given, [*readers, many])]
+    slow = [Candidate(mode=AGGREGATED, layout=Layout(pp=pp), batch=10, chunk=512) for pp in (1, 2, 3, 4)]
+    quick = Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=512)
+    assert best(given, [*slow, quick])[0].layout == quick.layout
+
+
+def test_one_candidate_alone_is_the_best():
+    for mode in (AGGREGATED, DISAGGREGATED):
+        given = case()
+        one = ranked(given, search(given, (mode,), fitting(given)))[:1]
+        assert [c.same for c in best(given, one)] == [one[0].same]
+
+
+def test_of_equal_speeds_that_cost_the_same_the_one_that_serves_more_comes_first():
+    """201 replicas and 200 of one layout differ by less than half a percent; 190 cost more, and come last."""
+    given = case()
+    made = [Candidate(mode=AGGREGATED, layout=Layout(replicas=n), batch=60, chunk=512) for n in (200, 201, 190)]
+    assert [c.layout.replicas for c in best(given, made)] == [201, 200, 190]
+    assert [c.layout.replicas for c in best(given, made[::-1])] == [201, 200, 190]
+    assert len(best(given, [*made, replace(made[0], layout=Layout(replicas=3))])) == 3

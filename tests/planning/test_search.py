@@ -1,0 +1,214 @@
+"""What the search looks at and finds, against trying all by hand on small machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.physics.layout import Layout
+from steptime.physics.rules import ENGINE, facts_of_engine, reasons
+from steptime.physics.search_space import legal
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Case, prefill_of, state_of
+from steptime.planning.refine import matched_rate
+from steptime.planning.search import batches, chunk_sizes, fitting, ranked, search
+from steptime.planning.steady import aggregated, decode_pool, first_token, prefill_pool
+from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
+
+WORK = st.Workload(input_tokens=1000, output_tokens=201)
+IDEAL = engine()
+SMALL = machine(size=4, capacity=11e9)  # 10 GB of weights and some 80 sequences a chip
+
+
+def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -> Case:
+    return Case(
+        model=model or one_matrix(heads=4), system=system, workload=workload, slo=slo or st.Slo(), chips=chips, engine=on
+    )
+
+
+def test_batches_to_try():
+    assert batches(1).tolist() == [1]
+    assert batches(0.5).tolist() == [1]
+    assert batches(16).tolist() == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert batches(8, per_octave=1).tolist() == [1, 2, 4, 8]
+    assert batches(9, per_octave=1).tolist() == [1, 2, 4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "sizes"),
+    [
+        (1000, 0.0, [256, 512, 1000, 1024, 2048]),
+        (2000, 0.5, [256, 512, 1000, 1024, 2048]),
+        (4096, 0.0, [256, 512, 1024, 2048, 4096]),
+        (4097, 0.0, [256, 512, 1024, 2048, 4096, 4097, 8192]),
+        (100, 0.0, [100, 256, 512, 1024, 2048]),
+        (100_000, 0.0, [256, 512, 1024, 2048, 4096, 8192, 16384, 32768]),
+    ],
+)
+def test_chunks_to_try(tokens, cached, sizes):
+    """Powers of two below twice the prompt or up to 2,048, and the whole prompt up to 32,768."""
+    assert chunk_sizes(st.Workload(input_tokens=tokens, output_tokens=1, cached_share=cached)).tolist() == sizes
+
+
+@pytest.mark.parametrize(
+    ("two_batch", "able"),
+    [(0, [True, False, False, True, False]), (1, [True, False, True, True, False]), (2, [True] * 5)],
+)
+def test_which_micro_batches_an_engine_overlaps(two_batch, able):
+    layouts = (
+        Layout(tp=8),
+        Layout(tp=8, microbatches=2),
+        Layout(dp=8, ep=8, microbatches=2),
+        Layout(pp=2, microbatches=2),
+        Layout(pp=2, microbatches=4),
+    )
+    facts = facts_of_engine(engine(two_batch=two_batch))
+    assert [not reasons(m, facts, scopes=(ENGINE,)) for m in layouts] == able
+
+
+@pytest.mark.parametrize(
+    ("capacity", "constants", "least"),
+    [
+        (11e9, {}, 1),
+        (10e9, {}, 2),  # weights that fill it leave no room
+        (5.1e9, {}, 2),
+        (5.0e9, {}, 3),
+        (11e9, {"memory_share": 0.5}, 2),
+        (11e9, {"reserved_bytes": 2e9}, 2),
+        (2.4e9, {}, 9),
+    ],
+)
+def test_layouts_that_leave_room(capacity, constants, least):
+    """10 GB of weights on so many chips at least: four chips hold no more than 10 GB in all."""
+    found = fitting(case(system=machine(size=4, capacity=capacity), on=engine(**constants)))
+    assert min((m.group * m.pp for m in found), default=9) == least
+
+
+def test_layouts_that_an_engine_runs():
+    found = fitting(case(on=engine(two_batch=1)))
+    assert found == [m for m in legal(one_matrix(heads=4), SMALL, 4) if m.microbatches == m.pp]
+
+
+SPARSE = model_of(experts(weights=1e7, count=16, active=2), attention=sparse_matrix().layers[0][0].attention, heads=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "workload"),
+    [(one_matrix(heads=2), WORK), (SPARSE, WORK), (one_matrix(heads=2), st.Workload(input_tokens=100, output_tokens=2))],
+    ids=["dense", "sparse", "one step"],
+)
+def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(model, workload):
+    given = case(model, machine(size=4, capacity=11e9), workload=workload)
+    layouts = fitting(given)
+    (table,) = search(given, (AGGREGATED,), layouts)
+    found = {}
+    for i in range(len(table)):
+        candidate = table.row(i)
+        found[replace(candidate.layout, replicas=1), candidate.batch, candidate.chunk] = i
+        assert candidate.mode == AGGREGATED
+        assert candidate.prefill_layout is None
+    assert len(found) == len(table)
+    expected = {}
+    sizes, fresh, steps = chunk_sizes(workload), workload.input_tokens, workload.output_tokens - 1
+    for layout in layouts:
+        one = replace(layout, replicas=1)
+        unit = layout.dp * layout.microbatches
+        tries = np.unique(np.maximum(batches(4000), unit))
+        given_ = {"layout": one, "batch": tries[:, None], "engine": IDEAL}
+        state = aggregated(model, given.system, workload, chunk=sizes[None, :], **given_)
+        fits = np.broadcast_to(decode_pool(model, given.system, workload, **given_).memory.fits, state.rate.shape)
+        work = np.broadcast_to(tries[:, None] * fresh / (steps * layout.dp), state.rate.shape)  # prompt tokens of a step
+        kept = fits & (state.utilisation < 0.95) & (work < 0.95 * sizes[-1]) & (work > 1e-4 * sizes[0])
+        used = state.memory.used / state.memory.capacity
+        rate = state.rate * layout.replicas
+        for i, j in zip(*np.nonzero(kept), strict=True):
+            figures = (state.tpot, state.ttft, rate, state.utilisation, state.input_share, used)
+            expected[one, int(tries[i]), int(sizes[j])] = (layout, [float(figure[i, j]) for figure in figures])
+    assert set(expected) == set(found)
+    columns = np.array([table.tpot, table.ttft, table.rate, table.utilisation, table.input_share, table.memory]).T
+    order = [found[key] for key in expected]
+    assert columns[order] == pytest.approx(np.array([figures for _, figures in expected.values()]))
+    assert all(table.row(found[key]).layout == layout for key, (layout, _) in expected.items())
+
+
+@pytest.mark.parametrize("slo", [st.Slo(), st.Slo(ttft=0.02)])
+def test_pools_apart_are_matched_for_the_highest_rate(slo):
+    """Of every two layouts the best prefill replica of its size, and every number of them."""
+    given = case(slo=slo)
+    layouts = [m for m in fitting(given) if m.microbatches == m.pp]
+    (table,) = search(given, (DISAGGREGATED,), layouts)
+    rates = {}
+    for size in {m.chips for m in layouts}:
+        found = []
+        for layout, prompts in product([m for m in layouts if m.chips == size], (1, 2, 4, 8, 16)):
+            one = replace(layout, replicas=1)
+            pool = prefill_pool(given.model, SMALL, WORK, layout=one, prompts=prompts, engine=IDEAL, ttft=slo.ttft)
+            if pool.memory.fits and pool.most_utilised > 0:
+                found.append((float(pool.rate * pool.most_utilised), float(pool.rate), pool))
+        if found:
+            rates[size] = max(found, key=lambda one: one[0])
+    assert len(table)
+    for i in range(0, len(table), max(1, len(table) // 40)):
+        candidate = table.row(i)
+        assert candidate.mode == DISAGGREGATED
+        size, other = candidate.prefill_layout.chips, candidate.layout.chips
+        usable, rate, _ = rates[size]
+        state = state_of(given, candidate, candidate.batch, 1)
+        best_rate = max(
+            min(count * usable, (4 - count * size) // other * float(state.rate)) for count in range(1, (4 - other) // size + 1)
+        )
+        readers, decoders = candidate.prefill_layout.replicas, candidate.layout.replicas
+        assert table.rate[i] == pytest.approx(best_rate)
+        assert table.rate[i] == pytest.approx(min(readers * usable, decoders * float(state.rate)))
+        assert table.tpot[i] == pytest.approx(float(state.tpot))
+        pool = prefill_of(given, candidate)
+        assert pool.rate == pytest.approx(rate)
+        assert table.utilisation[i] == pytest.approx(best_rate / (readers * rate))
+        assert table.ttft[i] == pytest.approx(float(first_token(pool, table.utilisation[i], IDEAL)))
+        assert table.input_share[i] == pytest.approx(readers * size / (readers * size + decoders * other))
+        assert table.memory[i] == pytest.approx(float(state.memory.used / state.memory.capacity))
+        assert table.memory[i] <= 1
+        assert readers * size + decoders * other <= 4
+    assert {(table.row(i).prefill_layout.chips, table.row(i).layout.chips) for i in range(len(table))} == {
+        (size, other) for size in rates for other in {m.chips for m in layouts} if size + other <= 4
+    }
+
+
+def test_every_group_and_micro_batch_decodes_a_sequence():
+    given = case(SPARSE, machine(size=8, capacity=11e9), chips=8)
+    for table in search(given, (AGGREGATED, DISAGGREGATED), fitting(given)):
+        found = [table.row(i) for i in range(len(table))]
+        assert found
+        assert all(c.batch >= c.layout.dp * c.layout.microbatches for c in found)
+        assert {c.layout.dp for c in found} >= {1, 2, 4}
+        assert all(isinstance(c.chunk, int) and (c.chunk == 0) == (c.mode == DISAGGREGATED) for c in found)
+
+
+def test_chips_too_few_for_two_pools_have_none():
+    given = case(chips=1, system=machine(size=1, capacity=11e9))
+    assert [len(table) for table in search(given, (DISAGGREGATED,), fitting(given))] == [0]
+    assert len(search(given, (AGGREGATED, DISAGGREGATED), fitting(given))) == 2
+    late = case(slo=st.Slo(ttft=1e-6))
+    assert [len(table) for table in search(late, (DISAGGREGATED,), fitting(late))] == [0]
+
+
+def test_candidates_within_the_limits_come_in_the_order_of_their_rates():
+    slo = st.Slo(tpot=3e-3, ttft=0.05)
+    given = case(slo=slo)
+    tables = search(given, (AGGREGATED, DISAGGREGATED), fitting(given))
+    found = ranked(given, tables, most=10**6)
+    kept = [
+        (-table.rate[i], table.tpot[i])
+        for table in tables
+        for i in range(len(table))
+        if table.tpot[i] <= 3e-3 and table.ttft[i] <= 0.05 and table.memory[i] <= 1 and table.rate[i] > 0
+    ]
+    assert len(found) == len(kept) > 400
+    states = [(c, state_of(given, c, c.batch, max(c.chunk, 1))) for c in found]
+    rates = [(-float(matched_rate(c, s, prefill_of(given, c))[0]), float(s.tpot)) for c, s in states]
+    assert np.array(rates) == pytest.approx(np.array(sorted(kept)))
+    assert [c.mode for c in ranked(given, tables, most=1)] in ([AGGREGATED, DISAGGREGATED], [DISAGGREGATED, AGGREGATED])
+    assert len(ranked(given, tables, most=3)) == 6

@@ -1,0 +1,183 @@
+"""What a plan says: what to mind, why it is not cheaper, what does not fit and what is out of reach."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.machines.system import Rent
+from steptime.models.model import Attention
+from steptime.planning.candidates import AGGREGATED
+from steptime.planning.deployment import mean_resources
+from steptime.planning.planner import DoesNotFit, plan
+from steptime.planning.sentences import warnings_of_step
+from tests.conftest import engine, machine, matrix, model_of, one_matrix
+from tests.planning.cases import MODEL, NODES, WORK, apart
+
+
+def test_what_to_mind_before_a_plan_is_made():
+    model = replace(MODEL, max_context=1200, notes=("a note",))
+    found = plan(model, NODES, WORK, engine="ideal").warnings
+    assert found == (
+        "requests of 1,201 tokens exceed the model's context of 1,200",
+        "the rent of 2.00 USD/h is a guess figure; give yours with --set rent='2 USD/h'",
+        "a note",
+    )
+    exactly = replace(MODEL, max_context=1201)
+    assert not any("exceed" in text for text in plan(exactly, NODES, WORK, engine="ideal").warnings)
+
+
+@pytest.mark.parametrize(
+    ("rent", "says"),
+    [
+        (Rent(low=1.0, typical=1.0, high=1.0, grade="list"), None),
+        (Rent(low=1.0, typical=1.0, high=1.0, grade="recalled"), "is a recalled figure"),
+        (Rent(low=math.nan, typical=math.nan, high=math.nan, grade="guess", note="nobody rents it"), "nobody rents it"),
+    ],
+)
+def test_what_to_mind_about_a_rent(rent, says):
+    found = plan(MODEL, replace(NODES, rent=rent), WORK, engine="ideal").warnings
+    assert len(found) == (says is not None)
+    assert says is None or says in found[0]
+
+
+def test_what_to_mind_about_chips_that_were_never_measured():
+    on = engine(memory_efficiency=0.9, fit={"vendors": ["NVIDIA"]})
+    assert any("no run on chips of this maker was measured" in text for text in plan(MODEL, NODES, WORK, engine=on).warnings)
+    known = machine(size=4, capacity=11e9, vendor="NVIDIA")
+    assert not any("was measured" in text for text in plan(MODEL, known, WORK, engine=on).warnings)
+    amd = machine(size=4, capacity=11e9, vendor="AMD")
+    assert any("chips of AMD" in text for text in plan(MODEL, amd, WORK, engine=on).warnings)
+
+
+def test_why_a_plan_cannot_be_cheaper():
+    found = plan(one_matrix(heads=1), machine(flops=1e30, size=1), WORK, st.Slo(tpot=3e-3), chips=1, engine="ideal")
+    assert found.why.startswith(
+        "It cannot be cheaper because a larger batch would make each token slower than 3.00 ms. A step streams weights for 83% "
+        "and streams KV cache for 17% of its time."
+    )
+    assert "10 % more HBM bandwidth would help most" in found.why
+    weights, cache = (mean_resources(found.pools[0])[name] / found.tpot for name in ("weights", "kv"))
+    assert f"streams weights for {weights:.0%} and streams KV cache for {cache:.0%} of its time" in found.why
+    split = apart(tpot=3e-3)
+    assert "A decode step " in split.why
+
+
+def test_small_shares_are_not_told():
+    """A cache that takes less than a twentieth of the time."""
+    found = plan(one_matrix(kv_bytes=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
+    assert "A step streams weights for 100% of its time" in found.why
+    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
+    assert cached.why.endswith(
+        "A step streams KV cache for 100% of its time. 10 % more HBM bandwidth would help most: 9.1% cheaper."
+    )
+
+
+def test_a_machine_that_nothing_helps():
+    """All time is the engine's overhead."""
+    found = plan(
+        one_matrix(heads=1), machine(size=1), WORK, chips=1, engine=engine(seconds_per_step=1e3, seconds_per_sequence=1e3)
+    )
+    assert "No single figure of the machine, 10 % better, would lower the cost" in found.why
+    assert "waits for the engine's overhead for 100%" in found.why
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "chips", "says"),
+    [
+        (3.0, 1, r"its weights take 10.0 GB, the chips hold 3.00 GB, 7.00 GB too little\. With --chips 4 it would fit"),
+        (3.0, 3, r"the chips hold 9.00 GB, 1.00 GB too little\. With --chips 4 it would fit"),
+        (6.0, 1, r"the chips hold 6.00 GB, 4.00 GB too little\. With --chips 2 it would fit"),
+    ],
+)
+def test_weights_that_are_too_large_say_by_how_much(gigabytes, chips, says):
+    with pytest.raises(DoesNotFit, match=says):
+        plan(MODEL, machine(size=4, capacity=gigabytes * 1e9), WORK, chips=chips, engine="ideal")
+
+
+def test_weights_that_cannot_be_divided_say_what_the_best_layout_holds():
+    """One layer and one head: 10 GB on every chip, of however many."""
+    model = model_of(matrix(weights=1e10), attention=(Attention(name="kv", kv_bytes=1.0),), layers=1, heads=1)
+    with pytest.raises(DoesNotFit) as caught:
+        plan(model, machine(size=4, capacity=6e9), WORK, chips=4, engine="ideal")
+    assert "the best layout puts 10.0 GB on a chip of 6.00 GB" in str(caught.value)
+    assert "would fit" not in str(caught.value)
+
+
+def test_weights_that_only_some_layouts_divide_say_what_the_best_holds():
+    """Two layers of one head: 5 GB on each of two chips, of four."""
+    model = model_of(matrix(weights=5e9), attention=(Attention(name="kv", kv_bytes=1.0),), layers=2, heads=1)
+    with pytest.raises(DoesNotFit, match=r"the best layout puts 5.00 GB on a chip of 4.00 GB"):
+        plan(model, machine(size=4, capacity=4e9), WORK, chips=4, engine="ideal")
+
+
+def test_whole_nodes_are_tried_where_fewer_chips_do_not_divide_a_model():
+    """Three layers of three heads on nodes of three: seven chips would hold 10 GB at 1.5 each, but only nine divide it."""
+    model = model_of(matrix(weights=10e9 / 3), attention=(Attention(name="kv", kv_bytes=1.0),), layers=3, heads=3)
+    with pytest.raises(DoesNotFit, match=r"With --chips 9 it would fit"):
+        plan(model, machine(size=3, capacity=1.5e9), WORK, chips=1, engine="ideal")
+
+
+def test_room_for_a_sequence_but_not_for_a_chunk_is_none():
+    """A cache of 12 MB fits beside 10 GB of weights, and the activations of a chunk do not."""
+    tight = machine(size=1, capacity=10e9 + 1201 * 1e4 + 5000)
+    found = plan(one_matrix(heads=1), tight, WORK, chips=1, engine="ideal", modes=(AGGREGATED,))
+    assert "leave no room for a request of 1,201 tokens" in found.reason
+
+
+def test_an_engine_that_uses_less_says_so():
+    with pytest.raises(DoesNotFit, match=r"the chips hold 4.00 GB \(test uses 67% of 6.00 GB\)"):
+        plan(MODEL, machine(size=4, capacity=6e9), WORK, chips=1, engine=engine(memory_share=0.75, reserved_bytes=0.5e9))
+
+
+def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
+    found = plan(MODEL, NODES, WORK, st.Slo(tpot=1e-4), engine="ideal")
+    fastest = max(p.tokens_per_second_per_user for p in plan(MODEL, NODES, WORK, engine="ideal").front)
+    assert f"reaches 10,000 tok/s per user; the fastest gives {fastest:,.0f} tok/s" in found.reason
+    late = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal")
+    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in late.reason
+    full = plan(
+        MODEL, machine(size=1, capacity=10.0001e9), st.Workload(input_tokens=50_000, output_tokens=1), chips=1, engine="ideal"
+    )
+    assert "leave no room for a request of 50,001 tokens" in full.reason
+
+
+def test_an_inner_network_that_is_slower_is_told():
+    """The least of many inner rates, and the most of many outer ones."""
+    assert warnings_of_step(MODEL, NODES, reach=1) == ()
+    inner, outer = NODES.domains
+
+    def rated(up, out):
+        links = (replace(inner.link, bandwidth=up), replace(outer.link, bandwidth=out))
+        domains = (replace(inner, link=links[0]), replace(outer, link=links[1]))
+        return warnings_of_step(MODEL, replace(NODES, domains=domains), reach=1)
+
+    (text,) = rated(1e9, 2e9)
+    assert text.startswith("up, the scale-up network, is slower than out, the scale-out network outside it (1.00 GB/s and 2.00")
+    assert "(1.00 GB/s and 4.00 GB/s)" in rated(np.array([1e9, 9e9]), np.array([4e9, 3e9]))[0]
+    assert rated(2e9, 2e9) == ()
+
+
+def test_a_step_that_reaches_beyond_the_model():
+    model = replace(MODEL, max_context=1200)
+    assert warnings_of_step(model, NODES, reach=np.array([1, 1200])) == ()
+    assert warnings_of_step(model, NODES, reach=np.array([1, 1201])) == (
+        "requests of 1,201 tokens exceed the model's context of 1,200",
+    )
+
+
+def test_without_a_rent_more_is_served_instead_of_cheaper():
+    """9.1 % cheaper is 10 % more for the same rent."""
+    free = replace(
+        machine(flops=1e30, size=1), rent=Rent(low=math.nan, typical=math.nan, high=math.nan, note="nobody rents it")
+    )
+    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal")
+    assert found.why.startswith("It cannot serve more because ")
+    assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
+    waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)
+    still = plan(one_matrix(heads=1), replace(free, chip=machine(size=1).chip), WORK, chips=1, engine=waits)
+    assert still.why.endswith("No single figure of the machine, 10 % better, would raise that.")
