@@ -147,7 +147,7 @@ def test_lines_of_overheads_and_stages():
     assert said["step"] == ["1 x 1.00 s"]
     assert said["layer"] == ["10 x 1.00 ms"]
     assert said["of a micro-batch through 2 stages"] == [
-        "2 x (up 132 kB / 100 GB/s / 0.500 = 2.64 µs + 1.00 µs latency + 1 x 10.0 µs)"
+        "(up 264 kB / 100 GB/s / 0.500 = 5.28 µs + 2.00 µs latency + 2 x 10.0 µs)"
     ]
     assert said["all-reduce"] == ["30 x (up 528 kB / 100 GB/s / 0.500 = 10.6 µs + 1.00 µs latency + 1 x 10.0 µs)"]
     joined = formulas(lines_of(model, engine(roofline_norm=2.0), Layout(tp=2))[1])["matrix x 10"]
