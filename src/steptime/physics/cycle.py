@@ -94,7 +94,7 @@ def bounds(
     serial: Number = 0.0
     serial_stage: Number = 0.0
     fullest = microbatches * share
-    for name in {*operators, *stem, *links}:
+    for name in dict.fromkeys((*operators, *stem, *links)):
         inside, outside = operators.get(name, 0.0) + links.get(name, 0.0), stem.get(name, 0.0)
         whole, stage = inside + outside, fullest * inside + microbatches * outside
         lower = np.maximum(lower, np.maximum(whole, stage))
