@@ -50,9 +50,12 @@ KEYS = HERE / "json.md"
 ENGINES = HERE / "engines.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
-    "`simulated`, a [Replay](#replay).",
+    "`simulated`, a [Replay](#replay). With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
+    "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
-    "up to `upper_s`, and `bound`; where it was asked for with arrays, its figures are lists.",
+    "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
+    "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "
+    "`sources` of the machine's figures, each with `figure`, `value`, `grade`, `date` and `url`.",
     Memory: "`st.memory_per_chip`.",
     Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
     "what the engine predicts of every step, and `answers`.",

@@ -1,8 +1,14 @@
-"""Results at the edges of what is asked: no points at all, no rent, names where systems go."""
+"""Results at the edges of what is asked: no points at all, no rent, names where systems go, things of another kind."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 import steptime as st
 
@@ -25,3 +31,44 @@ def test_a_system_that_is_named_can_be_varied():
     named = st.vary("hgx-h100", {"chip.hbm.bandwidth": 16e12})
     assert named.chip.hbm.bandwidth == st.vary(st.load_system("hgx-h100"), {"chip.hbm.bandwidth": 16e12}).chip.hbm.bandwidth
     assert named.chip.hbm.bandwidth == 16e12
+
+
+ENGINE = Path(st.__file__).parent / "data" / "engines" / "vllm.toml"
+WORK = st.Workload(input_tokens=100, output_tokens=10)
+
+
+def test_an_engine_may_be_a_path_and_a_mode_a_word():
+    by_path = st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine=ENGINE)
+    assert by_path.total == st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=10, engine="vllm").total
+    assert st.plan("llama-3.1-8b", "hgx-h100", WORK, modes="aggregated").mode == "aggregated"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, engine={}), "an engine is a name"),
+        (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, layout="tp8"), "a layout is a Layout"),
+        (lambda: st.plan("llama-3.1-8b", "hgx-h100", {"input_tokens": 1}), "workload must be a Workload, not dict"),
+        (lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, {"ttft": 1}), "slo must be a Slo, not dict"),
+        (lambda: st.simulate("llama-3.1-8b", "hgx-h100", [1, 2]), "traffic is what open_loop"),
+        (lambda: st.open_loop(20, 10, 512, 1), "lengths are a Lengths"),
+    ],
+)
+def test_things_of_another_kind_are_refused(asked, says):
+    with pytest.raises(st.InputError, match=says):
+        asked()
+
+
+def test_bounds_are_the_same_to_the_last_bit_in_every_process():
+    code = (
+        "import steptime as st; x = st.Layout(tp=2, dp=8, ep=16, pp=2, microbatches=2)\n"
+        "steps = [st.decode_step('deepseek-v3', 'hgx-h200', batch=b, context=4097, layout=x) for b in (64, 77, 301)]\n"
+        "print([float(step.upper).hex() for step in steps])"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(told) == 1

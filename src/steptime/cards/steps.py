@@ -18,7 +18,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory, memory_per_chip
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import step_range
-from steptime.results import broadcast, unit
+from steptime.results import broadcast, key_of, unit
 
 PHASES = ("decode", "prefill", "mixed")
 ASKED = ("batch", "context", "query", "prompts", "tokens", "prefix")
@@ -80,7 +80,7 @@ class StepCard(Step):
     def columns(self) -> dict[str, Any]:
         """Return what was asked, the rates and the memory beside the row of the step."""
         what = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
-        asked = {name: getattr(self, name) for name in ASKED}
+        asked = {key_of(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in ASKED}
         low, high = self.range or (np.nan, np.nan)
         came = {
             "low_s": low, "high_s": high,

@@ -36,22 +36,22 @@ class Cycle:
     hops: Number
 
 
-def cycle(
-    layers: Number, stem: Number, links: Number, hops: Number, *, microbatches: Number, stages: Number, share: Number
-) -> Cycle:
-    r"""Return the cycle of `microbatches` that each take the given seconds in all `stages` together; all broadcast.
+def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbatches: Number, share: Number) -> Cycle:
+    r"""Return the cycle of `microbatches` that each take the given seconds in all stages together; all broadcast.
 
-    layers, stem, links, hops [s] of one micro-batch; share of the layers in the fullest stage, at least 1 / stages.
-    The latency is from the first micro-batch's start to the last one's end: $u = \min(m, P)$ units of $m / u$ micro-batches
-    that overlap go through the stages one behind another, the next a period over $u$ later. On one stage it is the period.
+    layers, stem, links, hops [s] of one micro-batch; share of the layers in the fullest stage: 1 for one stage.
+    The latency is from the first micro-batch's start to the last one's end. One alone spends $a = \varphi (c + n) + s$ in the
+    fullest stage and the rest of its way elsewhere; that stage serves all $m$, each in $a$, or in $t / m$ where micro-batches
+    overlap in it: $c + s + n + h - a + \min(t, m a)$. On one stage it is the period. Exact without collectives where the stem
+    is in the fullest stage; with collectives it leaves out how those of neighbouring micro-batches interlock.
 
-    >>> one = cycle(3.0, 0.0, 1.0, 0.0, microbatches=1, stages=1, share=1.0)
+    >>> one = cycle(3.0, 0.0, 1.0, 0.0, microbatches=1, share=1.0)
     >>> float(one.period), float(one.latency)
     (4.0, 4.0)
-    >>> two = cycle(3.0, 0.0, 1.0, 0.0, microbatches=2, stages=1, share=1.0)  # collectives hide
+    >>> two = cycle(3.0, 0.0, 1.0, 0.0, microbatches=2, share=1.0)  # collectives hide
     >>> float(two.period), float(two.layers), float(two.links)
     (6.0, 2.0, 0.0)
-    >>> loop = cycle(8.0, 0.0, 0.0, 0.0, microbatches=4, stages=4, share=0.25)  # (2P - 1) / P of the period
+    >>> loop = cycle(8.0, 0.0, 0.0, 0.0, microbatches=4, share=0.25)  # (2P - 1) / P of the period
     >>> float(loop.period), float(loop.latency)
     (8.0, 14.0)
     """
@@ -64,12 +64,10 @@ def cycle(
     operators = ~in_chain & (by_operators >= by_links)
     linked = ~in_chain & ~operators
     alone = np.where(in_chain, 1.0, 0.0)
-    units = np.minimum(microbatches, stages)
-    overlapped = microbatches / units
-    through = np.maximum(np.maximum(overlapped * (layers + stem), overlapped * links), chain)
+    single = share * (layers + links) + stem
     return Cycle(
         period=period,
-        latency=np.maximum(through + (units - 1) * period / units, period),
+        latency=np.maximum(chain - single + np.minimum(period, microbatches * single), period),
         layers=alone + operators * microbatches * share,
         stem=alone + operators * microbatches,
         links=alone + linked * microbatches * share,
@@ -94,7 +92,7 @@ def bounds(
     serial: Number = 0.0
     serial_stage: Number = 0.0
     fullest = microbatches * share
-    for name in {*operators, *stem, *links}:
+    for name in dict.fromkeys((*operators, *stem, *links)):
         inside, outside = operators.get(name, 0.0) + links.get(name, 0.0), stem.get(name, 0.0)
         whole, stage = inside + outside, fullest * inside + microbatches * outside
         lower = np.maximum(lower, np.maximum(whole, stage))

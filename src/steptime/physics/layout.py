@@ -83,8 +83,10 @@ def show_layout(layout: Layout) -> str:
 def check_ways(layout: Layout) -> Layout:
     """Return a layout, its lists as arrays.
 
-    Raises LayoutError where a field is not made of whole numbers of at least 1 (of redundant experts, 0).
+    Raises LayoutError for anything else, or where a field is not made of whole numbers of at least 1 (redundant experts: 0).
     """
+    if not isinstance(layout, Layout):
+        raise LayoutError(f"a layout is a Layout, such as Layout(tp=8), not {type(layout).__name__}")
     lists = {name: value for name in NAMES if isinstance(value := getattr(layout, name), list | tuple)}
     for name in NAMES:
         try:

@@ -123,7 +123,7 @@ def _evaluate(
     run_network(links, model, work, system, layout, engine)
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
-    cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, stages=layout.pp, share=share)
+    cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, share=share)
     lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=m, share=share)
     terms: dict[str, Number] = {}
     resources: dict[str, Number] = {}

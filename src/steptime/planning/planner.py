@@ -50,7 +50,7 @@ def plan(
     *,
     chips: int | None = None,
     engine: Engine | str | None = None,
-    modes: tuple[str, ...] = MODES,
+    modes: str | tuple[str, ...] = MODES,
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
@@ -60,6 +60,7 @@ def plan(
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
+    modes = (modes,) if isinstance(modes, str) else modes
     if not modes or set(modes) - set(MODES):
         raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
     case = _case_of(model_of(model), system_of(system), workload, slo or Slo(), chips, engine)
@@ -100,6 +101,9 @@ def _case_of(
     model: Model, system: System, workload: Workload, slo: Slo, chips: int | None, engine: Engine | str | None
 ) -> Case:
     """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
+    for name, value, kind in (("workload", workload, Workload), ("slo", slo, Slo)):
+        if not isinstance(value, kind):
+            raise RangeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
     single(chips=chips)
     number = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
     if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo) for f in fields(one)):

@@ -72,6 +72,8 @@ class Traffic(Result):
 
 def checked(traffic: Traffic) -> Traffic:
     """Return the traffic as arrays; raise RangeError where they are not of one length, in order and of whole tokens."""
+    if not isinstance(traffic, Traffic):
+        raise RangeError(f"traffic is what open_loop, closed_loop or read_trace returns, not {type(traffic).__name__}")
     arrival = np.asarray(at_least_zero("arrival", traffic.arrival, "s", most=LATEST), dtype=np.float64)
     inputs, outputs = (
         np.asarray(whole(f"{name} of a request", tokens, least=0, most=1 << 40)).astype(np.int64)
@@ -163,8 +165,8 @@ def open_loop(
     random, n = _random(seed, n), int(n)
     return Traffic(
         arrival=arrivals(rate, n, random, kind=kind, burst=burst),
-        inputs=inputs.draw(random, n),
-        outputs=outputs.draw(random, n),
+        inputs=_drawn(inputs, random, n),
+        outputs=_drawn(outputs, random, n),
         name=f"{kind} at {rate:g}/s",
     )
 
@@ -176,11 +178,18 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
     random, n = _random(seed, n), int(n)
     return Traffic(
         arrival=np.zeros(n),
-        inputs=inputs.draw(random, n),
-        outputs=outputs.draw(random, n),
+        inputs=_drawn(inputs, random, n),
+        outputs=_drawn(outputs, random, n),
         clients=min(clients, n),
         name=f"{clients} clients",
     )
+
+
+def _drawn(lengths: Lengths, random: np.random.Generator, n: int) -> Any:
+    """Return the tokens of `n` requests."""
+    if not isinstance(lengths, Lengths):
+        raise RangeError(f"lengths are a Lengths, such as Lengths(mean=512), not {type(lengths).__name__}")
+    return lengths.draw(random, n)
 
 
 def scaled(traffic: Traffic, factor: float) -> Traffic:

@@ -309,7 +309,8 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
         for name, step, mixed in _passes(pool):
             given = step_given(pool, plan.workload, mixed=mixed)
             lines = explain_step(model, system, given=given, layout=pool.layout, engine=engine)
-            passes.append({"pass": name, "total": step.total, "lower": step.lower, "upper": step.upper, "lines": lines})
+            times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
+            passes.append({"pass": name, **times, "lines": lines})
         pools.append({"pool": pool.role, "equations": equations(model, pool, plan.workload), "passes": passes})
     return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
 
