@@ -184,6 +184,7 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be at least 1"),
         ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "cached share"),
         ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
+        ("plan deepseek-v3 gb200-nvl72 --mode aggregated,any", "--mode 'aggregated,any' names any beside others"),
         ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
         ("plan deepseek-v3 gb200-nvl72 --launch vlm", "did you mean vllm"),
         ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),

@@ -1,12 +1,10 @@
 """The command `steptime systems`."""
 
 import sys
-from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from steptime.errors import InputError
 from steptime.terminal.options import CATALOG, CSV, JSON, OUTPUT, SET, option, read_system, read_systems, refuse_idle
 from steptime.terminal.output import check_outputs, print_json, show, write_csv
 
@@ -36,7 +34,9 @@ def systems(
     check_outputs({"--csv": csv}, ())
     if name is not None:
         if toml:
-            sys.stdout.write(_template(name, catalog))
+            from steptime.catalog.templates import template
+
+            sys.stdout.write(template(name, catalog))
             return
         card = cards.system_card(read_system(name, set_, catalog))
         if json:
@@ -55,13 +55,3 @@ def systems(
     from steptime.terminal.views.cards import systems_view
 
     show(systems_view(table.systems))
-
-
-def _template(name: str, catalog: str | None) -> str:
-    """Return the file of a system, with its chip in it, as a template."""
-    try:
-        template = import_module("steptime.catalog.template").template
-    except ModuleNotFoundError:
-        raise InputError("--toml needs steptime.catalog.template, which this installation lacks") from None
-    text = str(template(name, catalog))
-    return text if text.endswith("\n") else text + "\n"

@@ -219,8 +219,8 @@ def system_view(card: SystemCard) -> RenderableType:
     """Return one system's card."""
     rent = card.rent_range
     known = math.isfinite(rent.typical)
-    span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}"
-    quotes = f"{show(rent.typical, 'USD/s')} a chip ({span}; {rent.grade}, {rent.date})"
+    span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}; {rent.grade}, {rent.date}"
+    quotes = f"{show(rent.typical, 'USD/s')} a chip ({span if rent.date else rent.grade})"
     out = math.isfinite(card.up_over_out)
     balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
