@@ -13,7 +13,7 @@ from steptime.errors import InputError, RangeError, UnknownName
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.measured.comparison import Predictions, report
 from steptime.measured.load_generators import read_files
-from steptime.measured.runs import COLUMNS, OPTIONAL, checker
+from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs
 from steptime.measured.validation import engine_of, predict
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
@@ -126,7 +126,7 @@ class Calibrated(Tabular):
             ((abs(now[name] / before[name] - 1), name) for name in now if before[name] and now[name] != before[name]),
             reverse=True,
         )
-        title = f"Engine {self.engine.name}: {self.prior.name} fitted to {self.runs:,} runs"
+        title = f"Engine {self.engine.name}: {self.prior.name} fitted to {in_runs(self.runs)}"
         return title, {"moved most": ", ".join(f"{n} {now[n] / before[n] - 1:+.1%}" for _, n in moved[:3]) or "nothing"}
 
     def columns(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _origin(runs: Runs, count: int) -> str:
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     if not files:
-        return f"{count} runs"
-    return f"{count} runs of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
+        return in_runs(count)
+    return f"{in_runs(count)} of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
 
 
 def _read(
