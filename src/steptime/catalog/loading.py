@@ -21,7 +21,7 @@ from steptime.catalog.schema import (
     SystemEntry,
     validated,
 )
-from steptime.errors import DataFileError, InputError, RangeError, UnitError, did_you_mean, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnitError, did_you_mean, expect, shown
 from steptime.machines.figures import checked
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.sourced import GRADES, Figure
@@ -109,6 +109,7 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
 
     Raises UnknownName with the nearest names, or DataFileError with file and line.
     """
+    expect("a system", name, (str, os.PathLike), "a name or a path")
     path = find("systems", os.fspath(name), catalog)
     entry = validated(SystemEntry, path)
     reader = _Reader(path, entry.sources)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName, shown
+from steptime.errors import RangeError, UnknownName, expect, shown
 from steptime.machines.figures import checked
 from steptime.machines.system import Domain, Link, MemoryTier, System
 from steptime.numbers import Number
@@ -86,6 +86,8 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
     system lacks, RangeError for a value that no machine has, such as a negative bandwidth, half a chip or domains that do not
     grow outwards.
     """
+    expect("a system to vary", system, System, "a System, as load_system gives it")
+    expect("a change", changes, Mapping, 'a dict, such as {"chip.hbm.bandwidth": 16e12}')
     units = settable(system)
     for path, asked in changes.items():
         _check_path(system, path)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from steptime.errors import InputError, RangeError, UnknownName
+from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.measured.comparison import Predictions, report
 from steptime.measured.load_generators import read_files
@@ -191,6 +191,8 @@ def calibrate(
 
 
 def _origin(runs: Runs, count: int) -> str:
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     if not files:
@@ -206,6 +208,8 @@ def _read(
         if name not in TOLD:
             raise UnknownName("argument", name, TOLD, f"Known: {', '.join(TOLD)}.")
     given = {TOLD[name]: str(value) for name, value in told.items() if value not in ("", None)}
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [place for place in places if isinstance(place, str | os.PathLike)]
     if files and len(files) == len(places):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.files import find, read_file
-from steptime.errors import DataFileError, RangeError, did_you_mean
+from steptime.errors import DataFileError, RangeError, did_you_mean, expect
 from steptime.machines.system import System
 from steptime.numbers import Number
 from steptime.physics.constants import (
@@ -83,10 +83,12 @@ def engine_for(system: System, engine: Engine | str | None = None, catalog: str 
     return load_engine(default_engine(system) if engine is None else engine, catalog)
 
 
-def load_engine(name: str | Engine, catalog: str | os.PathLike[str] | None = None) -> Engine:
+def load_engine(name: str | os.PathLike[str] | Engine, catalog: str | os.PathLike[str] | None = None) -> Engine:
     """Return the engine of a name ("ideal", or a file of engines/), a path to a TOML file, or an Engine as it is."""
     if isinstance(name, Engine):
         return name
+    expect("an engine", name, (str, os.PathLike), "a name, a path or an Engine")
+    name = os.fspath(name)
     if name.casefold() == "ideal":
         return IDEAL
     path = find("engines", name, catalog)

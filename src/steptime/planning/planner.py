@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import SystemLike, system_of
-from steptime.errors import InputError, RangeError
+from steptime.errors import InputError, RangeError, expect
 from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
@@ -60,9 +60,13 @@ def plan(
     with `feasible=False` and the reason.
     """
     started = time.perf_counter()
+    expect("modes", modes, (tuple, list), "a tuple of " + " and ".join(MODES))
     if not modes or set(modes) - set(MODES):
-        raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
-    case = _case_of(model_of(model), system_of(system), workload, slo or Slo(), chips, engine)
+        raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(map(str, modes)) or 'nothing'}")
+    slo = Slo() if slo is None else slo
+    expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
+    expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
+    case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
