@@ -13,6 +13,7 @@ from steptime.catalog.templates import template
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.machines.what_if import settable, vary
 from steptime.planning.sentences import warnings_of_step
+from tests.terminal.test_commands import run
 
 CHIP = '[chip]\nname = "mine"\n[chip.peak]\nbf16 = "1 PFLOP/s"\nfp8 = "2 PFLOP/s"\n'
 CHIP += '[[chip.memory]]\nname = "hbm"\ncapacity = "100 GB"\nbandwidth = "5 TB/s"\n'
@@ -182,3 +183,10 @@ def test_a_folder_of_the_user_that_is_not_there_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path / "nowhere"))
     with pytest.raises(DataFileError, match="nowhere: is not a folder; the variable STEPTIME_CATALOG"):
         load_system("hgx-h100")
+
+
+def test_a_chip_without_maker_and_year_is_its_name_alone(tmp_path):
+    (tmp_path / "mine.toml").write_text(BOX + CHIP)
+    shown = run("systems mine.toml", folder=tmp_path)
+    assert shown.returncode == 0
+    assert next(line for line in shown.stdout.splitlines() if line.startswith(" Chip ")).split() == ["Chip", "mine"]
