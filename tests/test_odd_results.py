@@ -48,10 +48,10 @@ def test_an_engine_may_be_a_path_and_a_mode_a_word():
     [
         (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, engine={}), "an engine is a name"),
         (lambda: st.decode_step("llama-3.1-8b", "hgx-h100", batch=1, context=1, layout="tp8"), "a layout is a Layout"),
-        (lambda: st.plan("llama-3.1-8b", "hgx-h100", {"input_tokens": 1}), "workload must be a Workload, not dict"),
-        (lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, {"ttft": 1}), "slo must be a Slo, not dict"),
-        (lambda: st.simulate("llama-3.1-8b", "hgx-h100", [1, 2]), "traffic is what open_loop"),
-        (lambda: st.open_loop(20, 10, 512, 1), "lengths are a Lengths"),
+        (lambda: st.plan("llama-3.1-8b", "hgx-h100", {"input_tokens": 1}), "a workload is a Workload"),
+        (lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, {"ttft": 1}), "a pair of limits is a Slo"),
+        (lambda: st.simulate("llama-3.1-8b", "hgx-h100", [1, 2]), "the traffic is a Traffic"),
+        (lambda: st.open_loop(20, 10, 512, 1), "the length of inputs is a Lengths"),
     ],
 )
 def test_things_of_another_kind_are_refused(asked, says):

@@ -11,7 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.catalog.files import find, read_file
-from steptime.errors import UnknownName
+from steptime.errors import InputError, UnknownName
 
 WORK, LIMITS = st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.05)
 PASSES = {
@@ -119,3 +119,32 @@ def test_a_name_costs_nothing_where_a_thing_is_given():
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     swept = st.vary(system, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
     assert st.decode_step(model, swept, batch=1, context=1024).total.shape == (2,)
+
+
+ASKED_OF = st.Workload(input_tokens=1000, output_tokens=100)
+
+
+@pytest.mark.parametrize("wrong", [5, {}, [], "llama", np.array([1])], ids=str)
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda wrong: st.plan("llama-3.1-8b", "hgx-h100", wrong), "a workload is a Workload"),
+        (lambda wrong: st.plan("llama-3.1-8b", "hgx-h100", ASKED_OF, wrong), "a pair of limits is a Slo"),
+        (lambda wrong: st.plan("llama-3.1-8b", "hgx-h100", ASKED_OF, modes=wrong), "mode"),
+        (lambda wrong: st.plan("llama-3.1-8b", "hgx-h100", ASKED_OF, engine=wrong), "engine"),
+        (lambda wrong: st.decode_step("llama-3.1-8b", "hgx-h100", batch=8, context=100, layout=wrong), "a layout is a Layout"),
+        (lambda wrong: st.prefill_step("llama-3.1-8b", "hgx-h100", tokens=8, layout=wrong), "a layout is a Layout"),
+        (st.load_system, "system"),
+        (st.load_engine, "engine"),
+        (lambda wrong: st.open_loop(1.0, 10, wrong, st.Lengths(mean=10)), "the length of inputs is a Lengths"),
+        (lambda wrong: st.simulate("llama-3.1-8b", "hgx-h100", wrong), "the traffic is a Traffic"),
+    ],
+)  # fmt: skip
+def test_a_thing_of_another_kind_is_refused(ask, says, wrong):
+    with pytest.raises(InputError, match=says):
+        ask(wrong)
+
+
+def test_changes_are_a_dict():
+    with pytest.raises(InputError, match="a change is a dict"):
+        st.vary(st.load_system("hgx-h100"), ["rent"])

@@ -94,6 +94,18 @@ class RangeError(InputError):
     """A number outside the range in which it means something."""
 
 
+def expect(name: str, value: object, kind: type | tuple[type, ...], words: str) -> None:
+    """Raise InputError where `value` is of another kind than `name` is.
+
+    >>> expect("a workload", "8k", dict, "a dict")
+    Traceback (most recent call last):
+        ...
+    steptime.errors.InputError: a workload is a dict, not '8k'
+    """
+    if not isinstance(value, kind):
+        raise InputError(f"{name} is {words}, not {shown(value)}")
+
+
 def did_you_mean(name: str, options: Iterable[str], most: int = 3, *, alike: float = 0.5) -> tuple[str, ...]:
     """Return the nearest of `options` to `name`, best first, at most `most` of them; `alike` is how near, from 0 to 1.
 

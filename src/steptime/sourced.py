@@ -15,6 +15,9 @@ measured: a measurement that can be repeated. vendor: the maker's own page or da
 source. recalled: common knowledge, not yet confirmed. guess: an estimate, or a figure that came without a source.
 """
 
+GIVEN: Final = "given"
+"""The grade of a figure that the one who asks has set; no file has it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:

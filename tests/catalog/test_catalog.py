@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 import steptime as st
@@ -177,8 +178,29 @@ def test_what_ifs_reach_every_figure(rack):
         ("chip.hbm.bandwidth=-1TB/s", RangeError, "greater than 0"),
         ("chip.hbm.bandwidth=0 TB/s", RangeError, "greater than 0"),
         ("rent=2", UnitError, "USD/s"),
+        ("rent=1USD/h; rent=2USD/h", RangeError, "rent is set twice"),
+        ("scale-up.size=8; scale_up.size=16", RangeError, "scale_up.size is set twice"),
     ],
 )
 def test_wrong_what_ifs_are_refused(rack, text, error, says):
     with pytest.raises(error, match=says):
-        read_changes(rack, (text,))
+        read_changes(rack, tuple(text.split("; ")))
+
+
+def test_a_figure_that_was_set_has_no_longer_the_source_of_its_data_sheet(rack):
+    changed = vary(rack, {"chip.hbm.bandwidth": 16e12, "rent": 2 / 3600})
+    figure = changed.figures["chip.hbm.bandwidth"]
+    assert (figure.value, figure.text, figure.grade, figure.url, figure.date) == (16e12, "16.0 TB/s", "given", "", "")
+    assert changed.rent.grade == "given"
+    assert changed.figures["chip.hbm.capacity"] == rack.figures["chip.hbm.capacity"]
+    swept = vary(rack, {"chip.hbm.bandwidth": np.array([1e12, 2e12])})
+    assert swept.figures["chip.hbm.bandwidth"].text == "1.00 TB/s to 2.00 TB/s, shape (2,)"
+    asked = st.Workload(input_tokens=1000, output_tokens=100)
+    assert not [words for words in st.plan("llama-3.1-8b", changed, asked, chips=1).warnings if "rent" in words]
+
+
+def test_an_empty_name_of_a_model_is_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RangeError, match="needs a name or a path"):
+        st.load_model("")

@@ -9,9 +9,11 @@ import pytest
 import steptime as st
 from steptime.cards.systems import system_card
 from steptime.catalog.loading import load_system
+from steptime.catalog.templates import template
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.machines.what_if import settable, vary
 from steptime.planning.sentences import warnings_of_step
+from tests.terminal.test_commands import run
 
 CHIP = '[chip]\nname = "mine"\n[chip.peak]\nbf16 = "1 PFLOP/s"\nfp8 = "2 PFLOP/s"\n'
 CHIP += '[[chip.memory]]\nname = "hbm"\ncapacity = "100 GB"\nbandwidth = "5 TB/s"\n'
@@ -142,3 +144,49 @@ def test_what_is_odd_about_a_step_is_told(read):
     (network,) = warnings_of_step(model, slow, reach=1000)
     assert network.startswith("fabric, the scale-up network, is slower than hall, the scale-out network outside it")
     assert network in st.plan(model, slow, st.Workload(input_tokens=10, output_tokens=10)).warnings
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "says"),
+    [
+        (
+            'bandwidth = { value = "3.35 TB/s"',
+            'bandwidth = { value = "3.35 TB"',
+            "chip.hbm.bandwidth: '3.35 TB' is a quantity in B",
+        ),
+        ('capacity = { value = "80 GB"', 'capacity = { value = "80"', "chip.hbm.capacity: '80' has no unit"),
+        ('bandwidth = { value = "50 GB/s"', 'bandwidth = { value = "50 GB"', "scale_out.bandwidth: '50 GB' is a quantity in B"),
+        ('kind = "scale-out"', 'kind = "scaleout"', "domains.1.kind: input should be"),
+        ('kind = "scale-out"', 'kind = "scale-up"', "domains: the kind 'scale-up' stands twice"),
+        (
+            'bandwidth = { value = "3.35 TB/s"',
+            'bandwith = { value = "3.35 TB/s"',
+            "bandwith: no such key; did you mean bandwidth?",
+        ),
+        ('fp8 = { value = "1', 'fp9 = { value = "1', "chip.peak.fp9"),
+        ('name = "hdd"', 'name = "host"', "tiers: the name 'host' stands twice"),
+    ],
+)
+def test_an_error_names_the_line_of_the_key_and_no_other_of_that_name(tmp_path, line, instead, says):
+    path, text = tmp_path / "mine.toml", template("hgx-h100")
+    assert text.count(line) == 1
+    path.write_text(text.replace(line, instead))
+    with pytest.raises(DataFileError) as problem:
+        load_system(path)
+    wrong = next(n for n, found in enumerate(path.read_text().splitlines(), 1) if instead in found)
+    if "twice" in says:
+        wrong = path.read_text().splitlines().index(instead, wrong) + 1
+    assert (problem.value.line, says in str(problem.value)) == (wrong, True), str(problem.value)
+
+
+def test_a_folder_of_the_user_that_is_not_there_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path / "nowhere"))
+    with pytest.raises(DataFileError, match="nowhere: is not a folder; the variable STEPTIME_CATALOG"):
+        load_system("hgx-h100")
+
+
+def test_a_chip_without_maker_and_year_is_its_name_alone(tmp_path):
+    (tmp_path / "mine.toml").write_text(BOX + CHIP)
+    shown = run("systems mine.toml", folder=tmp_path)
+    assert shown.returncode == 0
+    assert next(line for line in shown.stdout.splitlines() if line.startswith(" Chip ")).split() == ["Chip", "mine"]

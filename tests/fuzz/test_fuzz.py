@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import steptime as st
 from steptime.errors import InputError
 from tests.fuzz import inputs
 from tests.fuzz.commands import command
@@ -24,6 +25,12 @@ COUNTS: dict[Any, int] = {
 LONGEST = 2500  # characters of a message: lists of all families are long
 TRIED: Counter[str] = Counter()
 REFUSED: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    """Compile the simulator before any clock runs: the first time in a new environment that takes longer than an input may."""
+    st.simulate("llama-3.1-8b", "hgx-h100", st.open_loop(1.0, 10, st.Lengths(mean=100), st.Lengths(mean=10)))
 
 
 def tried(kind: inputs.Try, number: int, folder: Path) -> None:

@@ -54,11 +54,11 @@ def test_periods_and_latencies(parts, m, share, period, latency, weights):
 
 
 def test_cycles_of_many_layouts_are_those_of_each():
-    m, stages, share = np.array([1, 2, 4, 8, 3]), np.array([1, 1, 4, 4, 3]), np.array([1.0, 1.0, 0.25, 0.25, 0.4])
+    m, share = np.array([1, 2, 4, 8, 3]), np.array([1.0, 1.0, 0.25, 0.25, 0.4])
     parts = (8.0, 1.0, 2.0, 0.5)
-    together = cycle(*parts, microbatches=m, stages=stages, share=share)
+    together = cycle(*parts, microbatches=m, share=share)
     for i in range(len(m)):
-        alone = cycle(*parts, microbatches=m[i], stages=stages[i], share=share[i])
+        alone = cycle(*parts, microbatches=m[i], share=share[i])
         for name in ("period", "latency", "layers", "stem", "links", "hops"):
             assert np.broadcast_to(getattr(together, name), m.shape)[i] == pytest.approx(float(getattr(alone, name)))
 

@@ -184,6 +184,7 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be at least 1"),
         ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "cached share"),
         ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
+        ("plan deepseek-v3 gb200-nvl72 --mode aggregated,any", "--mode 'aggregated,any' names any beside others"),
         ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
         ("plan deepseek-v3 gb200-nvl72 --launch vlm", "did you mean vllm"),
         ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
@@ -495,3 +496,10 @@ def test_engine_files_are_written_over_only_by_force(tmp_path):
     forced = run(words + " --force", folder=tmp_path)
     assert forced.returncode == 0
     assert "2 runs tell little" in " ".join(forced.stdout.split())
+
+
+def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
+    shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --brief")
+    assert (shown.returncode, "no rate is within the limits" in shown.stdout) == (1, True)
+    as_json = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --json")
+    assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)

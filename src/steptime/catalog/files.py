@@ -53,6 +53,8 @@ def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Pa
 def _users() -> list[Path]:
     """Return the user's own folder: `STEPTIME_CATALOG`, or `~/.steptime` where there is a home."""
     if named := os.environ.get("STEPTIME_CATALOG"):
+        if not is_dir(Path(named)):
+            raise DataFileError(named, "is not a folder; the variable STEPTIME_CATALOG names one")
         return [Path(named)]
     try:
         return [Path.home() / ".steptime"]

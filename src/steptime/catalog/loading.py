@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
 from steptime.catalog.files import files, find, is_file
+from steptime.catalog.lines import line_of
 from steptime.catalog.schema import (
     RACK_UNITS,
     ChipEntry,
@@ -18,10 +19,9 @@ from steptime.catalog.schema import (
     RentsEntry,
     SourceEntry,
     SystemEntry,
-    line_of,
     validated,
 )
-from steptime.errors import DataFileError, InputError, RangeError, UnitError, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnitError, did_you_mean, expect, shown
 from steptime.machines import what_if
 from steptime.machines.figures import checked
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
@@ -44,7 +44,10 @@ class _Reader:
         source = SourceEntry(url="", date="", grade="guess")
         if entry.source:
             if entry.source not in self.sources:
-                raise DataFileError(self.path, f"{place}: source {entry.source!r} is not among [sources]")
+                near = did_you_mean(entry.source, self.sources, most=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                problem = f"{place}: source {shown(entry.source)} is not among [sources]{hint}"
+                raise DataFileError(self.path, problem, self.line(place))
             source = self.sources[entry.source]
         try:
             value = float(checked(place, parse(entry.value, unit), unit))
@@ -64,7 +67,7 @@ class _Reader:
         return value
 
     def line(self, place: str) -> int | None:
-        return line_of(self.path, place.rpartition(".")[2])
+        return line_of(self.path, place)
 
     def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:
         """Return one memory tier."""
@@ -86,7 +89,9 @@ def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple
 
 def _chip(entry: ChipEntry, reader: _Reader) -> tuple[Chip, dict[str, Figure]]:
     if not entry.peak:
-        raise DataFileError(reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("peak"))
+        raise DataFileError(
+            reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("chip.peak")
+        )
     _unique(reader, "memory", [tier.name for tier in entry.memory])
     chip = Chip(
         name=entry.name,
@@ -106,12 +111,13 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
 
     Raises UnknownName with the nearest names, or DataFileError with file and line.
     """
+    expect("a system", name, (str, os.PathLike), "a name or a path")
     path = find("systems", os.fspath(name), catalog)
     entry = validated(SystemEntry, path)
     reader = _Reader(path, entry.sources)
     chip, figures = _chip(*entry_of_chip(entry, path, catalog))
     _unique(reader, "domains", [domain.kind for domain in entry.domains], "kind")
-    _unique(reader, "tiers", ["chip", "rack", *(tier.name for tier in chip.memory), *(tier.name for tier in entry.tiers)])
+    _unique(reader, "tiers", [tier.name for tier in entry.tiers], taken=("chip", "rack", *(tier.name for tier in chip.memory)))
     domains = tuple(_domain(reader, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
     _check_sizes(reader, entry, domains)
     rack = {
@@ -159,16 +165,17 @@ def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str
     return chip, _Reader(place, chip.sources)
 
 
-def _unique(reader: _Reader, place: str, names: list[str], what: str = "name") -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise DataFileError(reader.path, f"{place}: the {what} {shown(name)} stands twice", reader.line(what))
+def _unique(reader: _Reader, place: str, names: list[str], what: str = "name", taken: Iterable[str] = ()) -> None:
+    for at, name in enumerate(names):
+        if name in (*taken, *names[:at]):
+            line = reader.line(f"{place}.{at}.{what}")
+            raise DataFileError(reader.path, f"{place}: the {what} {shown(name)} stands twice", line)
 
 
 def _domain(reader: _Reader, entry: DomainEntry, *, last: bool) -> Domain:
     if entry.size is None and not last:
         problem = f"domains: {entry.name} needs a size; only the outermost goes without"
-        raise DataFileError(reader.path, problem, reader.line("name"))
+        raise DataFileError(reader.path, problem, reader.line(f"{entry.kind.replace('-', '_')}.name"))
     place = entry.kind.replace("-", "_")
     link = Link(
         bandwidth=reader.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
@@ -182,7 +189,7 @@ def _check_sizes(reader: _Reader, entry: SystemEntry, domains: tuple[Domain, ...
     """Raise DataFileError for domains that do not grow outwards, or do not hold the chips of the system."""
     sizes = [domain.size for domain in domains]
     if sizes != sorted(sizes):
-        raise DataFileError(reader.path, "domains: sizes must grow from the inner to the outer", reader.line("size"))
+        raise DataFileError(reader.path, "domains: sizes must grow from the inner to the outer", reader.line("domains.1.size"))
     if entry.chips > sizes[-1]:
         problem = f"chips: {entry.chips:,} are more than the {sizes[-1]:,} of the outermost domain, {domains[-1].name}"
         raise DataFileError(reader.path, problem, reader.line("chips"))
@@ -191,7 +198,7 @@ def _check_sizes(reader: _Reader, entry: SystemEntry, domains: tuple[Domain, ...
             f"domains: a machine of one domain is a box, whose size, {sizes[-1]:,}, is its number of chips, {entry.chips:,}; "
             'add the domain that joins boxes (kind = "scale-out", without a size), or make them equal'
         )
-        raise DataFileError(reader.path, problem, reader.line("size"))
+        raise DataFileError(reader.path, problem, reader.line("domains.0.size"))
 
 
 def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[str, str, str, Figure]]:

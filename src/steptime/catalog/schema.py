@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from steptime.catalog.files import looks_like, read_file
+from steptime.catalog.lines import line_of
 from steptime.errors import DataFileError, did_you_mean, shown
 from steptime.numbers import MOST_CHIPS
 
@@ -158,27 +159,28 @@ def validated(schema: type[Schema], path: Path) -> Schema:
     except ValidationError as error:
         if kind and kind != wanted:
             raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}") from None
-        problem, key = _problem(error, schema)
-        raise DataFileError(path, problem, line_of(path, key)) from None
+        problem, place = _problem(error, schema)
+        raise DataFileError(path, problem, line_of(path, place)) from None
 
 
 def _problem(error: ValidationError, schema: type[BaseModel]) -> tuple[str, str]:
-    """Return what does not fit a schema, in words, and the key of it."""
-    first = error.errors(include_url=False)[0]
-    parts = [str(part) for part in first["loc"] if not str(part).startswith("[")]
+    """Return what does not fit a schema, in words, and its place; a misspelt key goes before the one that is missing."""
+    problems = error.errors(include_url=False)
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    parts = _parts(first)
     place = ".".join(part if len(part) <= 60 else f"{part[:60]} ..." for part in parts)
-    key = next((part for part in reversed(parts) if not part.isdigit()), "")
     given = "" if isinstance(first["input"], dict | list) else f", not {shown(first['input'])}"
     problem = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
     if first["type"] == "extra_forbidden":
-        near = did_you_mean(key, schema.model_fields, most=1) if len(parts) == 1 else ()
+        lacking = [_parts(p)[-1] for p in problems if p["type"] == "missing" and _parts(p)[:-1] == parts[:-1]]
+        known = [*lacking, *(schema.model_fields if len(parts) == 1 else ())]
+        near = did_you_mean(parts[-1], known, most=1)
         problem = f"{place}: no such key" + (f"; did you mean {near[0]}?" if near else "")
     elif first["type"] == "missing":
         problem = f"{place}: is missing"
-    return problem, key
+    return problem, ".".join(parts)
 
 
-def line_of(path: Path, key: str) -> int | None:
-    """Return the number of the first line that begins with `key`, counted from 1."""
-    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    return next((n for n, line in enumerate(lines, 1) if line.lstrip(" [").startswith(key) and key), None)
+def _parts(problem: Any) -> list[str]:
+    """Return the keys of a place, without the tags of alternatives."""
+    return [str(part) for part in problem["loc"] if not str(part).startswith("[")]

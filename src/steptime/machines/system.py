@@ -108,7 +108,10 @@ class Rent:
     high: Number = field(metadata=unit("USD/s", "highest quote of the past year, of a chip"))
     date: str = field(default="", metadata=unit("", "of the typical quote"))
     url: str = field(default="", metadata=unit("", "where the typical quote stands"))
-    grade: str = field(default="guess", metadata=unit("", "how far to trust it: measured, vendor, reported, recalled, guess"))
+    grade: str = field(
+        default="guess",
+        metadata=unit("", "how far to trust it: measured, vendor, reported, recalled, guess; given by who asks"),
+    )
     note: str = field(default="", metadata=unit("", "what to mind"))
 
 

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName, shown
+from steptime.errors import RangeError, UnknownName, expect, shown
 from steptime.machines.figures import checked
 from steptime.machines.system import Domain, Link, MemoryTier, System
 from steptime.numbers import Number
-from steptime.units import parse
+from steptime.results import in_words
+from steptime.sourced import GIVEN, Figure
+from steptime.units import parse, show
 
 Thing = TypeVar("Thing", MemoryTier, Link)
 
@@ -80,15 +82,27 @@ def is_single(system: System) -> bool:
 def vary(system: System, changes: Mapping[str, Number]) -> System:
     """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
 
-    Values are in base units and may be arrays. Raises UnknownName for a figure that the system lacks, RangeError for a value
-    that no machine has, such as a negative bandwidth, half a chip or domains that do not grow outwards.
+    Values are in base units and may be arrays; their grade is "given" from then on. Raises UnknownName for a figure that the
+    system lacks, RangeError for a value that no machine has, such as a negative bandwidth, half a chip or domains that do not
+    grow outwards.
     """
+    expect("a system to vary", system, System, "a System, as load_system gives it")
+    expect("a change", changes, Mapping, 'a dict, such as {"chip.hbm.bandwidth": 16e12}')
     units = settable(system)
-    for path, value in changes.items():
+    for path, asked in changes.items():
         _check_path(system, path)
-        system = _vary_one(system, path, checked(path, value, units[path]))
+        value = checked(path, asked, units[path])
+        system = _vary_one(system, path, value)
+        if path in system.figures:
+            system = replace(system, figures={**system.figures, path: _given(value, units[path])})
     _check_sizes(system)
     return system
+
+
+def _given(value: Number, of: str) -> Figure:
+    """Return a figure that the caller set: its source is no data sheet any more."""
+    figure: Any = value
+    return Figure(value=figure, unit=of, text=in_words(value, lambda number: show(number, of)), grade=GIVEN, note="set by hand")
 
 
 def scale(system: System, path: str, factor: Number) -> System:
@@ -111,6 +125,8 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         if path not in units and path.replace("-", "_") in units:
             path = path.replace("-", "_")
         _check_path(system, path)
+        if path in changes:
+            raise RangeError(f"{path} is set twice; keep one of the two")
         changes[path] = checked(path, parse(value, units[path]), units[path])
     return changes
 
@@ -134,7 +150,7 @@ def _vary_one(system: System, path: str, value: Number) -> System:
     if path == "rent":
         return replace(
             system,
-            rent=replace(system.rent, low=value, typical=value, high=value, url="", date="", grade="guess", note="set by hand"),
+            rent=replace(system.rent, low=value, typical=value, high=value, url="", date="", grade=GIVEN, note="set by hand"),
         )
     if path == "chip.power":
         return replace(system, chip=replace(system.chip, power_w=value))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import InputError
+from steptime.measured.runs import in_runs
 from steptime.measured.validation import Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
 from steptime.numbers import Array
 from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, WAIT_NAMES
@@ -357,7 +358,7 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:
         info["vendors"] = sorted({*prior.fit["vendors"], *(runs.system.chip.vendor for runs in groups)})
-    return replace(fitted, name=name, title=f"{prior.name} fitted to {len(rows)} runs", fit=info)
+    return replace(fitted, name=name, title=f"{prior.name} fitted to {in_runs(len(rows))}", fit=info)
 
 
 def engine_file(engine: Engine, source: Mapping[str, str]) -> str:

@@ -137,7 +137,7 @@ def read_results(
             if problem.startswith("unknown model") and "model" not in given:
                 problem += "; --model NAME replaces it"
         if problem and not skip_bad:
-            raise DataFileError(path, f"{problem}; --skip-bad leaves such runs out", line)
+            raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such runs out", line)
         if problem:
             problems.append(f"line {line}: {problem}")
         else:

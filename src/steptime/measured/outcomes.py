@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from steptime.errors import InputError, RangeError, UnknownName
+from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.measured.comparison import Predictions, report
 from steptime.measured.load_generators import read_files
-from steptime.measured.runs import COLUMNS, OPTIONAL, checker
+from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs
 from steptime.measured.validation import engine_of, predict
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
@@ -126,7 +126,7 @@ class Calibrated(Tabular):
             ((abs(now[name] / before[name] - 1), name) for name in now if before[name] and now[name] != before[name]),
             reverse=True,
         )
-        title = f"Engine {self.engine.name}: {self.prior.name} fitted to {self.runs:,} runs"
+        title = f"Engine {self.engine.name}: {self.prior.name} fitted to {in_runs(self.runs)}"
         return title, {"moved most": ", ".join(f"{n} {now[n] / before[n] - 1:+.1%}" for _, n in moved[:3]) or "nothing"}
 
     def columns(self) -> dict[str, Any]:
@@ -191,11 +191,13 @@ def calibrate(
 
 
 def _origin(runs: Runs, count: int) -> str:
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
     if not files:
-        return f"{count} runs"
-    return f"{count} runs of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
+        return in_runs(count)
+    return f"{in_runs(count)} of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
 
 
 def _read(
@@ -206,6 +208,8 @@ def _read(
         if name not in TOLD:
             raise UnknownName("argument", name, TOLD, f"Known: {', '.join(TOLD)}.")
     given = {TOLD[name]: str(value) for name, value in told.items() if value not in ("", None)}
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     files = [place for place in places if isinstance(place, str | os.PathLike)]
     if files and len(files) == len(places):

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from operator import itemgetter
 
 from steptime.catalog.loading import load_system
-from steptime.errors import DataFileError, InputError, shown
+from steptime.errors import DataFileError, InputError, did_you_mean, shown
 from steptime.machines.system import System
 from steptime.models.loading import load_model
 from steptime.models.model import Model
@@ -48,16 +48,15 @@ def read_runs(
             twice = next((name for name in header if name and header.count(name) > 1), None)
             if twice is not None:
                 raise DataFileError(path, f"has the column {shown(twice)} twice", 1)
-            missing = [name for name in COLUMNS if name not in header]
-            if missing:
-                raise DataFileError(path, f"lacks the columns {', '.join(missing)}", 1)
+            if problem := _wrong_header(header):
+                raise DataFileError(path, problem, 1)
             header += [name for name in OPTIONAL if name not in header]
             rows, problems = [], []
             for cells in filter(None, reader):
                 row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
                 problem = problem_of(row)
                 if problem and not skip_bad:
-                    raise DataFileError(path, f"{problem}; --skip-bad leaves such rows out", reader.line_num)
+                    raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such rows out", reader.line_num)
                 if problem:
                     problems.append(f"line {reader.line_num}: {problem}")
                 else:
@@ -69,6 +68,35 @@ def read_runs(
     if not rows:
         raise DataFileError(path, "has no runs" + (f": {problems[0]}" if problems else ""))
     return rows, problems
+
+
+def _wrong_header(header: list[str]) -> str:
+    """Return what is wrong with the names of the columns, "" for nothing."""
+    if not any(header):
+        return "is empty: its first line names the columns"
+    missing = [name for name in COLUMNS if name not in header]
+    if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
+        return f"parts its columns by {mark!r}; part them by commas"
+    if missing:
+        near = {name: did_you_mean(name, set(header) - set(COLUMNS), most=1, alike=0.7) for name in missing}
+        hints = [f"{name} ({found[0]} is none)" if found else name for name, found in near.items()]
+        return f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
+    for name in MEASURED:
+        other = next(
+            (given for given in header if re.fullmatch(name[:-1] + "?(|m|u|n|ms|us|ns|sec|seconds)", given.lower())), ""
+        )
+        if name not in header and other:
+            return f"has the column {other}, which is not read: times stand in {name}, in seconds"
+    return ""
+
+
+def in_runs(count: int) -> str:
+    """Write a number of runs.
+
+    >>> in_runs(1), in_runs(1672)
+    ('1 run', '1,672 runs')
+    """
+    return f"{count:,} run{'' if count == 1 else 's'}"
 
 
 def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:

@@ -82,6 +82,8 @@ def load_model(
     """
     if not isinstance(name, str | os.PathLike | Mapping):
         raise RangeError(f"a model is a name, a path or the fields of a config.json, not {shown(name)}")
+    if isinstance(name, str) and not name.strip():
+        raise RangeError("a model needs a name or a path; this one is empty")
     if isinstance(name, Mapping):
         model = read_model(name, kv_format=kv)
     else:

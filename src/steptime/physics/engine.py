@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.files import find, read_file
-from steptime.errors import DataFileError, InputError, RangeError, did_you_mean, shown
+from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
 from steptime.machines.system import System
 from steptime.numbers import Number
 from steptime.physics.constants import (
@@ -87,8 +87,7 @@ def load_engine(name: str | os.PathLike[str] | Engine, catalog: str | os.PathLik
     """Return the engine of a name ("ideal", or a file of engines/), a path to a TOML file, or an Engine as it is."""
     if isinstance(name, Engine):
         return name
-    if not isinstance(name, str | os.PathLike):
-        raise InputError(f"an engine is a name, a path or an Engine, not {type(name).__name__}")
+    expect("an engine", name, (str, os.PathLike), "a name, a path or an Engine")
     name = os.fspath(name)
     if name.casefold() == "ideal":
         return IDEAL

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.errors import LayoutError, RangeError
+from steptime.errors import LayoutError, RangeError, expect
 from steptime.numbers import MOST_CHIPS, Number, whole
 from steptime.results import Tabular, broadcast, in_words, unit
 
@@ -85,8 +85,7 @@ def check_ways(layout: Layout) -> Layout:
 
     Raises LayoutError for anything else, or where a field is not made of whole numbers of at least 1 (redundant experts: 0).
     """
-    if not isinstance(layout, Layout):
-        raise LayoutError(f"a layout is a Layout, such as Layout(tp=8), not {type(layout).__name__}")
+    expect("a layout", layout, Layout, "a Layout, such as Layout(tp=8)")
     lists = {name: value for name in NAMES if isinstance(value := getattr(layout, name), list | tuple)}
     for name in NAMES:
         try:

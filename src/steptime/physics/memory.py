@@ -158,7 +158,7 @@ def memory_per_chip(
     batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
     context = at_least_zero("context", context, most=MOST_TOKENS)
     step_tokens = at_least_zero("step tokens", step_tokens)
-    layout, runs_on = layout or Layout(), engine_for(system, engine)
+    layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
     layout = check_ways(layout)
     check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
     sequences = sequences_per_group(batch, layout)
@@ -184,7 +184,8 @@ def sequences_that_fit(
 
     Infinite for a model without a cache.
     """
-    layout, context = check_ways(layout or Layout()), positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
+    layout = check_ways(Layout() if layout is None else layout)
+    context = positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     each, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
     endless = np.where(room < 0, -1.0, np.inf)  # sequences without a cache take no room

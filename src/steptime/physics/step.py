@@ -173,7 +173,7 @@ def mixed_step(
     model, system = model_of(model), system_of(system)
     runs_on = engine_for(system, engine)
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
-    arrays = _checked(inputs, layout or Layout())
+    arrays = _checked(inputs, Layout() if layout is None else layout)
     blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
         return _one_block(model, system, runs_on, arrays)
@@ -194,7 +194,7 @@ def ledger_of_step(
     given: the arguments of `mixed_step`.
     """
     inputs = {name: given.get(name, 1 if name == "query" else 0) for name in GIVEN}
-    arrays = _checked(inputs, layout or Layout())
+    arrays = _checked(inputs, Layout() if layout is None else layout)
     return _one_layout(model, system, engine_for(system, engine), arrays, merged=False)
 
 
@@ -280,7 +280,7 @@ def prefill_step(
 
     By default every attention group reads one prompt.
     """
-    layout = check_ways(layout or Layout())
+    layout = check_ways(Layout() if layout is None else layout)
     prompts = layout.dp if prompts is None else prompts
     positive("tokens", tokens, most=MOST_TOKENS)
     positive("prompts", prompts, most=MOST_SEQUENCES)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import SystemLike, system_of
-from steptime.errors import InputError, RangeError
+from steptime.errors import InputError, RangeError, expect
 from steptime.frontier import pareto
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
@@ -61,9 +61,13 @@ def plan(
     """
     started = time.perf_counter()
     modes = (modes,) if isinstance(modes, str) else modes
+    expect("modes", modes, (tuple, list), "a tuple of " + " and ".join(MODES))
     if not modes or set(modes) - set(MODES):
-        raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(modes)}")
-    case = _case_of(model_of(model), system_of(system), workload, slo or Slo(), chips, engine)
+        raise RangeError(f"mode must be {' or '.join(MODES)}, not {', '.join(map(str, modes)) or 'nothing'}")
+    slo = Slo() if slo is None else slo
+    expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
+    expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
+    case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
@@ -101,9 +105,6 @@ def _case_of(
     model: Model, system: System, workload: Workload, slo: Slo, chips: int | None, engine: Engine | str | None
 ) -> Case:
     """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
-    for name, value, kind in (("workload", workload, Workload), ("slo", slo, Slo)):
-        if not isinstance(value, kind):
-            raise RangeError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
     single(chips=chips)
     number = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
     if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo) for f in fields(one)):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName
+from steptime.errors import RangeError, UnknownName, expect
 from steptime.numbers import MOST_TOKENS, at_least_zero, between, positive, single, whole
 from steptime.results import Result, unit
 
@@ -72,8 +72,7 @@ class Traffic(Result):
 
 def checked(traffic: Traffic) -> Traffic:
     """Return the traffic as arrays; raise RangeError where they are not of one length, in order and of whole tokens."""
-    if not isinstance(traffic, Traffic):
-        raise RangeError(f"traffic is what open_loop, closed_loop or read_trace returns, not {type(traffic).__name__}")
+    expect("the traffic", traffic, Traffic, "a Traffic, as open_loop, closed_loop and read_trace give it")
     arrival = np.asarray(at_least_zero("arrival", traffic.arrival, "s", most=LATEST), dtype=np.float64)
     inputs, outputs = (
         np.asarray(whole(f"{name} of a request", tokens, least=0, most=1 << 40)).astype(np.int64)
@@ -163,6 +162,8 @@ def open_loop(
 ) -> Traffic:
     """Return `n` requests that come at `rate` [requests/s] whatever the server does; the seed reproduces them."""
     random, n = _random(seed, n), int(n)
+    for name, lengths in (("inputs", inputs), ("outputs", outputs)):
+        expect(f"the length of {name}", lengths, Lengths, "a Lengths, such as Lengths(mean=512)")
     return Traffic(
         arrival=arrivals(rate, n, random, kind=kind, burst=burst),
         inputs=_drawn(inputs, random, n),
@@ -176,6 +177,8 @@ def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed
     single(concurrency=clients)
     clients = whole("concurrency", clients, most=MOST)
     random, n = _random(seed, n), int(n)
+    for name, lengths in (("inputs", inputs), ("outputs", outputs)):
+        expect(f"the length of {name}", lengths, Lengths, "a Lengths, such as Lengths(mean=512)")
     return Traffic(
         arrival=np.zeros(n),
         inputs=_drawn(inputs, random, n),

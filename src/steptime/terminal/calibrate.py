@@ -49,11 +49,15 @@ def calibrate(
 
 
 def _place(engine: str, out: str | None, force: bool) -> str:
-    """Return where the engine file goes; a name that leads to another folder, or a file that is there, is refused."""
+    """Return where the engine file goes; a shipped engine's name, another folder and a file that is there are refused."""
+    from steptime.catalog.files import files
+
     if not engine.strip() or engine in (".", "..") or engine != os.path.basename(engine) or not engine.isprintable():
         raise InputError(f"--engine takes a plain name, not {engine!r}; name another folder with --out FILE")
     if any(mark in engine for mark in '\\"'):
         raise InputError(f"--engine takes a plain name without quotes and backslashes, not {engine!r}")
+    if engine.casefold() in ("ideal", *files("engines")):
+        raise InputError(f"--engine {engine} is an engine of the catalogue; give yours another name, such as {engine}-mine")
     path = f"{engine}.toml" if out is None else out
     if os.path.isfile(path) and not force:
         raise DataFileError(path, "is there already; give --force to write over it, or another name with --out")

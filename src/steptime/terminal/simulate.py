@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from steptime.simulation.outcome import Simulation
     from steptime.simulation.policy import Policy
     from steptime.simulation.prefix_cache import Cache
+    from steptime.simulation.rates import HighestRate
     from steptime.simulation.traffic import Lengths, Traffic
 
 TRAFFIC, POLICY = "Traffic", "Policy"
@@ -257,8 +258,7 @@ def _check_files(subject: Subject, asking: Asking, answering: Answering) -> None
 
 
 def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str, Any], answering: Answering) -> None:
-    """Search the highest rate within the limits, and print it."""
-    from steptime.physics.layout import show_layout
+    """Search the highest rate within the limits, and print it; leave with 1 where none is."""
     from steptime.simulation.rates import find_rate
 
     with compiling():
@@ -267,7 +267,15 @@ def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str
         write_csv(answering.csv, found)
     if answering.json:
         print_json(found.to_dict(**_about(model, system, given), policy=given["policy"]))
-        return
+    else:
+        _print_rate(model, system, found, given, answering)
+    if not found.rate > 0:
+        raise typer.Exit(1)
+
+
+def _print_rate(model: "Model", system: "System", found: "HighestRate", given: dict[str, Any], answering: Answering) -> None:
+    """Print the highest rate, and what was tried."""
+    from steptime.physics.layout import show_layout
     from steptime.terminal.views.simulation import rate_answer, rate_view
 
     console = console_of()

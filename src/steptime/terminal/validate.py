@@ -34,6 +34,8 @@ def validate(
     from steptime.terminal.views.validation import columns_view, validation_view
 
     if columns:
+        if files or predictions or engine or csv or json:
+            raise RangeError("--columns stands alone: it lists the columns and reads no file")
         show(columns_view())
         return
     if not files:

@@ -221,12 +221,13 @@ def system_view(card: SystemCard) -> RenderableType:
     """Return one system's card."""
     rent = card.rent_range
     known = math.isfinite(rent.typical)
-    span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}"
-    quotes = f"{show(rent.typical, 'USD/s')} a chip ({span}; {rent.grade}, {rent.date})"
+    made = ", ".join(str(part) for part in (card.vendor, card.year) if part)
+    span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}; {rent.grade}, {rent.date}"
+    quotes = f"{show(rent.typical, 'USD/s')} a chip ({span if rent.date else rent.grade})"
     out = math.isfinite(card.up_over_out)
     balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
-        ("Chip", f"{card.chip_title or card.chip} ({card.vendor}, {card.year})"),
+        ("Chip", f"{card.chip_title or card.chip} ({made})" if made else card.chip_title or card.chip),
         ("Balance R, multiplies per weight read", balances),
         ("HBM drain time", show(card.drain_seconds, "s")),
         ("HBM of a usual deployment", f"{show(card.scale_up_hbm, 'B')} on {card.chips} chips"),

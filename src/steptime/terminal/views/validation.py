@@ -137,8 +137,7 @@ def calibration_view(
             errors.add_row(f"{quantity.upper()}, {engine}", *_cells(of_all["all"]))
     few = []
     if runs < FEW:
-        few = [
-            f"{counted(runs, 'run')} tell little: most constants stay near {before.name}'s, and the ranges are {before.name}'s"
-        ]
+        told = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
+        few = [f"{told}: most constants stay near {before.name}'s, and the ranges are {before.name}'s"]
     left = [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
     return Group(*notes(few), shown, errors, *left)
