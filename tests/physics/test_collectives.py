@@ -13,7 +13,7 @@ from steptime.physics.clock import Clock
 from steptime.physics.collectives import run_collective
 from steptime.physics.layout import Layout
 from steptime.physics.network import Traffic
-from steptime.physics.step import prefill_step
+from steptime.physics.step import mixed_step, prefill_step
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     FULL,
@@ -237,3 +237,17 @@ def test_which_level_is_waited_for_in_each_of_many_layouts():
     assert np.asarray(clock.resources["scale-up"]).tolist() == [0, 5, 0]
     assert np.asarray(clock.resources["scale-out"]).tolist() == [5, 0, 4]
     assert clock.total.tolist() == [6, 6, 5]
+
+
+def test_prefixes_are_gathered_where_some_points_have_prompts():
+    """None, and three after 700 cached tokens of 1 kB, beside no decode: half of 2.1 MB in each of ten layers."""
+    mixer = Attention(name="kv", kv_bytes=1000.0, kv_shards=2, heads=64)
+    model = model_of(matrix(), attention=(mixer,))
+    given = {"batch": 1, "context": 1, "tokens": 10, "prefix": 700, "layout": Layout(cp=2), "engine": IDEAL}
+    step = mixed_step(model, NODES, prompts=np.array([0, 3]), **given)
+    none, three = step.terms["context exchange"]
+    assert three - none == pytest.approx(10 * 3 * 700 * 1000 / 2 / UP)
+
+
+def test_one_chip_reduces_nothing():
+    assert "all-reduce" not in decode(one_matrix(), NODES, layout=Layout(), batch=1, context=1).terms

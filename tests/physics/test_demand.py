@@ -298,3 +298,13 @@ def test_a_ledger_holds_all_weights_of_the_layers(name, merged):
     model = st.load_model(name)
     total = sum(n * op.total_weights for layer, n in model.layers for op in layer.ops)
     assert sum(op.total_weights for op, _ in ledger(model, merged=merged).layers) == pytest.approx(total)
+
+
+def test_operators_of_one_ratio_of_flops_to_weights_are_one():
+    """2 FLOPs a weight each, whatever their sizes; not where the same FLOPs go with other weights, which may stream."""
+    alike = ledger(model_of(matrix(name="a"), matrix(name="b", weights=3e9), layers=1), merged=True).layers
+    assert [(op.weights, op.flops_per_row, n) for op, n in alike] == [(4e9, 8e9, 2)]
+    apart = ledger(
+        model_of(matrix(name="a"), matrix(name="b", weights=2e9, flops_per_weight=1.0), layers=1), merged=True
+    ).layers
+    assert [(op.weights, op.flops_per_row, n) for op, n in apart] == [(1e9, 2e9, 1), (2e9, 2e9, 1)]

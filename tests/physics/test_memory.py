@@ -275,3 +275,11 @@ def test_without_a_cache_any_number_fits_or_none():
     roomy, full = machine(capacity=11e9), machine(capacity=9e9)
     assert sequences_that_fit(model, roomy, context=100, engine="ideal") == np.inf
     assert sequences_that_fit(model, full, context=100, layout=Layout(), engine="ideal") < 1
+    exact = machine(capacity=1e10)  # filled to the last byte, of which a sequence takes none
+    assert sequences_that_fit(model, exact, context=100, engine="ideal") == np.inf
+
+
+def test_a_cache_of_less_than_a_byte_is_one():
+    """1e-4 B a token and layer: 0.1 B for a hundred tokens in ten layers, a thousand of which take 100 B."""
+    model = one_matrix(kv_bytes=1e-4)
+    assert sequences_that_fit(model, machine(capacity=1e10 + 100.05), context=100, engine="ideal") == 1000

@@ -9,7 +9,7 @@ from steptime.physics.clock import Clock
 from steptime.physics.demand import Demand
 from steptime.physics.layout import Layout
 from steptime.physics.operators import overlapped, run
-from steptime.physics.step import prefill_step
+from steptime.physics.step import mixed_step, prefill_step
 from tests.conftest import engine, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     CHIP,
@@ -193,3 +193,11 @@ def test_an_operator_of_a_demand(demand, count, seconds, waits, sides):
     (entry,) = clock.entries
     assert (float(entry.seconds), float(entry.compute), float(entry.memory)) == pytest.approx((seconds, *sides))
     assert (entry.term, entry.name, entry.count, entry.times, entry.demand) == ("term", "name", 7, count, demand)
+
+
+def test_points_with_and_without_a_batch_read_their_own_caches():
+    """No sequence, and 64 of 4,096 tokens of 10 kB, beside ten tokens of a prompt."""
+    given = {"context": 4096, "prompts": 1, "tokens": 10, "engine": "ideal"}
+    step = mixed_step(one_matrix(), CHIP, batch=np.array([0, 64]), **given)
+    none, some = step.terms["attention"]
+    assert some - none == pytest.approx(64 * 4096 * 1e4 / 4e12)

@@ -153,3 +153,13 @@ def test_ranges_of_many_steps_are_those_of_each():
 def test_only_a_bound_has_no_range():
     assert not has_range(load_engine("ideal"))
     assert has_range(engine())
+
+
+def test_the_widest_on_chips_that_were_never_measured():
+    on = fitted(vendors=["NVIDIA"])
+    assert widest(on, machine(vendor="AMD")) == (0.5, 2)
+    assert widest(on, machine(vendor="NVIDIA")) == (pytest.approx(0.7), pytest.approx(1.5))
+
+
+def test_what_takes_no_time_has_no_gradient():
+    assert log_gradient(lambda e: 0.0 * e.kernels.memory_efficiency, fitted()).tolist() == [0.0]

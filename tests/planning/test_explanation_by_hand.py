@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.models.model import Attention
+from steptime.models.model import Attention, Layer
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.planning.deployment import Pool
@@ -152,6 +152,14 @@ def test_lines_of_overheads_and_stages():
     assert said["all-reduce"] == ["30 x (up 528 kB / 100 GB/s / 0.500 = 10.6 µs + 1.00 µs latency + 1 x 10.0 µs)"]
     joined = formulas(lines_of(model, engine(roofline_norm=2.0), Layout(tp=2))[1])["matrix x 10"]
     assert joined == ["2-norm(264 GFLOP / 2.00 PFLOP/s = 132 µs, 500 MB / 4.00 TB/s = 125 µs)"]
+
+
+def test_equal_collectives_of_two_kinds_of_layer_are_one_line():
+    """Five layers of each: as long as both together."""
+    layers = ((Layer(name="a", ops=(experts(),)), 5), (Layer(name="b", ops=(experts(),)), 5))
+    step, lines = lines_of(replace(model_of(), layers=layers), engine(), Layout(dp=4, ep=4))
+    (line,) = (line for line in lines if line.term == "dispatch")
+    assert line.seconds == pytest.approx(float(step.terms["dispatch"]))
 
 
 def test_sources_of_a_step_end_with_the_rent():

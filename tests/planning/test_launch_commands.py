@@ -100,6 +100,11 @@ def test_sglang_on_one_chip():
     )
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_one_chip_needs_no_words(engine):
+    assert [line for line in commands(engine) if line.startswith("#")] == ["# 1 x 1 chips: each serves prompts and tokens"]
+
+
 def test_sglang_on_every_axis():
     """Batches and chunks count for all four groups."""
     lines = commands("sglang", tp=2, cp=2, pp=3, dp=4, ep=16, microbatches=6)
