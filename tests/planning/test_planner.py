@@ -210,3 +210,12 @@ def test_a_plan_takes_one_of_everything():
     for workload, slo in ((many, st.Slo()), (WORK, st.Slo(tpot=np.array([1.0, 2.0])))):
         with pytest.raises(st.InputError, match="a plan takes one machine, one workload and one pair of limits"):
             plan(MODEL, NODES, workload, slo, engine="ideal")
+
+
+@pytest.mark.parametrize(("gigabytes", "points"), [(17.2, 0), (18.4, 1)])
+def test_a_front_has_no_point_whose_chunk_does_not_fit_beside_its_batch(gigabytes, points):
+    """16.06 GB of weights and the cache of 8,692 tokens take 17.20 GB; activations of a chunk do not fit beside them."""
+    small = st.vary(st.load_system("hgx-h100"), {"chip.hbm.capacity": gigabytes * 1e9})
+    work = st.Workload(input_tokens=8192, output_tokens=500)
+    found = plan(st.load_model("llama-3.1-8b"), small, work, chips=1, engine="ideal", modes=(AGGREGATED,))
+    assert (len(found.front), found.feasible) == (points, points > 0)

@@ -11,7 +11,7 @@ import pytest
 import steptime as st
 from steptime.machines.system import Rent
 from steptime.models.model import Attention
-from steptime.planning.candidates import AGGREGATED
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED
 from steptime.planning.deployment import mean_resources
 from steptime.planning.planner import DoesNotFit, plan
 from steptime.planning.sentences import warnings_of_step
@@ -122,6 +122,19 @@ def test_whole_nodes_are_tried_where_fewer_chips_do_not_divide_a_model():
         plan(model, machine(size=3, capacity=1.5e9), WORK, chips=1, engine="ideal")
 
 
+@pytest.mark.parametrize(
+    ("layers", "capacity", "chips"),
+    [
+        (6, 1.42e9, 24),  # at least 17 chips; 4 heads in 6 stages, of 17, 18, 20, 24 and 32 only 24 divide so
+        (8, 1.90e9, 32),  # at least 17 chips; 4 heads in 8 stages
+    ],
+)
+def test_multiples_of_eight_and_powers_of_two_are_tried(layers, capacity, chips):
+    model = model_of(matrix(weights=4e9), attention=(Attention(name="kv", kv_bytes=1.0),), layers=layers, heads=4)
+    with pytest.raises(DoesNotFit, match=rf"With --chips {chips} it would fit"):
+        plan(model, machine(size=4, capacity=capacity), WORK, chips=1, engine="ideal")
+
+
 def test_room_for_a_sequence_but_not_for_a_chunk_is_none():
     """A cache of 12 MB fits beside 10 GB of weights, and the activations of a chunk do not."""
     tight = machine(size=1, capacity=10e9 + 1201 * 1e4 + 5000)
@@ -140,6 +153,8 @@ def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
     assert f"reaches 10,000 tok/s per user; the fastest gives {fastest:,.0f} tok/s" in found.reason
     late = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal")
     assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in late.reason
+    readers = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal", modes=(DISAGGREGATED,))
+    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in readers.reason
     full = plan(
         MODEL, machine(size=1, capacity=10.0001e9), st.Workload(input_tokens=50_000, output_tokens=1), chips=1, engine="ideal"
     )

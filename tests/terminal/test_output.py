@@ -132,7 +132,10 @@ def test_a_reader_that_goes_is_no_error():
 
 
 def test_an_interrupt_ends_with_130_and_no_words():
-    code = "import sys, steptime.terminal.plan as p, steptime.planning.planner as m, steptime.terminal.main as t, time\n"
+    code = (
+        "import signal, sys, steptime.terminal.plan as p, steptime.planning.planner as m, steptime.terminal.main as t, time\n"
+    )
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background may ignore it
     code += "m.plan = lambda *a, **k: (print('begun', flush=True), time.sleep(30))\n"
     code += f"sys.argv = ['steptime', *{PLAN.split()!r}]; t.main()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
