@@ -135,3 +135,9 @@ def test_shards_sum_to_at_least_the_whole(name):
     for layout in (Layout(), *options[:: max(1, len(options) // 3)]):
         shards = float(weights_per_chip(model, layout)) * int(layout.chips)
         assert shards >= weight_bytes(model) * (1 - 1e-9), layout
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-120b"])
+def test_a_format_of_latents_is_refused_where_there_is_no_latent(name):
+    with pytest.raises(st.InputError, match="keeps keys and values, and 'fp8_ds_mla' is of multi-head latent"):
+        st.load_model(name, kv="fp8_ds_mla")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
+from steptime.machines.system import Rent
 from steptime.planning.deployment import (
     best_change,
     chosen_point,
@@ -105,13 +106,23 @@ def test_a_plan_in_words(chips, title):
     assert replace(made, feasible=False, reason="because").headline()[1] == {"not possible": "because"}
 
 
-def test_ranges_turn_round_where_more_is_better():
-    """Two to eight ms a token are 125 to 500 tokens a second; a cost of half is twice the output."""
-    made = replace(shared(), tpot_range=(2e-3, 8e-3), usd_per_million_output_tokens=2.0, cost_range=(1.0, 8.0))
-    assert made.speed_range == pytest.approx((125, 500))
-    each = made.tokens_per_second_per_chip
-    assert made.throughput_range == pytest.approx((each / 4, each * 2))
-    assert each == pytest.approx(made.requests_per_second * 201 / 4)
+def test_a_range_of_speed_turns_that_of_tpot_round():
+    """Two to eight ms a token are 125 to 500 tokens a second."""
+    assert replace(shared(), tpot_range=(2e-3, 8e-3)).speed_range == pytest.approx((125, 500))
+
+
+def test_a_range_of_throughput_is_that_of_cost_turned_round_and_needs_no_rent():
+    model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
+    work = st.Workload(input_tokens=1000, output_tokens=201)
+    made = st.plan(model, system, work, chips=1)
+    assert made.tokens_per_second_per_chip == pytest.approx(made.requests_per_second * 201)
+    low, high = (made.usd_per_million_output_tokens / cost for cost in made.cost_range[::-1])
+    least, most = made.throughput_range
+    assert (least, most) == pytest.approx((made.tokens_per_second_per_chip * low, made.tokens_per_second_per_chip * high))
+    assert least < made.tokens_per_second_per_chip < most
+    free = st.plan(model, replace(system, rent=Rent(low=math.nan, typical=math.nan, high=math.nan)), work, chips=1)
+    assert free.throughput_range == pytest.approx((least, most))
+    assert shared().throughput_range is None
 
 
 def test_a_front_is_a_table_of_its_points():

@@ -42,7 +42,8 @@ def shares(batch: int, chunk: int = 2048) -> Candidate:
 def test_the_ideal_has_none():
     case = Case(model=one_matrix(), system=STREAM, workload=WORK, slo=st.Slo(), chips=8, engine=st.load_engine("ideal"))
     state = state_of(case, shares(10), 10, 2048)
-    assert candidate_ranges(case, shares(10), state, None, 0.5) == dict.fromkeys(("tpot_range", "ttft_range", "cost_range"))
+    found = candidate_ranges(case, shares(10), state, None, 0.5)
+    assert found == dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
 
 
 def test_a_decode_that_is_known_errs_as_runs_did():

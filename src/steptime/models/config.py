@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from steptime.errors import ConfigError, did_you_mean, shown
+from steptime.errors import ConfigError, InputError, did_you_mean, shown
 from steptime.machines.formats import Format, number_format
 from steptime.models.quantization import Quantization
 
 LARGEST: Final = 1e12  # no size of a real model comes near; larger ones are slips of the pen or of a fuzzer
 DEEPEST: Final = 1_000
+LATENT_FP8_MIXED: Final = "fp8_ds_mla"  # a KV format of latent attention alone: see `parts.latent`
 _MISSING: Final = object()
 
 
@@ -175,5 +176,10 @@ class Config:
 
     @property
     def kv_format(self) -> Format:
-        """The format of the KV cache."""
+        """The format of the KV cache. Raises InputError for that of a latent, where there are keys and values instead."""
+        if self.kv_name == LATENT_FP8_MIXED:
+            who = self.name or "the model"
+            raise InputError(
+                f"{who} keeps keys and values, and '{LATENT_FP8_MIXED}' is of multi-head latent attention; take fp8"
+            )
         return number_format(self.kv_name or self.quantization.kv_format or "bf16")

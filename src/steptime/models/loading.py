@@ -12,14 +12,14 @@ from typing import Any
 from steptime.catalog.files import find, is_dir, is_file, looks_like, read_file
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.machines.formats import number_format
-from steptime.models.config import Config
+from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family import Family, known_families
 from steptime.models.model import Model, with_formats
 
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
-KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4", "mxfp8", "mxfp4", "fp8_ds_mla")
+KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
 
 
 def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = "") -> Model:
@@ -32,7 +32,7 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
     name = name or next((text for text in named if isinstance(text, str) and text), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
-    outer = Config(fields, name=name, kv_format="" if kv_format == "fp8_ds_mla" else kv_format)
+    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format)
     outer.kv_name = kv_format
     family = _family(outer)
     c = family.text(outer)

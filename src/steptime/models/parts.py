@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from steptime.machines.formats import number_format
-from steptime.models.config import Config
+from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.model import Attention, Op, Rows, Split
 
 
@@ -121,9 +121,6 @@ def grouped_query(
         arithmetic=c.kv_format.arithmetic,
     )
     return Block(tuple(ops), (attention,))
-
-
-LATENT_FP8_MIXED = "fp8_ds_mla"
 
 
 def latent(c: Config, module: str, *, heads: int | None = None, selected: float = math.inf) -> Block:

@@ -92,7 +92,6 @@ class Plan(Tabular):
         "tokens_per_second_per_user": unit("tok/s", "output tokens that each user sees", key=PER_USER),
         "speed_range": unit("tok/s", "90 % range of it", key=f"{PER_USER}_range"),
         "tokens_per_second_per_chip": unit("tok/s", "output tokens over all chips, idle ones among them", key=PER_CHIP),
-        "throughput_range": unit("tok/s", "90 % range of it", key=f"{PER_CHIP}_range"),
     }
 
     feasible: bool = field(metadata=unit("", "whether anything meets the limits"))
@@ -122,6 +121,9 @@ class Plan(Tabular):
         default=(math.nan, math.nan), metadata=unit("USD", "everything overlapped, nothing overlapped", key=f"{COST}_bounds")
     )
     cost_range: tuple[float, float] | None = field(default=None, metadata=unit("USD", "90 % range", key=f"{COST}_range"))
+    throughput_range: tuple[float, float] | None = field(
+        default=None, metadata=unit("tok/s", "90 % range of output tokens over all chips", key=f"{PER_CHIP}_range")
+    )
     prefill_usd_per_million_tokens: float = field(
         default=math.nan,
         metadata=unit(
@@ -164,14 +166,6 @@ class Plan(Tabular):
     def speed_range(self) -> tuple[float, float] | None:
         """The 90 % range of output tokens per second that each user sees."""
         return self.tpot_range and (1 / self.tpot_range[1], 1 / self.tpot_range[0])
-
-    @property
-    def throughput_range(self) -> tuple[float, float] | None:
-        """The 90 % range of output tokens per second over all chips: the same rent buys more or fewer of them."""
-        if self.cost_range is None:
-            return None
-        low, high = (self.usd_per_million_output_tokens / cost for cost in self.cost_range[::-1])
-        return self.tokens_per_second_per_chip * low, self.tokens_per_second_per_chip * high
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what serves what, its times and its cost, or why nothing does."""

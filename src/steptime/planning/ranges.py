@@ -18,14 +18,16 @@ Range = tuple[float, float]
 def candidate_ranges(
     case: Case, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number
 ) -> dict[str, Range | None]:
-    """Return `tpot_range`, `ttft_range` [s] and `cost_range` [USD per million output tokens]; None for the ideal.
+    """Return the ranges of TPOT and TTFT [s], cost [USD per million output tokens] and throughput [tok/s per chip].
+
+    Keys: `tpot_range`, `ttft_range`, `cost_range` and `throughput_range`; all None for the ideal.
 
     `state`, `prefill` and `utilisation` are what the engine predicts of the candidate, which keeps its batch and the use of
     its prompt queue whatever the times turn out to be. The pools of a disaggregated one err together: the cost is highest
     where both are slowest. No disaggregated run was measured; decode pools take the regime "decode", prefill pools "mixed".
     """
     if not has_range(case.engine):
-        return {"tpot_range": None, "ttft_range": None, "cost_range": None}
+        return dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
 
     def times(engine: Engine) -> tuple[Number, ...]:
         of = replace(case, engine=engine)
@@ -42,16 +44,13 @@ def candidate_ranges(
     slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=on)
     late = factors(case.engine, "ttft", waiting, variance=ttft_variance, system=on)
     read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], system=on) if reading else slow
-    costs = [
-        usd_per_million(
-            case.rent, _slowed_rate(candidate, state, prefill, slow[side], read[side]) * case.workload.output_tokens
-        )
-        for side in (0, 1)
-    ]
+    slowed = (_slowed_rate(candidate, state, prefill, slow[side], read[side]) for side in (0, 1))
+    fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)
     return {
         "tpot_range": (float(tpot * slow[0]), float(tpot * slow[1])),
         "ttft_range": (float(ttft * late[0]), float(ttft * late[1])),
-        "cost_range": (float(costs[0]), float(costs[1])),
+        "cost_range": (float(usd_per_million(case.rent, fast)), float(usd_per_million(case.rent, least))),
+        "throughput_range": (least / case.chips, fast / case.chips),
     }
 
 

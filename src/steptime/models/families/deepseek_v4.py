@@ -9,7 +9,7 @@ from typing import final
 from steptime.errors import shown
 from steptime.machines.formats import number_format
 from steptime.models import parts, parts_moe
-from steptime.models.config import Config
+from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family import Family
 from steptime.models.model import Attention, Layer, Op
 
@@ -109,7 +109,7 @@ class DeepSeekV4(Family):
             heads=heads,
             query_values=inner,
             output_values=inner,
-            arithmetic=(number_format("fp8") if c.kv_name == parts.LATENT_FP8_MIXED else c.kv_format).arithmetic,
+            arithmetic=(number_format("fp8") if c.kv_name == LATENT_FP8_MIXED else c.kv_format).arithmetic,
         )
         if not ratio:
             return parts.Block(ops, (window,))
@@ -204,7 +204,7 @@ class DeepSeekV4(Family):
         )
 
     def _entry_bytes(self, c: Config) -> float:
-        if c.kv_name != parts.LATENT_FP8_MIXED:
+        if c.kv_name != LATENT_FP8_MIXED:
             return c.head_dim * c.kv_format.bytes
         rotary = c.integer("qk_rope_head_dim")
         if rotary > c.head_dim:
