@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.errors import RangeError
+import steptime as st
+from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention, Layer
 from steptime.physics.layout import Layout
 from steptime.physics.memory import (
@@ -283,3 +284,9 @@ def test_a_cache_of_less_than_a_byte_is_one():
     """1e-4 B a token and layer: 0.1 B for a hundred tokens in ten layers, a thousand of which take 100 B."""
     model = one_matrix(kv_bytes=1e-4)
     assert sequences_that_fit(model, machine(capacity=1e10 + 100.05), context=100, engine="ideal") == 1000
+
+
+@pytest.mark.parametrize("ask", [st.memory_per_chip, st.decode_step])
+def test_a_layout_that_cannot_run_has_no_memory_and_no_time(ask):
+    with pytest.raises(LayoutError, match="heads"):
+        ask("llama-3.1-8b", "hgx-h100", batch=1, context=10, layout=st.Layout(tp=3))

@@ -39,7 +39,7 @@ def settable(system: System) -> dict[str, str]:
 
 
 def read_figure(system: System, path: str) -> Number:
-    """Return the value of one knob, in base units.
+    """Return the value of one settable figure, in base units.
 
     >>> import math
     >>> from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
@@ -114,7 +114,7 @@ def scale(system: System, path: str, factor: Number) -> System:
 
 
 def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
-    """Read what-ifs such as "chip.hbm.bandwidth=16TB/s" with the unit that each knob has."""
+    """Read what-ifs such as "chip.hbm.bandwidth=16TB/s" with the unit that each figure has."""
     changes: dict[str, Number] = {}
     units = settable(system)
     for text in texts:

@@ -20,6 +20,7 @@ from steptime.models.model import Layer, Model, Op, cache_entries
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
+from steptime.physics.rules import check
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
 
@@ -153,14 +154,15 @@ def memory_per_chip(
     """Return what a chip holds when `batch` sequences of `context` [tokens] are in flight in one replica.
 
     `step_tokens`: tokens that one attention group works on at once (by default one for each of its sequences).
+    Raises LayoutError where the layout cannot run the model.
     """
     model, system = model_of(model), system_of(system)
     batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
     context = at_least_zero("context", context, most=MOST_TOKENS)
     step_tokens = at_least_zero("step tokens", step_tokens)
-    layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
-    layout = check_ways(layout)
+    layout, runs_on = check_ways(Layout() if layout is None else layout), engine_for(system, engine)
     check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
+    check(layout, model, system)
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout),
