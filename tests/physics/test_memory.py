@@ -290,3 +290,10 @@ def test_a_cache_of_less_than_a_byte_is_one():
 def test_a_layout_that_cannot_run_has_no_memory_and_no_time(ask):
     with pytest.raises(LayoutError, match="heads"):
         ask("llama-3.1-8b", "hgx-h100", batch=1, context=10, layout=st.Layout(tp=3))
+
+
+def test_sequences_may_be_shorter_than_a_token_on_average():
+    model = one_matrix(kv_bytes=1.0)
+    assert sequences_that_fit(model, machine(capacity=2e10), context=0.5, engine="ideal") == pytest.approx(
+        2 * sequences_that_fit(model, machine(capacity=2e10), context=1, engine="ideal"), rel=1e-3
+    )

@@ -217,3 +217,11 @@ def test_facts_of_a_model_on_some_chips():
     dense = facts_of(replace(model, layers=layers[2:]), machine())
     assert (dense.experts, dense.kv_heads, dense.depth) == (0, 1, 1)
     assert (facts_of_engine(load_engine("vllm")).two_batch, facts_of_engine(load_engine("vllm")).engine) == (1, "vllm")
+
+
+def test_replicas_count_among_the_chips_of_a_machine():
+    (rule,) = (rule for rule in RULES if rule.name == "chips of the machine")
+    facts = Facts(system="box", most=8)
+    assert np.all(rule.holds(facts, Layout(tp=4, replicas=2)))
+    assert not np.all(rule.holds(facts, Layout(tp=4, replicas=3)))
+    assert rule.reason(facts, Layout(tp=4, replicas=3)) == "12 chips are more than the 8 of box"

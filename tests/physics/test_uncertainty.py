@@ -10,6 +10,7 @@ import pytest
 from steptime.physics.engine import load_engine
 from steptime.physics.step import decode_step, mixed_step
 from steptime.physics.uncertainty import (
+    _gradient,
     factors,
     half_width,
     has_range,
@@ -163,3 +164,9 @@ def test_the_widest_on_chips_that_were_never_measured():
 
 def test_what_takes_no_time_has_no_gradient():
     assert log_gradient(lambda e: 0.0 * e.kernels.memory_efficiency, fitted()).tolist() == [0.0]
+
+
+def test_a_time_that_a_constant_makes_from_nothing_has_no_slope():
+    """Zero seconds, a few of them once the constant moves: no share of the time is its."""
+    assert list(_gradient(np.array([0.0, 1.0]))) == [0.0]
+    assert list(_gradient(np.array([1.0, 0.0]))) == [0.0]

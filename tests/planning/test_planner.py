@@ -170,6 +170,8 @@ def test_the_smallest_system_that_holds_a_model():
     deep = one_matrix(heads=1, layers=1, weights=1e10)
     assert smallest_system(deep, [many, large]) is None  # one layer of one head, on one chip
     assert smallest_system(MODEL, [small]) is None
+    roomy = replace(machine(size=8, capacity=3e9), name="roomy")
+    assert smallest_system(MODEL, [roomy]) == (roomy, 4)
     exact = replace(machine(size=1, capacity=1e10), name="exact")
     assert smallest_system(MODEL, [exact]) is None  # weights that fill it leave no room
 

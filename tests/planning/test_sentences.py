@@ -155,6 +155,9 @@ def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
     assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in late.reason
     readers = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal", modes=(DISAGGREGATED,))
     assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in readers.reason
+    slow = plan(MODEL, machine(size=4, bandwidth=1e9, capacity=11e9), WORK, st.Slo(tpot=1e-4), engine="ideal")
+    assert "the fastest gives" in slow.reason  # it serves fewer than a request a second
+    assert slow.transfer_seconds == 0
     full = plan(
         MODEL, machine(size=1, capacity=10.0001e9), st.Workload(input_tokens=50_000, output_tokens=1), chips=1, engine="ideal"
     )
