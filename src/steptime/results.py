@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from html import escape
@@ -115,7 +116,7 @@ def problem(error: SteptimeError) -> dict[str, Any]:
     return {"schema": "steptime.error/1", "error": type(error).__name__, "message": str(error), "nearest": nearest}
 
 
-class Result:
+class Result(ABC):
     """What all results share. `SCHEMA` is the name and version of the JSON of one that a command prints.
 
     `DERIVED` holds the properties that JSON tells beside the fields, with their metadata.
@@ -125,9 +126,9 @@ class Result:
     SCHEMA: ClassVar[str] = ""
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
+    @abstractmethod
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what this is in one line, and its main figures in words by name."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         title, figures = self.headline()
@@ -157,9 +158,9 @@ class Tabular(Result):
 
     __slots__ = ()
 
+    @abstractmethod
     def columns(self) -> dict[str, Any]:
         """Return the columns of the table by name, units in the names, all of one length."""
-        raise NotImplementedError
 
     def to_csv(self) -> str:
         """Return the table as CSV text with a header; a number that is not finite is an empty cell."""

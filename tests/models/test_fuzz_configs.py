@@ -6,10 +6,8 @@ import copy
 import json
 import math
 import random
-import signal
 import string
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 from steptime.errors import InputError
 from steptime.models import model as counted
 from steptime.models.loading import read_model
+from tests.fuzz.damage import in_time
 
 SECONDS = 10.0
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -123,25 +122,9 @@ def damaged(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     return config
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer than `seconds`."""
-
-    def interrupt(*_: object) -> None:
-        raise TimeoutError(f"took longer than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def check(config: dict[str, Any], kv_format: str = "") -> bool:
     """Hold one config to the promise; return whether it was read as a model."""
-    with limited(SECONDS):
+    with in_time(SECONDS):
         try:
             model = read_model(config, kv_format=kv_format)
         except InputError as error:

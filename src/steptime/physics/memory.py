@@ -20,7 +20,7 @@ from steptime.models.model import Layer, Model, Op, cache_entries
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
-from steptime.physics.rules import check
+from steptime.physics.rules import check_rules
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
 
@@ -162,7 +162,7 @@ def memory_per_chip(
     step_tokens = at_least_zero("step tokens", step_tokens)
     layout, runs_on = check_ways(Layout() if layout is None else layout), engine_for(system, engine)
     check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
-    check(layout, model, system)
+    check_rules(layout, model, system)
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout),

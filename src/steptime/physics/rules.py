@@ -207,8 +207,16 @@ https://docs.sglang.io/advanced_features/expert_parallelism.html"""
 
 
 def check(layout: Layout, model: Model, system: System) -> None:
-    """Raise LayoutError where a layout cannot run the model on the system, naming the axis and the nearest ways that could."""
+    """Raise LayoutError where a layout is none, or breaks a rule of the model or the system."""
     check_ways(layout)
+    check_rules(layout, model, system)
+
+
+def check_rules(layout: Layout, model: Model, system: System) -> None:
+    """Raise LayoutError where a layout cannot run the model on the system, naming the axis and the nearest ways that could.
+
+    `check_ways` has passed the layout.
+    """
     for reason in reasons(layout, facts_of(model, system), scopes=(MODEL,)):
         raise LayoutError(reason)
 

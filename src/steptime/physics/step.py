@@ -39,7 +39,7 @@ from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
 from steptime.physics.operators import run_layers, run_stem
-from steptime.physics.rules import check
+from steptime.physics.rules import check_rules
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
 
@@ -243,7 +243,7 @@ def _one_layout(
     model: Model, system: System, engine: Engine, given: dict[str, Any], *, merged: bool | None = None
 ) -> tuple[Step, list[Entry]]:
     layout = Layout(**{name: given[name] for name in NAMES})
-    check(layout, model, system)
+    check_rules(layout, model, system)
     return _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
 
 

@@ -29,13 +29,20 @@ class PoolLike(Protocol):
     """What a replay needs of a plan's pool."""
 
     @property
-    def role(self) -> str: ...  # noqa: D102
+    def role(self) -> str:
+        """What it does: serve, prefill or decode."""
+
     @property
-    def layout(self) -> Layout: ...  # noqa: D102
+    def layout(self) -> Layout:
+        """The layout of a replica, and how many replicas."""
+
     @property
-    def batch(self) -> int: ...  # noqa: D102
+    def batch(self) -> int:
+        """Sequences of a replica."""
+
     @property
-    def chunk(self) -> int: ...  # noqa: D102
+    def chunk(self) -> int:
+        """Prompt tokens of a mixed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -21,7 +21,7 @@ from steptime.numbers import MOST_CHIPS, positive, single, whole
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import sequences_that_fit
-from steptime.physics.rules import check
+from steptime.physics.rules import check_rules
 from steptime.planning.workload import Slo
 from steptime.simulation.metrics import answers, timeline
 from steptime.simulation.outcome import Simulation
@@ -192,7 +192,7 @@ def _check_pools(model: Model, system: System, layout: Layout, prefill: Layout |
         has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
         raise RangeError(f"{has}; {chips:,} are too many")
     for one in both:
-        check(one, model, system)
+        check_rules(one, model, system)
 
 
 def _limited(slo: Slo | tuple[Slo, ...]) -> bool:
