@@ -23,6 +23,7 @@ from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check_rules
 from steptime.planning.workload import Slo
+from steptime.simulation.limits import USUAL, judge, known
 from steptime.simulation.metrics import answers, timeline
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
@@ -64,6 +65,7 @@ def simulate(
     engine: Engine | str | None = None,
     policy: Policy | None = None,
     slo: Slo | tuple[Slo, ...] | None = None,
+    quantile: str = USUAL,
     prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
     cache: Cache | None = None,
@@ -79,11 +81,12 @@ def simulate(
     With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
-    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class.
+    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
+    which are MET or MISSED at `quantile` ("mean", "p50", "p90", "p95" or "p99").
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
     model, system = model_of(model), system_of(system)
-    layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
+    layout, policy, slo, quantile = layout or Layout(), policy or Policy(), slo or Slo(), known(quantile)
     runs_on, traffic = engine_for(system, engine), checked(traffic)
     cached, fast_replicas = _counts(cached, fast_replicas, slowness, apart=prefill is not None or cache is not None)
     _check_pools(model, system, layout, prefill, fast_replicas)
@@ -97,12 +100,14 @@ def simulate(
     chips = _chips(layout, prefill, fast_replicas)
     served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=_sending(model, system, chips, prefill))
     requests = as_seen(served, server.pace)
+    found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
         system=system.name,
         engine=runs_on.name,
         layout=layout,
-        answers=answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical))),
+        limits=judge(found, slo, quantile) if _limited(slo) else None,
+        answers=found,
         requests=requests,
         timeline=timeline(requests, pools),
         traffic=traffic,

@@ -118,7 +118,7 @@ def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wante
     limits = read_limits(requests.speed, requests.ttft)
     workload = requests.workload()
     if wanted.simulate:
-        from steptime.terminal.simulate import known_quantile, need_numba
+        from steptime.terminal.simulator import known_quantile, need_numba
 
         known_quantile(requests.quantile)
         need_numba()
@@ -155,7 +155,7 @@ def _other(model: "Model", catalog: str | None) -> str:
 def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
     """Return what random arrivals make of a plan."""
     from steptime.simulation.replays import replay
-    from steptime.terminal.simulate import compiling
+    from steptime.terminal.simulator import compiling
 
     with compiling():
         return replay(
