@@ -64,7 +64,7 @@ def test_without_limits_nothing_is_met_or_missed():
 
 def test_a_trace_that_misses_its_limit_is_not_headed_stable(trace):
     found = json.loads(
-        run(f"simulate llama-3.1-8b hgx-h100 --trace t.csv --rate-scale 4 --ttft 0.1 --json", folder=trace).stdout
+        run("simulate llama-3.1-8b hgx-h100 --trace t.csv --rate-scale 4 --ttft 0.1 --json", folder=trace).stdout
     )
     limits = found["limits"]
     assert (limits["verdict"], limits["met"], limits["quantile"]) == ("MISSED", False, "p99")
