@@ -28,7 +28,7 @@ from steptime.simulation.policy import Policy
 from steptime.simulation.pools import PORTION, serve, serve_apart, serve_apart_closed, serve_tiers
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.rates import highest_rate, meets, rates
-from steptime.simulation.replays import replay
+from steptime.simulation.replays import replay_pools
 from steptime.simulation.run import as_seen, kv_room, simulate
 from steptime.simulation.state import DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.traces import read_trace
@@ -401,7 +401,7 @@ def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=2048, output_tokens=256), st.Slo(tpot=1 / 40, ttft=1)
     plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",))
-    found = replay(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
+    found = replay_pools(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
     assert found.good
     assert found.batch == found.planned_batch
     assert found.rate > 0.6 * found.planned_rate
@@ -521,13 +521,13 @@ def test_steps_twice_as_slow_are_a_server_twice_as_slow(llama):
     assert twice.tpot.mean == pytest.approx(2 * once.tpot.mean, rel=1e-6)
 
 
-def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
+def test_a_plan_replayed_keeps_its_limits_at_a_lower_rate(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
         plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal")
         rate = plan.requests_per_second
-        found = replay(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
+        found = replay_pools(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good
         assert found.rate <= plan.requests_per_second
         assert found.rate > 0.4 * plan.requests_per_second

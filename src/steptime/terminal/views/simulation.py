@@ -222,21 +222,20 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
     return shown
 
 
-def replay_view(found: Replay) -> RenderableType:
-    """Return in a few lines what random arrivals make of a plan."""
-    a, q = found.simulation.answers, found.quantile
-    ttft, tpot = show(getattr(a.ttft, q), "s"), show(getattr(a.tpot, q), "s")
-    dollars = a.usd_per_million_output_tokens
-    money = f", {usd(dollars)} per million output tokens" if math.isfinite(dollars) else ""
-    text = Text.assemble(
-        ("Simulated", "bold"),
-        f" with random arrivals, limits at {q}: batch {found.batch:,} instead of {found.planned_batch:,} and "
-        f"{found.rate:,.4g} requests/s instead of {found.planned_rate:,.4g} give TTFT {ttft} and TPOT {tpot}{money} "
-        f"({a.verdict}).",
-    )
+def replay_lines(found: Replay, *, brief: bool) -> list[Text]:
+    """Return what random arrivals make of a plan, before the plan's own figures."""
+    a, where = found.answers, at(found.quantile)
     if not found.good:
-        text.append(f" After {counted(found.tried, 'try', 'tries')} the limits still do not hold.", style="yellow")
-    return text
+        lines = [Text.assemble(("Not possible: ", "bold red"), f"{found.reason}.")]
+        return [*lines, Text(f"{'' if brief else chr(10)}The plan itself, which its replay refuses:", style="bold")]
+    dollars = a.usd_per_million_output_tokens
+    tokens = f"{show(found.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
+    answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else tokens
+    share = "all" if found.tried == 1 else f"{found.rate / found.planned_rate:.0%}"
+    rate = f"with {share} of the plan's {found.planned_rate:,.4g} requests/s"
+    head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {where} {rate}.")
+    own = Text(f"{'' if brief else chr(10)}The plan's own figures, arrivals not at random:", style="bold")
+    return [head, own] if brief else [head, *_limits(found.simulation.limits), _verdict(a, None), own]
 
 
 def simulation_title(model: str, chip: str, found: Simulation, layout: Layout, engine: str) -> str:
