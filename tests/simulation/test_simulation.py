@@ -21,6 +21,7 @@ from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import load_engine, named, with_constants
 from steptime.physics.memory import memory_per_chip
 from steptime.planning.steady import aggregated
+from steptime.simulation import loop
 from steptime.simulation.files import write_chrome_trace, write_requests
 from steptime.simulation.metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
 from steptime.simulation.pace import Pace, linear_pace, pace_of
@@ -327,6 +328,22 @@ def test_a_lone_prompt_waits_for_its_own_attention_group():
         found = simulate(model, system, traffic, layout=layout, policy=policy, engine="ideal")
         expected = st.prefill_step(model, system, tokens=4096, prompts=prompts, layout=layout, engine="ideal").total
         assert found.answers.ttft.mean == pytest.approx(float(expected), rel=0.05)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "ideal"])
+@pytest.mark.parametrize("prompts", [1, 2, 4, 8])
+def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, engine):
+    """Experts see the rows of all groups, all else those of the busiest: the same step as `mixed_step` of so many prompts."""
+    model, system, layout = st.load_model("deepseek-v3"), st.load_system("hgx-h200"), st.Layout(dp=8, ep=8)
+    batch, context, tokens = 480, 2250.0, 512
+    given = {"layout": layout, "engine": st.load_engine(engine)}
+    found = pace_of(model, system, max_sequences=batch, token_budget=600, contexts=(2000.0, 2500.0), **given).rates
+    pairs = tokens * (tokens + 1) / 2
+    alone = loop.lone_time(found, batch, tokens, pairs, float(tokens))
+    sums = prompts * tokens, prompts * pairs, float(prompts * tokens), prompts
+    took = loop.mixed_time(found, batch, batch * context, *sums, alone)
+    expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
+    assert took == pytest.approx(float(expected), rel=0.03)
 
 
 def test_overload_is_told_and_ends(llama):

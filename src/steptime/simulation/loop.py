@@ -79,9 +79,13 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
 
 @compiled
 def mixed_time(rates: Rates, b: int, context: float, rows: int, pairs: float, keys: float, chunks: int, alone: float) -> Any:
-    """Seconds of a step with `rows` prompt tokens beside `b` decoding sequences; `alone` are those of its longest chunk."""
+    """Seconds of a step with `rows` prompt tokens beside `b` decoding sequences.
+
+    alone: seconds that the longest chunk takes on its own attention group; what all groups share is added here.
+    """
     spread = rows_time(rates.rows, b, rows) + rates.pair * pairs + rates.key * keys
-    return run_time(rates, b, context, 0.0, 1) + max(spread, alone) + rates.chunk * chunks
+    busiest = rows_time(rates.shared, b, rows) + alone if rates.groups > 1 else 0.0
+    return run_time(rates, b, context, 0.0, 1) + max(spread, busiest) + rates.chunk * chunks
 
 
 @compiled

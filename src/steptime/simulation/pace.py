@@ -12,6 +12,7 @@ say how far it is from `step.mixed_step` on points drawn from the range in use.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,13 +23,14 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
 LEFT_OUT = unit("", "", left_out=True)
 MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
 SAMPLES = 200
+SHARED = ("experts", "dispatch", "combine")  # terms of a pass that follow the rows of all attention groups together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -36,7 +38,8 @@ class Pace(Result):
     """Coefficients of the step time [s]; see the module.
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
-    step]. lone: rows of a pass of one prompt, which one of `groups` attention groups reads while the others wait.
+    step]. Of `groups` attention groups, `lone` are the rows of one that reads while the others wait, and `shared` what its rows
+    cost all of them together: experts and their exchange.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
     from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
@@ -49,6 +52,7 @@ class Pace(Result):
     key: float = field(default=0.0, metadata=LEFT_OUT)
     chunk: float = field(default=0.0, metadata=LEFT_OUT)
     lone: Any = field(default=None, metadata=LEFT_OUT)
+    shared: Any = field(default=None, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
@@ -74,6 +78,7 @@ class Pace(Result):
             float(self.chunk),
             np.ascontiguousarray(self.rows if self.lone is None else self.lone, dtype=np.float64),
             int(self.groups),
+            np.ascontiguousarray(np.zeros(2) if self.shared is None else self.shared, dtype=np.float64),
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
@@ -122,7 +127,7 @@ def slowed(pace: Pace, slowness: float) -> Pace:
         return pace
     if not slowness > 0:
         raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
-    names = ("decode", "context", "rows", "pair", "key", "chunk") + (() if pace.lone is None else ("lone",))
+    names = ("decode", "context", "rows", "pair", "key", "chunk") + (() if pace.lone is None else ("lone", "shared"))
     longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names}
     return replace(pace, **longer)
 
@@ -142,7 +147,8 @@ def pace_of(
     """Return the pace of a replica, sampled from `step`.
 
     contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
-    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group.
+    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group,
+    with the experts that the prompts of all groups pass through.
     With `query` > 1 every decode step verifies drafts.
     """
     layout = layout or Layout()
@@ -155,7 +161,7 @@ def pace_of(
     rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
     pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
     groups = int(layout.dp)
-    lone = _rows(model, system, given | {"prompts": 1}, int(min(MOST_ROWS, len(rows) - 1))) if groups > 1 else None
+    lone, shared = _rows_of_groups(model, system, given, len(rows) - 1) if groups > 1 else (None, None)
     pace = Pace(
         decode=decode,
         context=slope,
@@ -163,6 +169,7 @@ def pace_of(
         pair=pair,
         key=key,
         lone=lone,
+        shared=shared,
         groups=groups,
         before=float(runs_on.scheduler.seconds_before_queue),
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
@@ -198,12 +205,38 @@ def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, 
 
 
 def _rows(model: Model, system: System, given: Any, most: int) -> Any:
-    """Seconds of passes of prompt tokens without their attention, by tokens."""
+    """Seconds of passes of prompt tokens, spread over the attention groups, without their attention, by tokens."""
+    return _by_tokens(most, lambda tokens: _without(_pass(model, system, given, tokens), ("attention",)))
+
+
+def _rows_of_groups(model: Model, system: System, given: Any, most: int) -> tuple[Any, Any]:
+    """Seconds of passes by tokens, in two parts: by those of one attention group, and by those of all groups together.
+
+    What depends on the rows of all (SHARED) goes to the second part, and all else but attention to the first.
+    """
+    groups = given["layout"].dp
+    own = _by_tokens(most, lambda tokens: _without(_pass(model, system, given, groups * tokens), ("attention", *SHARED)))
+    shared = _by_tokens(most, lambda tokens: _only(_pass(model, system, given, tokens), SHARED))
+    return own, shared
+
+
+def _pass(model: Model, system: System, given: Any, tokens: Any) -> Step:
+    """A pass of prompt tokens that are spread evenly over the attention groups."""
+    return prefill_step(model, system, tokens=tokens / given["layout"].dp, **given)
+
+
+def _only(step: Step, terms: tuple[str, ...]) -> Any:
+    return sum((step.terms[name] for name in terms if name in step.terms), np.zeros_like(step.total))
+
+
+def _without(step: Step, terms: tuple[str, ...]) -> Any:
+    return step.total - _only(step, terms)
+
+
+def _by_tokens(most: int, seconds: Callable[[Any], Any]) -> Any:
+    """Seconds by tokens, up to `most`, sampled and never falling; none for none."""
     tokens = _knots(most)
-    spread = 1 if "prompts" in given else given["layout"].dp
-    step = prefill_step(model, system, tokens=tokens / spread, **given)
-    times = np.maximum.accumulate(step.total - step.terms.get("attention", 0.0))
-    every = np.interp(np.arange(max(2, most + 1)), tokens, times)
+    every = np.interp(np.arange(max(2, most + 1)), tokens, np.maximum.accumulate(seconds(tokens)))
     every[0] = 0.0
     return every
 

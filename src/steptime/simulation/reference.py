@@ -62,7 +62,9 @@ class Server:
             spread = self._chunks(rates.rows, b, chunks, 1)
             before = -(-self.beside // rates.groups)
             alone = max(self._chunks(rates.lone, before, [chunk], rates.groups) for chunk in chunks)
-            time += max(spread, alone if rates.groups > 1 else 0.0) + rates.chunk * len(chunks)
+            rows = sum(c for c, _ in chunks)
+            shared = _rows(rates.shared, b + rows) - _rows(rates.shared, min(b, len(rates.shared) - 1))
+            time += max(spread, shared + alone if rates.groups > 1 else 0.0) + rates.chunk * len(chunks)
         return float(time)
 
     def _chunks(self, table: Any, before: int, chunks: list[tuple[int, int]], groups: int) -> float:

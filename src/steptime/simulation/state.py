@@ -116,6 +116,7 @@ class Rates(NamedTuple):
     chunk: float
     lone: Any
     groups: int
+    shared: Any
 
 
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:
