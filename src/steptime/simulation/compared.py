@@ -163,14 +163,19 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
 def _roomy(server: PoolLike, workload: Workload, model: Model, system: System, engine: Engine, *, apart: bool) -> Policy:
     """Return the schedule of the pool that decodes, with seats above the plan's batch and the room that its chips have.
 
-    The tokens of a step are those of the plan's: its batch and its chunk. A decode pool of its own keeps no room to read.
+    A group reads the plan's chunk beside whatever batch it finds: were the tokens of a step limited by the plan's batch, one
+    above the mean would leave less for prompts, and the queue would run away. A decode pool of its own keeps no room to read.
     """
     usual = serving(server, server.batch, prompts_of(workload).fresh, apart=apart)
     context = workload.input_tokens + workload.output_tokens / 2
     tokens = math.ceil(server.batch / server.layout.dp) if apart else usual.token_budget
     room = kv_room(model, system, layout=server.layout, engine=engine, context=context, step_tokens=int(tokens))
     seats = min(SEATS * usual.max_sequences, max(usual.max_sequences, math.ceil(room / workload.input_tokens)), MOST_SEATS)
-    return replace(usual, max_sequences=int(seats), kv_tokens=max(room, 1.0))
+    roomy = replace(usual, max_sequences=int(seats), kv_tokens=max(room, 1.0))
+    if apart:
+        return roomy
+    chunk = max(server.chunk, 1)
+    return replace(roomy, chunk=float(chunk), token_budget=math.ceil(seats / server.layout.dp) + chunk)
 
 
 def _chosen(run: Simulation) -> Any:
