@@ -70,6 +70,8 @@ class Compared(Result):
     counted: int = field(metadata=unit("requests", "that came between warm-up and end", key="requests_counted"))
     warm_up: float = field(metadata=unit("s", "left out at the start"))
     window: float = field(metadata=unit("s", "in which the counted ones came"))
+    decode_error: float = field(metadata=unit("", "mean error of the replay's decode steps against those they stand for"))
+    mixed_error: float = field(metadata=unit("", "the same of its steps with prompts"))
     steady: bool = field(metadata=unit("", "whether the queue did not grow"))
 
     @property
@@ -104,6 +106,7 @@ class Compared(Result):
             "TPOT": _beside(self.planned_tpot, self.tpot, self.made_tpot, self.tpot_error),
             "TTFT": _beside(self.planned_ttft, self.ttft, self.made_ttft, self.ttft_error),
             "cost": f"{self.cost_ratio:.3f}",
+            "steps": f"off by {self.decode_error:.1%} (decode) and {self.mixed_error:.1%} (mixed) in the mean",
             "batch": f"{self.batch:,.1f} in the mean, {self.planned_batch:,} planned, {self.seats:,} seats",
         }
 
@@ -224,6 +227,8 @@ def _compared(plan: Plan, run: Simulation, chosen: Any, engine: Engine) -> Compa
         counted=len(made),
         warm_up=begin - float(q["arrival"][0]),
         window=window,
+        decode_error=run.pace.decode_error,
+        mixed_error=run.pace.mixed_error,
         steady=run.answers.verdict != OVERLOADED,
     )
 

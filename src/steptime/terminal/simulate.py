@@ -326,10 +326,11 @@ def _print_rate(
     from steptime.physics.layout import show_layout
     from steptime.terminal.views.rates import rate_answer, rate_view
     from steptime.terminal.views.simulation import uncached
-    from steptime.terminal.views.widgets import notes
+    from steptime.terminal.views.widgets import counted, notes
 
     console = console_of()
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
+    what += "" if given["prefill"] is None else f", {counted(int(given['prefill'].replicas), 'prefill replica')}"
     played = "" if trace is None else f", {trace.name} of {len(trace):,} requests"
     console.print(f"{what}, {given['policy'].kind} batching{played}")
     if trace is not None and given["cache"] is None:
