@@ -101,12 +101,14 @@ def chunks_of(workload: Workload, chunk: Number) -> tuple[Array, Array, Array]:
 
 
 def longest_prefix(workload: Workload, tokens: Number, reads: Number) -> Number:
-    """Mean of the longest prefix [tokens] among `reads` chunks of `tokens`, each anywhere in its prompt: of j, j/(j + 1).
+    r"""Mean of the longest prefix [tokens] among `reads` chunks of `tokens`, each anywhere in its prompt.
 
-    The attention group that reads it works longest.
+    The attention group that reads it works longest. Of $j$ positions among $n$ it is $n j / (j + 1) - 1/2$ chunks, at most
+    $n - 1$: exact for one, within 4 % of the prompt for more.
     """
     fresh = fresh_tokens(workload)
-    return workload.input_tokens - fresh + (fresh - tokens) * reads / (reads + 1)
+    chunks = fresh / tokens
+    return workload.input_tokens - fresh + tokens * np.minimum(chunks * reads / (reads + 1) - 0.5, chunks - 1)
 
 
 def aggregated(
