@@ -16,7 +16,7 @@ INPUT, OUTPUT, CHUNK = 1024, 257, 256
 def expected(rate, layout, *, model, system, engine):
     r"""The time per token [s] at which Little's law and the mean step agree.
 
-    A step brings $\mu = \lambda t I / c$ chunks on the average, each on a group of its own; their number in a step is Poisson's.
+    A step brings $\mu = \lambda t I / c$ chunks in the mean, each on a group of its own; their number in a step is Poisson's.
     The step waits for the busiest group, whose chunk lies behind the longest prefix of those that are read.
     """
     chunks, groups = INPUT // CHUNK, int(layout.dp)
@@ -69,5 +69,5 @@ def test_a_chunk_limits_the_prompt_tokens_of_a_step():
     assert first_token(256) == pytest.approx(passes(256), rel=0.02)
     assert first_token(math.inf) == pytest.approx(passes(1024), rel=0.02)
     assert first_token(256) > 1.15 * first_token(math.inf)
-    with pytest.raises(st.InputError, match="chunk must be at least 1 token"):
+    with pytest.raises(st.InputError, match="chunk must be greater than 0 tokens"):
         Policy(chunk=0)

@@ -40,8 +40,7 @@ def test_the_replay_comes_before_the_plans_own_figures(more, columns):
 
 
 @pytest.mark.usefixtures("hardly_lowered")
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("more", ["", " --brief"])
+@pytest.mark.parametrize(("more", "columns"), [("", 120), (" --brief", 80)])
 def test_a_plan_that_its_replay_refuses_is_not_possible(more, columns):
     shown = run(REFUSED + more, columns=columns)
     assert shown.returncode == 1, shown.stdout
