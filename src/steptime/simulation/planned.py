@@ -13,6 +13,7 @@ from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
+from steptime.physics.served import as_served
 from steptime.physics.step import decode_step, prefill_step
 from steptime.planning.deployment import Plan, Pool
 from steptime.planning.explanation import step_given
@@ -106,6 +107,7 @@ def things_of(
     machine = _loaded("system", plan.system, system, system_of)
     described = _loaded("model", plan.model, model, model_of)
     runs_on = _loaded("engine", plan.engine, engine, lambda one: engine_for(machine, one))
+    described = as_served(described, machine, runs_on)
     if model is None or system is None or engine is None:
         for pool in plan.pools:
             _check(plan, pool, described, machine, runs_on)
