@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.physics.facts import ENGINE, facts_of_engine
 from steptime.physics.layout import Layout
-from steptime.physics.rules import ENGINE, facts_of_engine, reasons
+from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Case, prefill_of, state_of
 from steptime.planning.refine import matched_rate

@@ -12,9 +12,10 @@ import numpy as np
 
 from steptime.frontier import pareto
 from steptime.numbers import Array, Number
+from steptime.physics.facts import facts_of
 from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
-from steptime.physics.rules import facts_of, reasons
+from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined
 from steptime.planning.steady import (
