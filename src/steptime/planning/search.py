@@ -15,6 +15,7 @@ from steptime.numbers import Array, Number
 from steptime.physics.facts import facts_of
 from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
+from steptime.physics.placement import pairs
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined
@@ -175,7 +176,10 @@ class _Decoders:
 
 
 def _best_readers(case: Case, table: Layout) -> list[_Reader]:
-    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT."""
+    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT.
+
+    Without sizes in whose place several smaller ones, whose chips they have, prefill as much.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
     prompts = batches(most, per_octave=1)
@@ -185,7 +189,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     )
     usable = np.where(pool.memory.fits, pool.rate * pool.most_utilised, 0.0)
     seats = np.broadcast_to(pool.seats, pool.seconds.shape)
-    found = []
+    found: list[_Reader] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         row, column = np.unravel_index(int(np.argmax(usable[rows])), usable[rows].shape)
@@ -193,8 +197,17 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
         if usable[at] > 0:
             figures = {"seconds": pool.seconds[at], "seats": seats[at], "rate": pool.rate[at]}
             one = replace(pool, **figures, most_utilised=pool.most_utilised[at])
-            found.append(_Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one))
+            reader = _Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one)
+            if not any(_replaces(other, reader, case.system.scale_up.size) for other in found):
+                found.append(reader)
     return found
+
+
+def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
+    """Whether smaller replicas find place on the chips of a larger one, and prefill as much there as it does."""
+    fit = large.chips <= domain or small.chips > domain or domain % small.chips == 0
+    each = [reader.pool.rate * reader.pool.most_utilised / reader.chips for reader in (small, large)]
+    return large.chips % small.chips == 0 and bool(fit and each[0] >= each[1])
 
 
 def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
@@ -227,13 +240,14 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
 
 def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Layout]) -> Table:
     """Divide the chips between prefill and decode replicas of two sizes, for the highest rate that both sustain."""
-    counts = np.arange(1, (case.chips - decoders.chips) // reader.chips + 1)[:, None]
-    replicas = (case.chips - counts * reader.chips) // decoders.chips
-    can = counts * reader.pool.rate
-    matched = np.minimum(can * reader.pool.most_utilised, replicas * decoders.rate[None, :])
+    counts, replicas = pairs(case.system.scale_up.size, case.chips, reader.chips, decoders.chips)
+    if not len(counts):
+        return joined(DISAGGREGATED, layouts, [])
+    usable = counts * (reader.pool.rate * reader.pool.most_utilised)
+    matched = np.minimum(usable[:, None], replicas[:, None] * decoders.rate[None, :])
     best = np.argmax(matched, axis=0)
     rate = matched[best, np.arange(len(decoders.rate))]
-    counts, replicas = counts[best, 0], replicas[best, 0]
+    counts, replicas = counts[best], replicas[best]
     utilisation = rate / (counts * reader.pool.rate)
     same = np.ones(len(rate), dtype=np.int64)
     return Table(
