@@ -205,19 +205,21 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
 
 def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
     """Whether smaller replicas find place on the chips of a larger one, and prefill as much there as it does."""
-    fit = large.chips <= domain or small.chips > domain or domain % small.chips == 0
     each = [reader.pool.rate * reader.pool.most_utilised / reader.chips for reader in (small, large)]
-    return large.chips % small.chips == 0 and bool(fit and each[0] >= each[1])
+    return _finds_place(small.chips, large.chips, domain) and bool(each[0] >= each[1])
 
 
 def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
-    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate."""
+    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
+
+    Nor several smaller ones, whose chips they have.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
     state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
     used = np.asarray(state.memory.used / state.memory.capacity)
-    found = []
+    found: list[_Decoders] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         m, b = np.nonzero(state.memory.fits[rows])
@@ -225,17 +227,28 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
             continue
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
         at = rows[m[keep]], b[keep]
-        found.append(
-            _Decoders(
-                chips=int(size),
-                layout=at[0],
-                batch=sequences[at],
-                tpot=state.tpot[at],
-                rate=state.rate[at],
-                memory=used[at],
-            )
-        )
+        columns = {"layout": at[0], "batch": sequences[at], "tpot": state.tpot[at], "rate": state.rate[at], "memory": used[at]}
+        good = np.ones(len(keep), dtype=bool)
+        for small in found:
+            if _finds_place(small.chips, int(size), case.system.scale_up.size):
+                good &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
+        if np.any(good):
+            found.append(_Decoders(chips=int(size), **{name: column[good] for name, column in columns.items()}))
     return found
+
+
+def _finds_place(small: int, large: int, domain: Number) -> bool:
+    """Whether replicas of `small` chips find place on the chips of a larger one."""
+    return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
+
+
+def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
+    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
+    order = np.argsort(small.tpot)
+    most = np.maximum.accumulate(small.rate[order]) / small.chips
+    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
+    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
+    return beaten
 
 
 def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Layout]) -> Table:
