@@ -69,6 +69,20 @@ CASES = [
     ),
     ("exchange over a stage", LATENT, {"tp": 8, "ep": 4}, {"tp": 2, "dp": 4, "ep": 2}, "of a stage or among none"),
     ("an expert for each chip of a group", SMALL, {"tp": 8}, {"tp": 16}, "tp x cp=16 is more than the 8 experts of m"),
+    (
+        "an expert for each chip of a stage",
+        SMALL,
+        {"dp": 8},
+        {"tp": 2, "dp": 8},
+        "a stage of 16 chips has more than the 8 experts",
+    ),
+    (
+        "state heads",
+        replace(DENSE, state_heads=(16, 48)),
+        {"tp": 8},
+        {"tp": 12},
+        "tp x cp=12 does not divide the 16 and 48 heads of recurrent mixers in m",
+    ),
     ("columns", DENSE, {"tp": 10}, {"tp": 3}, "17,920 columns of feed-forward blocks in m do not come out even over 3 chips"),
     (
         "expert columns",

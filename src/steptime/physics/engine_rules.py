@@ -34,6 +34,13 @@ def _kv_heads_reason(facts: Facts, layout: Layout) -> str:
     )
 
 
+def _state_heads_hold(facts: Facts, layout: Layout) -> Any:
+    held = axis(True)
+    for heads in facts.state_heads:
+        held = held & (heads % axis(layout.group) == 0)
+    return held
+
+
 def _copies_needed(facts: Facts, layout: Layout) -> Any:
     """Redundant experts with which all chips hold the same number of experts, at least those of the layout."""
     copies, ep = axis(layout.redundant_experts), axis(layout.ep)
@@ -96,6 +103,21 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
             "vllm": f"{VLLM} vllm/model_executor/models/llama.py (e06c9ba): asserts both cases",
             "sglang": f"{SGLANG} python/sglang/srt/models/qwen3_moe.py (008af3a): asserts both cases",
             "trtllm": f"{TRTLLM} tensorrt_llm/_torch/models/modeling_utils.py: duplicate_kv_weight asserts both cases",
+        },
+    ),
+    Rule(
+        name="state heads",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="tp x cp divides the heads of recurrent mixers",
+        holds=_state_heads_hold,
+        reason=lambda f, x: (
+            f"tp x cp={x.group} does not divide the {' and '.join(map(str, f.state_heads))} heads of recurrent mixers in "
+            f"{f.model}, as {_who(f)} needs"
+        ),
+        sources={
+            "vllm": f"{VLLM} vllm/model_executor/layers/mamba/mamba_mixer2.py: num_heads % tp_size == 0",
+            "sglang": f"{SGLANG} python/sglang/srt/layers/attention/mamba (path recalled): num_heads % tp_size == 0",
         },
     ),
     Rule(
@@ -169,6 +191,17 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda f, x: (axis(x.group) <= f.experts) | (f.experts == 0),
         reason=lambda f, x: f"tp x cp={x.group} is more than the {f.experts} experts of {f.model}, which {_who(f)} refuses",
         sources={"vllm": f"{VLLM} vllm/model_executor/models/qwen3_moe.py: tensor parallel size greater than experts"},
+    ),
+    Rule(
+        name="an expert for each chip of a stage",
+        scope=ENGINE,
+        engines=("sglang",),
+        says="tp x cp x dp is at most the number of experts",
+        holds=lambda f, x: (axis(x.stage) <= f.experts) | (f.experts == 0),
+        reason=lambda f, x: (
+            f"a stage of {x.stage} chips has more than the {f.experts} experts of {f.model}: {_who(f)} refuses it"
+        ),
+        sources={"sglang": f"{SGLANG} python/sglang/srt/models/qwen3_moe.py: tp_size greater than experts"},
     ),
     Rule(
         name="columns",

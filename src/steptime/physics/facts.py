@@ -26,10 +26,10 @@ class Facts:
     """What rules ask of a model, a machine, the chips of a deployment and an engine.
 
     heads, kv_heads, depth, experts (0: none); cached: whether any layer keeps a KV cache; kv_kinds: KV heads of each kind of
-    attention (1: a latent). columns: greatest common divisor of the widths inside feed-forward blocks, that tp divides, and
-    expert_columns inside routed experts; block and expert_block: columns that share a scale (0 each: not known, or none).
-    domain: chips of a scale-up domain that the deployment uses; whole: those it has; most: chips that the machine can have;
-    two_batch: what the engine overlaps.
+    attention (1: a latent); state_heads: heads of each kind of recurrent mixer. columns: greatest common divisor of the widths
+    inside feed-forward blocks, that tp divides, and expert_columns inside routed experts; block and expert_block: columns that
+    share a scale (0 each: not known, or none). domain: chips of a scale-up domain that the deployment uses; whole: those it
+    has; most: chips that the machine can have; two_batch: what the engine overlaps.
     """
 
     model: str = ""
@@ -37,6 +37,7 @@ class Facts:
     heads: int = 0
     kv_heads: int = 1
     kv_kinds: tuple[int, ...] = ()
+    state_heads: tuple[int, ...] = ()
     depth: int = 0
     experts: int = 0
     columns: int = 0
@@ -107,6 +108,7 @@ def _shape(model: Model) -> dict[str, Any]:
         "heads": model.heads,
         "kv_heads": max((a.kv_shards for a in mixers), default=1),
         "kv_kinds": tuple(sorted({a.kv_shards for a in mixers if a.state_bytes == 0})),
+        "state_heads": tuple(sorted({a.heads for a in mixers if a.state_bytes > 0})),
         "depth": model.depth,
         "experts": min((op.experts for op in routed), default=0),
         "columns": math.gcd(*(columns for _, columns in dense)),

@@ -49,6 +49,7 @@ AXES = {
     "cp": "context parallel ways",
     "mb": "micro-batches in flight at once",
     "x": "copies",
+    "red": "redundant experts",
 }
 
 
@@ -140,7 +141,9 @@ def _answer(plan: Plan) -> Text:
 def _pools(plan: Plan) -> Grid:
     shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
     for pool in plan.pools:
-        one = Layout(**{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")})
+        one = Layout(
+            **{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")}
+        )
         count = int(pool.layout.replicas)
         shown.add_row(
             pool.role,
