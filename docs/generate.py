@@ -29,6 +29,7 @@ from steptime.models.loading import load_model
 from steptime.errors import InputError
 from steptime.physics.constants import DESCRIPTIONS, GROUPS
 from steptime.physics.engine import Engine, constant, load_engine
+from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.models.model import (
     Model,
     active_parameters,
@@ -307,7 +308,30 @@ def engines_page() -> str:
             values = [_value(engine, field_.name) for engine in shipped]
             cells = [f"`{field_.name}`", told["line"], told["unit"], ends, f"{told['default']:g}", told["read_by"], *values]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *rules_table()]) + "\n"
+
+
+def rules_table() -> list[str]:
+    """Return the section on the rules of engines: what each refuses, and where it says so."""
+    lines = [
+        "",
+        "## Layouts that engines start",
+        "",
+        "A plan offers only layouts that its engine starts (`physics/engine_rules.py`). `ideal` does what mathematics allows;",
+        "`typical` and any other engine obey what vLLM, SGLang and TensorRT-LLM all do. Read on 2026-11-21: files at the",
+        "commits named, else the lines alone; what is recalled says so. No rule is needed where every layout of ours is right:",
+        "SGLang's tp % dp == 0, since its tp is tp x cp x dp here, and vLLM's tp % dcp == 0, since its tp is tp x cp.",
+        "Pipelines with attention groups start in all three (vLLM counts pp x tp x dp processes, vllm/config/parallel.py;",
+        "TensorRT-LLM took its check back, pull 3244; of SGLang it is recalled).",
+        "",
+        "| rule | a layout must be so | engine | source |",
+        "|---|---|---|---|",
+    ]
+    for rule in ENGINE_RULES:
+        for number, (engine, source) in enumerate(rule.sources.items()):
+            told = (rule.name, rule.says) if number == 0 else ("", "")
+            lines.append(f"| {told[0]} | {told[1]} | {engine} | {source} |")
+    return lines
 
 
 def _value(engine: Engine, name: str) -> str:

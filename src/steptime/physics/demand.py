@@ -23,7 +23,7 @@ from steptime.numbers import Number
 from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, arithmetic_of
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.memory import ACTIVATION_BYTES, expert_slots, weight_ways
+from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways, weight_ways
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
 NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
@@ -176,8 +176,7 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
 
 def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:
     """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
-    kv_ways = np.minimum(layout.tp, a.kv_shards) * layout.cp
-    state_ways = np.minimum(layout.tp, a.heads)
+    kv_ways, held = cache_ways(a, layout), state_ways(a, layout)
     latent = a.expand_flops > 0
 
     def peak(what: str) -> Number:
@@ -188,7 +187,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
     if np.any(work.decode):
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
-        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
+        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
         reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency if latent else 1.0)
         found["decode"] = Demand(flops, peak(LATENT_DECODE if latent else DECODE), kv=moved, efficiency=reached)
     if np.any(work.prefill):
@@ -198,7 +197,7 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
             + a.state_flops_per_token * work.tokens
         )
         kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
-        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
+        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
         reached = engine.kernels.attention_efficiency
         rate = peak(LATENT_PREFILL if latent else PREFILL)
         found["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)

@@ -12,9 +12,11 @@ import numpy as np
 
 from steptime.frontier import pareto
 from steptime.numbers import Array, Number
+from steptime.physics.facts import facts_of
 from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
-from steptime.physics.rules import facts_of, reasons
+from steptime.physics.placement import pairs
+from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
 from steptime.planning.queueing import PassTime, passes
@@ -204,7 +206,10 @@ class _Decoders:
 
 
 def _best_readers(case: Case, table: Layout) -> list[_Reader]:
-    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT."""
+    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT.
+
+    Without sizes in whose place several smaller ones, whose chips they have, prefill as much.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
     prompts = batches(most, per_octave=1)
@@ -216,7 +221,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     )
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
-    found = []
+    found: list[_Reader] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         row, column = np.unravel_index(int(np.argmax(usable[rows])), usable[rows].shape)
@@ -225,18 +230,29 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
             figures = {name: np.broadcast_to(getattr(pool, name), usable.shape)[at] for name in _FIGURES}
             ways = {f.name: np.broadcast_to(getattr(pool.time, f.name), usable.shape)[at] for f in fields(PassTime)}
             one = replace(pool, **figures, time=PassTime(**ways), most_utilised=usable[at] / pool.rate[at])
-            found.append(_Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one))
+            reader = _Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one)
+            if not any(_replaces(other, reader, case.system.scale_up.size) for other in found):
+                found.append(reader)
     return found
 
 
+def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
+    """Whether smaller replicas find place on the chips of a larger one, and prefill as much there as it does."""
+    each = [reader.pool.rate * reader.pool.most_utilised / reader.chips for reader in (small, large)]
+    return _finds_place(small.chips, large.chips, domain) and bool(each[0] >= each[1])
+
+
 def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
-    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate."""
+    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
+
+    Nor several smaller ones, whose chips they have.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
     state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
     used = np.asarray(state.memory.used / state.memory.capacity)
-    found = []
+    found: list[_Decoders] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         m, b = np.nonzero(state.memory.fits[rows])
@@ -244,29 +260,41 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
             continue
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
         at = rows[m[keep]], b[keep]
-        found.append(
-            _Decoders(
-                chips=int(size),
-                layout=at[0],
-                batch=sequences[at],
-                tpot=state.tpot[at],
-                rate=state.rate[at],
-                memory=used[at],
-            )
-        )
+        columns = {"layout": at[0], "batch": sequences[at], "tpot": state.tpot[at], "rate": state.rate[at], "memory": used[at]}
+        good = np.ones(len(keep), dtype=bool)
+        for small in found:
+            if _finds_place(small.chips, int(size), case.system.scale_up.size):
+                good &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
+        if np.any(good):
+            found.append(_Decoders(chips=int(size), **{name: column[good] for name, column in columns.items()}))
     return found
+
+
+def _finds_place(small: int, large: int, domain: Number) -> bool:
+    """Whether replicas of `small` chips find place on the chips of a larger one."""
+    return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
+
+
+def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
+    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
+    order = np.argsort(small.tpot)
+    most = np.maximum.accumulate(small.rate[order]) / small.chips
+    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
+    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
+    return beaten
 
 
 def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Layout]) -> Table:
     """Divide the chips between prefill and decode replicas of two sizes, for the highest rate that both sustain."""
-    counts = np.arange(1, (case.chips - decoders.chips) // reader.chips + 1)[:, None]
-    replicas = (case.chips - counts * reader.chips) // decoders.chips
-    can = counts * reader.pool.rate
-    served = np.maximum(replicas * decoders.batch[None, :] - 1, 0) / decoders.batch[None, :] * decoders.rate[None, :]
-    matched = np.minimum(can * reader.pool.most_utilised, served)
+    counts, replicas = pairs(case.system.scale_up.size, case.chips, reader.chips, decoders.chips)
+    if not len(counts):
+        return joined(DISAGGREGATED, layouts, [])
+    usable = counts * (reader.pool.rate * reader.pool.most_utilised)
+    served = (replicas[:, None] - 1 / decoders.batch[None, :]) * decoders.rate[None, :]
+    matched = np.minimum(usable[:, None], served)
     best = np.argmax(matched, axis=0)
     rate = matched[best, np.arange(len(decoders.rate))]
-    counts, replicas = counts[best, 0], replicas[best, 0]
+    counts, replicas = counts[best], replicas[best]
     utilisation = rate / (counts * reader.pool.rate)
     same = np.ones(len(rate), dtype=np.int64)
     return Table(

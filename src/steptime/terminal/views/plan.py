@@ -49,6 +49,7 @@ AXES = {
     "cp": "context parallel ways",
     "mb": "micro-batches in flight at once",
     "x": "copies",
+    "red": "redundant experts",
 }
 
 
@@ -89,10 +90,13 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
     rows = []
     for (name, field, write), limits in _figures(plan):
         rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
-    rows.append(
-        ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
-    )
+    rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     return Group(_asked(plan), *notes(plan.warnings), *lead, *(Text(f"{name}: {value}") for name, value in rows))
+
+
+def _used(plan: Plan) -> str:
+    """Say how many chips are rented, and how many of them idle."""
+    return counted(plan.chips, "chip") + (f", {plan.idle_chips:,} of them idle" if plan.idle_chips else "")
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -147,7 +151,9 @@ def _answer(plan: Plan) -> Text:
 def _pools(plan: Plan) -> Grid:
     shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
     for pool in plan.pools:
-        one = Layout(**{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")})
+        one = Layout(
+            **{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")}
+        )
         count = int(pool.layout.replicas)
         shown.add_row(
             pool.role,
@@ -196,6 +202,8 @@ def _beside(plan: Plan) -> list[Text]:
     ]
     if has_rent(plan):
         said.append(f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}")
+    if plan.idle_chips:
+        said.append(f"{plan.idle_chips:,} of {counted(plan.chips, 'chip')} idle")
     if plan.transfer_seconds:
         said.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
     lines = [Text("; ".join(said) + ".")]
