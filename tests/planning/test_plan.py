@@ -12,8 +12,9 @@ import steptime as st
 from steptime.frontier import pareto
 from steptime.machines.what_if import scale
 from steptime.planning.launch_commands import ENGINES, launch_commands
-from steptime.planning.planner import DoesNotFit, smallest_system
+from steptime.planning.planner import DoesNotFit
 from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
+from steptime.planning.smallest import smallest_system
 from tests.conftest import machine, one_matrix
 
 CHAT = st.Workload(input_tokens=8192, output_tokens=1024)

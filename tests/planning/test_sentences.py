@@ -24,7 +24,8 @@ def test_what_to_mind_before_a_plan_is_made():
     found = plan(model, NODES, WORK, engine="ideal").warnings
     assert found == (
         "requests of 1,201 tokens exceed the model's context of 1,200",
-        "the rent of 2.00 USD/h is a guess figure; give yours with --set rent='2 USD/h'",
+        "the rent of 2.00 USD/h a chip is a guess figure (kind not stated); give yours in USD per chip-hour, such as "
+        "--rent 2.10",
         "a note",
     )
     exactly = replace(MODEL, max_context=1201)

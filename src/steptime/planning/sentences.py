@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from steptime.machines.rents import kind_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import Number
@@ -93,7 +94,8 @@ def warnings_of(case: Case) -> tuple[str, ...]:
         warnings.append(rent.note)
     elif rent.grade in ("recalled", "guess"):
         warnings.append(
-            f"the rent of {show(float(rent.typical), 'USD/s')} is a {rent.grade} figure; give yours with --set rent='2 USD/h'"
+            f"the rent of {show(float(rent.typical), 'USD/s')} a chip is a {rent.grade} figure ({kind_in_words(rent)}); "
+            "give yours in USD per chip-hour, such as --rent 2.10"
         )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
         warnings.append(

@@ -10,6 +10,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.machines.energy import counted_by, power_in_words
+from steptime.machines.rents import origin_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
@@ -65,7 +67,8 @@ def plan_view(plan: Plan, width: int) -> RenderableType:
         if plan.front:
             parts += [Text(), front_plot(plan, width)]
         return Group(*parts)
-    parts += [_answer(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan), *_memory_bars(plan, width), Text()]
+    parts += [_answer(plan), *_paid(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
+    parts += [*_memory_bars(plan, width), Text()]
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
         parts += [Text(), _changes(plan, width)]
@@ -82,7 +85,8 @@ def plan_brief(plan: Plan) -> RenderableType:
     rows.append(
         ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
     )
-    return Group(_asked(plan), *notes(plan.warnings), *(Text(f"{name}: {value}") for name, value in rows))
+    said = (Text(f"{name}: {value}") for name, value in rows)
+    return Group(_asked(plan), *notes(plan.warnings), *said, *_paid(plan))
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -132,6 +136,29 @@ def _answer(plan: Plan) -> Text:
         f"Billed each for itself: {usd(plan.prefill_usd_per_million_tokens)} per million tokens in and "
         f"{usd(plan.decode_usd_per_million_tokens)} per million out.",
     )
+
+
+def _paid(plan: Plan) -> list[Text]:
+    """Say what the chips cost and draw: the rent with its kind, date and grade, and energy with its basis."""
+    lines = [f"Rent: {_rent(plan)}."] if has_rent(plan) else []
+    return [Text(line) for line in (*lines, _energy(plan)) if line]
+
+
+def _rent(plan: Plan) -> str:
+    return f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}"
+
+
+def _energy(plan: Plan) -> str:
+    """Say what a token takes of energy, what that costs where a price is given, and how far the rent pays for it."""
+    joules, cost = plan.joules_per_output_token, plan.electricity_usd_per_million_output_tokens
+    if not math.isfinite(joules):
+        asked = math.isfinite(plan.electricity)
+        return f"Energy: no power of {plan.system} is known; give that of a chip as --set power=1.5kW." if asked else ""
+    said = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
+    if math.isfinite(cost):
+        price = show(plan.electricity, "USD/J")
+        said += f"; at {price} {usd(cost)} per million output tokens, {counted_by(plan.rent)}"
+    return said + "."
 
 
 def _pools(plan: Plan) -> Grid:
@@ -184,8 +211,6 @@ def _beside(plan: Plan) -> list[Text]:
         f"{plan.concurrency:,.0f} sequences in flight",
         f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]
-    if has_rent(plan):
-        said.append(f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}")
     if plan.transfer_seconds:
         said.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
     lines = [Text("; ".join(said) + ".")]
