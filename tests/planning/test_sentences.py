@@ -72,7 +72,8 @@ def test_small_shares_are_not_told():
     """A cache that takes less than a twentieth of the time."""
     found = plan(one_matrix(kv_bytes=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
     assert "A step streams weights for 100% of its time" in found.why
-    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
+    machine_ = machine(flops=1e30, size=1)
+    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine_, WORK, chips=1, engine="ideal", levers=False)
     assert cached.why.endswith(
         "A step streams KV cache for 100% of its time. 10 % more HBM bandwidth would help most: 9.1% cheaper."
     )
@@ -194,7 +195,7 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
     free = replace(
         machine(flops=1e30, size=1), rent=Rent(low=math.nan, typical=math.nan, high=math.nan, note="nobody rents it")
     )
-    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal")
+    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal", levers=False)
     assert found.why.startswith("It cannot serve more because ")
     assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
     waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)

@@ -79,6 +79,19 @@ class Point(Result):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """A choice other than the plan's, and what it would come to, estimated on layouts near the chosen one."""
+
+    option: str = field(metadata=unit("", "what to type for it; empty: a plan has no such option"))
+    words: str = field(metadata=unit("", "what it is"))
+    caveat: str = field(default="", metadata=unit("", "what it hangs on"))
+    saving: float = field(metadata=unit("", "share by which a token costs less; negative: it costs more"))
+    usd_per_million_output_tokens: float = field(metadata=unit("USD", WHOLE_COST, key=COST))
+    tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "output tokens over all chips", key=PER_CHIP))
+    layout_text: str = field(metadata=unit("", "layout of each pool in words", key="layout"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Tabular):
     """How to serve a workload: the cheapest layout within the limits, its times and costs, and why it is not cheaper.
@@ -152,6 +165,9 @@ class Plan(Tabular):
     binding: tuple[str, ...] = field(default=(), metadata=unit("", "what stops the batch from growing"))
     elasticities: dict[str, float] = field(
         default_factory=dict, metadata=unit("", "d log(cost) / d log(figure): hbm_bandwidth, arithmetic, kv_bytes, rent, ...")
+    )
+    levers: tuple[Lever, ...] = field(
+        default=(), metadata=unit("", "other formats, chips, pools and drafts, what saves most first")
     )
     ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch, were nothing lost"))
     runner_up: Point | None = field(default=None, metadata=unit("", "the next layout by cost"))

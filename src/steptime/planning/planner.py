@@ -29,6 +29,7 @@ from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, prefill_of, state_of
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
+from steptime.planning.levers import lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges
 from steptime.planning.refine import best, matched_rate
 from steptime.planning.search import fitting, ranked, search
@@ -53,11 +54,13 @@ def plan(
     engine: Engine | str | None = None,
     modes: str | tuple[str, ...] = MODES,
     electricity: str | float | None = None,
+    levers: bool = True,
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
+    levers: whether other choices are looked at too, which takes about as long as a third of the search.
     Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
@@ -104,7 +107,8 @@ def plan(
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
         **_delivered(case, candidate),
     )
-    return replace(found, why=why(case, found), search_seconds=time.perf_counter() - started)
+    found = replace(found, levers=levers_of(case, candidate, tuple(modes)) if levers else ())
+    return replace(found, why=why(case, found) + lever_sentence(found), search_seconds=time.perf_counter() - started)
 
 
 def _case_of(

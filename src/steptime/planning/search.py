@@ -46,7 +46,11 @@ def batches(most: float, per_octave: int = 2) -> Array:
 
 def fitting(case: Case) -> list[Layout]:
     """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
-    layouts = legal(case.model, case.system, case.chips, engine=case.engine)
+    return held_by(case, legal(case.model, case.system, case.chips, engine=case.engine))
+
+
+def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
+    """Return those of some layouts whose weights leave room on a chip."""
     if not layouts:
         return []
     room = room_of(case)

@@ -72,6 +72,7 @@ def plan_view(plan: Plan, width: int) -> RenderableType:
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
         parts += [Text(), _changes(plan, width)]
+    parts += _choices(plan)
     return Group(*parts)
 
 
@@ -282,6 +283,20 @@ def _changes(plan: Plan, width: int) -> RenderableType:
         text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
         shown.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
     return Group(heading("How the cost follows each figure"), shown)
+
+
+def _choices(plan: Plan) -> list[RenderableType]:
+    """Return what other formats, more chips, other pools and drafts would come to."""
+    if not plan.levers:
+        return []
+    money = has_rent(plan)
+    shown = table("Choice", "Cost changes by" if money else "Output per chip", "Layout", numbers=(1,), first_to_go=(2,))
+    for lever in plan.levers:
+        change = -lever.saving if money else 1 / (1 - lever.saving) - 1
+        name = lever.option or lever.words
+        shown.add_row(name, f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%", lever.layout_text)
+    said = "Searched near the chosen layout alone: a plan of its own may find more."
+    return [Text(), heading("What other choices would do"), shown, Text(said, style="bright_black")]
 
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
