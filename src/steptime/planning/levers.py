@@ -109,7 +109,7 @@ def _best(case: Case, mode: str, layouts: list[Layout]) -> Candidate | None:
     """Return the best candidate of a mode among those of some layouts that leave room on a chip."""
     held = held_by(case, layouts)
     candidates = ranked(case, search(case, (mode,), held), ROWS) if held else []
-    return best(case, candidates)[0] if candidates else None
+    return best(case, candidates, finalists=1)[0] if candidates else None
 
 
 def _requests_per_chip(case: Case, candidate: Candidate) -> float:

@@ -65,7 +65,7 @@ def matched_rate(candidate: Candidate, state: State, prefill: Prefill | None) ->
     return rate, rate / can
 
 
-def best(case: Case, candidates: list[Candidate]) -> list[Candidate]:
+def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Candidate]:
     """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
 
     Of candidates that cost the same to within half a percent, the fastest for the user comes first.
@@ -79,7 +79,7 @@ def best(case: Case, candidates: list[Candidate]) -> list[Candidate]:
     ]
     promise.sort(key=lambda one: -one[0])
     found = []
-    for candidate in (refined(case, contender) for _, contender in promise[:FINALISTS]):
+    for candidate in (refined(case, contender) for _, contender in promise[:finalists]):
         state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
         found.append((float(matched_rate(candidate, state, prefill_of(case, candidate))[0]), float(state.tpot), candidate))
     highest = max(rate for rate, _, _ in found)

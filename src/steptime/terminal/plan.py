@@ -70,7 +70,8 @@ class Wanted:
         option("Replay it with random arrivals, and lower the batch until percentiles hold.", "Deployment", "--simulate"),
     ] = False
     electricity: Annotated[
-        str | None, option("Price of electricity in USD per kWh, such as 0.08/kWh: what the energy costs.", "Deployment")
+        str | None,
+        option("What the energy costs: price in USD per kWh, such as 0.08/kWh.", "Deployment", metavar="PRICE"),
     ] = None
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
@@ -94,9 +95,9 @@ class Wanted:
         return tuple(name for name in MODES if name in asked)
 
     def given(self) -> dict[str, Any]:
-        """Return the chips and the price of electricity that a plan is made with."""
+        """Return the chips and the price of electricity that a plan is made with, and whether other choices are shown."""
         not_empty("--electricity", self.electricity, "USD per kWh, such as 0.08/kWh")
-        return {"chips": self.chips, "electricity": self.electricity}
+        return {"chips": self.chips, "electricity": self.electricity, "levers": not self.brief}
 
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""

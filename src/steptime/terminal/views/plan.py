@@ -87,7 +87,10 @@ def plan_brief(plan: Plan) -> RenderableType:
         ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
     )
     said = (Text(f"{name}: {value}") for name, value in rows)
-    return Group(_asked(plan), *notes(plan.warnings), *said, *_paid(plan))
+    paid = _paid(plan)
+    return Group(
+        _asked(plan), *notes(plan.warnings), *said, *(paid if math.isfinite(plan.electricity) else paid[: has_rent(plan)])
+    )
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -146,7 +149,8 @@ def _paid(plan: Plan) -> list[Text]:
 
 
 def _rent(plan: Plan) -> str:
-    return f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}"
+    note = f" ({plan.rent.note})" if plan.rent.note and plan.rent.kind != "given" else ""
+    return f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}{note}"
 
 
 def _energy(plan: Plan) -> str:
