@@ -239,7 +239,10 @@ def test_costs_of_different_meaning_have_unlike_names(made):
     )
     assert plan.usd_per_million_output_tokens * WORK.output_tokens == pytest.approx(chip_time)
     keys = [key for key in plan.to_dict() if "usd_per_million" in key and not key.endswith(("_range", "_bounds"))]
-    assert keys == ["usd_per_million_output_tokens", "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens"]
+    assert keys == [
+        "usd_per_million_output_tokens", "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens",
+        "electricity_usd_per_million_output_tokens",
+    ]  # fmt: skip
     assert set(plan.elasticities) >= {"hbm_bandwidth", "hbm_capacity", "arithmetic", "kv_bytes", "rent"}
 
 

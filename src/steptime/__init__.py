@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steptime import blackboard
-    from steptime.catalog.loading import load_system, vary
+    from steptime.catalog.loading import load_system, vary, with_rent
     from steptime.errors import InputError
     from steptime.machines.system import System
     from steptime.measured.outcomes import calibrate, validate
@@ -42,12 +42,12 @@ __all__ = [
     "Engine", "InputError", "Layout", "Lengths", "Memory", "Model", "Plan", "Policy", "Simulation", "Slo", "Step", "System",
     "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "decode_step", "load_engine", "load_model",
     "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan", "prefill_step", "read_trace", "replay", "simulate",
-    "step_range", "validate", "vary",
+    "step_range", "validate", "vary", "with_rent",
 ]  # fmt: skip
 
 _HOMES = {
     "blackboard": "blackboard",
-    "catalog.loading": "load_system vary",
+    "catalog.loading": "load_system vary with_rent",
     "errors": "InputError",
     "machines.system": "System",
     "measured.outcomes": "calibrate validate",

@@ -24,7 +24,8 @@ from steptime.errors import InputError, SteptimeError
 SUFFIXES = {
     "s": "_s", "B": "_bytes", "B/s": "_bytes_per_s", "FLOP": "_flop", "FLOP/s": "_flop_per_s", "W": "_w", "kg": "_kg",
     "tokens": "_tokens",
-    "USD": "_usd", "USD/s": "_usd_per_s", "USD/B": "_usd_per_byte", "requests/s": "_requests_per_s", "tok/s": "_tokens_per_s",
+    "USD": "_usd", "USD/s": "_usd_per_s", "USD/B": "_usd_per_byte", "J": "_joules", "USD/J": "_usd_per_joule",
+    "requests/s": "_requests_per_s", "tok/s": "_tokens_per_s",
 }  # fmt: skip
 """What a unit adds to the key of a field whose name does not tell it."""
 

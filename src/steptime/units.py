@@ -35,6 +35,8 @@ SYMBOLS: Final[dict[str, tuple[str, float, bool]]] = {
     "h": ("s", HOUR, False),
     "d": ("s", DAY, False),
     "W": ("W", 1.0, True),
+    "J": ("J", 1.0, True),
+    "Wh": ("J", HOUR, True),
     "USD": ("USD", 1.0, False),
     "$": ("USD", 1.0, False),
     "tok": ("tok", 1.0, True),
@@ -180,10 +182,12 @@ _EXAMPLE: Final = {
     "USD/s": "2.5 USD/h",
     "USD/B": "5 USD/GB",
     "W": "700 W",
+    "USD/J": "0.08 USD/kWh",
     "kg": "1360 kg",
     "": "72",
 }
 
+_PAID: Final = {"USD/s": (HOUR, "USD/h"), "USD/J": (1000 * HOUR, "USD/kWh")}
 _STEPS: Final = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SMALL: Final = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 
@@ -210,8 +214,9 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
     value = float(number)
     if not math.isfinite(value):
         return {math.inf: "unlimited", -math.inf: "-unlimited"}.get(value, "none")
-    if unit == "USD/s":
-        return f"{_digits(value * HOUR, digits)} USD/h"
+    if unit in _PAID:
+        size, symbol = _PAID[unit]
+        return f"{_digits(value * size, digits)} {symbol}"
     if unit == "s" and abs(value) >= 100:
         size, symbol = (DAY, "d") if abs(value) >= 2 * DAY else (HOUR, "h") if abs(value) >= HOUR else (MINUTE, "min")
         return f"{_digits(value / size, digits)} {symbol}"

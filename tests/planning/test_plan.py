@@ -12,8 +12,9 @@ import steptime as st
 from steptime.frontier import pareto
 from steptime.machines.what_if import scale
 from steptime.planning.launch_commands import ENGINES, launch_commands
-from steptime.planning.planner import DoesNotFit, smallest_system
+from steptime.planning.planner import DoesNotFit
 from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
+from steptime.planning.smallest import smallest_system
 from tests.conftest import machine, one_matrix
 
 CHAT = st.Workload(input_tokens=8192, output_tokens=1024)
@@ -78,7 +79,7 @@ def test_elasticities_have_the_right_sign(plan):
 
 def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, plan):
     """Ten per cent more arithmetic, planned anew, is about as much cheaper as the elasticity says."""
-    better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS, engine=plan.engine)
+    better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS, engine=plan.engine, levers=False)
     change = math.log(better.usd_per_million_output_tokens / plan.usd_per_million_output_tokens) / math.log(1.1)
     jump = 0.2 if plan.engine == "ideal" else 0.6  # a real engine's overheads make the new plan change the sizes of its pools
     assert change == pytest.approx(plan.elasticities["arithmetic"], abs=jump)
@@ -90,12 +91,12 @@ def test_tighter_limits_never_cost_less(deepseek, rack, plan):
         "vllm": (replace(LIMITS, tpot=0.017), replace(LIMITS, ttft=1.0)),
     }
     for slo in tighter[plan.engine]:
-        tight = st.plan(deepseek, rack, CHAT, slo, engine=plan.engine)
+        tight = st.plan(deepseek, rack, CHAT, slo, engine=plan.engine, levers=False)
         assert tight.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
 
 
 def test_modes_can_be_chosen(deepseek, rack):
-    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",))
+    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
     assert [pool.role for pool in apart.pools] == ["prefill", "decode"]
     assert apart.transfer_seconds > 0
     assert apart.utilisation <= 0.951
@@ -171,7 +172,7 @@ def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
     assert "deepseek-ai/DeepSeek-V3" in text
     assert str(int(plan.pools[0].layout.stage if engine != "vllm" else plan.pools[0].layout.group)) in text
     assert "9216" in text
-    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",))
+    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
     lines = launch_commands(apart, engine)
     assert sum(line.startswith("#") and "each" in line for line in lines) == 2
     assert all(len(line) < 140 for line in lines)
@@ -181,7 +182,8 @@ def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
 def test_plans_keep_to_what_their_engine_can_overlap(engine):
     """vLLM and SGLang overlap two batches where groups exchange experts, TensorRT-LLM nowhere; a pipeline has one a stage."""
     for name, chips in (("llama-3.1-70b", 8), ("deepseek-ai/DeepSeek-V3", 32)):
-        found = st.plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), chips=chips, engine=engine)
+        given = {"chips": chips, "engine": engine, "levers": False}
+        found = st.plan(st.load_model(name), st.load_system("gb200-nvl72"), CHAT, st.Slo(ttft=4), **given)
         assert found.pools
         for pool in found.pools:
             m = pool.layout
@@ -232,7 +234,7 @@ def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
 
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
 def test_ranges_hold_the_plan(deepseek, rack, mode):
-    found = st.plan(deepseek, rack, CHAT, st.Slo(tpot=0.03, ttft=5), engine="vllm", modes=(mode,))
+    found = st.plan(deepseek, rack, CHAT, st.Slo(tpot=0.03, ttft=5), engine="vllm", modes=(mode,), levers=False)
     assert found.tpot_range[0] < found.tpot < found.tpot_range[1]
     assert found.ttft_range[0] < found.ttft < found.ttft_range[1]
     assert found.cost_range[0] < found.usd_per_million_output_tokens < found.cost_range[1]

@@ -10,11 +10,11 @@ import pytest
 
 import steptime as st
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, prefill_of, state_of
-from steptime.planning.planner import plan, smallest_system
+from steptime.planning.planner import plan
 from steptime.planning.refine import best
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.steady import first_token
-from tests.conftest import engine, machine, one_matrix
+from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, shared
 
 
@@ -159,32 +159,6 @@ def test_a_plan_that_is_none_has_no_figures():
     assert found.evaluated > 0
     assert found.search_seconds > 0
     assert found.front
-
-
-def test_the_smallest_system_that_holds_a_model():
-    """10 GB of weights: on chips of 1 GB no eight do; four of 3 GB take 12, two of 8 GB 16."""
-    small, right, large = (replace(machine(size=n, capacity=c), name=f"{n}x{c:g}") for n, c in ((8, 1e9), (4, 3e9), (8, 8e9)))
-    assert smallest_system(MODEL, [large, right, small]) == (right, 4)
-    assert smallest_system(MODEL, [large, small]) == (large, 2)
-    many = replace(machine(size=12, capacity=1e9), name="many")
-    deep = one_matrix(heads=1, layers=1, weights=1e10)
-    assert smallest_system(deep, [many, large]) is None  # one layer of one head, on one chip
-    assert smallest_system(MODEL, [small]) is None
-    roomy = replace(machine(size=8, capacity=3e9), name="roomy")
-    assert smallest_system(MODEL, [roomy]) == (roomy, 4)
-    exact = replace(machine(size=1, capacity=1e10), name="exact")
-    assert smallest_system(MODEL, [exact]) is None  # weights that fill it leave no room
-
-
-def test_of_equal_memory_the_faster_chips_come_first():
-    """Two chips of 6 GB and four of 3: twice 4 TB/s, or four times 3."""
-    two = replace(machine(size=2, capacity=6e9, bandwidth=4e12), name="a")
-    four = replace(machine(size=4, capacity=3e9, bandwidth=3e12), name="b")
-    assert smallest_system(MODEL, [two, four]) == (four, 4)
-    slow = replace(machine(size=4, capacity=3e9, bandwidth=1e12), name="b")
-    assert smallest_system(MODEL, [slow, two]) == (two, 2)
-    three = replace(machine(size=3, capacity=4e9), name="c")  # its usual deployment is tried beside powers of two
-    assert smallest_system(one_matrix(heads=3), [three]) == (three, 3)
 
 
 @pytest.mark.parametrize(

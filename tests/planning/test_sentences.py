@@ -24,7 +24,8 @@ def test_what_to_mind_before_a_plan_is_made():
     found = plan(model, NODES, WORK, engine="ideal").warnings
     assert found == (
         "requests of 1,201 tokens exceed the model's context of 1,200",
-        "the rent of 2.00 USD/h is a guess figure; give yours with --set rent='2 USD/h'",
+        "the rent of 2.00 USD/h a chip is a guess figure (kind not stated); give yours in USD per chip-hour, such as "
+        "--rent 2.10",
         "a note",
     )
     exactly = replace(MODEL, max_context=1201)
@@ -71,7 +72,8 @@ def test_small_shares_are_not_told():
     """A cache that takes less than a twentieth of the time."""
     found = plan(one_matrix(kv_bytes=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
     assert "A step streams weights for 100% of its time" in found.why
-    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine(flops=1e30, size=1), WORK, chips=1, engine="ideal")
+    machine_ = machine(flops=1e30, size=1)
+    cached = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), machine_, WORK, chips=1, engine="ideal", levers=False)
     assert cached.why.endswith(
         "A step streams KV cache for 100% of its time. 10 % more HBM bandwidth would help most: 9.1% cheaper."
     )
@@ -193,7 +195,7 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
     free = replace(
         machine(flops=1e30, size=1), rent=Rent(low=math.nan, typical=math.nan, high=math.nan, note="nobody rents it")
     )
-    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal")
+    found = plan(one_matrix(kv_bytes=1e6, weights=1.0, heads=1), free, WORK, chips=1, engine="ideal", levers=False)
     assert found.why.startswith("It cannot serve more because ")
     assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
     waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)

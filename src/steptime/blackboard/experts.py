@@ -49,9 +49,9 @@ def nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: Number
     r"""Expected number of nodes that hold at least one of a token's experts, where routing is limited to groups of experts.
 
     A token chooses `chosen` of `groups` groups, all equally likely, and then `active` of their experts. Experts are contiguous
-    and spread evenly over `nodes`, with no copies, so that a node may hold parts of two groups: the mean over all sets of
-    groups, and over nodes, of $1 - \binom{m - h}{k} / \binom{m}{k}$, with $m$ experts in the chosen groups and $h$ of them on the
-    node. DeepSeek's own rule takes the groups whose two best experts score highest, which hits up to 8 % more nodes (6.1 of
+    and spread evenly over `nodes`, with no copies, so that a node may hold parts of two groups: the sum over nodes, in the mean
+    over all sets of groups, of $1 - \binom{m - h}{k} / \binom{m}{k}$, with $m$ experts in the chosen groups and $h$ of them on
+    the node. DeepSeek's own rule takes the groups whose two best experts score highest, which hits up to 8 % more nodes (6.1 of
     18); with 32 copies of experts it is 5.3 to 6.7 of 18 by their placement. Source: arXiv 2412.19437, section 2.1.2.
 
     >>> [round(float(n), 2) for n in nodes_hit(256, 8, 8, 4, np.array([1, 4, 8, 18, 256]))]

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from steptime.catalog.files import files
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
+from steptime.machines.money import rent_of
+from steptime.machines.system import System
 from steptime.models.loading import load_model
 from steptime.models.model import (
     Model,
@@ -25,7 +27,7 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
-from steptime.planning.planner import smallest_system
+from steptime.planning.smallest import smallest_system
 from steptime.results import Result, Tabular, table_of, unit
 from steptime.units import show
 
@@ -82,11 +84,14 @@ class FlopsRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallestSystem:
-    """The smallest system of the catalogue that holds a model."""
+    """The system of the catalogue that holds a model and a request for the least rent."""
 
     name: str = field(metadata=unit("", "name in the catalogue"))
-    chips: int = field(metadata=unit("", "of it that hold the weights: a power of two, or all"))
+    chips: int = field(metadata=unit("", "of it that hold the model and a request: a power of two, or all"))
     title: str = field(metadata=unit("", "what it is"))
+    rent: float = field(metadata=unit("USD/s", "typical rent of those chips; null: not known"))
+    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand or assumed; empty: no rent is known"))
+    rent_term: str = field(metadata=unit("", "of a contract, or how on demand is billed"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -273,9 +278,17 @@ def model_card(model: Model, *, context: int) -> ModelCard:
             FlopsRow(context=c, decode=float(decode_flops_per_token(model, c)), prefill=float(prefill_flops(model, c)) / c)
             for c in _contexts(model, context)
         ),
-        smallest_system=None if holds is None else SmallestSystem(name=holds[0].name, chips=holds[1], title=holds[0].title),
+        smallest_system=None if holds is None else _smallest(*holds),
         source=dict(model.source),
         notes=tuple(model.notes),
+    )
+
+
+def _smallest(system: System, chips: int) -> SmallestSystem:
+    rent = system.rent
+    paid = float(rent_of(chips, rent.typical))
+    return SmallestSystem(
+        name=system.name, chips=chips, title=system.title, rent=paid, rent_kind=rent.kind, rent_term=rent.term
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from steptime.blackboard.machine import balance, drain_seconds, multiplies
-from steptime.machines.system import Domain, MemoryTier, Rent, System
+from steptime.machines.rents import KINDS, kind_asked, kinds_of, with_rent
+from steptime.machines.system import Domain, MemoryTier, Power, Rent, System
 from steptime.machines.what_if import read_figure, settable
 from steptime.numbers import Number
 from steptime.results import Result, Tabular, in_words, table_of, unit
@@ -31,6 +32,9 @@ class SystemRow(Result):
     scale_up_bandwidth: Number = field(metadata=unit("B/s", "of a chip inside a domain, one way"))
     scale_out_bandwidth: Number = field(metadata=unit("B/s", "of a chip between domains, one way"))
     rent: Number = field(metadata=unit("USD/s", "typical rent of a chip; null: not known"))
+    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand, assumed or given; empty: no rent is known"))
+    rent_term: str = field(metadata=unit("", "of a contract, or how on demand is billed"))
+    rent_date: str = field(metadata=unit("", "of the quote"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its chips and their memory."""
@@ -101,14 +105,16 @@ class SystemCard(SystemRow):
     chip_title: str = field(metadata=unit("", "what its chip is"))
     vendor: str = field(metadata=unit("", "maker of the chip"))
     year: int = field(metadata=unit("", "of the chip"))
-    power_w: Number = field(metadata=unit("W", "of the chip; null: not known"))
+    power_w: Number = field(metadata=unit("W", "limit of the chip's data sheet; null: not known"))
+    power: Power = field(metadata=unit("", "of a chip with what stands around it, and what that counts in"))
     balance: Mapping[str, Number] = field(metadata=unit("", "multiplies per weight read, by arithmetic"))
     drain_seconds: Number = field(metadata=unit("s", "capacity over bandwidth of the chip's memory", key="drain_s"))
     memory: tuple[TierRow, ...] = field(metadata=unit("", "levels of memory, fastest first"))
     domains: tuple[DomainRow, ...] = field(metadata=unit("", "nested domains, innermost first"))
     up_over_out: Number = field(metadata=unit("", "scale-up over scale-out bandwidth"))
     scale_up_hbm: Number = field(metadata=unit("B", "memory of the usual deployment"))
-    rent_range: Rent = field(metadata=unit("", "quotes of the rent of a chip"))
+    rent_range: Rent = field(metadata=unit("", "the rent that plans reckon with, of a chip"))
+    rents: tuple[Rent, ...] = field(metadata=unit("", "what is known of each kind of rent"))
     rack: Mapping[str, Number] = field(
         metadata=unit("", "chips, power_w, weight_kg, cables, links of a chip, and limits; what is not known is not there")
     )
@@ -139,12 +145,21 @@ def system_row(system: System) -> SystemRow:
         scale_up_bandwidth=system.scale_up.link.bandwidth,
         scale_out_bandwidth=math.nan if system.is_box else system.scale_out.link.bandwidth,
         rent=system.rent.typical,
+        rent_kind=system.rent.kind,
+        rent_term=system.rent.term,
+        rent_date=system.rent.date,
     )
 
 
-def system_table(systems: Iterable[System]) -> SystemTable:
-    """Return the lines of several systems."""
-    return SystemTable(systems=tuple(map(system_row, systems)))
+def system_table(systems: Iterable[System], *, rent: str | None = None) -> SystemTable:
+    """Return the lines of several systems, with rents of one kind where one is asked for, or all with one rent."""
+    return SystemTable(systems=tuple(system_row(_rented(system, rent)) for system in systems))
+
+
+def _rented(system: System, rent: str | None) -> System:
+    """Return a system with a rent of the kind asked for, or none where it has none of that kind."""
+    lacks = rent is not None and kind_asked(rent) in set(KINDS) - set(kinds_of(system))
+    return system if rent is None else replace(system, rent=Rent()) if lacks else with_rent(system, rent)
 
 
 def scale_up_links(system: System) -> dict[str, Any]:
@@ -194,6 +209,7 @@ def system_card(system: System) -> SystemCard:
         vendor=system.chip.vendor,
         year=system.chip.year,
         power_w=system.chip.power_w,
+        power=system.power,
         balance={
             kind: balance(multiplies(rate), weights[kind], hbm.bandwidth)
             for kind, rate in system.chip.peak.items()
@@ -205,6 +221,7 @@ def system_card(system: System) -> SystemCard:
         up_over_out=math.nan if system.is_box else system.scale_up.link.bandwidth / system.scale_out.link.bandwidth,
         scale_up_hbm=system.chips * hbm.capacity,
         rent_range=system.rent,
+        rents=system.rents,
         rack={RACK_KEYS.get(name, name): value for name, value in system.rack.items()},
         scale_up_links=Links(**scale_up_links(system)),
         physical_limits=physical_limits(system),

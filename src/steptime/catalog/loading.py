@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -16,18 +17,20 @@ from steptime.catalog.schema import (
     DomainEntry,
     FigureEntry,
     MemoryEntry,
+    QuoteEntry,
     RentsEntry,
     SourceEntry,
     SystemEntry,
     validated,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, did_you_mean, expect, shown
-from steptime.machines import what_if
+from steptime.machines import rents, what_if
 from steptime.machines.figures import checked
-from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
+from steptime.machines.rents import KINDS, OWNERS, RENTED
+from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, System
 from steptime.numbers import Number
 from steptime.sourced import GRADES, Figure
-from steptime.units import parse
+from steptime.units import parse, show
 
 SystemLike = System | str | os.PathLike[str]
 
@@ -93,6 +96,7 @@ def _chip(entry: ChipEntry, reader: _Reader) -> tuple[Chip, dict[str, Figure]]:
             reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("chip.peak")
         )
     _unique(reader, "memory", [tier.name for tier in entry.memory])
+    limit = entry.power.get("tdp") or entry.power.get("whole")
     chip = Chip(
         name=entry.name,
         title=entry.title,
@@ -100,9 +104,11 @@ def _chip(entry: ChipEntry, reader: _Reader) -> tuple[Chip, dict[str, Figure]]:
         year=entry.year,
         peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
         memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
-        power_w=reader.number("chip.power", entry.power["tdp"], "W") if "tdp" in entry.power else math.nan,
+        power_w=math.nan if limit is None else reader.number("chip.power", limit, "W"),
         reached={kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()},
     )
+    if "all_in" in entry.power:
+        reader.number("power", entry.power["all_in"], "W")
     return chip, reader.figures
 
 
@@ -115,7 +121,8 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     path = find("systems", os.fspath(name), catalog)
     entry = validated(SystemEntry, path)
     reader = _Reader(path, entry.sources)
-    chip, figures = _chip(*entry_of_chip(entry, path, catalog))
+    chip_entry, chip_reader = entry_of_chip(entry, path, catalog)
+    chip, figures = _chip(chip_entry, chip_reader)
     _unique(reader, "domains", [domain.kind for domain in entry.domains], "kind")
     _unique(reader, "tiers", [tier.name for tier in entry.tiers], taken=("chip", "rack", *(tier.name for tier in chip.memory)))
     domains = tuple(_domain(reader, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
@@ -127,6 +134,9 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     }
     if entry.rack.chips:
         rack["chips"] = entry.rack.chips
+    figures |= reader.figures
+    power, drawn = _power(figures, rack, whole="whole" in chip_entry.power)
+    known = find_rents(chip.name, catalog)
     return System(
         name=entry.name,
         title=entry.title,
@@ -134,9 +144,11 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
         chips=entry.chips,
         domains=domains,
         tiers=tuple(reader.tier(tier.name, tier) for tier in entry.tiers),
-        rent=find_rent(chip.name, catalog),
+        rent=known[0] if known else _unknown_rent(chip.name),
+        rents=known,
+        power=power,
         rack=rack,
-        figures={**figures, **reader.figures},
+        figures=figures | drawn,
     )
 
 
@@ -147,6 +159,11 @@ def system_of(system: SystemLike) -> System:
     if not isinstance(system, str | os.PathLike):
         raise InputError(f"a system is a name, a path or a System, not {type(system).__name__}")
     return load_system(system)
+
+
+def with_rent(system: SystemLike, rent: str) -> System:
+    """Return a system, or the one that is named, with a rent of another kind or amount, as `machines.rents.with_rent` does."""
+    return rents.with_rent(system_of(system), rent)
 
 
 def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
@@ -201,42 +218,82 @@ def _check_sizes(reader: _Reader, entry: SystemEntry, domains: tuple[Domain, ...
         raise DataFileError(reader.path, problem, reader.line("domains.0.size"))
 
 
-def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[str, str, str, Figure]]:
-    """Yield (chip, kind, date, figure) of every rent in the catalogue."""
+def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[QuoteEntry, str, Figure]]:
+    """Yield (quote, date of its list, figure) of every rent in the catalogue."""
     for path in files("rents", catalog).values():
         entry = validated(RentsEntry, path)
         reader = _Reader(path, entry.sources)
         for n, quote in enumerate(entry.quotes):
             place = f"quotes.{n}.{quote.chip}"
             reader.number(place, quote.rate, "USD/s")
-            yield quote.chip, quote.kind, entry.date, reader.figures[place]
+            yield quote, entry.date, reader.figures[place]
 
 
-def find_rent(chip: str, catalog: str | os.PathLike[str] | None = None) -> Rent:
-    """Return the rent of a chip: the best-graded and then newest rental is typical, the past year's quotes are the range.
+def find_rents(chip: str, catalog: str | os.PathLike[str] | None = None) -> tuple[Rent, ...]:
+    """Return the rents that are known of a chip, one of each kind, the one that plans reckon with first.
 
-    Where no rental is known, the median of what ownership costs is typical.
+    Of a kind, the best-graded and then newest quotes are typical, their median where there are several; those of the year
+    before them are the range. Plans reckon with the best-graded and then newest of contracts and rents on demand, or with the
+    cost of ownership (of a hyperscaler before that of a neocloud) where no rent is known.
     """
-    mine = [quote for quote in quotes(catalog) if quote[0] == chip]
-    if not mine:
-        return Rent(
-            low=math.nan,
-            typical=math.nan,
-            high=math.nan,
-            note=f"no rent of {chip} is known; give one as --set rent='2 USD/h'",
-        )
-    rentals = [quote for quote in mine if quote[1] == "rental"] or mine
-    grade = min((figure.grade for *_, figure in rentals), key=GRADES.index)
-    newest = max(date for _, _, date, figure in rentals if figure.grade == grade)
-    chosen = [figure for _, _, date, figure in rentals if figure.grade == grade and date == newest]
+    mine = [quote for quote in quotes(catalog) if quote[0].chip == chip]
+    kinds = [kind for kind in KINDS if any(quote.kind == kind for quote, _, _ in mine)]
+    rented = [one for one in mine if one[0].kind in RENTED] or mine
+    if not rented:
+        return ()
+    first = min((quote.kind for quote, _, _ in _newest(rented)), key=(*RENTED, "owned").index)
+    kinds.sort(key=lambda kind: kind != first)
+    return tuple(_rent([one for one in mine if one[0].kind == kind]) for kind in kinds)
+
+
+def _newest(found: list[tuple[QuoteEntry, str, Figure]]) -> list[tuple[QuoteEntry, str, Figure]]:
+    """Return the quotes of the best grade, of the newest list that has one."""
+    grade = min((figure.grade for _, _, figure in found), key=GRADES.index)
+    newest = max(date for _, date, figure in found if figure.grade == grade)
+    return [one for one in found if one[2].grade == grade and one[1] == newest]
+
+
+def _rent(mine: list[tuple[QuoteEntry, str, Figure]]) -> Rent:
+    """Return the rent that quotes of one kind come to."""
+    chosen = _newest(mine)
+    owner = min((quote.owner for quote, _, _ in chosen), key=OWNERS.index)
+    chosen = [one for one in chosen if one[0].owner == owner]
+    quote, newest, figure = chosen[0]
     year_before = f"{int(newest[:4]) - 1}{newest[4:]}"
-    rates = [figure.value for _, _, date, figure in mine if date >= year_before]
+    rates = [figure.value for other, date, figure in mine if year_before <= date <= newest and other.owner == owner]
     return Rent(
         low=min(rates),
-        typical=median(figure.value for figure in chosen),
+        typical=median(figure.value for _, _, figure in chosen),
         high=max(rates),
-        date=newest,
-        url=chosen[0].url,
-        grade=grade,
-        note=chosen[0].note,
+        kind=quote.kind,
+        term=quote.term,
+        owner=owner,
+        date=figure.date or newest,
+        url=figure.url,
+        grade=figure.grade,
+        note=figure.note,
     )
+
+
+def _unknown_rent(chip: str) -> Rent:
+    return Rent(note=f"no rent of {chip} is known; give one in USD per chip-hour, such as --rent 2.10")
+
+
+def _power(figures: Mapping[str, Figure], rack: Mapping[str, Number], *, whole: bool) -> tuple[Power, dict[str, Figure]]:
+    """Return what a chip draws, by the figure that counts most of what stands around it, and that figure under its path.
+
+    whole: whether the limit of the chip is that of the machine around it.
+    """
+    rack_power, chips = figures.get("rack.power"), rack.get("chips")
+    if "power" in figures:
+        basis, figure = "all-in", figures["power"]
+    elif rack_power is not None and chips:
+        note = f"{rack_power.text} over {chips:,.0f} chips" + (f"; {rack_power.note}" if rack_power.note else "")
+        value = rack_power.value / float(chips)
+        basis, figure = "rack", replace(rack_power, value=value, text=show(value, "W"), note=note)
+    elif "chip.power" in figures:
+        basis, figure = "whole" if whole else "chip", figures["chip.power"]
+    else:
+        return Power(), {}
+    power = Power(watts=figure.value, basis=basis, date=figure.date, url=figure.url, grade=figure.grade, note=figure.note)
+    return power, {"power": figure}

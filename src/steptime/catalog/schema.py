@@ -79,7 +79,7 @@ class ChipEntry(_Thing):
     year: int = 0
     peak: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4"], Entry]
     memory: list[MemoryEntry] = Field(min_length=1)
-    power: dict[Literal["tdp"], Entry] = {}
+    power: dict[Literal["tdp", "whole", "all_in"], Entry] = {}
     reached: dict[Literal["memory", "compute"], Entry] = {}
 
 
@@ -127,10 +127,12 @@ class SystemEntry(_Thing):
 
 
 class QuoteEntry(_Strict):
-    """One rent."""
+    """One rent: of a contract the term, of cost of ownership the owner, where the source tells."""
 
     chip: str
-    kind: Literal["rental", "ownership-hyperscaler", "ownership-neocloud"]
+    kind: Literal["owned", "contract", "ondemand", "assumed"]
+    term: str = Field(default="", max_length=40)
+    owner: Literal["", "hyperscaler", "neocloud"] = ""
     rate: Entry
 
 

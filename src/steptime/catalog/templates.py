@@ -32,7 +32,9 @@ NOTES: Final = {
     "chip": "\n# The chip.",
     "peak": "\n# Dense arithmetic in TFLOP/s: fp32, tf32, bf16 (which most models need), fp16, fp8, int8, fp6, fp4, int4.",
     "memory": "\n# Memory of the chip, fastest first; the last holds weights and KV cache. capacity in GB, bandwidth in TB/s.",
-    "power": "\n# Of one chip, in W.",
+    "power": """
+# Of one chip, in W: its limit (tdp; whole, where it is that of the machine around it), and all_in, with its share of host,
+# network and cooling.""",
     "reached": "\n# Shares of data sheet rates that plain matrix products reach.",
 }
 

@@ -10,6 +10,7 @@ SMALLEST: Final = {"B": 1.0, "B/s": 1.0, "FLOP/s": 1.0, "W": 1e-3, "kg": 1e-3}  
 SCALED: Final = 1e3 * LARGEST  # of a figure that was multiplied to see what it is worth
 MOST: Final = {"s": 1e6, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
 DEAREST: Final = 1e6  # USD/s
+DEAREST_ENERGY: Final = 10 / 3.6e6  # USD/J: 10 USD/kWh
 
 
 def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Number:

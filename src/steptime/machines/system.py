@@ -101,11 +101,18 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rent:
-    """USD per chip-second: the range of dated quotes and the typical one."""
+    """USD per chip-second: the typical quote of one kind, and the range of dated quotes of that kind.
 
-    low: Number = field(metadata=unit("USD/s", "lowest quote of the past year, of a chip"))
-    typical: Number = field(metadata=unit("USD/s", "the quote that plans reckon with, of a chip"))
-    high: Number = field(metadata=unit("USD/s", "highest quote of the past year, of a chip"))
+    kind: "owned" (cost of ownership), "contract" (for a term), "ondemand", "assumed" (the source does not say which), or
+    "given" by who asks; "" where no rent is known.
+    """
+
+    low: Number = field(default=math.nan, metadata=unit("USD/s", "lowest quote of its kind in the past year, of a chip"))
+    typical: Number = field(default=math.nan, metadata=unit("USD/s", "the quote that plans reckon with, of a chip"))
+    high: Number = field(default=math.nan, metadata=unit("USD/s", "highest quote of its kind in the past year, of a chip"))
+    kind: str = field(default="", metadata=unit("", "owned, contract, ondemand, assumed or given; empty: no rent is known"))
+    term: str = field(default="", metadata=unit("", "for how long a contract runs, or how on demand is billed, where told"))
+    owner: str = field(default="", metadata=unit("", "whose cost of ownership it is: hyperscaler or neocloud"))
     date: str = field(default="", metadata=unit("", "of the typical quote"))
     url: str = field(default="", metadata=unit("", "where the typical quote stands"))
     grade: str = field(
@@ -115,9 +122,28 @@ class Rent:
     note: str = field(default="", metadata=unit("", "what to mind"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """What a chip draws with its share of what stands around it, so far as the basis counts it in.
+
+    basis: "all-in" (host, network and cooling counted), "rack" (its share of a rack, without cooling), "whole" (the machine
+    around it, without cooling), "chip" (its limit, without a host), "given" by who asks; "" where nothing is known.
+    """
+
+    watts: Number = field(default=math.nan, metadata=unit("W", "of one chip", key="power_w"))
+    basis: str = field(default="", metadata=unit("", "all-in, rack, whole, chip or given; empty: no power is known"))
+    date: str = field(default="", metadata=unit("", "of the figure"))
+    url: str = field(default="", metadata=unit("", "where it stands"))
+    grade: str = field(default="guess", metadata=unit("", "how far to trust it, as of a rent"))
+    note: str = field(default="", metadata=unit("", "what to mind"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class System(Result):
-    """Chips in nested domains, with host tiers and rent; `chips` is the deployment that `plan` assumes by default."""
+    """Chips in nested domains, with host tiers, rent and power; `chips` is the deployment that `plan` assumes by default.
+
+    rents: what is known of each kind of rent, of which `rent` is the one that plans reckon with.
+    """
 
     name: str
     title: str = ""
@@ -126,6 +152,8 @@ class System(Result):
     domains: tuple[Domain, ...]
     tiers: tuple[MemoryTier, ...] = ()
     rent: Rent
+    rents: tuple[Rent, ...] = ()
+    power: Power = Power()
     rack: Mapping[str, Number] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
@@ -150,7 +178,9 @@ class System(Result):
         return f"System {self.name}: {self.chips} x {self.chip.title or self.chip.name}", {
             **of_chip,
             "links": ", ".join(_joined(domain) for domain in self.domains),
-            "rent": f"{_shown(self.rent.typical, 'USD/s')} a chip" if np.any(np.isfinite(self.rent.typical)) else "not known",
+            "rent": f"{_shown(self.rent.typical, 'USD/s')} a chip ({self.rent.kind}, {self.rent.date or 'no date'})"
+            if np.any(np.isfinite(self.rent.typical))
+            else "not known",
         }
 
 

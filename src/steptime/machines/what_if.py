@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.errors import RangeError, UnknownName, expect, shown
 from steptime.machines.figures import checked
-from steptime.machines.system import Domain, Link, MemoryTier, System
+from steptime.machines.system import Domain, Link, MemoryTier, Power, Rent, System
 from steptime.numbers import Number
 from steptime.results import in_words
 from steptime.sourced import GIVEN, Figure
@@ -34,6 +34,7 @@ def settable(system: System) -> dict[str, str]:
         for key, unit in DOMAIN_UNITS.items():
             units[f"{domain.kind.replace('-', '_')}.{key}"] = unit
     units |= {f"{tier.name}.{key}": unit for tier in system.tiers for key, unit in TIER_UNITS.items()}
+    units["power"] = "W"
     units["rent"] = "USD/s"
     return units
 
@@ -53,6 +54,8 @@ def read_figure(system: System, path: str) -> Number:
     head, _, key = path.rpartition(".")
     if path == "rent":
         return system.rent.typical
+    if path == "power":
+        return system.power.watts
     if path == "chip.power":
         return system.chip.power_w
     if head == "chip.peak":
@@ -93,8 +96,10 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
         _check_path(system, path)
         value = checked(path, asked, units[path])
         system = _vary_one(system, path, value)
-        if path in system.figures:
-            system = replace(system, figures={**system.figures, path: _given(value, units[path])})
+        moved = ("power",) if path == "chip.power" and system.power.grade == GIVEN else ()
+        for figure in (path, *moved):
+            if figure in system.figures:
+                system = replace(system, figures={**system.figures, figure: _given(value, units[path])})
     _check_sizes(system)
     return system
 
@@ -150,10 +155,18 @@ def _vary_one(system: System, path: str, value: Number) -> System:
     if path == "rent":
         return replace(
             system,
-            rent=replace(system.rent, low=value, typical=value, high=value, url="", date="", grade=GIVEN, note="set by hand"),
+            rent=Rent(low=value, typical=value, high=value, kind=GIVEN, grade=GIVEN, note="set by hand"),
         )
+    if path == "power":
+        return replace(system, power=Power(watts=value, basis=GIVEN, grade=GIVEN, note="set by hand"))
     if path == "chip.power":
-        return replace(system, chip=replace(system.chip, power_w=value))
+        draws = replace(system.power, watts=value, date="", url="", grade=GIVEN, note="set by hand")
+        own = system.power.basis in ("chip", "whole", "")  # the rest of a machine does not follow from its chip
+        return replace(
+            system,
+            chip=replace(system.chip, power_w=value),
+            power=replace(draws, basis=system.power.basis or "chip") if own else system.power,
+        )
     if head == "chip.peak":
         return replace(system, chip=replace(system.chip, peak={**system.chip.peak, key: value}))
     if head.startswith("chip."):

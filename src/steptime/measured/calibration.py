@@ -257,7 +257,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
 
     What first tokens wait for is fitted anew without the pair too, to loops that the whole fit's engine simulated.
     """
-    groups, target, first = grouped(rows, small_kv={n: v > 0 for n, v in SMALL_KV.items()}), _log_tpot(rows), _first_tokens(rows)
+    groups = grouped(rows, small_kv={name: kept > 0 for name, kept in SMALL_KV.items()})
+    target, first = _log_tpot(rows), _first_tokens(rows)
     names = sorted({row["engine"] for row in rows})
     typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
     logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from steptime.machines.formats import Format
+from steptime.machines.formats import Format, number_format
 from steptime.numbers import Number
 from steptime.results import Result
 from steptime.units import show
@@ -282,6 +282,22 @@ def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
         for a in layer.attention
     )
     return matmul_flops_per_token(model, logits=False) * tokens + attention + head
+
+
+def with_kv(model: Model, format: Format) -> Model:
+    """Return the model with its KV cache in another format, as when its config is read with that format.
+
+    Caches that multiply in another format than the KV cache keep theirs (most indexes of sparse attention), as buffers do.
+    """
+    now = number_format(model.kv_format)
+
+    def kept(a: Attention) -> Attention:
+        if a.name == "buffer" or not a.kv_bytes or a.arithmetic != now.arithmetic:
+            return a
+        return replace(a, kv_bytes=a.kv_bytes * format.bytes / now.bytes, arithmetic=format.arithmetic)
+
+    layers = tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in model.layers)
+    return replace(model, layers=layers, kv_format=format.name)
 
 
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:

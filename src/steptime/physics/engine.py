@@ -123,7 +123,9 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
             "; it looks like a chip, system or list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
         )
         what = f"{unknown[0][:40]!r} is no key of an engine" if unknown else "has no table [constants]"
-        raise DataFileError(path, f"{what}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}")
+        raise DataFileError(
+            path, f"{what}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}"
+        )
     for key, value in constants.items():
         if key not in CONSTANTS:
             near = did_you_mean(key, CONSTANTS, most=1)

@@ -144,7 +144,9 @@ def exchange(
             continue
         limited = expert_groups > active_groups
         hit: Number = (
-            nodes_hit(experts, active, expert_groups, active_groups, groups) if limited else distinct_hit(experts, active, groups)
+            nodes_hit(experts, active, expert_groups, active_groups, groups)
+            if limited
+            else distinct_hit(experts, active, groups)
         )
         away = np.where(here > 1, (groups - 1) / groups, 0.0)
         busy.append(tokens * hit * away * token_bytes / domain.link.bandwidth)

@@ -1,15 +1,13 @@
-"""A model as an engine serves it: in which format it keeps the KV cache, and in which arithmetic it computes what it stores."""
+"""A model as an engine serves it: the format in which it keeps the KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from steptime.machines.formats import number_format
 from steptime.machines.system import System
-from steptime.models.model import Attention, Layer, Model
+from steptime.models.model import Model, with_kv
 from steptime.physics.engine import Engine
 
 SMALL = "fp8"  # the format of a small cache
@@ -40,17 +38,5 @@ def is_narrow(model: Model, fp4: bool) -> bool:
 
 @lru_cache(maxsize=256)
 def with_small_cache(model: Model) -> Model:
-    """Return the model with what it caches in 16 bits kept in 8; states, and what is kept in fewer, stay."""
-    wide, narrow = number_format("bf16"), number_format(SMALL)
-
-    def smaller(a: Attention) -> Attention:
-        if a.arithmetic != wide.arithmetic or not a.kv_bytes:
-            return a
-        return replace(a, kv_bytes=a.kv_bytes * narrow.bytes / wide.bytes, arithmetic=narrow.arithmetic)
-
-    def changed(layer: Layer) -> Layer:
-        return replace(layer, attention=tuple(smaller(a) for a in layer.attention))
-
-    layers = tuple((changed(layer), n) for layer, n in model.layers)
-    draft = tuple((changed(layer), n) for layer, n in model.draft)
-    return replace(model, layers=layers, draft=draft, kv_format=SMALL, kv_told=True)
+    """Return the model with the KV cache in 8 bits; states, and what is kept in another format than the cache, stay."""
+    return replace(with_kv(model, number_format(SMALL)), kv_told=True)

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from steptime.machines.energy import electricity_per_million, joules_per_token
+from steptime.machines.rents import kind_in_words, known
+from steptime.machines.system import Power, Rent
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
@@ -72,8 +75,23 @@ class Point(Result):
         return f"Point: {self.layout_text}, batch {self.batch:,}", {
             "speed": f"{show(self.tokens_per_second_per_user, 'tok/s')} a user",
             "output": f"{show(self.tokens_per_second_per_chip, 'tok/s')} a chip",
-            "cost": f"{show(self.usd_per_million_output_tokens, 'USD')} per million output tokens",
+            "cost": f"{show(self.usd_per_million_output_tokens, 'USD')} per million output tokens"
+            if math.isfinite(self.usd_per_million_output_tokens)
+            else "no rent known",
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """A choice other than the plan's, and what it would come to, estimated on layouts near the chosen one."""
+
+    option: str = field(metadata=unit("", "what to type for it; empty: a plan has no such option"))
+    words: str = field(metadata=unit("", "what it is"))
+    caveat: str = field(default="", metadata=unit("", "what it hangs on"))
+    saving: float = field(metadata=unit("", "share by which a token costs less; negative: it costs more"))
+    usd_per_million_output_tokens: float = field(metadata=unit("USD", WHOLE_COST, key=COST))
+    tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "output tokens over all chips", key=PER_CHIP))
+    layout_text: str = field(metadata=unit("", "layout of each pool in words", key="layout"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -95,6 +113,10 @@ class Plan(Tabular):
         "tokens_per_second_per_user": unit("tok/s", "output tokens that each user sees", key=PER_USER),
         "speed_range": unit("tok/s", "90 % range of it", key=f"{PER_USER}_range"),
         "tokens_per_second_per_chip": unit("tok/s", "output tokens over all chips, idle ones among them", key=PER_CHIP),
+        "joules_per_output_token": unit("J", "power of all chips over output tokens", key="joules_per_output_token"),
+        "electricity_usd_per_million_output_tokens": unit(
+            "USD", "of that energy; a rent may pay for it already", key="electricity_usd_per_million_output_tokens"
+        ),
     }
 
     feasible: bool = field(metadata=unit("", "whether anything meets the limits"))
@@ -119,6 +141,9 @@ class Plan(Tabular):
     requests_per_second: float = field(default=math.nan, metadata=unit("requests/s", "served by all chips"))
     concurrency: float = field(default=math.nan, metadata=unit("sequences", "in flight in the whole deployment"))
     usd_per_second: float = field(default=math.nan, metadata=unit("USD/s", "rent of all chips", key="rent_usd_per_s"))
+    rent: Rent = field(default=Rent(), metadata=unit("", "of a chip: its kind, term, date and grade, and where it stands"))
+    power: Power = field(default=Power(), metadata=unit("", "of a chip, and what it counts in"))
+    electricity: float = field(default=math.nan, metadata=unit("USD/J", "price of electricity; null: none was given"))
     usd_per_million_output_tokens: float = field(default=math.nan, metadata=unit("USD", WHOLE_COST, key=COST))
     cost_bounds: tuple[float, float] = field(
         default=(math.nan, math.nan), metadata=unit("USD", "everything overlapped, nothing overlapped", key=f"{COST}_bounds")
@@ -143,6 +168,9 @@ class Plan(Tabular):
     binding: tuple[str, ...] = field(default=(), metadata=unit("", "what stops the batch from growing"))
     elasticities: dict[str, float] = field(
         default_factory=dict, metadata=unit("", "d log(cost) / d log(figure): hbm_bandwidth, arithmetic, kv_bytes, rent, ...")
+    )
+    levers: tuple[Lever, ...] = field(
+        default=(), metadata=unit("", "other formats, chips, pools and drafts, what saves most first")
     )
     ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch, were nothing lost"))
     runner_up: Point | None = field(default=None, metadata=unit("", "the next layout by cost"))
@@ -171,6 +199,17 @@ class Plan(Tabular):
         return float(self.requests_per_second * self.workload.output_tokens / self.chips)
 
     @property
+    def joules_per_output_token(self) -> float:
+        """Joules per output token: what all chips draw over the output of all, prompts included."""
+        output = self.requests_per_second * self.workload.output_tokens
+        return float(joules_per_token(self.chips, self.power.watts, output))
+
+    @property
+    def electricity_usd_per_million_output_tokens(self) -> float:
+        """USD of electricity per million output tokens, at the price that was given."""
+        return float(electricity_per_million(self.joules_per_output_token, self.electricity))
+
+    @property
     def speed_range(self) -> tuple[float, float] | None:
         """The 90 % range of output tokens per second that each user sees."""
         return self.tpot_range and (1 / self.tpot_range[1], 1 / self.tpot_range[0])
@@ -187,7 +226,9 @@ class Plan(Tabular):
             "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens"
             if math.isfinite(self.usd_per_million_output_tokens)
             else "no rent known",
-            "output": f"{self.requests_per_second:,.3g} requests/s, {show(self.tokens_per_second_per_chip, 'tok/s')} a chip",
+            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {kind_in_words(self.rent)}"} if known(self.rent) else {}),
+            "output": f"{self.requests_per_second:,.3g} requests/s, {show(self.tokens_per_second_per_chip, 'tok/s')} a chip"
+            + (f", {show(self.joules_per_output_token, 'J')} a token" if math.isfinite(self.joules_per_output_token) else ""),
         }
 
     def columns(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.machines.rents import kind_in_words, known
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
@@ -169,4 +170,5 @@ def sources(system: System) -> list[tuple[str, str, str, str, str]]:
     ]
     found = [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in wanted]
     rent = system.rent
-    return [*found, ("rent", show(float(rent.typical), "USD/s"), rent.grade, rent.date, rent.url or rent.note)]
+    value = f"{show(float(rent.typical), 'USD/s')} ({kind_in_words(rent)})" if known(rent) else "not known"
+    return [*found, ("rent", value, rent.grade, rent.date, rent.url or rent.note)]

@@ -7,8 +7,8 @@ refines the cheapest, and asks of each figure of the machine how much cheaper a 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -17,11 +17,12 @@ import numpy as np
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import InputError, RangeError, expect
 from steptime.frontier import pareto
+from steptime.machines.energy import read_electricity
 from steptime.machines.money import usd_per_million
 from steptime.machines.system import System
 from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
-from steptime.models.model import Model, weight_bytes
+from steptime.models.model import Model
 from steptime.numbers import MOST_CHIPS, Number, single, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.served import as_served
@@ -29,6 +30,7 @@ from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, prefill_of, state_of
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
+from steptime.planning.levers import lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges
 from steptime.planning.refine import best, first_token_of, matched_rate
 from steptime.planning.search import fitting, ranked, search
@@ -52,11 +54,14 @@ def plan(
     chips: int | None = None,
     engine: Engine | str | None = None,
     modes: str | tuple[str, ...] = MODES,
+    electricity: str | float | None = None,
+    levers: bool = True,
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
-    default a real one, which `default_engine` chooses for the system.
+    default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
+    levers: whether other choices are looked at too, which takes about as long as a third of the search.
     Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
@@ -68,6 +73,7 @@ def plan(
     slo = Slo() if slo is None else slo
     expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
+    price = math.nan if electricity is None else read_electricity(electricity)
     case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
     layouts = fitting(case)
     if not layouts:
@@ -82,6 +88,9 @@ def plan(
         slo=case.slo,
         chips=case.chips,
         usd_per_second=float(case.rent),
+        rent=case.system.rent,
+        power=case.system.power,
+        electricity=price,
         front=_front(case, tables),
         evaluated=sum(len(table) for table in tables),
         warnings=warnings_of(case),
@@ -99,7 +108,8 @@ def plan(
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
         **_delivered(case, candidate),
     )
-    return replace(found, why=why(case, found), search_seconds=time.perf_counter() - started)
+    found = replace(found, levers=levers_of(case, candidate, tuple(modes)) if levers else ())
+    return replace(found, why=why(case, found) + lever_sentence(found), search_seconds=time.perf_counter() - started)
 
 
 def _case_of(
@@ -147,13 +157,17 @@ def _figures(case: Case, candidate: Candidate) -> tuple[State, Prefill | None, d
     state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
     prefill = prefill_of(case, candidate, state.tpot)
     rate, utilisation = matched_rate(case, candidate, state, prefill)
-    return state, prefill, {
-        "tpot": float(state.tpot),
-        "ttft": float(first_token_of(case, candidate, state, prefill, utilisation)),
-        "utilisation": float(utilisation),
-        "requests_per_second": float(rate),
-        "usd_per_million_output_tokens": float(usd_per_million(case.rent, rate * case.workload.output_tokens)),
-    }
+    return (
+        state,
+        prefill,
+        {
+            "tpot": float(state.tpot),
+            "ttft": float(first_token_of(case, candidate, state, prefill, utilisation)),
+            "utilisation": float(utilisation),
+            "requests_per_second": float(rate),
+            "usd_per_million_output_tokens": float(usd_per_million(case.rent, rate * case.workload.output_tokens)),
+        },
+    )
 
 
 def _bound(state: State, prefill: Prefill | None, name: str) -> float:
@@ -244,21 +258,3 @@ def _front(case: Case, tables: list[Table]) -> tuple[Point, ...]:
             )
         )
     return tuple(points)
-
-
-def smallest_system(model: Model, systems: Iterable[System]) -> tuple[System, int] | None:
-    """Return the system and the chips of it that hold the weights of `model` in some layout with the least memory in all.
-
-    Chips are counted in powers of two up to the usual deployment; of equal memory, the higher bandwidth comes first.
-    """
-    tries = []
-    for system in systems:
-        powers = {2**n for n in range(system.chips.bit_length()) if 2**n < system.chips}
-        memory, bandwidth = system.chip.hbm.capacity, system.chip.hbm.bandwidth
-        tries += [(n * memory, -n * bandwidth, system.name, system, n) for n in sorted({*powers, system.chips})]
-    need, anything = weight_bytes(model), Workload(input_tokens=1, output_tokens=1)
-    for capacity, _, _, system, chips in sorted(tries, key=lambda one: one[:3]):
-        case = Case(model=model, system=system, workload=anything, slo=Slo(), chips=chips, engine=IDEAL)
-        if capacity >= need and fitting(case):
-            return system, chips
-    return None

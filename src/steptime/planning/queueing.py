@@ -224,7 +224,9 @@ def reading(
     given = np.asarray(load, dtype=np.float64)
     load = np.clip(given, 1e-12, FULL * slots)  # beyond it the queue grows, and all slots are busy
     power = 1 / (np.square(slots) * chunks)
-    slow_share = np.broadcast_to(load / np.maximum(load, 1.0), np.broadcast_shapes(*map(np.shape, (load, slots, chunks, first))))
+    slow_share = np.broadcast_to(
+        load / np.maximum(load, 1.0), np.broadcast_shapes(*map(np.shape, (load, slots, chunks, first)))
+    )
     for _ in range(ROUNDS):
         slow = first + more * (np.maximum(load / slow_share, 1.0) - 1)
         seconds = decode + slow_share * (slow - decode)

@@ -92,10 +92,12 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
     if prefill is None or layout is None:
         return state.ttft
     sent = moving(case, layout).seconds(utilisation * prefill.rate)
-    return ttft_seen(case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine)
+    return ttft_seen(
+        case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine
+    )
 
 
-def best(case: Case, candidates: list[Candidate]) -> list[Candidate]:
+def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Candidate]:
     """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
 
     Of candidates that cost the same to within half a percent, the fastest for the user comes first.
@@ -109,7 +111,7 @@ def best(case: Case, candidates: list[Candidate]) -> list[Candidate]:
     ]
     promise.sort(key=lambda one: -one[0])
     found = []
-    for candidate in (refined(case, contender) for _, contender in promise[:FINALISTS]):
+    for candidate in (refined(case, contender) for _, contender in promise[:finalists]):
         state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
         prefill = prefill_of(case, candidate, state.tpot)
         found.append((float(matched_rate(case, candidate, state, prefill)[0]), float(state.tpot), candidate))

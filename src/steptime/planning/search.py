@@ -52,7 +52,11 @@ def batches(most: float, per_octave: int = 2) -> Array:
 
 def fitting(case: Case) -> list[Layout]:
     """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
-    layouts = legal(case.model, case.system, case.chips, engine=case.engine)
+    return held_by(case, legal(case.model, case.system, case.chips, engine=case.engine))
+
+
+def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
+    """Return those of some layouts whose weights leave room on a chip."""
     if not layouts:
         return []
     room = room_of(case)
@@ -216,9 +220,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
     limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN))
-    pool = prefill_pool(
-        model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False
-    )
+    pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False)
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
     found: list[_Reader] = []

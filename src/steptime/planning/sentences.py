@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from steptime.machines.rents import kind_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import Number
@@ -28,7 +29,7 @@ STOPS = {
     "memory": "the memory of a chip is full",
     "prompt queue": "prompts already arrive almost as fast as chunks can read them",
     "prefill rate": "the prefill pool takes no more requests",
-    "saturation": "a larger batch would cost the same per token, since enough sequences share the weights already",
+    "saturation": "a larger batch would {same}, since enough sequences share the weights already",
 }
 WAITS = {
     "compute": "multiplies",
@@ -53,11 +54,11 @@ def why(case: Case, found: Plan) -> str:
     shares = " and ".join(
         f"{WAITS.get(name, name)} for {resources[name] / total:.0%}" for name in leading if resources[name] > 0.05 * total
     )
-    stops = " and ".join(
-        STOPS[name].format(tpot=show(case.slo.tpot, "s"), ttft=show(case.slo.ttft, "s")) for name in found.binding
-    )
-    step = "step" if server.role == "serve" else "decode step"
     rented = math.isfinite(float(case.system.rent.typical))
+    same = "cost the same per token" if rented else "bring no more output"
+    given = {"tpot": show(case.slo.tpot, "s"), "ttft": show(case.slo.ttft, "s"), "same": same}
+    stops = " and ".join(STOPS[name].format(**given) for name in found.binding)
+    step = "step" if server.role == "serve" else "decode step"
     text = f"It cannot {'be cheaper' if rented else 'serve more'} because {stops}. A {step} {shares} of its time."
     change = best_change(found)
     if change is None:
@@ -93,7 +94,8 @@ def warnings_of(case: Case) -> tuple[str, ...]:
         warnings.append(rent.note)
     elif rent.grade in ("recalled", "guess"):
         warnings.append(
-            f"the rent of {show(float(rent.typical), 'USD/s')} is a {rent.grade} figure; give yours with --set rent='2 USD/h'"
+            f"the rent of {show(float(rent.typical), 'USD/s')} a chip is a {rent.grade} figure ({kind_in_words(rent)}); "
+            "give yours in USD per chip-hour, such as --rent 2.10"
         )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
         warnings.append(

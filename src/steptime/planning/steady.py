@@ -194,9 +194,7 @@ def decode_pool(model: Model, system: System, workload: Workload, *, layout: Lay
         reads=nothing,
         input_share=nothing,
         seats=seats,
-        memory=memory_per_chip(
-            model, system, batch=seats, context=mean_context(workload), layout=layout, engine=engine
-        ),
+        memory=memory_per_chip(model, system, batch=seats, context=mean_context(workload), layout=layout, engine=engine),
         lower=step.lower,
         upper=step.upper,
         decode=step,
@@ -268,9 +266,7 @@ def prefill_pool(
         late=late,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(
-            limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas, fine=fine
-        ),
+        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas, fine=fine),
         memory=memory_per_chip(
             model,
             system,

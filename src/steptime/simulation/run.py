@@ -132,6 +132,7 @@ def simulate(
         prefill_replicas=0 if prefill is None else int(prefill.replicas),
         fast_replicas=fast_replicas,
         limited=_limited(slo),
+        rent=system.rent,
     )
 
 

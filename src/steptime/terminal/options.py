@@ -44,6 +44,16 @@ CATALOG = Annotated[
         rich_help_panel=SUBJECT,
     ),
 ]
+RENT = Annotated[
+    str | None,
+    typer.Option(
+        "--rent",
+        metavar="KIND",
+        help="Rent to reckon with: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
+        show_default="the best and newest known of contract and on demand",
+        rich_help_panel=SUBJECT,
+    ),
+]
 WEIGHTS = Annotated[
     str | None,
     typer.Option(
@@ -128,6 +138,18 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rented(Subject):
+    """What is asked about where money is counted."""
+
+    rent: RENT = None
+
+    def read(self) -> "tuple[Model, System, Engine]":
+        """Return model, system with the rent asked for, and engine."""
+        model, system, engine = super().read()
+        return model, with_rent(system, self.rent, self.set_), engine
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ways:
     """How one replica is laid over chips."""
 
@@ -178,6 +200,18 @@ def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "S
 
     system = load_system(name, catalog)
     return vary(system, read_changes(system, tuple(changes or ())))
+
+
+def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> "System":
+    """Return a system with the rent asked for; refuse two rents."""
+    from steptime.machines.rents import with_rent as rented
+
+    not_empty("--rent", rent, "owned, contract, ondemand, or USD per chip-hour such as 2.10")
+    if rent is None:
+        return system
+    if any(change.partition("=")[0].strip() == "rent" for change in changes or ()):
+        raise RangeError("--rent and --set rent= both set the rent; keep one of the two")
+    return rented(system, rent)
 
 
 def read_systems(catalog: str | None) -> "list[System]":

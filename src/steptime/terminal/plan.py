@@ -12,7 +12,7 @@ from steptime.terminal.options import (
     JSON,
     LIMITS,
     OUTPUT,
-    Subject,
+    Rented,
     count,
     not_empty,
     option,
@@ -69,6 +69,10 @@ class Wanted:
         bool,
         option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
     ] = False
+    electricity: Annotated[
+        str | None,
+        option("What the energy costs: price in USD per kWh, such as 0.08/kWh.", "Deployment", metavar="PRICE"),
+    ] = None
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
         str | None, option("Print launch commands for vllm, sglang, trtllm, or all.", OUTPUT, metavar="ENGINE")
@@ -90,6 +94,11 @@ class Wanted:
                 raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
         return tuple(name for name in MODES if name in asked)
 
+    def given(self) -> dict[str, Any]:
+        """Return the chips and the price of electricity that a plan is made with, and whether other choices are shown."""
+        not_empty("--electricity", self.electricity, "USD per kWh, such as 0.08/kWh")
+        return {"chips": self.chips, "electricity": self.electricity, "levers": not self.brief}
+
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""
         from steptime.errors import UnknownName
@@ -102,7 +111,7 @@ class Wanted:
 
 
 @grouped
-def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wanted) -> None:
+def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token."""
     refuse_idle(
         ctx,
@@ -127,7 +136,7 @@ def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wante
     from steptime.planning.planner import plan as make_plan
 
     try:
-        found = make_plan(model, system, workload, limits, chips=wanted.chips, engine=engine, modes=modes)
+        found = make_plan(model, system, workload, limits, **wanted.given(), engine=engine, modes=modes)
     except DoesNotFit as problem:
         raise DoesNotFit(f"{problem}{_other(model, subject.catalog)}") from None
     replayed = _replayed(model, system, found, engine, requests.quantile) if wanted.simulate and found.feasible else None
@@ -144,13 +153,24 @@ def plan(ctx: typer.Context, subject: Subject, requests: Requests, wanted: Wante
 
 def _other(model: "Model", catalog: str | None) -> str:
     """Name the smallest system that would hold a model."""
-    from steptime.planning.planner import smallest_system
+    from steptime.planning.smallest import smallest_system
 
     found = smallest_system(model, read_systems(catalog))
     if found is None:
         return ""
     system, chips = found
-    return f"; the smallest system of the catalogue that holds it is {system.name} ({chips} x {system.chip.name})"
+    what = f"{chips} x {system.chip.name}{_rent_of(system, chips)}"
+    return f"; the smallest system of the catalogue that holds it is {system.name} ({what})"
+
+
+def _rent_of(system: "System", chips: int) -> str:
+    """Return the rent of some chips with its kind, where one is known."""
+    from steptime.machines.rents import kind_in_words, known
+    from steptime.units import show as in_units
+
+    if not known(system.rent):
+        return ""
+    return f", {in_units(float(chips * system.rent.typical), 'USD/s')}, {kind_in_words(system.rent)}"
 
 
 def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":

@@ -15,7 +15,7 @@ from steptime.terminal.options import (
     LAYOUT,
     LIMITS,
     OUTPUT,
-    Subject,
+    Rented,
     Ways,
     count,
     not_empty,
@@ -216,7 +216,7 @@ class Answering:
 
 @grouped
 def simulate(
-    ctx: typer.Context, subject: Subject, asking: Asking, schedule: Schedule, pools: Pools, answering: Answering
+    ctx: typer.Context, subject: Rented, asking: Asking, schedule: Schedule, pools: Pools, answering: Answering
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
     asking.check()
@@ -277,7 +277,7 @@ def _needs(asking: Asking, schedule: Schedule, pools: Pools, answering: Answerin
     }
 
 
-def _check_files(subject: Subject, asking: Asking, answering: Answering) -> None:
+def _check_files(subject: Rented, asking: Asking, answering: Answering) -> None:
     """Raise InputError, before a run, for a file that could not be written after it."""
     outputs = {"--export": answering.export, "--chrome": answering.chrome, "--csv": answering.csv}
     check_outputs(outputs, [*subject.files(), asking.trace or ""])

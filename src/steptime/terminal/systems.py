@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from steptime.terminal.options import CATALOG, CSV, JSON, OUTPUT, SET, option, read_system, read_systems, refuse_idle
+from steptime.terminal.options import (
+    CATALOG,
+    CSV,
+    JSON,
+    OUTPUT,
+    RENT,
+    SET,
+    option,
+    read_system,
+    read_systems,
+    refuse_idle,
+    with_rent,
+)
 from steptime.terminal.output import check_outputs, print_json, show, write_csv
 
 
@@ -16,6 +28,7 @@ def systems(
     ] = None,
     toml: Annotated[bool, option("Print the system's file as a template for one of your own.", OUTPUT, "--toml")] = False,
     set_: SET = None,
+    rent: RENT = None,
     catalog: CATALOG = None,
     csv: CSV = None,
     json: JSON = False,
@@ -28,7 +41,7 @@ def systems(
         {
             "the NAME of a system": (name is not None, "set_ toml"),
             "the list, not the NAME of a system": (name is None, "csv"),
-            "a file as it is, not --json or --set": (not (json or set_), "toml"),
+            "a file as it is, not --json, --set or --rent": (not (json or set_ or rent), "toml"),
         },
     )
     check_outputs({"--csv": csv}, ())
@@ -38,7 +51,7 @@ def systems(
 
             sys.stdout.write(template(name, catalog))
             return
-        card = cards.system_card(read_system(name, set_, catalog))
+        card = cards.system_card(with_rent(read_system(name, set_, catalog), rent, set_))
         if json:
             print_json(card)
             return
@@ -46,7 +59,7 @@ def systems(
 
         show(system_view(card))
         return
-    table = cards.system_table(read_systems(catalog))
+    table = cards.system_table(read_systems(catalog), rent=rent)
     if csv is not None:
         write_csv(csv, table)
     if json:

@@ -11,6 +11,9 @@ from rich.text import Text
 from steptime.cards.engines import EngineCard
 from steptime.cards.models import ComparisonRow, ModelCard, ModelRow
 from steptime.cards.systems import RACK_KEYS, SystemCard, SystemRow
+from steptime.machines.energy import power_in_words
+from steptime.machines.rents import kind_in_words, known, origin_in_words
+from steptime.machines.system import Rent
 from steptime.numbers import Number
 from steptime.terminal.views.widgets import Grid, bar, counted, facts, notes, sourced, table
 from steptime.units import show
@@ -121,7 +124,9 @@ def _smallest(card: ModelCard) -> str:
     found = card.smallest_system
     if not found:
         return "none in the catalogue"
-    return f"{found.chips} chip{'s' if found.chips > 1 else ''} of {found.name}: {found.title}"
+    rent = Rent(kind=found.rent_kind, term=found.rent_term)
+    paid = f"{show(found.rent, 'USD/s')}, {kind_in_words(rent)}" if math.isfinite(found.rent) else "no rent is known"
+    return f"{counted(found.chips, 'chip')} of {found.name} ({paid}): {found.title}"
 
 
 def _source(source: Mapping[str, str]) -> str:
@@ -197,11 +202,13 @@ def _cache_picture(card: ModelCard, width: int) -> Grid:
     return shown
 
 
+KINDS = {"owned": "owned", "contract": "contract", "ondemand": "ondemand", "assumed": "assumed", "given": "given"}
+
+
 def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
     """Return the list of systems."""
-    shown = table(
-        "System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", numbers=range(1, 8), first_to_go=(2, 4, 3)
-    )
+    heads = ("System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", "Kind of rent")
+    shown = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3))
     for row in rows:
         peak = row.peak
         shown.add_row(
@@ -210,20 +217,18 @@ def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
             *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
             *(f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in (row.hbm_capacity / 1e9, row.hbm_bandwidth / 1e12)),
             f"{row.rent * 3600:.2f}" if math.isfinite(row.rent) else "-",
+            KINDS.get(row.rent_kind, "-"),
         )
     note = (
-        "Chips of a scale-up domain; per chip: dense TFLOP/s, memory, rent. `steptime systems NAME` shows one with its sources."
+        "Chips of a scale-up domain; per chip: dense TFLOP/s, memory, rent. To compare rents of one kind: --rent owned, "
+        "contract or ondemand. `steptime systems NAME` shows one system with its sources and dates."
     )
     return Group(shown, Text(note))
 
 
 def system_view(card: SystemCard) -> RenderableType:
     """Return one system's card."""
-    rent = card.rent_range
-    known = math.isfinite(rent.typical)
     made = ", ".join(str(part) for part in (card.vendor, card.year) if part)
-    span = f"from {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')}; {rent.grade}, {rent.date}"
-    quotes = f"{show(rent.typical, 'USD/s')} a chip ({span if rent.date else rent.grade})"
     out = math.isfinite(card.up_over_out)
     balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
@@ -232,7 +237,9 @@ def system_view(card: SystemCard) -> RenderableType:
         ("HBM drain time", show(card.drain_seconds, "s")),
         ("HBM of a usual deployment", f"{show(card.scale_up_hbm, 'B')} on {card.chips} chips"),
         ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}" if out else "a box: no network beyond its chips"),
-        ("Rent", quotes if known else rent.note),
+        ("Rent", _rent(card.rent_range)),
+        *(_other_rent(other) for other in card.rents if other != card.rent_range),
+        ("Power", power_in_words(card.power) if math.isfinite(card.power.watts) else "not known"),
     ]
     links = card.scale_up_links
     pairs += [
@@ -249,12 +256,11 @@ def system_view(card: SystemCard) -> RenderableType:
     for d in card.domains:
         network.add_row(d.name, d.kind, show(d.size), show(d.bandwidth, "B/s"), show(d.latency, "s"), d.topology)
     rows = []
-    for path, figure_now in card.settable.items():
+    for path in card.settable:
         figure = card.figures.get(path)
         if figure:
             rows.append((path, figure.text, figure.grade, figure.date, figure.url))
-        elif path == "rent" and known:
-            rows.append((path, show(figure_now["value"], "USD/s"), rent.grade, rent.date, rent.url))
+    rows += [(f"rent, {KINDS[one.kind]}", show(one.typical, "USD/s"), one.grade, one.date, one.url) for one in _rents(card)]
     rack = ((path, figure) for path, figure in card.figures.items() if path.startswith("rack."))
     rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
     return Group(
@@ -264,6 +270,24 @@ def system_view(card: SystemCard) -> RenderableType:
         network,
         sourced("Figure (--set)", rows),
     )
+
+
+def _rents(card: SystemCard) -> list[Rent]:
+    """Return the rent that plans reckon with, and those of other kinds."""
+    return [one for one in (card.rent_range, *(one for one in card.rents if one != card.rent_range)) if known(one)]
+
+
+def _rent(rent: Rent) -> str:
+    """Return a rent of a chip with its kind, date and grade, the range of its kind, and what to mind."""
+    if not known(rent):
+        return rent.note
+    span = f"; {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')} in a year" if rent.low != rent.high else ""
+    note = f"; {rent.note}" if rent.note and rent.kind != "given" else ""
+    return f"{show(rent.typical, 'USD/s')} a chip, {origin_in_words(rent)}{span}{note}"
+
+
+def _other_rent(rent: Rent) -> tuple[str, str]:
+    return f"  --rent {rent.kind}", _rent(rent)
 
 
 RACK_UNITS = {"power": "W", "weight": "kg"}

@@ -10,6 +10,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.machines.energy import counted_by, power_in_words
+from steptime.machines.rents import origin_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
@@ -66,20 +68,12 @@ def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> Re
         if plan.front:
             parts += [Text(), front_plot(plan, width)]
         return Group(*parts)
-    parts += [
-        *lead,
-        _answer(plan),
-        Text(),
-        _pools(plan),
-        _legend(plan),
-        Text(),
-        _comparison(plan),
-        *_memory_bars(plan, width),
-        Text(),
-    ]
+    parts += [*lead, _answer(plan), *_paid(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
+    parts += [*_memory_bars(plan, width), Text()]
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
         parts += [Text(), _changes(plan, width)]
+    parts += _choices(plan)
     return Group(*parts)
 
 
@@ -91,7 +85,9 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
     for (name, field, write), limits in _figures(plan):
         rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
-    return Group(_asked(plan), *notes(plan.warnings), *lead, *(Text(f"{name}: {value}") for name, value in rows))
+    said = (Text(f"{name}: {value}") for name, value in rows)
+    paid = _paid(plan) if math.isfinite(plan.electricity) else _paid(plan)[: has_rent(plan)]
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid)
 
 
 def _used(plan: Plan) -> str:
@@ -148,6 +144,30 @@ def _answer(plan: Plan) -> Text:
     )
 
 
+def _paid(plan: Plan) -> list[Text]:
+    """Say what the chips cost and draw: the rent with its kind, date and grade, and energy with its basis."""
+    lines = [f"Rent: {_rent(plan)}."] if has_rent(plan) else []
+    return [Text(line) for line in (*lines, _energy(plan)) if line]
+
+
+def _rent(plan: Plan) -> str:
+    note = f" ({plan.rent.note})" if plan.rent.note and plan.rent.kind != "given" else ""
+    return f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}, {origin_in_words(plan.rent)}{note}"
+
+
+def _energy(plan: Plan) -> str:
+    """Say what a token takes of energy, what that costs where a price is given, and how far the rent pays for it."""
+    joules, cost = plan.joules_per_output_token, plan.electricity_usd_per_million_output_tokens
+    if not math.isfinite(joules):
+        asked = math.isfinite(plan.electricity)
+        return f"Energy: no power of {plan.system} is known; give that of a chip as --set power=1.5kW." if asked else ""
+    said = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
+    if math.isfinite(cost):
+        price = show(plan.electricity, "USD/J")
+        said += f"; at {price} {usd(cost)} per million output tokens, {counted_by(plan.rent)}"
+    return said + "."
+
+
 def _pools(plan: Plan) -> Grid:
     shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
     for pool in plan.pools:
@@ -200,8 +220,6 @@ def _beside(plan: Plan) -> list[Text]:
         f"{plan.concurrency:,.0f} sequences in flight",
         f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]
-    if has_rent(plan):
-        said.append(f"{show(plan.usd_per_second, 'USD/s')} for {counted(plan.chips, 'chip')}")
     if plan.idle_chips:
         said.append(f"{plan.idle_chips:,} of {counted(plan.chips, 'chip')} idle")
     if plan.transfer_seconds:
@@ -275,6 +293,20 @@ def _changes(plan: Plan, width: int) -> RenderableType:
         text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
         shown.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
     return Group(heading("How the cost follows each figure"), shown)
+
+
+def _choices(plan: Plan) -> list[RenderableType]:
+    """Return what other formats, more chips, other pools and drafts would come to."""
+    if not plan.levers:
+        return []
+    money = has_rent(plan)
+    shown = table("Choice", "Cost changes by" if money else "Output per chip", "Layout", numbers=(1,), first_to_go=(2,))
+    for lever in plan.levers:
+        change = -lever.saving if money else 1 / (1 - lever.saving) - 1
+        name = lever.option or lever.words
+        shown.add_row(name, f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%", lever.layout_text)
+    said = "Searched near the chosen layout alone: a plan of its own may find more."
+    return [Text(), heading("What other choices would do"), shown, Text(said, style="bright_black")]
 
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.machines.rents import known, origin_in_words
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.limits import Judged, at
 from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles, latencies
@@ -40,7 +41,7 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
         return Group(*parts)
     if a.classes:
         parts.append(_classes(a, found.limited))
-    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, found), Text()]
+    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, found), *_rent(found), Text()]
     parts += [distribution_plot(latencies(found.requests), width), Text(), _timeline(found, width)]
     if found.cache is not None:
         parts += [Text(), _cache(found.cache)]
@@ -56,10 +57,19 @@ def simulation_brief(title: str, found: Simulation) -> RenderableType:
             if not math.isnan(q.mean):
                 lines.append(Text(f"{name}: mean {show(q.mean, 's')}, p50 {show(q.p50, 's')}, p99 {show(q.p99, 's')}"))
         lines += [Text(f"{name}: {value}") for name, value in _figures(a, found) if name in BRIEF]
+        lines += _rent(found)
     return Group(*lines)
 
 
 BRIEF = ("Throughput", "Output per chip", "USD/M output tokens")
+
+
+def _rent(found: Simulation) -> list[Text]:
+    """Say what the chips are rented for, with the kind, date and grade of that."""
+    if not known(found.rent):
+        return []
+    paid = show(found.chips * float(found.rent.typical), "USD/s")
+    return [Text(f"Rent: {paid} for {counted(found.chips, 'chip')}, {origin_in_words(found.rent)}.")]
 
 
 def _notes(found: Simulation) -> list[str]:

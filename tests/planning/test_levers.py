@@ -1,0 +1,142 @@
+"""Choices that would make a plan cheaper: by hand, against plans of their own, and as a user would type them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import steptime as st
+from steptime.machines.formats import number_format
+from steptime.machines.system import Rent
+from steptime.models.model import with_kv
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED
+from steptime.planning.deployment import Lever
+from steptime.planning.levers import ACCEPTED, best_lever, lever_sentence
+from steptime.planning.planner import plan
+from tests.conftest import machine, matrix, model_of, one_matrix
+from tests.planning.cases import MODEL, NODES, WORK, shared
+
+CHAT = st.Workload(input_tokens=2000, output_tokens=500)
+LIMITS = st.Slo(tpot=1 / 40, ttft=1.0)
+OUTPUT = st.Workload(input_tokens=1, output_tokens=1000)
+
+
+def by_option(found) -> dict[str, Lever]:
+    return {lever.option.partition(" ")[0]: lever for lever in found.levers}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS)
+
+
+@pytest.mark.parametrize(("option", "given"), [("--weights", {"weights": "fp8"}), ("--kv", {"kv": "fp8"})])
+def test_a_format_is_worth_what_a_plan_with_it_costs(llama, option, given):
+    """Near the chosen layout never better than a whole search, and within 3 % of it here."""
+    lever = by_option(llama)[option]
+    alone = st.plan(st.load_model("llama-3.3-70b", **given), "hgx-h100", CHAT, LIMITS, levers=False)
+    assert lever.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.03)
+    assert lever.saving == pytest.approx(1 - lever.usd_per_million_output_tokens / llama.usd_per_million_output_tokens)
+    assert lever.tokens_per_second_per_chip == pytest.approx(llama.tokens_per_second_per_chip / (1 - lever.saving))
+
+
+def test_twice_the_chips_are_worth_what_a_plan_on_them_costs(llama):
+    alone = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, chips=16, levers=False)
+    lever = by_option(llama)["--chips"]
+    assert lever.option == "--chips 16"
+    assert lever.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.05)
+
+
+def test_the_choice_that_saves_most_is_named_with_what_to_type(llama):
+    assert [lever.saving for lever in llama.levers] == sorted((lever.saving for lever in llama.levers), reverse=True)
+    assert llama.levers[0].option == "--weights fp8"
+    assert "Of choices, weights in fp8 (--weights fp8) would help most: about 34% cheaper, if answers stay" in llama.why
+
+
+def test_levers_are_left_out_where_nobody_asks(llama):
+    plain = st.plan("llama-3.3-70b", "hgx-h100", CHAT, LIMITS, levers=False)
+    assert plain.levers == ()
+    assert "Of choices" not in plain.why
+    assert plain.usd_per_million_output_tokens == llama.usd_per_million_output_tokens
+
+
+def test_half_the_bytes_halve_the_cost_where_weights_are_all_that_is_read():
+    """10 GB in 16 bits at 4 TB/s: at most as fast as 3 ms allow, in 8 bits as many sequences in half the time."""
+    wide = model_of(matrix(weights=1e9, stored="bf16"), layers=5)
+    found = plan(wide, machine(flops=1e30, size=1), OUTPUT, chips=1, engine="ideal")
+    lever = by_option(found)["--weights"]
+    assert lever.option == "--weights fp8"
+    assert lever.saving == pytest.approx(0.5, rel=0.02)
+
+
+def test_a_model_in_eight_bits_on_chips_without_four_has_no_narrower_weights():
+    assert not {"--weights", "--experts"} & set(by_option(shared()))
+
+
+def test_a_chip_without_fp8_takes_int8():
+    bits = machine(flops=1e30, size=1)
+    old = replace(bits, chip=replace(bits.chip, peak={"bf16": 1e30, "int8": 1e30}))
+    found = plan(model_of(matrix(weights=1e9, stored="bf16"), layers=5), old, OUTPUT, chips=1, engine="ideal")
+    assert by_option(found)["--weights"].option == "--weights int8"
+
+
+def test_experts_alone_go_to_four_bits_where_the_chip_multiplies_them():
+    found = st.plan("deepseek-v3", "gb200-nvl72", st.Workload(input_tokens=8192, output_tokens=1024), LIMITS, chips=16)
+    assert by_option(found)["--experts"].option == "--experts nvfp4"
+    assert by_option(found)["--experts"].saving > 0
+    drafts = by_option(found)[""]
+    assert drafts.saving < 1 - 1 / (1 + ACCEPTED)  # prompts, and the second token of each sequence, cost something
+    assert "85% of drafts" in drafts.caveat
+
+
+def test_the_mode_that_was_left_out_is_a_choice():
+    both = plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), engine="ideal")
+    for asked, other in ((AGGREGATED, DISAGGREGATED), (DISAGGREGATED, AGGREGATED)):
+        found = plan(MODEL, NODES, WORK, st.Slo(tpot=8e-3), engine="ideal", modes=asked)
+        lever = by_option(found)["--mode"]
+        assert lever.option == f"--mode {other}"
+        assert lever.usd_per_million_output_tokens >= both.usd_per_million_output_tokens * 0.994
+    assert "--mode" not in by_option(both)
+
+
+def test_a_box_has_no_more_chips_and_a_plan_that_is_none_no_levers():
+    box = replace(NODES, domains=NODES.domains[:1])
+    assert "--chips" not in by_option(plan(MODEL, box, WORK, engine="ideal"))
+    assert plan(MODEL, NODES, WORK, st.Slo(tpot=1e-9), engine="ideal").levers == ()
+
+
+def test_without_a_rent_a_choice_is_told_in_output():
+    free = replace(machine(flops=1e30, size=1), rent=Rent())
+    found = plan(model_of(matrix(weights=1e9, stored="bf16"), layers=5), free, OUTPUT, chips=1, engine="ideal")
+    assert math.isnan(by_option(found)["--weights"].usd_per_million_output_tokens)
+    assert "% more output per chip, if answers stay good enough" in found.why
+    assert "cheaper" not in found.why
+
+
+def test_a_choice_that_saves_nothing_is_not_named():
+    money = {"usd_per_million_output_tokens": 1.0, "tokens_per_second_per_chip": 1.0}
+    idle = Lever(option="--kv fp8", words="w", saving=0.004, layout_text="", **money)
+    assert best_lever(replace(shared(), levers=(idle,))) is None
+    assert lever_sentence(replace(shared(), levers=())) == ""
+    assert best_lever(replace(shared(), levers=(replace(idle, saving=0.006),))) is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-3.1-8b", "deepseek-v3", "deepseek-ai/DeepSeek-V3.2", "deepseek-ai/DeepSeek-V4-Flash", "google/gemma-3-27b-it",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "MiniMaxAI/MiniMax-M3", "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        "openai/gpt-oss-120b",
+    ],
+)  # fmt: skip
+def test_a_cache_in_another_format_is_that_of_the_config_read_with_it(name):
+    assert with_kv(st.load_model(name), number_format("fp8")).layers == st.load_model(name, kv="fp8").layers
+
+
+def test_rent_scales_costs_and_no_choice():
+    once = plan(one_matrix(heads=4), NODES, WORK, engine="ideal")
+    twice = plan(one_matrix(heads=4), st.vary(NODES, {"rent": 4 / 3600}), WORK, engine="ideal")
+    assert twice.usd_per_million_output_tokens == pytest.approx(2 * once.usd_per_million_output_tokens)
+    assert [lever.saving for lever in twice.levers] == pytest.approx([lever.saving for lever in once.levers])
