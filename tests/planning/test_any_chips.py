@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import steptime as st
-from steptime.physics.engine import load_engine
+from steptime.errors import InputError
+from steptime.models.model import Attention
+from steptime.physics.engine import IDEAL, Engine, load_engine
 from steptime.planning.candidates import DISAGGREGATED, Case
 from steptime.planning.search import fitting, search
+from tests.conftest import machine, matrix, model_of
 from tests.physics.test_placement import fits
 
 CHAT = st.Workload(input_tokens=2000, output_tokens=500)
@@ -79,3 +84,18 @@ def test_no_engine_is_given_layouts_that_it_refuses():
     for pool in mixtral.pools:
         assert 14_336 * pool.layout.ep % int(pool.layout.stage) == 0
         assert (8 + pool.layout.redundant_experts) % pool.layout.ep == 0
+
+
+def test_what_an_engine_does_not_start_is_no_lack_of_memory():
+    """Three chips of 4 GB hold 9 GB in three parts only, and four KV heads do not come in three."""
+    cache = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=12)
+    model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
+    system = machine(size=3, capacity=4e9)
+    assert st.plan(model, system, CHAT, chips=3, engine="ideal").feasible
+    says = "typical starts no layout that holds them, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
+    with pytest.raises(InputError, match=says):
+        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"))
+
+
+def engine_named(name: str) -> Engine:
+    return replace(IDEAL, name=name)
