@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest

@@ -19,7 +19,6 @@ import numpy as np
 
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
-from steptime.machines.formats import number_format
 from steptime.machines.system import System
 from steptime.measured.comparison import Predictions
 from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of

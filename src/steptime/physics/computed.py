@@ -31,7 +31,7 @@ class Computed:
 
 
 def arithmetic_of(rules: Iterable[Computed], what: str, stored: tuple[str, ...], peak: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the arithmetic, best first, in which `what` with the arithmetic `stored` is computed on a chip of these peak rates.
+    """Return the arithmetic, best first, in which `what`, `stored` for some, is computed on a chip of these peak rates.
 
     >>> rule = Computed(what="weights", stored="fp4", computed="bf16", chips="without fp4")
     >>> arithmetic_of((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp8": 2e15, "bf16": 1e15})[0]

@@ -24,7 +24,7 @@ def as_served(model: Model, system: System, engine: Engine) -> Model:
 
 @lru_cache(maxsize=256)
 def is_narrow(model: Model, fp4: bool) -> bool:
-    """Whether a model is computed in 8 bits or fewer: most of its matrices, or experts in 4 bits on chips that compute in `fp4`."""
+    """Whether a model is computed in 8 bits or fewer: most of its matrices, or 4-bit experts on chips that compute in `fp4`."""
     dense: dict[bool, float] = {True: 0.0, False: 0.0}
     routed: dict[bool, float] = {True: 0.0, False: 0.0}
     for layer, n in model.layers:

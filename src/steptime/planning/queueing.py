@@ -99,8 +99,8 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
 
     For $R = 1$: $p = e^{-\lambda \tau} (1 - \rho^{c+1})$, the second factor since nobody may be left over, and
     $h = 1 / \lambda$. An arrival that finds a pass under way waits for the rest of it, half where all last alike, and for the
-    queue of `seats` servers that forms near saturation. With $t(k)$ constant and many seats that is the train of lecture section 4: a
-    wait of $b \tau / 2$ and a service of $\tau$, $1.5 \tau$ in all for one that always runs. A single seat is M/D/R.
+    queue of `seats` servers that forms near saturation. With $t(k)$ constant and many seats that is the train of lecture
+    section 4: a wait of $b \tau / 2$ and a service of $\tau$, $1.5 \tau$ in all for one that always runs. One seat is M/D/R.
 
     >>> train = passes(10.0, PassTime(first=0.1), 1e6)
     >>> round(float(train.wait), 4), round(float(train.service), 4), round(float(train.prompts), 3)
@@ -167,7 +167,7 @@ def none_of(expected: Number, replicas: Number) -> tuple[Array, Array]:
         none = np.exp(-mean)
         return np.maximum(none, 1e-250), none * (1 + mean)
     terms = np.exp(KINDS * np.log(mean)[..., None] - mean[..., None] - LOG_FACTORIAL)
-    below = np.sum(terms * (KINDS < count[..., None]), axis=-1)
+    below = np.sum(terms * (count[..., None] > KINDS), axis=-1)
     last = np.take_along_axis(terms, np.broadcast_to(count, mean.shape).astype(np.int64)[..., None], axis=-1)[..., 0]
     return np.maximum(below, 1e-250), below + last
 

@@ -12,7 +12,6 @@ say how far it is from `step.mixed_step` on points drawn from the range in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
+from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
@@ -38,9 +37,9 @@ class Pace(Result):
     """Coefficients of the step time [s]; see the module.
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
-    step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt tokens
-    of all], the experts and the exchange with them, are `rows` taken apart. late [s by prompt tokens]: how much longer a
-    prompt is under way than its pass takes, through the stages of a pipeline.
+    step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
+    tokens of all], the experts and the exchange with them, are `rows` taken apart. late [s by prompt tokens]: how much longer
+    a prompt is under way than its pass takes, through the stages of a pipeline.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
     from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.

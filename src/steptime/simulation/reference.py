@@ -64,7 +64,7 @@ class Server:
             time += rates.chunk * len(chunks) + _added(rates.rows, b, total)
             if rates.groups == 1:
                 return float(time + sum(attention))
-            longest = max(max(c for c, _ in chunks), -(-total // rates.groups))
+            longest = max(*(c for c, _ in chunks), -(-total // rates.groups))
             time += _added(rates.own, -(-b // rates.groups), longest) + max(sum(attention), rates.groups * max(attention))
         return float(time)
 
