@@ -1,4 +1,4 @@
-"""Waits by hand: of one server, of several, of passes that take who waits, of steps that read prompts; how busy a queue may be."""
+"""Waits by hand: of servers, of passes that take who waits, of steps that read prompts; and how busy a queue may be."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_how_likely_nobody_comes_to_one_of_several_servers(expected, replicas, n
 
 @pytest.mark.parametrize(("rate", "tau"), [(10.0, 0.1), (2.0, 0.1), (40.0, 0.05)])
 def test_a_train_that_leaves_with_who_waits(rate, tau):
-    """With x = rate tau in the mean while one is under way: x + e^-x in a pass, busy x of that; who comes waits for half of it."""
+    """With x = rate tau come while one is under way: x + e^-x in a pass, busy x of that; who comes waits for half of it."""
     x = rate * tau
     found = passes(rate, PassTime(first=tau), 1e6)
     busy = x / (x + exp(-x))
