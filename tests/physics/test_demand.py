@@ -12,7 +12,16 @@ import pytest
 import steptime as st
 from steptime.machines.formats import number_format
 from steptime.models.model import Attention, Layer
-from steptime.physics.demand import Work, attention_demands, chip_factor, kernel_counts, ledger, operator_demand, work_of
+from steptime.physics.demand import (
+    Work,
+    attention_demands,
+    busiest_prompts,
+    chip_factor,
+    kernel_counts,
+    ledger,
+    operator_demand,
+    work_of,
+)
 from steptime.physics.layout import Layout
 from tests.conftest import engine, experts, machine, matrix, model_of
 
@@ -44,6 +53,27 @@ def work(layout=None, **given) -> Work:
 def test_rows_of_a_micro_batch(given, layout, expected):
     found = work(layout, **given)
     assert {name: float(getattr(found, name)) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "groups", "busiest"),
+    [
+        (0, 4, 0),
+        (0.25, 4, 1),  # of steps that have any
+        (1.75, 4, 1),
+        (4, 4, 1),
+        (4.25, 4, 1.25),  # a quarter of the steps have a fifth, and with it two in a group
+        (8.5, 4, 2.5),
+        (1.04, 1, 1.04),
+        (9, 8, 2),
+    ],
+)
+def test_prompts_of_the_busiest_group(prompts, groups, busiest):
+    """A mean between two whole numbers is the mean of theirs: 1.04 prompts in one group are not two."""
+    assert busiest_prompts(prompts, groups) == pytest.approx(busiest)
+    found = work(Layout(dp=groups, ep=groups), prompts=prompts, tokens=100)
+    assert (found.prompts, found.prefill) == (pytest.approx(busiest), pytest.approx(100 * busiest))
+    assert found.everywhere == pytest.approx(100 * prompts)
 
 
 def demand(op, layout=None, system=None, on=None, **given):

@@ -136,7 +136,7 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
     rest = (seconds + np.square(more) * varied / seconds) / 2
     queue = queue_share(rate * service / seats, seats * replicas)
     return Passes(
-        prompts=np.minimum(prompts, seats),
+        prompts=np.clip(prompts, 1.0, seats),
         seconds=seconds,
         busy=busy,
         wait=np.where(rate * most < seats, np.where(many, found + busy * queue, queue) * rest, np.inf),
