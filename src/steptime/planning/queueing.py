@@ -276,7 +276,8 @@ def highest_utilisation(
         tried = low + width * LEVELS
         found = passes(tried * full, time, seats, replicas=replicas)
         kept = np.logical_and.accumulate(found.wait + found.service * (1 + late) <= limit, axis=-1)
-        return low + width * np.sum(kept, axis=-1, keepdims=True)
+        highest: Array = low + width * np.sum(kept, axis=-1, keepdims=True)
+        return highest
 
     step = ceiling / len(LEVELS)
     found = level(np.zeros((1,)), step)

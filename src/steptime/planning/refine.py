@@ -67,7 +67,8 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
 
 def decode_rate(state: State, candidate: Candidate, batch: Number) -> Number:
     """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
-    return state.rate * candidate.layout.replicas * in_flight(batch, candidate.layout.replicas)
+    rate: Number = state.rate * candidate.layout.replicas * in_flight(batch, candidate.layout.replicas)
+    return rate
 
 
 def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:

@@ -330,7 +330,8 @@ def running_of(model: Model, system: System, *, context: Number, layout: Layout,
 def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
     """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
     found = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
-    return found.wait + found.service * (1 + prefill.late)
+    read: Number = found.wait + found.service * (1 + prefill.late)
+    return read
 
 
 def ttft_seen(workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine) -> Number:
