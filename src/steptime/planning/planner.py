@@ -32,6 +32,7 @@ from steptime.planning.ranges import candidate_ranges
 from steptime.planning.refine import best, matched_rate
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
+from steptime.planning.served import served
 from steptime.planning.steady import Prefill, State, first_token, transfer_seconds
 from steptime.planning.workload import Slo, Workload
 
@@ -84,6 +85,7 @@ def plan(
         front=_front(case, tables),
         evaluated=sum(len(table) for table in tables),
         warnings=warnings_of(case),
+        served=served(case.model, case.system),
     )
     candidates = ranked(case, tables)
     if not candidates:
