@@ -10,8 +10,9 @@ import pytest
 
 from steptime.launching.commands import ENGINES, launch_commands, launch_files
 from steptime.models.loading import load_model
+from steptime.physics.engine import load_engine
 from steptime.physics.memory import memory_per_chip
-from steptime.planning.steady import room_context
+from steptime.physics.served import as_served
 from tests.launching.draws import plans
 from tests.launching.reading import commands, golden, known, options_file, said
 
@@ -95,12 +96,12 @@ def test_read_back_a_command_takes_the_memory_of_the_plan():
             told = said(read, made.served.routed_experts)
             place = read.place or read.one("--model-path")
             if place == "$CHECKPOINT":
-                as_read = model  # a comment says in which formats it must be
+                as_read = as_served(model, machine, load_engine(made.engine))  # a comment says in which formats it must be
             else:
                 as_read = load_model(place, weights=told.weights, kv=told.kv)
-                assert as_read.kv_format == model.kv_format
+                assert as_read.kv_format == made.served.kv
             at = made.workload
-            batch, context = told.sequences, float(room_context(at, told.sequences / told.layout.dp))
+            batch, context = told.sequences, at.input_tokens + at.output_tokens / 2
             if pool.role == "prefill":
                 batch, context = 2 * told.sequences, at.input_tokens  # one pass under way, one being sent on
             memory = memory_per_chip(

@@ -11,7 +11,7 @@ from steptime.physics.layout import Layout, exchanges_experts
 from steptime.physics.rules import ENGINE, facts_of_engine, reasons
 from steptime.planning.deployment import Plan, Pool
 from steptime.planning.served import Served
-from steptime.planning.steady import fresh_tokens, room_context
+from steptime.planning.steady import fresh_tokens, mean_context
 from steptime.planning.workload import Workload
 
 NVIDIA, AMD = "NVIDIA", "AMD"
@@ -28,10 +28,10 @@ LOW_LATENCY_TOKENS = 1024  # most tokens a rank that DeepEP's low-latency kernel
 class Asked:
     """A pool, as an engine must be told.
 
-    sequences: of one attention group, prompts that are read meanwhile among them; parts: micro-batches of pipeline stages;
-    tokens: of one attention group in one pass of a stage; prompt_tokens: those of them that are read; length: longest request
-    [tokens]; two_batches: whether a stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use,
-    0 where the plan knows no engine; cached: whether prompts share prefixes.
+    sequences: that one attention group has room for; parts: micro-batches of pipeline stages; tokens: of one attention group in
+    a usual pass of a stage; prompt_tokens: those of them that are read; length: longest request [tokens]; two_batches: whether a
+    stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use, 0 where the plan knows no engine;
+    cached: whether prompts share prefixes.
     """
 
     name: str
@@ -54,6 +54,11 @@ class Asked:
         return bool(exchanges_experts(self.layout))
 
     @property
+    def decoding(self) -> int:
+        """Sequences of one attention group in one pass of a stage, at most."""
+        return -(-self.sequences // self.parts)
+
+    @property
     def hosts(self) -> int:
         """Hosts that one replica spans, at least."""
         return -(-self.chips // self.served.host_chips)
@@ -62,16 +67,11 @@ class Asked:
 def asked(plan: Plan, pool: Pool) -> Asked:
     """Return what a pool of a plan asks."""
     layout, workload = pool.layout, plan.workload
-    parts = int(layout.pp)
-    groups = int(layout.dp)
-    prompts = _prompts(pool, workload)
-    if pool.role == "prefill":
-        sequences = -(-pool.batch // groups)
-        read = math.ceil(sequences * fresh_tokens(workload))
-    else:
-        sequences = math.ceil(pool.batch / groups + prompts)
-        read = max(pool.chunk, 0)
-    decoding = 0 if pool.role == "prefill" else -(-pool.batch // groups)
+    parts, groups = int(layout.pp), int(layout.dp)
+    sequences = -(-pool.seats // groups)
+    prefills = pool.role == "prefill"
+    read = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
+    decoding = 0 if prefills else -(-pool.batch // groups)
     share = float(pool.memory.capacity) / plan.served.memory
     return Asked(
         name=plan.model,
@@ -90,11 +90,6 @@ def asked(plan: Plan, pool: Pool) -> Asked:
     )
 
 
-def _prompts(pool: Pool, workload: Workload) -> float:
-    """Return the prompts that an attention group reads beside its decode batch, in the mean."""
-    return pool.chunk_share * max(1, pool.chunk // fresh_tokens(workload)) if pool.chunk else 0.0
-
-
 def longest_request(plan: Plan) -> int:
     """Return the longest request [tokens] that every pool has room for, at most the model's context.
 
@@ -111,11 +106,9 @@ def longest_request(plan: Plan) -> int:
 
 def _room(workload: Workload, pool: Pool) -> float:
     """Return the tokens of KV cache that fit on the chips of one attention group."""
-    memory, groups = pool.memory, int(pool.layout.dp)
-    if pool.role == "prefill":
-        held = 2 * pool.batch / groups * workload.input_tokens
-    else:
-        held = math.ceil(pool.batch / groups + _prompts(pool, workload)) * float(room_context(workload, pool.batch / groups))
+    memory, sequences = pool.memory, -(-pool.seats // int(pool.layout.dp))
+    prefills = pool.role == "prefill"  # one pass under way, one being sent on
+    held = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
     free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
     return held * free / float(memory.cache) if memory.cache > 0 else math.inf
 

@@ -36,7 +36,7 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     if m.cp > 1:
         words.append(f"--dcp-size {int(m.cp)}")
     if m.pp > 1:
-        words += [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {-(-asked.sequences // asked.parts)}"]
+        words += [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {asked.decoding}"]
     if m.dp > 1:
         words.append(f"--attn-dp-size {int(m.dp)}")
     experts, environment, notes = _experts(asked)
@@ -100,7 +100,7 @@ def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     and both by turns, "auto", where chips do both; MoRI on AMD. Without any, groups gather all rows.
     """
     served, m = asked.served, asked.layout
-    low = asked.role == "decode" and asked.tokens <= LOW_LATENCY_TOKENS
+    low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
     mode = "low_latency" if low else "normal" if asked.role != "serve" else "auto"
     if m.ep != m.stage:
         why = f"SGLang exchanges experts over all {int(m.stage)} chips of a stage only: rows are gathered for {int(m.ep)}"
@@ -115,11 +115,10 @@ def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     if not rack and not deepep_runs(served, int(m.stage)):
         why = f"DeepEP has no kernels for {int(m.stage)} ranks on hosts of {served.host_chips}: rows are gathered instead"
         return [], {}, [why]
-    decoding = asked.tokens - asked.prompt_tokens
     environment = {}
-    if mode != "normal" and DISPATCHED < decoding <= LOW_LATENCY_TOKENS:
-        environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(decoding)
-    elif mode == "auto" and decoding > LOW_LATENCY_TOKENS:
+    if mode != "normal" and DISPATCHED < asked.decoding <= LOW_LATENCY_TOKENS:
+        environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(asked.decoding)
+    elif mode == "auto" and asked.decoding > LOW_LATENCY_TOKENS:
         mode = "normal"
     return ["--moe-a2a-backend deepep", f"--deepep-mode {mode}"], environment, [RACK] if rack else []
 

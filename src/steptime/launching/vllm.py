@@ -145,7 +145,7 @@ def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
     taken. On AMD: MoRI. Everywhere else: all-gather and reduce-scatter, which any link carries.
     """
     plain, served, stage = "allgather_reducescatter", asked.served, int(asked.layout.stage)
-    low = asked.role == "decode" and asked.tokens <= LOW_LATENCY_TOKENS
+    low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
     if served.vendor == AMD:
         return ("mori_low_latency" if low else "mori_high_throughput"), {}, []
     if served.vendor != NVIDIA or served.fabric != "nvlink":

@@ -150,6 +150,7 @@ class Model(Result):
     heads: int = 1
     max_context: float = math.inf
     kv_format: str = "bf16"
+    kv_told: bool = False  # whether that was asked for or the checkpoint says so: else an engine may keep another
     source: Mapping[str, str] = field(default_factory=dict, hash=False)
     published: Mapping[str, Number] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()

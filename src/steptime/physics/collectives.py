@@ -98,7 +98,7 @@ def _run_exchange(
 ) -> None:
     """Add dispatch of tokens to their experts and combination of what comes back, which differ in bytes only."""
     sharing, active = layout.stage / layout.ep, round(op.active)
-    reach = op.active_groups if op.expert_groups > 1 else np.inf
+    groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
     per_byte = network.exchange(
         system,
         layout.ep,
@@ -106,7 +106,8 @@ def _run_exchange(
         model.width,
         experts=op.experts,
         active=active,
-        reach=reach,
+        expert_groups=groups[0],
+        active_groups=groups[1],
         stride=sharing,
     )
     gathered = None

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.experts import experts_touched
+from steptime.blackboard.experts import experts_touched, largest_of
 from steptime.machines.formats import peak_rate
 from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.numbers import Number
+from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, arithmetic_of
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import ACTIVATION_BYTES, expert_slots, weight_ways
@@ -140,7 +141,7 @@ class Demand:
 
 def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: Engine) -> Demand:
     """Return what an operator with weights asks of the busiest chip for one micro-batch."""
-    peak = peak_rate(system.chip.peak, op.format.arithmetic)
+    peak = peak_rate(system.chip.peak, arithmetic_of(engine.arithmetic, WEIGHTS, op.format.arithmetic, system.chip.peak))
     if op.rows in ("none", "lookup"):
         looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
         return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
@@ -148,8 +149,14 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
         copies = slots * layout.ep  # that the tokens choose among
         touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.experts.expert_evenness)
+        share = np.minimum(touched / slots, 1.0)
+        most = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
+        touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), most)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / layout.ep * engine.experts.expert_imbalance
+        rows = work.everywhere * op.active / layout.ep
+        alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
+        rows = np.maximum(largest_of(rows, rows * alone, layout.ep), np.minimum(work.everywhere, 1.0))
+        rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots)) * engine.experts.expert_imbalance
         if np.any(engine.experts.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
         weights: Number = touched * op.weights
@@ -171,13 +178,19 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
     """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
     kv_ways = np.minimum(layout.tp, a.kv_shards) * layout.cp
     state_ways = np.minimum(layout.tp, a.heads)
-    peak = peak_rate(system.chip.peak, a.arithmetic)
+    latent = a.expand_flops > 0
+
+    def peak(what: str) -> Number:
+        rate: Number = peak_rate(system.chip.peak, arithmetic_of(engine.arithmetic, what, a.arithmetic, system.chip.peak))
+        return rate
+
     found = {}
     if np.any(work.decode):
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
+        reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency if latent else 1.0)
+        found["decode"] = Demand(flops, peak(LATENT_DECODE if latent else DECODE), kv=moved, efficiency=reached)
     if np.any(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
@@ -186,7 +199,9 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         )
         kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
         moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
+        reached = engine.kernels.attention_efficiency
+        rate = peak(LATENT_PREFILL if latent else PREFILL)
+        found["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)
     return found
 
 

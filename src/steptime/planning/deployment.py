@@ -34,6 +34,8 @@ class Pool(Result):
     batch: int = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
     chunk: int = field(default=0, metadata=unit("tokens", "prompt tokens that a group reads in a step beside its decode batch"))
     chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
+    reads: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
+    seats: int = field(metadata=unit("sequences", "that a replica has room for, above the mean in flight"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prompt chunk"))
     memory: Memory = field(metadata=unit("", "of a chip"))

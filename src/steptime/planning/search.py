@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,24 @@ from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
 from steptime.physics.rules import facts_of, reasons
 from steptime.physics.search_space import legal, not_tried
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
+from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import (
     MOST_UTILISED,
     Prefill,
     aggregated,
     decode_pool,
-    first_token,
     fresh_tokens,
+    in_flight,
     prefill_pool,
+    ttft_seen,
 )
 from steptime.planning.workload import Workload
 from steptime.units import show
 
-CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+LEAST_CHUNK = 64  # tokens: smaller ones cost as much
+PARTS = 64  # of a prompt at most
+UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
 
@@ -76,9 +80,17 @@ def room_of(case: Case) -> Number:
 
 
 def chunk_sizes(workload: Workload) -> Array:
-    """Chunk sizes to try: powers of two, and the whole prompt."""
+    """Chunk sizes to try [tokens]: a prompt, its halves, quarters and so on, and several whole prompts.
+
+    >>> chunk_sizes(Workload(input_tokens=1000, output_tokens=1)).tolist()
+    [63, 125, 250, 500, 1000, 2000, 4000, 8000]
+    """
     fresh = fresh_tokens(workload)
-    return np.unique([c for c in CHUNKS if c < 2 * fresh or c <= 2048] + [min(fresh, 2 * LARGEST_PASS)])
+    parts = 2.0 ** np.arange(np.log2(PARTS) + 1)
+    pieces = np.ceil(fresh / parts)
+    whole = fresh * parts[1:]
+    kept = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *whole[whole <= LARGEST_PASS / 2]]
+    return np.unique(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
 
 
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
@@ -108,8 +120,9 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=engine,
+        quick=True,
     )
-    i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft))
+    i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits)
     replicas = np.asarray(table.replicas)[m[i]]
     memory = np.asarray(state.memory.used / state.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
@@ -125,7 +138,7 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         prefill_replicas=none,
         tpot=state.tpot[i, j],
         ttft=state.ttft[i, j],
-        rate=state.rate[i, j] * replicas,
+        rate=state.rate[i, j] * replicas * in_flight(batch[i], replicas),
         utilisation=state.utilisation[i, j],
         input_share=state.input_share[i, j],
         memory=memory[i, j],
@@ -142,13 +155,27 @@ def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
     table = stacked(layouts)
     readers, decoders = _best_readers(case, table), _best_decoders(case, table)
-    parts = [
-        _matched(reader, decoder, case, layouts)
-        for reader in readers
+    pairs = [
+        (number, _matched(reader, decoder, case, layouts))
+        for number, reader in enumerate(readers)
         for decoder in decoders
         if reader.chips + decoder.chips <= case.chips
     ]
-    return joined(DISAGGREGATED, layouts, parts)
+    found = joined(DISAGGREGATED, layouts, [part for _, part in pairs])
+    which = np.repeat([number for number, _ in pairs], [len(part) for _, part in pairs]).astype(np.int64)
+    return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
+
+
+def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill], which: Array) -> Array:
+    """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
+    if not len(found):
+        return np.zeros(0)
+    ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
+    late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
+    passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
+    sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
+    read = passed.wait + passed.service * (1 + late) + sent
+    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +186,9 @@ class _Reader:
     layout: int
     prompts: int
     pool: Prefill
+
+
+_FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,19 +209,22 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
+    wide = shaped(table, 1)
+    limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN))
     pool = prefill_pool(
-        model, system, workload, layout=shaped(table, 1), prompts=prompts[None, :], engine=engine, ttft=case.slo.ttft
+        model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False
     )
-    usable = np.where(pool.memory.fits, pool.rate * pool.most_utilised, 0.0)
-    seats = np.broadcast_to(pool.seats, pool.seconds.shape)
+    each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
+    usable = np.where(pool.memory.fits, each, 0.0)
     found = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         row, column = np.unravel_index(int(np.argmax(usable[rows])), usable[rows].shape)
         at = (int(rows[row]), int(column))
         if usable[at] > 0:
-            figures = {"seconds": pool.seconds[at], "seats": seats[at], "rate": pool.rate[at]}
-            one = replace(pool, **figures, most_utilised=pool.most_utilised[at])
+            figures = {name: np.broadcast_to(getattr(pool, name), usable.shape)[at] for name in _FIGURES}
+            ways = {f.name: np.broadcast_to(getattr(pool.time, f.name), usable.shape)[at] for f in fields(PassTime)}
+            one = replace(pool, **figures, time=PassTime(**ways), most_utilised=usable[at] / pool.rate[at])
             found.append(_Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one))
     return found
 
@@ -229,7 +262,8 @@ def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Lay
     counts = np.arange(1, (case.chips - decoders.chips) // reader.chips + 1)[:, None]
     replicas = (case.chips - counts * reader.chips) // decoders.chips
     can = counts * reader.pool.rate
-    matched = np.minimum(can * reader.pool.most_utilised, replicas * decoders.rate[None, :])
+    served = np.maximum(replicas * decoders.batch[None, :] - 1, 0) / decoders.batch[None, :] * decoders.rate[None, :]
+    matched = np.minimum(can * reader.pool.most_utilised, served)
     best = np.argmax(matched, axis=0)
     rate = matched[best, np.arange(len(decoders.rate))]
     counts, replicas = counts[best, 0], replicas[best, 0]
@@ -246,7 +280,7 @@ def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Lay
         prefill_prompts=reader.prompts * same,
         prefill_replicas=counts,
         tpot=decoders.tpot,
-        ttft=first_token(reader.pool, utilisation, case.engine),
+        ttft=0.0 * rate,  # `_first_tokens` finds those of all pairs at once
         rate=rate,
         utilisation=utilisation,
         input_share=counts * reader.chips / (counts * reader.chips + replicas * decoders.chips),

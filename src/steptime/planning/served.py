@@ -34,7 +34,7 @@ class Served:
     host_chips: int = field(default=LARGEST_HOST, metadata=unit("", "chips of one host"))
 
 
-def served(model: Model, system: System) -> Served:
+def what_is_served(model: Model, system: System) -> Served:
     """Return what is served on which hosts."""
     weights, experts = stored_formats(model)
     stored, domain = model.checkpoint, system.scale_up

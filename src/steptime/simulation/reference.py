@@ -59,17 +59,14 @@ class Server:
         context = sum(job.kept / rules.unit + 1.0 for job in decode)
         time = rates.decode[b] + rates.context[b] * context
         if chunks:
-            spread = self._chunks(rates.rows, b, chunks, 1)
-            before = -(-self.beside // rates.groups)
-            alone = max(self._chunks(rates.lone, before, [chunk], rates.groups) for chunk in chunks)
-            time += max(spread, alone if rates.groups > 1 else 0.0) + rates.chunk * len(chunks)
+            attention = [rates.pair * (c * p + c * (c + 1) / 2) + rates.key * (c + p) for c, p in chunks]
+            total = sum(c for c, _ in chunks)
+            time += rates.chunk * len(chunks) + _added(rates.rows, b, total)
+            if rates.groups == 1:
+                return float(time + sum(attention))
+            longest = max(max(c for c, _ in chunks), -(-total // rates.groups))
+            time += _added(rates.own, -(-b // rates.groups), longest) + max(sum(attention), rates.groups * max(attention))
         return float(time)
-
-    def _chunks(self, table: Any, before: int, chunks: list[tuple[int, int]], groups: int) -> float:
-        rates = self.rates
-        time = _rows(table, before + sum(c for c, _ in chunks)) - _rows(table, min(before, len(table) - 1))
-        attention = rates.pair * sum(c * p + c * (c + 1) / 2 for c, p in chunks) + rates.key * sum(c + p for c, p in chunks)
-        return float(time + groups * attention)
 
     def blocks(self, job: Job, more: int = 0) -> int:
         """Blocks that a seated request holds."""
@@ -229,6 +226,11 @@ class Server:
 
 def _turn(job: Job) -> tuple[int, float, int]:
     return job.rank, job.ready, job.turn
+
+
+def _added(table: Any, before: int, rows: int) -> float:
+    """Seconds that `rows` more rows add to a pass of `before`."""
+    return _rows(table, before + rows) - _rows(table, min(before, len(table) - 1))
 
 
 def _rows(table: Any, rows: int) -> float:

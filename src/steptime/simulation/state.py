@@ -114,7 +114,7 @@ class Rates(NamedTuple):
     pair: float
     key: float
     chunk: float
-    lone: Any
+    own: Any
     groups: int
 
 

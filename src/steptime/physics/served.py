@@ -1,0 +1,56 @@
+"""A model as an engine serves it: in which format it keeps the KV cache, and in which arithmetic it computes what it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from steptime.machines.formats import number_format
+from steptime.machines.system import System
+from steptime.models.model import Attention, Layer, Model
+from steptime.physics.engine import Engine
+
+SMALL = "fp8"  # the format of a small cache
+
+
+def as_served(model: Model, system: System, engine: Engine) -> Model:
+    """Return the model with the KV cache that the engine keeps: the model's own where it was told, else by the engine's rule.
+
+    An engine with `small_kv` keeps 8 bits where the model is computed in 8 or fewer, and 16 elsewhere.
+    """
+    small = not model.kv_told and bool(engine.room.small_kv > 0.5) and is_narrow(model, "fp4" in system.chip.peak)
+    return with_small_cache(model) if small else model
+
+
+@lru_cache(maxsize=256)
+def is_narrow(model: Model, fp4: bool) -> bool:
+    """Whether a model is computed in 8 bits or fewer: most of its matrices, or experts in 4 bits on chips that compute in `fp4`."""
+    dense: dict[bool, float] = {True: 0.0, False: 0.0}
+    routed: dict[bool, float] = {True: 0.0, False: 0.0}
+    for layer, n in model.layers:
+        for op in layer.ops:
+            if op.rows == "routed":
+                routed[op.format.bytes < 1] += n * op.total_weights
+            else:
+                dense[op.format.bytes < 1.5] += n * op.total_weights
+    return dense[True] > dense[False] or (fp4 and routed[True] > routed[False])
+
+
+@lru_cache(maxsize=256)
+def with_small_cache(model: Model) -> Model:
+    """Return the model with what it caches in 16 bits kept in 8; states, and what is kept in fewer, stay."""
+    wide, narrow = number_format("bf16"), number_format(SMALL)
+
+    def smaller(a: Attention) -> Attention:
+        if a.arithmetic != wide.arithmetic or not a.kv_bytes:
+            return a
+        return replace(a, kv_bytes=a.kv_bytes * narrow.bytes / wide.bytes, arithmetic=narrow.arithmetic)
+
+    def changed(layer: Layer) -> Layer:
+        return replace(layer, attention=tuple(smaller(a) for a in layer.attention))
+
+    layers = tuple((changed(layer), n) for layer, n in model.layers)
+    draft = tuple((changed(layer), n) for layer, n in model.draft)
+    return replace(model, layers=layers, draft=draft, kv_format=SMALL, kv_told=True)
