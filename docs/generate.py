@@ -40,6 +40,7 @@ from steptime.models.model import (
 from steptime.physics.memory import Memory
 from steptime.planning.deployment import Plan
 from steptime.results import entries
+from steptime.simulation.compared import Compared
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
@@ -50,7 +51,8 @@ KEYS = HERE / "json.md"
 ENGINES = HERE / "engines.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
-    "`simulated`, a [Replay](#replay). With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
+    "`simulated`, a [Replay](#replay); where that holds the limits at no rate, `feasible` is false and `reason` says why. "
+    "With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
     "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
@@ -60,7 +62,8 @@ ANSWERS: dict[type, str] = {
     Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
     "what the engine predicts of every step, and `answers`.",
     HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout` and `policy`.",
-    Replay: "`steptime plan --simulate`, under `simulated`.",
+    Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
+    Compared: "`steptime.simulation.replays.compare`.",
     Validation: "`steptime validate`, `st.validate`.",
     Calibrated: "`st.calibrate`.",
     ModelCard: "`steptime models NAME`.",

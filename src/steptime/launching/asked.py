@@ -29,9 +29,9 @@ class Asked:
     """A pool, as an engine must be told.
 
     sequences: that one attention group has room for; parts: micro-batches of pipeline stages; tokens: of one attention group in
-    a usual pass of a stage; prompt_tokens: those of them that are read; length: longest request [tokens]; two_batches: whether a
-    stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use, 0 where the plan knows no engine;
-    cached: whether prompts share prefixes.
+    a usual pass of a stage; prompt_tokens: those of them that are read; length: longest request [tokens]; two_batches: whether
+    a stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use, 0 where the plan knows no
+    engine; cached: whether prompts share prefixes.
     """
 
     name: str

@@ -200,11 +200,11 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                 preempt(q, p, rules, r)
                 pressed = True
                 wanted = blocks_wanted(p, rules, r)
-            budget = rules.budget - (rules.query * p.count[r, DECODES] if decode else 0)
+            budget = min(rules.budget - (rules.query * p.count[r, DECODES] if decode else 0), rules.reads * rates.groups)
             if static:
                 budget = FAR if p.count[r, DECODES] == 0 else 0
             b = p.count[r, DECODES] if decode else 0
-            most = FAR if static else max(1, rules.chunk - rules.query * (b // rates.groups))
+            most = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
             half = p.count[r, PARTIAL]
             p.count[r, PARTIAL] = 0
             at = 0

@@ -12,6 +12,7 @@ say how far it is from `step.mixed_step` on points drawn from the range in use.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +23,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
@@ -147,7 +148,8 @@ def pace_of(
     """Return the pace of a replica, sampled from `step`.
 
     contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
-    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group.
+    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group,
+    with the experts that the prompts of all groups pass through.
     With `query` > 1 every decode step verifies drafts.
     """
     layout = layout or Layout()
@@ -205,7 +207,7 @@ def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, 
 
 
 def _rows(model: Model, system: System, given: Any, most: int) -> Any:
-    """Seconds of passes of prompt tokens without their attention, by tokens."""
+    """Seconds of passes of prompt tokens without their attention, spread over the attention groups, by tokens."""
     tokens = _knots(most)
     step = prefill_step(model, system, tokens=tokens / given["layout"].dp, **given)
     return _every(step.total - step.terms.get("attention", 0.0), tokens, most)

@@ -92,7 +92,7 @@ class Server:
         load = 0.0
         self.beside = 0
         if first:
-            load = self._read(rules.budget, chunks, ended)
+            load = self._read(min(rules.budget, rules.reads * self.rates.groups), chunks, ended)
         if not chunks:
             pressed = False
             while self.free(rules.growth) < 0:
@@ -101,7 +101,8 @@ class Server:
             decode = [job for job in self.seats if job.decoding]
             self.beside = len(decode)
             if rules.kind in (CONTINUOUS, TRAIN):
-                load += self._read(rules.budget - rules.query * len(decode), chunks, ended, closed=pressed)
+                budget = min(rules.budget - rules.query * len(decode), rules.reads * self.rates.groups)
+                load += self._read(budget, chunks, ended, closed=pressed)
             elif rules.kind == STATIC and not decode:
                 load += self._read(1 << 60, chunks, ended)
             decode = [job for job in self.seats if job.decoding]
@@ -175,7 +176,7 @@ class Server:
             most = budget
             if self.rules.kind != STATIC:
                 own = self.rules.query * (self.beside // self.rates.groups)
-                most = min(budget, max(1, self.rules.chunk - own))
+                most = min(budget, max(1, min(self.rules.reads, self.rules.chunk - own)))
             tokens = min(job.inputs + job.made - job.read, most)
             chunks.append((tokens, job.read))
             job.read += tokens

@@ -24,6 +24,7 @@ from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check_rules
 from steptime.physics.served import as_served
 from steptime.planning.workload import Slo
+from steptime.simulation.limits import USUAL, judge, known
 from steptime.simulation.metrics import answers, timeline
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
@@ -75,6 +76,7 @@ def simulate(
     engine: Engine | str | None = None,
     policy: Policy | None = None,
     slo: Slo | tuple[Slo, ...] | None = None,
+    quantile: str = USUAL,
     prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
     cache: Cache | None = None,
@@ -90,11 +92,12 @@ def simulate(
     With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
-    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class.
+    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
+    which are MET or MISSED at `quantile` ("mean", "p50", "p90", "p95" or "p99").
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
     model, system = model_of(model), system_of(system)
-    layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
+    layout, policy, slo, quantile = layout or Layout(), policy or Policy(), slo or Slo(), known(quantile)
     runs_on, traffic = engine_for(system, engine), checked(traffic)
     model = as_served(model, system, runs_on)
     cached, fast_replicas = _counts(cached, fast_replicas, slowness, apart=prefill is not None or cache is not None)
@@ -110,12 +113,14 @@ def simulate(
     sent = _sending(model, system, chips, prefill, reader.pace.late, cached)
     served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
     requests = as_seen(served, server.pace, reader.pace.late)
+    found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
         system=system.name,
         engine=runs_on.name,
         layout=layout,
-        answers=answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical))),
+        limits=judge(found, slo, quantile) if _limited(slo) else None,
+        answers=found,
         requests=requests,
         timeline=timeline(requests, pools),
         traffic=traffic,

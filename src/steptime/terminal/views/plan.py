@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,23 +58,33 @@ def has_rent(plan: Plan) -> bool:
     return math.isfinite(plan.usd_per_second)
 
 
-def plan_view(plan: Plan, width: int) -> RenderableType:
-    """Return everything that a plan says, what changes the answer first."""
+def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return everything that a plan says, what changes the answer first; `lead`: what a replay of it found."""
     parts: list[RenderableType] = [_question(plan), *notes(plan.warnings)]
     if not plan.feasible:
         parts.append(_impossible(plan))
         if plan.front:
             parts += [Text(), front_plot(plan, width)]
         return Group(*parts)
-    parts += [_answer(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan), *_memory_bars(plan, width), Text()]
+    parts += [
+        *lead,
+        _answer(plan),
+        Text(),
+        _pools(plan),
+        _legend(plan),
+        Text(),
+        _comparison(plan),
+        *_memory_bars(plan, width),
+        Text(),
+    ]
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
         parts += [Text(), _changes(plan, width)]
     return Group(*parts)
 
 
-def plan_brief(plan: Plan) -> RenderableType:
-    """Return the answer alone."""
+def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return the answer alone, behind what a replay of it found (`lead`)."""
     if not plan.feasible:
         return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
     rows = []
@@ -83,7 +93,7 @@ def plan_brief(plan: Plan) -> RenderableType:
     rows.append(
         ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
     )
-    return Group(_asked(plan), *notes(plan.warnings), *(Text(f"{name}: {value}") for name, value in rows))
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *(Text(f"{name}: {value}") for name, value in rows))
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
