@@ -34,7 +34,13 @@ def build():
 
     def made(*pools: Pool, workload: st.Workload | None = None, **served) -> Plan:
         return replace(
-            PLAN, model="m", pools=pools, served=replace(SERVED, **served), workload=workload or PLAN.workload, system="box"
+            PLAN,
+            model="m",
+            pools=pools,
+            served=replace(SERVED, **served),
+            workload=workload or PLAN.workload,
+            system="box",
+            chips=sum(p.chips for p in pools),
         )
 
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import steptime as st
@@ -77,7 +79,7 @@ def test_trtllm_on_every_axis(build):
         "trtllm-serve org/m --tp_size 4 --pp_size 2 --ep_size 4 --max_batch_size 2 --max_num_tokens 258 --max_seq_len 5000 "
         "--extra_llm_api_options serve.yaml --host 0.0.0.0 --port 8000"
     )
-    assert "both count for one of the 2 micro-batches in flight" in notes(lines)
+    assert "--max_batch_size and --max_num_tokens count for one of the 2 micro-batches in flight" in notes(lines)
     assert any(
         "over 2 chips inside 2 groups has no flag here" in n for n in notes(launch_commands(build(pool(tp=2, dp=2)), "trtllm"))
     )
@@ -163,7 +165,7 @@ def test_trtllm_in_pools(build):
 def test_equal_replicas_stand_behind_a_router(build, engine):
     lines = launch_commands(build(pool(tp=2, replicas=3)), engine)
     assert (
-        "# replicas 1 to 2: the same, all on the same host, on its own chips and on ports up to 8102; --launch-dir writes each"
+        "# replicas 1 to 2: the same on other chips of the host, ports up to 8102; --launch-dir writes a script for each"
         in lines
     )
     assert lines[0].startswith("# 3 x 2 chips: each")
@@ -238,6 +240,12 @@ def test_hosts_of_four_in_one_rack(build):
         ("decode", {"dp": 8, "ep": 8}, {"fabric": "pcie"}, "allgather_reducescatter"),
         ("decode", {"dp": 8, "ep": 8}, {"vendor": "AMD", "fabric": "infinity-fabric"}, "mori_low_latency"),
         ("prefill", {"dp": 8, "ep": 8}, {"vendor": "AMD", "fabric": "infinity-fabric"}, "mori_high_throughput"),
+        (
+            "decode",
+            {"dp": 8, "ep": 8, "microbatches": 2},
+            {"vendor": "AMD", "fabric": "infinity-fabric"},
+            "allgather_reducescatter",
+        ),
         ("decode", {"dp": 8, "ep": 8}, {"host_chips": 4, "domain_chips": 72}, "flashinfer_nvlink_one_sided"),
         ("decode", {"dp": 8, "ep": 8}, {"host_chips": 4, "domain_chips": 72, "experts": "int4"}, "flashinfer_nvlink_two_sided"),
         ("decode", {"dp": 8, "ep": 8, "microbatches": 2}, {"host_chips": 4, "domain_chips": 72}, "deepep_low_latency"),
@@ -304,7 +312,13 @@ def test_redundant_experts(build, engine):
             "'{\"linear\":\"fp8_per_tensor\",\"moe\":\"int8_per_channel_weight_only\"}'",
             "$CHECKPOINT",
         ),
-        ({"weights": "nvfp4", "experts": "nvfp4"}, "$CHECKPOINT", "--quantization nvfp4_online"),
+        ({"weights": "nvfp4", "experts": "nvfp4"}, "$CHECKPOINT", "$CHECKPOINT"),
+        ({"weights": "nvfp4", "experts": "nvfp4", "arithmetic": ("fp4",)}, "$CHECKPOINT", "--quantization nvfp4_online"),
+        (
+            {"experts": "nvfp4", "arithmetic": ("fp4",)},
+            "--quantization online --quantization-config '{\"moe\":\"nvfp4_per_token\"}'",
+            "$CHECKPOINT",
+        ),
         ({"weights": "int4", "experts": "int4"}, "$CHECKPOINT", "$CHECKPOINT"),
         ({"checkpoint_weights": "fp8", "checkpoint_experts": "fp8"}, "$CHECKPOINT", "$CHECKPOINT"),
         (
@@ -391,3 +405,33 @@ def test_memory_that_the_plan_leaves_to_the_engine(build):
     share = float(pool().memory.capacity)
     assert commands(launch_commands(build(pool(), memory=share / 0.9), "vllm"))[0].one("--gpu-memory-utilization") == "0.9"
     assert "--gpu-memory-utilization" not in words(launch_commands(build(pool(), memory=share), "vllm"))
+
+
+def test_what_to_mind_of_a_whole_plan_stands_first(build):
+    plan = replace(build(pool(tp=8)), engine="sglang")
+    other = "# the plan is for SGLang: vLLM takes other times, and may refuse its layout"
+    assert launch_commands(plan, "vllm")[0] == other
+    assert other not in launch_commands(plan, "sglang")
+    odd = replace(build(pool(dp=12, ep=12, replicas=2)), chips=24)
+    assert (
+        launch_commands(odd, "vllm")[0]
+        == "# equal parts of replicas take 4 hosts of 8, more than the 24 chips of the plan fill"
+    )
+    assert not launch_commands(replace(odd, chips=32), "vllm")[0].startswith("# equal parts")
+
+
+@pytest.mark.parametrize(
+    ("role", "layout", "refused"),
+    [
+        ("decode", {"pp": 2, "microbatches": 2}, "pipeline stages in a decode pool"),
+        ("prefill", {"pp": 2, "microbatches": 2}, ""),
+        ("decode", {"tp": 2, "cp": 2}, "all 4 chips of a group or none"),
+        ("decode", {"cp": 4}, ""),
+    ],
+)
+def test_vllm_says_which_pools_its_connector_refuses(build, role, layout, refused):
+    said = [
+        note for note in notes(launch_commands(build(pool(role, chunk=0, **layout)), "vllm")) if "will not start so" in note
+    ]
+    assert len(said) == bool(refused)
+    assert refused in "".join(said)

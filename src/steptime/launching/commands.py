@@ -30,7 +30,8 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
         return [f"# {reason}"]
-    replicas, lines = placed(plan), comments(tuple(filter(None, [too_long(plan)])))
+    replicas = placed(plan)
+    lines = comments(_before(plan, engine, replicas))
     ports = _ports(replicas)
     for pool in plan.pools:
         own = [r for r in replicas if r.role == pool.role]
@@ -38,6 +39,17 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
         if len(own) > 1:
             lines.append(f"# {_others(own, ports)}")
     return lines + (_router(plan, engine, replicas, ports) if len(replicas) > 1 else [])
+
+
+def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str, ...]:
+    """Return what to mind of a whole plan."""
+    notes = [too_long(plan)]
+    if plan.engine in ENGINES and plan.engine != engine:
+        notes.append(f"the plan is for {NAMES[plan.engine]}: {NAMES[engine]} takes other times, and may refuse its layout")
+    hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
+    if hosts > -(-plan.chips // host):
+        notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
+    return tuple(filter(None, notes))
 
 
 def _headline(pool: Pool, first: Replica) -> str:
@@ -82,13 +94,15 @@ def _visible(command: Command, asked: Asked, replica: Replica) -> Command:
 
 def _others(own: list[Replica], ports: Mapping[Replica, int]) -> str:
     """Say how the other replicas of a pool differ from the first."""
-    first, last = own[1], own[-1]
-    which = f"replica {first.number}" if len(own) == 2 else f"replicas {first.number} to {last.number}"
-    hosts = sorted({host for r in own for host in r.hosts})
-    spread = f"hosts {hosts[0]} to {hosts[-1]}" if len(hosts) > 1 else "the same host, on its own chips"
-    most = max(ports[r] for r in own)
-    counted = f" and on ports up to {most}" if most > ports[own[0]] else ""
-    return f"{which}: the same, all on {spread}{counted}; --launch-dir writes each"
+    last = len(own) - 1
+    which = "replica 1" if last == 1 else f"replicas 1 to {last}"
+    hosts = sorted({host for r in own[1:] for host in r.hosts})
+    if hosts == list(own[0].hosts):
+        ways = "on other chips of the host" + (f", port {ports[own[1]]}" if last == 1 else f", ports up to {ports[own[-1]]}")
+    else:
+        ways = f"on hosts {hosts[0]} to {hosts[-1]}" if len(hosts) > 1 else "on a host of its own"
+        ways += ", some with other chips and ports" if len({(r.first, ports[r]) for r in own}) > 1 else ""
+    return f"{which}: the same {ways}; --launch-dir writes a script for each"
 
 
 def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
@@ -182,6 +196,6 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
     if "dynamo.yaml" in files:
         after.append("Or, on Kubernetes with NVIDIA Dynamo's operator: `kubectl apply -f dynamo.yaml`, and no script.")
     title = f"# {plan.model} on {plan.chips} chips of {plan.system}, {NAMES[engine]}"
-    about = [f"{plan.layout_text}.", *filter(None, [too_long(plan)])]
+    about = [f"{plan.layout_text}.", *(f"\nMind: {note}." for note in _before(plan, engine, replicas))]
     text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]
     return "\n".join(text) + "\n"

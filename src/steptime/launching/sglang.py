@@ -130,7 +130,8 @@ def weights(served: Served) -> tuple[list[str], str, list[str]]:
     """Return the flags that bring weights to the plan's formats, the word that names the checkpoint, and what that must be."""
     plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
     changed = (served.weights, served.experts) != (served.checkpoint_weights, served.checkpoint_experts)
-    online = plain and changed and served.weights in ONLINE and served.experts in (served.weights, "")
+    able = served.weights in ONLINE and (served.weights != "nvfp4" or "fp4" in served.arithmetic)
+    online = plain and changed and able and served.experts in (served.weights, "")
     trust = ["--trust-remote-code"] if served.remote_code else []
     words = [f"--quantization {ONLINE[served.weights]}"] if online else []
     return ([*words, *trust], *checkpoint(served, quantises=online))

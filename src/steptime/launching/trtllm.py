@@ -78,7 +78,7 @@ def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
     if m.dp > 1:
         notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
     if asked.parts > 1:
-        notes.append(f"both count for one of the {asked.parts} micro-batches in flight")
+        notes.append(f"--max_batch_size and --max_num_tokens count for one of the {asked.parts} micro-batches in flight")
     if m.dp > 1 and m.group > 1:
         notes.append(f"attention over {int(m.group)} chips inside {int(m.dp)} groups has no flag here: each rank is a group")
     elif m.cp > 1:
@@ -88,9 +88,8 @@ def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
     elif CACHE[served.kv] == "auto" and served.checkpoint_kv not in ("", "bf16"):
         notes.append(f"dtype auto follows the checkpoint, which asks for {served.checkpoint_kv}: expect a smaller KV cache")
     if replica.nodes > 1:
-        notes.append(
-            f"one command for {replica.nodes} hosts, from the first; under Slurm: srun -N {replica.nodes} --mpi=pmix instead"
-        )
+        notes.append(f"one command starts all {replica.nodes} hosts, or srun --mpi=pmix in place of mpirun under Slurm;")
+        notes.append(f"HOSTS: the address of each with :{replica.chips} behind it, and commas between")
     return (*notes, *unsaid(m, "trtllm"))
 
 
@@ -103,7 +102,7 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
     if len(plan.pools) == 1:
         servers = "".join(f" server {url};" for url in urls.values())
         text = f"events {{}}\nhttp {{\n  upstream replicas {{ least_conn;{servers} }}\n"
-        text += f"  server {{ listen {port}; location / {{ proxy_pass http://replicas; proxy_buffering off; }} }}\n}}\n"
+        text += f"  server {{ listen {port}; location / {{ proxy_pass http://replicas; proxy_buffering off; proxy_read_timeout 1h; }} }}\n}}\n"
         words = ("nginx -g 'daemon off;' -c $PWD/router.conf",)
         return Command(
             words=words, notes=("TensorRT-LLM has no balancer for equal replicas; nginx is one",), files={"router.conf": text}

@@ -25,7 +25,7 @@ from steptime.planning.served import Served
 RPC_PORT, MASTER_PORT, SIDE_PORT, STRIDE = 29550, 29501, 5600, 128
 ONLINE = {"fp8": "fp8_per_tensor", "mxfp8": "mxfp8"}
 """Formats to which vLLM brings bf16 weights while it loads them, https://docs.vllm.ai/en/stable/features/quantization/online/;
-the experts alone also go to int8 and nvfp4."""
+the experts alone also go to int8, and to nvfp4 on chips that multiply in it."""
 ONLINE_EXPERTS = ONLINE | {"int8": "int8_per_channel_weight_only", "nvfp4": "nvfp4_per_token"}
 CACHE = {
     "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_ds_mla": "fp8_ds_mla", "int8": "int8_per_token_head",
@@ -57,6 +57,7 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     if asked.role != "serve":
         role = "kv_producer" if asked.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
+        notes += _transfers(asked)
         environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_PORT + STRIDE * replica.slot),
@@ -102,6 +103,18 @@ def _hosts(asked: Asked, replica: Replica, rank: int | None) -> list[str]:
     ]
 
 
+def _transfers(asked: Asked) -> list[str]:
+    """Say where the connector refuses a pool: `NixlConnector` and the checks of `VllmConfig` in release 0.33."""
+    m, notes = asked.layout, []
+    if asked.role == "decode" and m.pp > 1:
+        notes.append("NixlConnector refuses pipeline stages in a decode pool: it will not start so")
+    if m.cp not in (1, m.group):
+        notes.append(
+            f"NixlConnector wants contexts divided over all {int(m.group)} chips of a group or none: it will not start so"
+        )
+    return notes
+
+
 # --- experts ------------------------------------------------------------------------------------------------------------
 
 
@@ -119,7 +132,7 @@ def _experts(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
         backend, environment, why = exchange(asked)
         words.append(f"--all2all-backend {backend}")
         notes += why
-        if asked.two_batches and backend.startswith("deepep"):
+        if asked.two_batches and (backend.startswith("deepep") or asked.served.vendor == AMD):
             words += ["--enable-dbo", *_thresholds(asked)]
         elif asked.two_batches:
             notes.append(f"vLLM overlaps two micro-batches over DeepEP only, not over {backend}: expect slower steps")
@@ -146,6 +159,8 @@ def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
     """
     plain, served, stage = "allgather_reducescatter", asked.served, int(asked.layout.stage)
     low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
+    if served.vendor == AMD and asked.two_batches:
+        return plain, {}, ["vLLM overlaps two micro-batches on AMD's chips over all-gather, not over MoRI"]
     if served.vendor == AMD:
         return ("mori_low_latency" if low else "mori_high_throughput"), {}, []
     if served.vendor != NVIDIA or served.fabric != "nvlink":
@@ -201,7 +216,8 @@ def weights(served: Served) -> tuple[list[str], str, list[str]]:
         return (trust, *checkpoint(served, quantises=False))
     if dense in ONLINE and routed in (dense, ""):
         return ([f"--quantization {ONLINE[dense]}", *trust], *checkpoint(served, quantises=True))
-    if (same_dense or dense in ONLINE) and (same_routed or routed in ONLINE_EXPERTS):
+    able = routed in ONLINE_EXPERTS and (routed != "nvfp4" or "fp4" in served.arithmetic)
+    if (same_dense or dense in ONLINE) and (same_routed or able):
         given = ({} if same_dense else {"linear": ONLINE[dense]}) | ({} if same_routed else {"moe": ONLINE_EXPERTS[routed]})
         words = ["--quantization online", f"--quantization-config '{json.dumps(given, separators=(',', ':'))}'"]
         return ([*words, *trust], *checkpoint(served, quantises=True))
