@@ -65,7 +65,9 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     if rank == 0:
         words.append(f"--port {port}")
     return Command(
-        words=tuple(words), environment=environment, notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(m, "vllm"))
+        words=tuple(words),
+        environment=environment,
+        notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(asked, "vllm")),
     )
 
 
@@ -124,10 +126,6 @@ def _experts(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     if m.ep <= 1:
         return [], {}, []
     words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
-    if m.ep != m.stage:
-        notes.append(
-            f"vLLM spreads experts over all {int(m.stage)} chips of a stage, the plan over {int(m.ep)}: expect other steps"
-        )
     if asked.exchanges:
         backend, environment, why = exchange(asked)
         words.append(f"--all2all-backend {backend}")
