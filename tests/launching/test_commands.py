@@ -399,11 +399,23 @@ def test_the_longest_request_is_what_the_cache_has_room_for(build):
     assert any("requests of 1,201 tokens are longer than the model's context of 800" in note for note in notes(lines))
 
 
-@pytest.mark.parametrize(("vendor", "missing"), [("AMD", {"trtllm"}), ("Google", {"sglang", "trtllm"}), ("NVIDIA", set())])
+@pytest.mark.parametrize(
+    ("vendor", "missing"),
+    [("AMD", {"trtllm"}), ("Google", {"sglang", "trtllm"}), ("Groq", {"vllm", "sglang", "trtllm"}), ("NVIDIA", set())],
+)
 def test_engines_that_do_not_run_on_a_chip_say_so(build, vendor, missing):
     for engine in ENGINES:
         lines = launch_commands(build(pool(), vendor=vendor), engine)
         assert (len(lines) == 1 and f"not on chips of {vendor}" in lines[0]) == (engine in missing)
+
+
+def test_other_chips_need_a_plug_in_and_parts_of_hosts_their_chips(build):
+    assert "pip install vllm-tpu, which may not know every flag" in notes(
+        launch_commands(build(pool(), vendor="Google"), "vllm")
+    )
+    parts = build(pool(dp=12, ep=12))
+    assert "mpirun -n 12 -H $HOSTS -x CUDA_VISIBLE_DEVICES" in words(launch_commands(parts, "trtllm"))
+    assert "-x " not in words(launch_commands(build(pool(dp=16, ep=16)), "trtllm"))
 
 
 def test_memory_that_the_plan_leaves_to_the_engine(build):

@@ -32,7 +32,8 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     chips = int(m.group) if m.dp > 1 else 1  # of a group: each becomes a group of its own
     sequences = -(-asked.sequences // (asked.parts * chips))
     if replica.nodes > 1:
-        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", "trtllm-llmapi-launch", *words]
+        own = " -x CUDA_VISIBLE_DEVICES" if replica.chips < asked.served.host_chips else ""
+        words = [f"mpirun -n {int(m.chips)} -H $HOSTS{own}", "trtllm-llmapi-launch", *words]
         words.append(f"--gpus_per_node {replica.chips}")
     if m.pp > 1:
         words.append(f"--pp_size {int(m.pp)}")
