@@ -135,16 +135,17 @@ def aggregated(
         return mixed_step(model, system, batch=batch, prompts=reads, tokens=tokens, prefix=prefix, **given)
 
     if quick or not np.any(np.asarray(slots) > 1):
-        first = slow(np.clip(load / -np.expm1(-load), 1.0, slots))
+        reads = np.clip(load / -np.expm1(-load), 1.0, slots)
+        first = slow(reads)
         found = reading(load, slots, chunks, alone.total, first.total, 0.0, replicas=layout.replicas)
+        found = replace(found, quiet=np.maximum(1 - load / reads, 0.0) + 0 * found.quiet, reads=reads + 0 * found.reads)
     else:
         one = slow(1.0)
         found = reading(load, slots, chunks, alone.total, one.total, 0.0, replicas=layout.replicas)
         reads = np.minimum(found.reads, slots)
-        first = slow(reads)
-        more = np.where(reads > 1, (first.total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
-        again = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
-        found = replace(again, reads=reads)
+        more = np.where(reads > 1, (slow(reads).total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
+        found = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
+        first = slow(np.minimum(found.reads, slots))  # all chunks that come are read: reads x slow steps
     quiet = found.quiet
 
     def mean(a: Array, b: Array) -> Array:
