@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from steptime.machines.system import System
+from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
 
 LARGEST_MEASURED: Final = 8  # chips of a replica in the runs that engines were fitted to
@@ -37,25 +38,30 @@ STAGED: Final = Distance(words="pipeline stages", low=0.31, high=0.51)  # no run
 FEW_RUNS: Final = Distance(words="few runs on this system", low=0.33, high=0.58)  # as gb200-nvl72, of which 22 runs were fitted
 
 
-def distances(engine: Engine, system: System, *, chips: int, stages: int, apart: bool) -> tuple[Distance, ...]:
-    """Return in which ways a candidate is unlike the runs that an engine was fitted to; none for one without a fit.
+def distances(
+    engine: Engine, system: System, *, chips: Number, stages: Number, apart: bool
+) -> tuple[tuple[Distance, Array], ...]:
+    """Return the ways in which candidates can be unlike the runs that an engine was fitted to, and which of them are.
 
-    chips: of the largest replica; stages: of the deepest pipeline; apart: whether pools are.
+    None for an engine without a fit. chips: of the largest replica; stages: of the deepest pipeline; both may be arrays.
+    apart: whether prefill and decode have pools of their own.
     """
-    runs = engine.fit.get("systems")
     if not engine.fit:
         return ()
-    found = [(APART, apart), (WIDE, chips > LARGEST_MEASURED), (STAGED, stages > 1)]
-    found.append((FEW_RUNS, runs is not None and int(runs.get(system.name, 0)) < FEW))
-    return tuple(one for one, there in found if there)
+    runs = engine.fit.get("systems")
+    few = runs is not None and int(runs.get(system.name, 0)) < FEW
+    wide, staged = np.asarray(chips) > LARGEST_MEASURED, np.asarray(stages) > 1
+    return (APART, np.asarray(apart)), (WIDE, wide), (STAGED, staged), (FEW_RUNS, np.asarray(few))
 
 
-def widening(ways: Iterable[Distance]) -> tuple[float, float]:
-    """Return the logarithms by which several distances widen a range, to both sides.
+def widening(ways: Iterable[tuple[Distance, Array]]) -> tuple[Number, Number]:
+    """Return the logarithms by which distances widen a range, to both sides; 0 where there is none.
 
-    >>> [round(x, 3) for x in widening((APART, WIDE))], widening(())
-    ([0.313, 0.858], (0.0, 0.0))
+    >>> [round(float(x), 3) for x in widening(((APART, np.True_), (WIDE, np.True_), (STAGED, np.False_)))]
+    [0.313, 0.858]
     """
-    sides = np.array([(one.low, one.high) for one in ways]).reshape(-1, 2)
-    low, high = np.sqrt(np.sum(np.square(sides), axis=0)).tolist()
-    return low, high
+    low: Number = 0.0
+    high: Number = 0.0
+    for one, there in ways:
+        low, high = low + there * one.low**2, high + there * one.high**2
+    return np.sqrt(low), np.sqrt(high)

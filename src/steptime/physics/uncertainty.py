@@ -123,7 +123,7 @@ def factors(
     *,
     variance: Number | None = None,
     system: System | None = None,
-    wider: tuple[float, float] = (0.0, 0.0),
+    wider: tuple[Number, Number] = (0.0, 0.0),
 ) -> tuple[Number, Number]:
     """Return the factors on a prediction between which 90 % of measured values are expected: at most 1, at least 1.
 

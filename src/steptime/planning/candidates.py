@@ -22,7 +22,10 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Everything that a plan is made for."""
+    """Everything that a plan is made for.
+
+    sure: probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
+    """
 
     model: Model
     system: System
@@ -30,6 +33,8 @@ class Case:
     slo: Slo
     chips: int
     engine: Engine
+    sure: float | None = None
+    aim: tuple[float, float] = (1.0, 1.0)
 
     @property
     def rent(self) -> Number:
@@ -129,8 +134,11 @@ def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> 
     return decode_pool(case.model, case.system, case.workload, layout=layout, batch=batch, engine=case.engine)
 
 
-def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0) -> Prefill | None:
-    """Return what one prefill replica of the candidate delivers, if it has any; tpot [s] of the pool that decodes."""
+def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
+    """Return what one prefill replica of the candidate delivers, if it has any.
+
+    tpot [s] of the pool that decodes; ttft [s]: where the first token has to be, by default within the limit.
+    """
     if candidate.prefill_layout is None:
         return None
     layout = candidate.prefill_layout
@@ -141,7 +149,7 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0) -> Prefill 
         layout=layout,
         prompts=candidate.prompts,
         engine=case.engine,
-        limit=pass_limit(case, layout, candidate.layout, tpot),
+        limit=pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft),
     )
 
 
@@ -151,11 +159,11 @@ def moving(case: Case, layout: Layout) -> Transfer:
     return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near))
 
 
-def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number) -> Number:
-    """Return how long a prompt may wait and be read in a prefill pool [s]: the limit on TTFT less what else comes to it.
+def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
+    """Return how long a prompt may wait and be read in a prefill pool [s]: the aim for TTFT less what else comes to it.
 
-    layout: of the pool; answering, tpot [s]: of the pool that decodes. The wait for links is left out: it is added where the
+    layout: of the pool; answering, tpot [s]: of the pool that decodes; ttft: the aim [s]. The wait for links is left out: it is added where the
     rate is known.
     """
     sent = moving(case, layout)
-    return case.slo.ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine)
+    return ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine)

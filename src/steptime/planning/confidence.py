@@ -23,6 +23,15 @@ def check_sure(sure: float | None) -> None:
         raise RangeError(f"sure is a probability from 0.5 to 0.99, such as 0.9, not {sure:g}")
 
 
+def deviations(sure: float) -> float:
+    """Return how far towards the end of a 90 % range, in logarithms, the point lies below which a figure stays with `sure`.
+
+    >>> round(deviations(0.95), 6), deviations(0.5)
+    (1.0, 0.0)
+    """
+    return NORMAL.inv_cdf(sure) / EDGE
+
+
 def point(value: float, limits: tuple[float, float] | None, sure: float) -> float:
     """Return what a figure stays below with probability `sure`, of at least one half; the figure itself without a range.
 
@@ -31,7 +40,7 @@ def point(value: float, limits: tuple[float, float] | None, sure: float) -> floa
     """
     if limits is None:
         return value
-    return value * (limits[1] / value) ** (NORMAL.inv_cdf(sure) / EDGE)
+    return float(value * (limits[1] / value) ** deviations(sure))
 
 
 def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -> float:

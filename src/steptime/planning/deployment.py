@@ -184,7 +184,9 @@ class Plan(Tabular):
     evaluated: int = field(default=0, metadata=unit("", "layouts, batches and chunks that were tried"))
     search_seconds: float = field(default=0.0, metadata=unit("s", "time of the search", key="search_s"))
     warnings: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
-    sure: float | None = field(default=None, metadata=unit("", "probability with which each limit was to be met; null: in the mean"))
+    sure: float | None = field(
+        default=None, metadata=unit("", "probability with which each limit was to be met; null: in the mean")
+    )
     distance: tuple[str, ...] = field(default=(), metadata=unit("", "in which ways it is unlike what was measured"))
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
     served: Served = field(default_factory=Served, metadata=unit("", "checkpoint, formats and hosts, for launch commands"))
@@ -194,7 +196,9 @@ class Plan(Tabular):
         """How likely the plan meets each of its limits, by name: tpot, ttft; only those that there are."""
         figures = {"tpot": (self.tpot, self.tpot_range), "ttft": (self.ttft, self.ttft_range)}
         limits = {name: float(getattr(self.slo, name)) for name in figures}
-        return {name: likelihood(*figures[name], limit) for name, limit in limits.items() if math.isfinite(limit) and self.feasible}
+        return {
+            name: likelihood(*figures[name], limit) for name, limit in limits.items() if math.isfinite(limit) and self.feasible
+        }
 
     @property
     def idle_chips(self) -> int:

@@ -12,8 +12,10 @@ from steptime.machines.system import System
 from steptime.machines.what_if import scale, settable
 from steptime.models.model import Layer, Model
 from steptime.numbers import Array, Number
-from steptime.planning.candidates import AGGREGATED, Candidate, Case, prefill_of, state_of
-from steptime.planning.search import chunk_sizes
+from steptime.planning.aims import aims_of
+from steptime.planning.candidates import AGGREGATED, Candidate, Case, state_of
+from steptime.planning.refine import planned_prefill
+from steptime.planning.search import UNKNOWN, chunk_sizes
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -82,14 +84,15 @@ def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:
     }
 
 
-def _violation(case: Case, state: State) -> Array:
+def _violation(case: Case, candidate: Candidate, state: State) -> Array:
     """How far a state is from its limits: the largest of value over limit, 1 on the edge."""
+    tpot, ttft = aims_of(case, candidate.layout, candidate.prefill_layout, state.input_share)
     over: Array = np.maximum.reduce(
         [
             np.broadcast_to(x, state.tpot.shape)
             for x in (
-                _over(state.tpot, case.slo.tpot),
-                _over(state.ttft, case.slo.ttft),
+                _over(state.tpot, tpot),
+                _over(state.ttft, ttft),
                 state.memory.used / state.memory.capacity,
                 state.utilisation / MOST_UTILISED,
             )
@@ -100,7 +103,7 @@ def _violation(case: Case, state: State) -> Array:
 
 def _over(value: Number, limit: Number) -> Number:
     """Value over limit; no limit is never near."""
-    return value / limit if math.isfinite(limit) else np.zeros_like(value)
+    return value / limit if np.all(np.isfinite(limit)) else np.zeros_like(value)
 
 
 def _grid(candidate: Candidate) -> Array:
@@ -118,7 +121,7 @@ def _lowest_cost(case: Case, candidate: Candidate) -> float:
     state = state_of(case, candidate, batch[:, None], chunks[None, :])
     rent = case.system.rent.typical if math.isfinite(case.system.rent.typical) else 1.0
     cost = np.log(rent * candidate.layout.chips / state.rate)
-    over = np.log(np.maximum(_violation(case, state), 1e-300))
+    over = np.log(np.maximum(_violation(case, candidate, state), 1e-300))
     inside = np.where(over <= 1e-9, cost, np.inf)
     over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
     crossing = (over[:-1] <= 0) & (over[1:] > 0) & (over[1:] < 700.0)
@@ -128,7 +131,7 @@ def _lowest_cost(case: Case, candidate: Candidate) -> float:
     if not math.isfinite(lowest):
         lowest = float(cost.ravel()[np.argmin(over)])
     total = math.exp(lowest)
-    prefill = prefill_of(case, candidate)
+    prefill = planned_prefill(case, candidate, min(case.slo.tpot, UNKNOWN))
     if prefill is not None and candidate.prefill_layout is not None:
         total += float(rent * candidate.prefill_layout.chips / (prefill.rate * max(float(prefill.most_utilised), 1e-9)))
     return total
@@ -153,9 +156,10 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
         return ("prompt queue",)
     if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + WORTH):
         return ("saturation",)
+    tpot, ttft = aims_of(case, candidate.layout, candidate.prefill_layout, state.input_share)
     broken = {
-        "speed": state.tpot > case.slo.tpot,
-        "first token": state.ttft > case.slo.ttft,
+        "speed": state.tpot > tpot,
+        "first token": state.ttft > ttft,
         "memory": ~np.asarray(state.memory.fits),
     }
     best = int(np.argmax(np.where(stable[-1], state.rate[-1], 0.0)))
@@ -168,7 +172,7 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
 
 def _prefill_binds(case: Case, candidate: Candidate) -> bool:
     """Whether the prefill pool, at its highest utilisation, takes no more requests than decode could serve."""
-    prefill = prefill_of(case, candidate)
+    prefill = planned_prefill(case, candidate, min(case.slo.tpot, UNKNOWN))
     if prefill is None or candidate.prefill_layout is None:
         return False
     state = state_of(case, candidate, candidate.batch, 1)

@@ -18,9 +18,9 @@ from steptime.numbers import MOST_CHIPS
 from steptime.physics.layout import Layout
 from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
 from steptime.planning.deployment import Lever, Plan
-from steptime.planning.refine import AS_CHEAP, best, matched_rate
+from steptime.planning.refine import AS_CHEAP, best, matched_rate, planned_prefill
 from steptime.planning.search import held_by, ranked, search
 
 NEAR: Final = 3  # how far from the chosen layout, on each axis, a choice is searched
@@ -114,7 +114,7 @@ def _best(case: Case, mode: str, layouts: list[Layout]) -> Candidate | None:
 
 def _requests_per_chip(case: Case, candidate: Candidate) -> float:
     state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    return float(matched_rate(case, candidate, state, prefill_of(case, candidate, state.tpot))[0]) / case.chips
+    return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0]) / case.chips
 
 
 def _lever(option: str, words: str, case: Case, base: float, candidate: Candidate | None) -> Lever | None:

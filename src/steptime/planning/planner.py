@@ -28,13 +28,13 @@ from steptime.physics.cache_format import as_served
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, prefill_of, state_of
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
 from steptime.planning.confidence import check_sure, point
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.levers import lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges, distances_of
-from steptime.planning.refine import best, first_token_of, matched_rate
+from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
 from steptime.planning.served import what_is_served
@@ -42,7 +42,7 @@ from steptime.planning.steady import Prefill, State, decode_steps
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)
-TURNS, CLOSE = 8, 0.0025  # searches at most for a plan that is sure of its limits, and how near to them it has to come
+TURNS, CLOSER = 6, 0.998  # searches more at most for a plan that is sure of its limits, and how far below them each aims
 
 
 class DoesNotFit(InputError):
@@ -85,40 +85,30 @@ def plan(
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
-    found = _planned(case, modes, layouts, price, levers=levers)
-    if sure is not None and has_range(case.engine):
-        found = _sure(case, modes, layouts, price, sure, found, levers=levers)
+    found = _sure(case, modes, layouts, price, sure, levers=levers)
     return replace(found, search_seconds=time.perf_counter() - started)
 
 
-def _sure(
-    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float, found: Plan, *, levers: bool
-) -> Plan:
-    """Return the cheapest plan whose times stay within the limits with probability `sure`: it aims below them.
+def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool) -> Plan:
+    """Return the cheapest plan whose times stay within the limits with probability `sure`, or in the mean where it is None.
 
-    Where to aim depends on how sure the times of what is found are, and so is found in turns: each limit is lowered, or raised
-    again, until the point that the figure stays below meets it.
+    A search knows how sure the times of each candidate are but for what constants add to its own: where the one that is found
+    is a little less sure, all aim a little lower.
     """
-    asked, aim = case.slo, {"tpot": 1.0, "ttft": 1.0}
-    met: Plan | None = None
+    case = replace(case, sure=sure)
+    found = _planned(case, modes, layouts, price, levers=levers)
+    if sure is None or not has_range(case.engine):
+        return found
     for _ in range(TURNS):
-        if not found.feasible:
+        over = [_over(found, case.slo, name, sure) for name in ("tpot", "ttft")]
+        if not found.feasible or max(over) <= 1 + 1e-9:
             break
-        over = {name: _over(found, asked, name, sure) for name in aim}
-        kept = max(over.values()) <= 1 + CLOSE
-        if kept and (met is None or found.requests_per_second > met.requests_per_second):
-            met = found
-        if kept and max(over.values()) >= 1 - 4 * CLOSE:
-            break
-        before, aim = aim, {name: min(1.0, aim[name] / over[name] if over[name] > 0 else 1.0) for name in aim}
-        if aim == before:
-            break
-        aimed = Slo(tpot=asked.tpot * aim["tpot"], ttft=asked.ttft * aim["ttft"])
-        found = _planned(replace(case, slo=aimed), modes, layouts, price, levers=levers)
-    if met is None:
-        reason = f"with probability {sure:g} nothing meets the limits: {found.reason or 'no layout is sure enough'}"
-        return replace(found, feasible=False, reason=reason, slo=asked, sure=sure)
-    return replace(met, slo=asked, sure=sure)
+        aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
+        case = replace(case, aim=aim)
+        found = _planned(case, modes, layouts, price, levers=levers)
+    if not found.feasible:
+        return replace(found, reason=f"with probability {sure:g}, {found.reason}", sure=sure)
+    return replace(found, sure=sure)
 
 
 def _over(found: Plan, asked: Slo, name: str, sure: float) -> float:
@@ -201,7 +191,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
-        "distance": tuple(one.words for one in distances_of(case, candidate)),
+        "distance": distances_of(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }
 
@@ -209,7 +199,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
 def _figures(case: Case, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
     """Return the steady state of a candidate, its prefill pool, and its times, rate and cost."""
     state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    prefill = prefill_of(case, candidate, state.tpot)
+    prefill = planned_prefill(case, candidate, state.tpot)
     rate, utilisation = matched_rate(case, candidate, state, prefill)
     return (
         state,

@@ -7,9 +7,10 @@ from typing import Any
 
 from steptime.machines.money import usd_per_million
 from steptime.numbers import Number
-from steptime.physics.distance import Distance, distances, widening
+from steptime.physics.distance import widening
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
+from steptime.planning.aims import ways_of
 from steptime.planning.candidates import Candidate, Case, prefill_of, state_of
 from steptime.planning.refine import first_token_of, matched_rate
 from steptime.planning.steady import Prefill, State
@@ -42,7 +43,8 @@ def candidate_ranges(
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = regime_of(1 - state.decode.total / state.tpot)
     waiting = decoding if prefill is None else REGIMES[1]
-    given: dict[str, Any] = {"system": case.system, "wider": widening(distances_of(case, candidate))}
+    wider = widening(ways_of(case, candidate.layout, candidate.prefill_layout))
+    given: dict[str, Any] = {"system": case.system, "wider": wider}
     slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **given)
     late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **given)
     read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **given) if reading else slow
@@ -56,16 +58,9 @@ def candidate_ranges(
     }
 
 
-def distances_of(case: Case, candidate: Candidate) -> tuple[Distance, ...]:
-    """Return in which ways a candidate is unlike what was measured."""
-    layouts = [layout for layout in (candidate.layout, candidate.prefill_layout) if layout is not None]
-    return distances(
-        case.engine,
-        case.system,
-        chips=max(int(layout.chips) for layout in layouts),
-        stages=max(int(layout.pp) for layout in layouts),
-        apart=candidate.prefill_layout is not None,
-    )
+def distances_of(case: Case, candidate: Candidate) -> tuple[str, ...]:
+    """Say in which ways a candidate is unlike what was measured."""
+    return tuple(one.words for one, there in ways_of(case, candidate.layout, candidate.prefill_layout) if there)
 
 
 def _slowed_rate(

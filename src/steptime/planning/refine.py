@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from steptime.numbers import Number
-from steptime.physics.layout import shaped, stacked
+from steptime.physics.layout import Layout, shaped, stacked
+from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
 from steptime.planning.search import UNKNOWN, chunk_sizes
 from steptime.planning.steady import (
@@ -34,11 +35,10 @@ FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 
 
-def within(case: Case, state: State) -> Number:
-    """Whether a state meets the limits and fits."""
-    return (
-        (state.tpot <= case.slo.tpot) & (state.ttft <= case.slo.ttft) & state.memory.fits & (state.utilisation <= MOST_UTILISED)
-    )
+def within(case: Case, state: State, layout: Layout, reader: Layout | None) -> Number:
+    """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
+    tpot, ttft = aims_of(case, layout, reader, state.input_share)
+    return (state.tpot <= tpot) & (state.ttft <= ttft) & state.memory.fits & (state.utilisation <= MOST_UTILISED)
 
 
 def refined(case: Case, candidate: Candidate) -> Candidate:
@@ -53,16 +53,22 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
     rate = decode_rate(state, candidate, batch[:, None])
-    prefill = prefill_of(case, candidate, state.tpot)
+    prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
-    rate = np.where(within(case, state), rate, -np.inf)
+    rate = np.where(within(case, state, candidate.layout, candidate.prefill_layout), rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
         return candidate
     as_cheap = np.where(rate >= most * (1 - AS_CHEAP), state.tpot, np.inf)
     i, j = np.unravel_index(int(np.argmin(as_cheap)), rate.shape)
     return replace(candidate, batch=int(batch[i]), chunk=int(sizes[j]))
+
+
+def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill | None:
+    """Return the prefill pool of a candidate, as busy as its aim for the first token lets it be; tpot [s] of decode."""
+    reader = candidate.prefill_layout
+    return prefill_of(case, candidate, tpot, None if reader is None else aims_of(case, candidate.layout, reader)[1])
 
 
 def decode_rate(state: State, candidate: Candidate, batch: Number) -> Number:
@@ -115,7 +121,7 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     found = []
     for candidate in (refined(case, contender) for _, contender in promise[:finalists]):
         state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-        prefill = prefill_of(case, candidate, state.tpot)
+        prefill = planned_prefill(case, candidate, state.tpot)
         found.append((float(matched_rate(case, candidate, state, prefill)[0]), float(state.tpot), candidate))
     highest = max(rate for rate, _, _ in found)
     found.sort(key=lambda one: (one[1], -one[0]) if one[0] >= highest * (1 - AS_CHEAP) else (np.inf, -one[0]))
@@ -142,9 +148,11 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         state = decode_pool(**given, layout=wide, batch=batch)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
-        limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN))
+        limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
         prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit, fine=False)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
         rate = np.minimum(state.rate * wide.replicas * in_flight(batch, wide.replicas), np.asarray(can)[:, None])
-    rate = np.where(within(case, state), rate, 0.0)
+    held = shaped(layout, rate.ndim - 1)
+    reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
+    rate = np.where(within(case, state, held, reading), rate, 0.0)
     return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))

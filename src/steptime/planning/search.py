@@ -18,6 +18,7 @@ from steptime.physics.memory import weights_per_chip
 from steptime.physics.placement import pairs
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
+from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import (
@@ -219,7 +220,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
-    limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN))
+    limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
     pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False)
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
@@ -322,9 +323,17 @@ def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
     """Return the candidates within the limits, those that serve most requests first, then the fastest."""
     found: list[tuple[float, float, int, int]] = []
     for number, table in enumerate(tables):
-        good = np.nonzero(
-            (table.tpot <= case.slo.tpot) & (table.ttft <= case.slo.ttft) & (table.memory <= 1) & (table.rate > 0)
-        )[0]
+        tpot, ttft = _aims(case, table)
+        good = np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0]
         order = good[np.lexsort((table.tpot[good], -table.rate[good]))][:most]
         found += [(-float(table.rate[i]), float(table.tpot[i]), number, int(i)) for i in order]
     return [tables[number].row(index) for _, _, number, index in sorted(found)]
+
+
+def _aims(case: Case, table: Table) -> tuple[Number, Number]:
+    """Return where TPOT and TTFT of each row have to be [s]."""
+    layouts = stacked(table.layouts)
+    decoding = taken(layouts, table.layout)
+    if table.mode == AGGREGATED:
+        return aims_of(case, decoding, None, table.input_share)
+    return aims_of(case, decoding, taken(layouts, table.prefill_layout))

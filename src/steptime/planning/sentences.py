@@ -118,6 +118,8 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
             f"the {show(weight_bytes(case.model), 'B')} of weights fit {case.chips} chips, but leave no room for a request of "
             f"{case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"
         )
+    if case.sure is not None:
+        return "no layout's range keeps within the limits so surely; ask for less, for a lower --sure, or for more chips"
     fastest, soonest = float(np.min(tpot[fits])), float(np.min(ttft[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     if fastest > case.slo.tpot:

@@ -140,9 +140,7 @@ def aggregated(
         reads = np.clip(load / -np.expm1(-load), 1.0, slots)
         first = slow(reads)
         more = np.where(np.asarray(layout.dp) == 1, (first.total - alone.total) / reads, 0.0)  # groups read side by side
-        found = reading(
-            load, slots, chunks, alone.total, first.total - more * (reads - 1), more, replicas=layout.replicas
-        )
+        found = reading(load, slots, chunks, alone.total, first.total - more * (reads - 1), more, replicas=layout.replicas)
         seconds = found.slow
     else:
         one = slow(1.0)
