@@ -60,7 +60,8 @@ def lever_sentence(plan_: Plan) -> str:
     money = math.isfinite(plan_.usd_per_million_output_tokens)
     gain = f"{lever.saving:.0%} cheaper" if money else f"{1 / (1 - lever.saving) - 1:.0%} more output per chip"
     option = f" ({lever.option})" if lever.option else ""
-    return f" Of choices, {lever.words}{option} would help most: about {gain}{lever.caveat}."
+    hangs = f", {lever.caveat}" if lever.caveat else ""
+    return f" Of choices, {lever.words}{option} would help most: about {gain}{hangs}."
 
 
 def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -121,7 +122,7 @@ def _lever(option: str, words: str, case: Case, base: float, candidate: Candidat
     """Return what a choice comes to; None where it meets no limits."""
     if candidate is None:
         return None
-    caveat = ", if answers stay good enough" if option.startswith(("--weights", "--experts", "--kv")) else ""
+    caveat = "if answers stay good enough" if option.startswith(("--weights", "--experts", "--kv")) else ""
     return _made(option, words, caveat, case, base, _requests_per_chip(case, candidate), candidate.text)
 
 
@@ -165,7 +166,7 @@ def _drafts(case: Case, chosen: Candidate, base: float) -> Lever | None:
     slower = two / one + drafting
     share = _prompt_share(case, chosen)
     rate = base / (share + (1 - share) * slower / (1 + ACCEPTED))
-    caveat = f", if {ACCEPTED:.0%} of drafts are accepted, as DeepSeek reports of V3"
+    caveat = f"if {ACCEPTED:.0%} of drafts are accepted, as DeepSeek reports of V3"
     return _made("", "one draft a step by the model's own layers", caveat, case, base, rate, chosen.text)
 
 
