@@ -29,6 +29,7 @@ from steptime.models.loading import load_model
 from steptime.errors import InputError
 from steptime.physics.constants import DESCRIPTIONS, GROUPS
 from steptime.physics.engine import Engine, constant, load_engine
+from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.models.model import (
     Model,
     active_parameters,
@@ -40,6 +41,7 @@ from steptime.models.model import (
 from steptime.physics.memory import Memory
 from steptime.planning.deployment import Plan
 from steptime.results import entries
+from steptime.simulation.compared import Compared
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
@@ -50,7 +52,8 @@ KEYS = HERE / "json.md"
 ENGINES = HERE / "engines.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
-    "`simulated`, a [Replay](#replay). With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
+    "`simulated`, a [Replay](#replay); where that holds the limits at no rate, `feasible` is false and `reason` says why. "
+    "With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
     "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
@@ -60,7 +63,8 @@ ANSWERS: dict[type, str] = {
     Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
     "what the engine predicts of every step, and `answers`.",
     HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout` and `policy`.",
-    Replay: "`steptime plan --simulate`, under `simulated`.",
+    Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
+    Compared: "`steptime.simulation.replays.compare`.",
     Validation: "`steptime validate`, `st.validate`.",
     Calibrated: "`st.calibrate`.",
     ModelCard: "`steptime models NAME`.",
@@ -304,7 +308,30 @@ def engines_page() -> str:
             values = [_value(engine, field_.name) for engine in shipped]
             cells = [f"`{field_.name}`", told["line"], told["unit"], ends, f"{told['default']:g}", told["read_by"], *values]
             lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *rules_table()]) + "\n"
+
+
+def rules_table() -> list[str]:
+    """Return the section on the rules of engines: what each refuses, and where it says so."""
+    lines = [
+        "",
+        "## Layouts that engines start",
+        "",
+        "A plan offers only layouts that its engine starts (`physics/engine_rules.py`). `ideal` does what mathematics allows;",
+        "`typical` and any other engine obey what vLLM, SGLang and TensorRT-LLM all do. Read on 2026-11-21: files at the",
+        "commits named, else the lines alone; what is recalled says so. No rule is needed where every layout of ours is right:",
+        "SGLang's tp % dp == 0, since its tp is tp x cp x dp here, and vLLM's tp % dcp == 0, since its tp is tp x cp.",
+        "Pipelines with attention groups start in all three (vLLM counts pp x tp x dp processes, vllm/config/parallel.py;",
+        "TensorRT-LLM took its check back, pull 3244; of SGLang it is recalled).",
+        "",
+        "| rule | a layout must be so | engine | source |",
+        "|---|---|---|---|",
+    ]
+    for rule in ENGINE_RULES:
+        for number, (engine, source) in enumerate(rule.sources.items()):
+            told = (rule.name, rule.says) if number == 0 else ("", "")
+            lines.append(f"| {told[0]} | {told[1]} | {engine} | {source} |")
+    return lines
 
 
 def _value(engine: Engine, name: str) -> str:

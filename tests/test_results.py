@@ -52,12 +52,19 @@ def highest():
 
 def replayed():
     pytest.importorskip("numba")
-    from steptime.simulation.replays import replay
+    from steptime.simulation.replays import replay_pools
 
     plan = st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1)
     things = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
     given = {"engine": st.load_engine("vllm"), "requests": 100, "tries": 1}
-    return replay(*things, WORK, plan.slo, plan.pools, plan.requests_per_second, **given)
+    return replay_pools(*things, WORK, plan.slo, plan.pools, plan.requests_per_second, **given)
+
+
+def held_against_its_replay():
+    pytest.importorskip("numba")
+    from steptime.simulation.replays import compare
+
+    return compare(st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1), requests=50)
 
 
 def calibrated():
@@ -83,6 +90,7 @@ MAKE = {
     "traffic": lambda: st.open_loop(20, 200, st.Lengths(mean=512), st.Lengths(mean=64)),
     "highest rate": highest,
     "replay": replayed,
+    "compared": held_against_its_replay,
     "validation": lambda: st.validate([RUN]),
     "predictions": lambda: st.validate([RUN]).predictions,
     "calibrated": calibrated,

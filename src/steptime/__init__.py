@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from steptime.planning.workload import Slo, Workload
     from steptime.simulation.outcome import Simulation
     from steptime.simulation.policy import Policy
+    from steptime.simulation.replays import replay
     from steptime.simulation.run import simulate
     from steptime.simulation.traces import read_trace
     from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop
 
 __all__ = [
     "Engine", "InputError", "Layout", "Lengths", "Memory", "Model", "Plan", "Policy", "Simulation", "Slo", "Step", "System",
-    "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "decode_step", "load_engine", "load_model", "load_system",
-    "memory_per_chip", "mixed_step", "open_loop", "plan", "prefill_step", "read_trace", "simulate", "step_range", "validate",
-    "vary", "with_rent",
+    "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "decode_step", "load_engine", "load_model",
+    "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan", "prefill_step", "read_trace", "replay", "simulate",
+    "step_range", "validate", "vary", "with_rent",
 ]  # fmt: skip
 
 _HOMES = {
@@ -62,6 +63,7 @@ _HOMES = {
     "planning.workload": "Slo Workload",
     "simulation.outcome": "Simulation",
     "simulation.policy": "Policy",
+    "simulation.replays": "replay",
     "simulation.run": "simulate",
     "simulation.traces": "read_trace",
     "simulation.traffic": "Lengths Traffic closed_loop open_loop",

@@ -8,11 +8,16 @@ from steptime.planning.candidates import Case
 from steptime.planning.search import absent_because, fitting
 
 
-def test_copies_of_experts_are_told_as_not_tried():
+def test_copies_of_experts_are_those_that_make_them_even():
+    """4 x 72 = 256 + 32: no engine exchanges tokens over chips of which some hold fewer experts; no more copies are tried."""
     model, system = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72")
     asked, engine = st.Workload(input_tokens=100, output_tokens=100), load_engine("vllm")
     case = Case(model=model, system=system, workload=asked, slo=st.Slo(), chips=72, engine=engine)
     copied = st.Layout(dp=72, ep=72, redundant_experts=32)
-    assert copied not in fitting(case)
-    assert absent_because(case, copied) == ["redundant_experts=32 is not tried here; ways that are: 0"]
-    assert absent_because(case, st.Layout(dp=72, ep=72)) == []
+    assert copied in fitting(case)
+    assert absent_because(case, copied) == []
+    assert absent_because(case, st.Layout(dp=72, ep=72)) == [
+        "256 experts do not come out even over ep=72 chips, as vllm needs; try redundant_experts=32"
+    ]
+    more = absent_because(case, st.Layout(dp=64, ep=64, redundant_experts=64))
+    assert more == ["redundant_experts=64 is not tried here; ways that are: 0"]

@@ -81,7 +81,7 @@ def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, plan):
     """Ten per cent more arithmetic, planned anew, is about as much cheaper as the elasticity says."""
     better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS, engine=plan.engine, levers=False)
     change = math.log(better.usd_per_million_output_tokens / plan.usd_per_million_output_tokens) / math.log(1.1)
-    jump = 0.2 if plan.engine == "ideal" else 0.4  # a real engine's overheads make the new plan change its layout
+    jump = 0.2 if plan.engine == "ideal" else 0.6  # a real engine's overheads make the new plan change the sizes of its pools
     assert change == pytest.approx(plan.elasticities["arithmetic"], abs=jump)
 
 

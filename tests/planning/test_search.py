@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.physics.facts import ENGINE, facts_of_engine
 from steptime.physics.layout import Layout
-from steptime.physics.rules import ENGINE, facts_of_engine, reasons
+from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal
+from steptime.planning import search as searching
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Case, prefill_of, state_of
 from steptime.planning.refine import matched_rate
 from steptime.planning.search import batches, chunk_sizes, fitting, ranked, search
@@ -172,9 +174,29 @@ def test_pools_apart_are_matched_for_the_highest_rate(slo):
         assert table.memory[i] == pytest.approx(float(state.memory.used / state.memory.capacity))
         assert table.memory[i] <= 1
         assert readers * size + decoders * other <= 4
-    assert {(table.row(i).prefill_layout.chips, table.row(i).layout.chips) for i in range(len(table))} == {
-        (size, other) for size in rates for other in {m.chips for m in layouts} if size + other <= 4
+    sizes = {(table.row(i).prefill_layout.chips, table.row(i).layout.chips) for i in range(len(table))}
+    assert sizes <= {(size, other) for size in rates for other in {m.chips for m in layouts} if size + other <= 4}
+    kept = {  # a size whose chips smaller replicas use as well is not tried
+        size
+        for size, (usable, _, _) in rates.items()
+        if not any(size % less == 0 and rates[less][0] / less >= usable / size for less in rates if less < size)
     }
+    assert {size for size, _ in sizes} == {size for size in kept if size < 4}
+
+
+@pytest.mark.parametrize("size", [3, 4, 16])
+@pytest.mark.parametrize("model", ["dense", "sparse"])
+def test_sizes_that_smaller_ones_replace_are_not_missed(monkeypatch, model, size):
+    """Whatever a search of all sizes finds, one without those finds something as fast that serves as many requests."""
+    given = case({"dense": one_matrix(heads=12), "sparse": SPARSE}[model], machine(size=size, capacity=11e9), chips=16)
+    layouts = [m for m in fitting(given) if m.microbatches == m.pp]
+    (found,) = search(given, (DISAGGREGATED,), layouts)
+    monkeypatch.setattr(searching, "_beaten", lambda tpot, *_: np.zeros(len(tpot), dtype=bool))
+    monkeypatch.setattr(searching, "_replaces", lambda *_: False)
+    (every,) = search(given, (DISAGGREGATED,), layouts)
+    assert len(found) < len(every)
+    for tpot, rate in zip(every.tpot, every.rate, strict=True):
+        assert np.max(found.rate[found.tpot <= tpot * (1 + 1e-9)]) >= rate * (1 - 1e-9)
 
 
 def test_every_group_and_micro_batch_decodes_a_sequence():

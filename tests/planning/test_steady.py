@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp
 
 import numpy as np
 import pytest
@@ -13,21 +14,25 @@ from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning.steady import (
+    Transfer,
     aggregated,
+    chunks_of,
     closed_loop,
+    closed_ttft,
     decode_pool,
     decode_steps,
     first_token,
     fresh_tokens,
+    in_flight,
+    longest_prefix,
     mean_context,
     prefill_pool,
-    queue_limit,
-    room_context,
-    seats,
-    transfer_seconds,
+    running_of,
+    seats_for,
+    transfer_of,
     ttft_seen,
 )
-from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
+from tests.conftest import engine, experts, machine, model_of, one_matrix
 
 KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64)
 DENSE = one_matrix()  # 2.5 ms of weights in a step, 10 us of arithmetic a row, 10 kB a token of cache
@@ -52,10 +57,41 @@ def test_what_a_request_brings(sizes, fresh, steps, context):
     assert (fresh_tokens(workload), decode_steps(workload), mean_context(workload)) == (fresh, steps, context)
 
 
-@pytest.mark.parametrize(("sequences", "context"), [(0, 1201), (1, 1201), (3, 1201), (12, 1150.75), (300, 1110.55)])
-def test_room_for_three_deviations_of_the_mean_context(sequences, context):
-    """201 / sqrt(12 n) each, at most half of the output: 3 x 201 / 12 = 50.25 of twelve, a fifth of it of 300."""
-    assert room_context(WORK, sequences) == pytest.approx(context)
+@pytest.mark.parametrize(
+    ("sizes", "sequences", "expected"),
+    [
+        ((1000, 201), 100, 121),  # 100 + 2 sqrt(100 x (1 + (201 / 1,100.5)^2 / 12)) = 120.03
+        ((1000, 201), 0, 0),
+        ((1000, 201), 1, 4),  # 1 + 2.003
+        ((100_000, 1), 100, 120),  # contexts all alike: Poisson's deviation alone
+        ((1, 199_998), 100, 124),  # from nothing to twice the mean: 100 + 2 sqrt(100 x 4 / 3) = 123.09
+    ],
+)
+def test_room_for_two_deviations_of_what_is_in_cache(sizes, sequences, expected):
+    assert seats_for(st.Workload(input_tokens=sizes[0], output_tokens=sizes[1]), sequences) == expected
+
+
+@pytest.mark.parametrize(
+    ("chunk", "cut"), [(500, (500, 2, 1)), (334, (334, 3, 1)), (1000, (1000, 1, 1)), (1999, (1000, 1, 1)), (3000, (1000, 1, 3))]
+)
+def test_how_prompts_are_cut(chunk, cut):
+    """A prompt of 1,000 tokens: two chunks of 500, three of 334; three prompts in a chunk of 3,000."""
+    assert chunks_of(WORK, chunk) == cut
+
+
+@pytest.mark.parametrize(
+    ("cached", "tokens", "reads", "prefix"),
+    [(0.0, 250, 1, 375), (0.0, 250, 3, 562.5), (0.25, 250, 1, 500), (0.25, 750, 5, 250), (0.0, 1000, 8, 0)],
+)
+def test_the_longest_prefix_of_several_chunks(cached, tokens, reads, prefix):
+    """Of j numbers spread evenly the largest is j / (j + 1): 0.75 of 750 for three; after the 250 tokens in cache."""
+    assert longest_prefix(replace(WORK, cached_share=cached), tokens, reads) == pytest.approx(prefix)
+
+
+@pytest.mark.parametrize(("batch", "replicas", "share"), [(4, 2, 7 / 8), (1, 10, 0.9), (100, 1, 0.99), (1, 1, 0.0)])
+def test_an_arrival_finds_the_mean_number_of_others(batch, replicas, share):
+    """R B sequences share tokens where R B - 1 are in flight in the mean, and one more comes."""
+    assert in_flight(batch, replicas) == pytest.approx(share)
 
 
 def test_sizes_of_a_workload_and_limits():
@@ -71,120 +107,234 @@ def test_sizes_of_a_workload_and_limits():
     assert st.Slo().ttft == st.Slo().tpot == np.inf
 
 
+def vacations(rate: float, service: float, idle: float) -> float:
+    """The mean wait of M/G/1 whose server goes away for `idle` when nobody waits: lambda S^2 / (2 (1 - rho)) + V / 2."""
+    return rate * service**2 / (2 * (1 - rate * service)) + idle / 2
+
+
 def test_decode_and_prompts_that_share_a_chip():
     """16 sequences, 200 steps, prompts of 1,000 in chunks of 500: 0.16 of the steps have a chunk, and a user waits for both."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
     alone = float(decode_step(DENSE, CHIP, batch=16, context=1100.5, engine="ideal").total)
     mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=250, engine="ideal").total)
-    assert state.utilisation == pytest.approx(0.16)
     assert state.decode.total == alone
     assert state.mixed.total == pytest.approx(mixed)
+    assert (state.quiet, state.reads) == (pytest.approx(0.84), 1)
     tpot = 0.84 * alone + 0.16 * mixed
     assert state.tpot == pytest.approx(tpot)
-    assert state.ttft == pytest.approx(tpot / 2 + 2 * mixed + 2 * mixed / 2 * 0.16 / 0.84)
-    assert state.rate == pytest.approx(16 / (200 * tpot))
+    rate = 16 / (200 * tpot)
+    assert state.rate == pytest.approx(rate)
+    assert state.utilisation == pytest.approx(rate * 2 * mixed)  # of time: each request takes two slow steps
+    assert state.ttft == pytest.approx(vacations(rate, 2 * mixed, alone) + 2 * mixed)
     assert state.input_share == pytest.approx(0.16 * (mixed - alone) / tpot)
     assert state.lower == pytest.approx(0.84 * float(state.decode.lower) + 0.16 * float(state.mixed.lower))
     assert state.upper == pytest.approx(0.84 * float(state.decode.upper) + 0.16 * float(state.mixed.upper))
 
 
 def test_memory_of_decode_and_prompts_that_share_a_chip():
-    """16 sequences and 0.16 of a prompt, 17 in all, with room for the contexts of 16; and a step of 516 tokens."""
-    held = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=IDEAL).memory
-    assert held.cache == pytest.approx(17 * 1e4 * (1100.5 + 3 * 201 / (12 * 16) ** 0.5))
-    assert held.activations == pytest.approx(516 * 2 * 2000)
-    assert held.weights == 10e9
+    """16 sequences and 0.16 that read, 16.16 + 2 sqrt(16.16 x 1.0028) = 24.2: 25 seats; and a step of 516 tokens."""
+    state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
+    assert state.seats == 25
+    assert state.memory.cache == pytest.approx(25 * 1e4 * 1100.5)
+    assert state.memory.activations == pytest.approx(516 * 2 * 2000)
+    assert state.memory.weights == 10e9
 
 
 def test_prompts_that_share_a_chunk():
-    """Chunks of 2,500: two prompts of 1,000 in each, 0.04 of the steps; nothing of a prompt before its chunk."""
+    """Chunks of 2,500 hold two prompts of 1,000: 0.08 prompts a step, some of them two in one; nothing before them."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=2500, engine=IDEAL)
-    mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=2, tokens=1000, prefix=0, engine="ideal").total)
-    assert state.utilisation == pytest.approx(0.04)
-    assert state.mixed.total == pytest.approx(mixed)
-    assert state.ttft == pytest.approx(float(state.tpot) / 2 + mixed + mixed / 2 / 2 * 0.04 / 0.96)
+    assert float(state.reads * (1 - state.quiet)) == pytest.approx(0.08, rel=0.01)
+    assert 1 < float(state.reads) < 1.1
+    given = {"batch": 16, "context": 1100.5, "tokens": 1000, "prefix": 0, "engine": "ideal"}
+    once, twice = (float(mixed_step(DENSE, CHIP, prompts=n, **given).total) for n in (1, 2))
+    assert state.mixed.total == pytest.approx(once + (float(state.reads) - 1) * (twice - once), rel=1e-3)
     assert state.memory.activations == pytest.approx(2016 * 2 * 2000)
+    alone = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=1000, engine=IDEAL)
+    assert state.utilisation == pytest.approx(float(alone.utilisation) / 2, rel=0.15)  # of two places
+    assert state.tpot == pytest.approx(float(alone.tpot), rel=0.01)
+    assert state.ttft == pytest.approx(float(alone.ttft), rel=0.1)  # a queue that is seldom busy
 
 
 def test_cached_prompts_come_before_a_chunk():
-    """A quarter cached: 750 fresh in chunks of 500 leave 1.5 chunks, two passes; after 250 + 125 tokens in the mean."""
+    """A quarter cached: 750 fresh in chunks of 500 take two; after 250 + 125 tokens in the mean."""
     cached = replace(WORK, cached_share=0.25)
     state = aggregated(DENSE, CHIP, cached, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
+    alone = float(decode_step(DENSE, CHIP, batch=16, context=1100.5, engine="ideal").total)
     mixed = float(mixed_step(DENSE, CHIP, batch=16, context=1100.5, prompts=1, tokens=500, prefix=375, engine="ideal").total)
-    assert state.utilisation == pytest.approx(0.12)
+    assert state.quiet == pytest.approx(0.84)
     assert state.mixed.total == pytest.approx(mixed)
-    assert state.ttft == pytest.approx(float(state.tpot) / 2 + 2 * mixed * (1 + 0.12 / 0.88 / 2))
+    rate = 16 / (200 * (0.84 * alone + 0.16 * mixed))
+    assert state.ttft == pytest.approx(vacations(rate, 2 * mixed, alone) + 2 * mixed)
 
 
 def test_groups_read_prompts_each():
-    """Four groups: a quarter of the share each, four prompts a step, and room for one more in a group."""
+    """Four groups, 0.64 chunks a step: more steps are quiet than the 0.84^4 of groups that know nothing of one another."""
     layout = Layout(dp=4, ep=4, microbatches=2)
     state = aggregated(SPARSE, CHIP, WORK, layout=layout, batch=64, chunk=500, engine=IDEAL)
-    assert state.utilisation == pytest.approx(0.16)
-    mixed = mixed_step(SPARSE, CHIP, batch=64, context=1100.5, prompts=4, tokens=500, prefix=250, layout=layout, engine="ideal")
+    quiet, reads = float(state.quiet), float(state.reads)
+    assert 0.84**4 < quiet < 0.84**4 + 0.1
+    assert reads * (1 - quiet) == pytest.approx(0.64, rel=0.01)
+    given = {"batch": 64, "context": 1100.5, "layout": layout, "engine": "ideal"}
+    mixed = mixed_step(SPARSE, CHIP, prompts=reads, tokens=500, prefix=500 * reads / (reads + 1), **given)
     assert state.mixed.total == pytest.approx(float(mixed.total))
-    assert state.memory.cache == pytest.approx(17 * 1e4 * (1100.5 + 3 * 201 / (12 * 16) ** 0.5))
+    alone = float(decode_step(SPARSE, CHIP, **given).total)
+    assert state.tpot == pytest.approx(quiet * alone + (1 - quiet) * float(mixed.total))
+    # 64.64 + 2 sqrt(64.64 x 1.0028) = 80.7 seats, 21 of 81 in a group
+    assert state.seats == 81
+    assert state.memory.cache == pytest.approx(21 * 1e4 * 1100.5)
     assert state.memory.activations == pytest.approx(516 / 2 * 2 * 2000)
 
 
+def test_a_search_takes_arrivals_that_do_not_depend_on_steps():
+    """0.64 chunks a step: 0.64 / (1 - e^-0.64) = 1.354 in a slow one; times near those of the whole reckoning."""
+    given = {"layout": Layout(dp=4, ep=4), "batch": 64, "chunk": 500, "engine": IDEAL}
+    quick, slow = (aggregated(SPARSE, CHIP, WORK, quick=quick, **given) for quick in (True, False))
+    reads = 0.64 / (1 - exp(-0.64))
+    mixed = mixed_step(
+        SPARSE, CHIP, batch=64, context=1100.5, prompts=reads, tokens=500, prefix=500 * reads / (reads + 1),
+        layout=given["layout"], engine="ideal",
+    )  # fmt: skip
+    assert quick.mixed.total == pytest.approx(float(mixed.total))
+    assert quick.tpot == pytest.approx(float(slow.tpot), rel=0.03)
+    assert quick.ttft == pytest.approx(float(slow.ttft), rel=0.1)
+
+
+def test_chunks_of_any_size_bring_the_same_prompts():
+    """A step of 1,000 tokens or of whole prompts costs an ideal machine what its tokens cost: times agree within a tenth."""
+    sizes = np.array([1000, 2000, 4000, 8000])
+    state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=np.array([[4], [64]]), chunk=sizes, engine=IDEAL)
+    assert state.tpot == pytest.approx(np.broadcast_to(state.tpot[:, :1], (2, 4)), rel=0.02)
+    assert state.ttft == pytest.approx(np.broadcast_to(state.ttft[:, :1], (2, 4)), rel=0.1)
+
+
 def test_a_prompt_queue_that_is_full_grows_without_end():
+    """99, 100 and 300 sequences bring 0.99, 1 and 3 chunks a step to one slot."""
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=np.array([99, 100, 300]), chunk=500, engine=IDEAL)
-    assert state.utilisation == pytest.approx([0.99, 1.0, 3.0])
+    assert state.quiet == pytest.approx([0.01, 0.0, 0.0], abs=1e-6)
+    assert state.utilisation[1:] == pytest.approx([1.0, 3.0])
+    assert 0.99 < state.utilisation[0] < 1
     assert np.isfinite(state.ttft).tolist() == [True, False, False]
     assert state.tpot[2] == pytest.approx(state.mixed.total[2])
-    assert state.memory.cache[2] == pytest.approx(301 * 1e4 * (1100.5 + 3 * 201 / (12 * 300) ** 0.5))
+    assert state.memory.cache[2] == pytest.approx(336 * 1e4 * 1100.5)  # 301 + 2 sqrt(301 x 1.0028) = 335.7
+
+
+def test_more_sequences_wait_longer_and_serve_more():
+    batch = np.arange(8, 90, 8)[:, None]
+    state = aggregated(SPARSE, CHIP, WORK, layout=Layout(dp=4, ep=4), batch=batch, chunk=np.array([500, 2000]), engine=IDEAL)
+    for rising in (state.tpot, state.ttft, state.rate, state.utilisation, state.seats):
+        assert np.all(np.diff(rising, axis=0) > 0)
+    assert np.all((state.lower <= state.tpot) & (state.tpot <= state.upper * (1 + 1e-12)))
 
 
 def test_a_pool_that_only_decodes():
-    """400 sequences, 200 steps each: two requests a step."""
+    """400 sequences, 200 steps each: two requests a step; room for 400 + 2 sqrt(400 x 1.0028) = 440.06."""
     state = decode_pool(DENSE, CHIP, WORK, layout=Layout(), batch=400, engine=IDEAL)
     step = decode_step(DENSE, CHIP, batch=400, context=1100.5, engine="ideal")
     assert state.tpot == step.total
     assert state.rate == pytest.approx(2 / float(step.total))
-    assert (state.ttft, state.utilisation, state.input_share) == (0, 0, 0)
+    assert (state.ttft, state.utilisation, state.input_share, state.quiet, state.reads) == (0, 0, 0, 1, 0)
     assert (state.lower, state.upper, state.mixed) == (step.lower, step.upper, None)
-    assert state.memory.cache == pytest.approx(400 * 1e4 * (1100.5 + 3 * 201 / (12 * 400) ** 0.5))
+    assert state.seats == 441
+    assert state.memory.cache == pytest.approx(441 * 1e4 * 1100.5)
     groups = decode_pool(SPARSE, CHIP, WORK, layout=Layout(dp=4, ep=4), batch=400, engine=IDEAL)
-    assert groups.memory.cache == pytest.approx(100 * 1e4 * (1100.5 + 3 * 201 / (12 * 100) ** 0.5))
+    assert groups.memory.cache == pytest.approx(111 * 1e4 * 1100.5)
+
+
+# --- pools of prompts ------------------------------------------------------------------------------------------------------
 
 
 def test_a_pool_that_only_prefills():
-    """Two prompts a group of four: a pass of eight; a quarter of the prompt is cached."""
+    """Two prompts a group of four: passes of up to eight, four of them side by side; a quarter of the prompt is cached."""
     layout, cached = Layout(dp=4, ep=4, microbatches=2), replace(WORK, cached_share=0.25)
-    pool = prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL, ttft=np.inf)
-    step = prefill_step(SPARSE, CHIP, tokens=750, prompts=8, prefix=250, layout=layout, engine="ideal")
-    assert pool.seconds == pytest.approx(float(step.total))
-    assert pool.seats == 8
-    assert pool.rate == pytest.approx(8 / float(step.total))
-    assert pool.most_utilised == 0.95
+    pool = prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL)
+    one, four, eight = (
+        float(prefill_step(SPARSE, CHIP, tokens=750, prompts=n, prefix=250, layout=layout, engine="ideal").total)
+        for n in (1, 4, 8)
+    )
+    assert (pool.seats, pool.step.total) == (8, eight)
+    assert pool.time(np.array([1, 4, 8])) == pytest.approx([one, four, eight])
+    assert pool.time(np.array([2, 6])) == pytest.approx([one + (four - one) / 3, (four + eight) / 2])
+    assert pool.rate == pytest.approx(8 / eight)
+    assert (pool.late, pool.most_utilised) == (0, pytest.approx(0.9))
     assert pool.memory.cache == pytest.approx(4 * 1e4 * 1000)  # a pass under way and one being sent: 16 over four groups
     assert pool.memory.activations == pytest.approx(2 * 750 / 2 * 2 * 2000)
-    assert prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL, ttft=1e-6).most_utilised == 0
-    half = prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL, ttft=np.inf, ceiling=0.5)
-    assert half.most_utilised == 0.5
+    assert prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL, limit=1e-6).most_utilised == 0
 
 
 def test_how_busy_a_prefill_pool_may_be():
     """One prompt at a time: a limit of 1.5 passes leaves half a pass to wait, 0.5 of the time."""
     given = {"layout": Layout(), "prompts": 1, "engine": IDEAL}
-    once = float(prefill_pool(DENSE, CHIP, WORK, ttft=np.inf, **given).seconds)
-    pool = prefill_pool(DENSE, CHIP, WORK, ttft=1.5 * once, **given)
-    assert pool.most_utilised == pytest.approx(0.5, abs=1e-6)
-    assert first_token(pool, 0.5, IDEAL) == pytest.approx(1.5 * once)
-    slow = engine(seconds_per_request=0.1, first_token_factor=2.0)
-    assert first_token(pool, 0.5, slow) == pytest.approx(0.1 + 2 * 1.5 * once)
-    assert prefill_pool(DENSE, CHIP, WORK, ttft=0.1 + 3 * once, **given | {"engine": slow}).most_utilised == pytest.approx(
-        0.5, abs=1e-6
-    )
+    once = float(prefill_pool(DENSE, CHIP, WORK, **given).step.total)
+    pool = prefill_pool(DENSE, CHIP, WORK, limit=1.5 * once, **given)
+    assert pool.most_utilised == pytest.approx(0.5, abs=1e-3)
+    assert first_token(pool, 0.5, 1) == pytest.approx(1.5 * once)
+    assert float(first_token(pool, 0.5, 2)) < 1.5 * once  # two that share their queue
+
+
+LIGHT = one_matrix(kv_bytes=1e-6)  # whose cache costs nothing
+
+
+@pytest.mark.parametrize(("stages", "prompts"), [(2, 1), (2, 2), (5, 5)])
+def test_a_prompt_is_under_way_through_all_stages(stages, prompts):
+    """P micro-batches through P stages last (2P - 1) / P of the period at which passes follow one another."""
+    layout = Layout(pp=stages, microbatches=stages)
+    pool = prefill_pool(LIGHT, CHIP, WORK, layout=layout, prompts=prompts, engine=IDEAL)
+    period = prompts * 10e-3 / stages  # 1,000 tokens of 20 GFLOP at 2 PFLOP/s: 10 ms on one chip
+    assert pool.step.total == pytest.approx(period, rel=1e-6)
+    assert 1 + pool.late == pytest.approx((2 * stages - 1) / stages)
+    alone = prefill_pool(LIGHT, CHIP, WORK, layout=layout, prompts=1, engine=IDEAL)
+    seldom = first_token(alone, 1e-6, 1)  # nobody waits
+    assert seldom == pytest.approx((2 * stages - 1) / stages * max(10e-3, 2.5e-3 * stages) / stages, rel=1e-4)
+
+
+def test_stages_of_a_replica_that_also_decodes_delay_its_first_tokens():
+    """Two stages: what a chunk is under way beyond its step is added to the wait and the two steps of its prompt."""
+    layout = Layout(pp=2, microbatches=2)
+    state = aggregated(LIGHT, CHIP, WORK, layout=layout, batch=16, chunk=500, engine=IDEAL)
+    given = {"batch": 16, "context": 1100.5, "layout": layout, "engine": "ideal"}
+    alone = float(decode_step(LIGHT, CHIP, **given).total)
+    mixed = mixed_step(LIGHT, CHIP, prompts=1, tokens=500, prefix=250, **given)
+    once = float(mixed.total)
+    rate = 16 / (200 * (0.84 * alone + 0.16 * once))
+    beyond = float(mixed.latency) - once
+    assert beyond == pytest.approx(once / 2, rel=1e-3)
+    assert state.ttft == pytest.approx(vacations(rate, 2 * once, alone) + 2 * once + beyond)
 
 
 def test_what_an_engine_adds_to_a_first_token():
-    slow = engine(seconds_per_request=0.1, first_token_factor=2.0)
-    assert ttft_seen(0.3, slow) == pytest.approx(0.7)
-    assert queue_limit(0.7, slow) == pytest.approx(0.3)
+    """0.1 s and 10 us a token before the queue, 3 steps of 20 ms until it is seen, 2 more where groups wait for prompts."""
+    slow = engine(seconds_before_queue=0.1, seconds_before_queue_per_token=1e-5, steps_before_answer=3, steps_to_balance=2)
+    assert ttft_seen(WORK, 0.3, 0.02, Layout(), slow) == pytest.approx(0.1 + 0.01 + 0.3 + 0.06)
+    assert ttft_seen(WORK, 0.3, 0.02, Layout(dp=4, ep=4), slow) == pytest.approx(0.41 + 0.1)
+    short = replace(WORK, output_tokens=2)  # whose one token after the first comes with it
+    assert ttft_seen(short, 0.3, 0.02, Layout(), slow) == pytest.approx(0.41 + 0.02)
     state = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=slow)
     ideal = aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=IDEAL)
-    assert state.ttft == pytest.approx(0.1 + 2 * float(ideal.ttft))
+    assert state.ttft == pytest.approx(0.11 + float(ideal.ttft) + 3 * float(ideal.tpot))
+    assert state.tpot == ideal.tpot
+    old = engine(seconds_per_request=0.1, first_token_factor=2.0)  # of closed loops alone
+    assert aggregated(DENSE, CHIP, WORK, layout=Layout(), batch=16, chunk=500, engine=old).ttft == ideal.ttft
+
+
+@pytest.mark.parametrize(("near", "latency", "bandwidth"), [(True, 1e-6, 1e11), (False, 5e-6, 1e10)])
+def test_the_cache_of_a_prompt_moves_over_the_links_of_its_group(near, latency, bandwidth):
+    """1,000 tokens of 10 kB over four chips a group and two stages: 10 MB / 8 at 100 or 10 GB/s, and one message."""
+    nodes = machine(up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
+    layout = Layout(tp=4, pp=2, microbatches=2)
+    found = transfer_of(one_matrix(), nodes, WORK, layout=layout, within_domain=near)
+    moving = 1e7 / (8 * bandwidth)
+    assert (found.latency, found.moving, found.groups) == (latency, pytest.approx(moving), 1)
+    assert found.seconds(1e-9) == pytest.approx(latency + moving)
+    assert found.seconds(0.8 / moving) == pytest.approx(latency + moving + moving * 0.8 / 0.4)
+    assert found.most == pytest.approx(0.9 / moving)
+
+
+def test_groups_send_caches_side_by_side():
+    """Two groups at 1.2 of what one could carry: 0.6 of each, a wait of 0.6 / 0.8 of a transfer; at 2 without end."""
+    sent = Transfer(latency=0.5, moving=2.0, groups=2)
+    assert sent.seconds(0.6) == pytest.approx(0.5 + 2 + 2 * 0.6 / 0.8)
+    assert sent.most == pytest.approx(0.9)
+    assert np.isinf(sent.seconds(1.0))
 
 
 # --- closed loops ----------------------------------------------------------------------------------------------------------
@@ -244,17 +394,16 @@ def test_requests_without_room_wait_for_a_seat():
     assert (tpot, step.total) == (enough, ten.total)
     assert ttft == pytest.approx(float(first) + 6 / 10 * 200 * float(tpot))
     held = {"context": 1100, "layout": Layout(), "engine": IDEAL}
-    assert seats(DENSE, small, wanted=16, **held) == 10
-    assert seats(DENSE, small, wanted=9, **held) == 9
+    assert running_of(DENSE, small, wanted=16, **held) == 10
+    assert running_of(DENSE, small, wanted=9, **held) == 9
     one = machine(capacity=10e9 + 1.1e7 + 2048 * 4000 + 1)
-    assert seats(DENSE, one, wanted=16, **held) == 1
-    assert seats(DENSE, machine(capacity=1e9), wanted=16, **held) == 16  # who measured them had found room
+    assert running_of(DENSE, one, wanted=16, **held) == 1
+    assert running_of(DENSE, machine(capacity=1e9), wanted=16, **held) == 16  # who measured them had found room
 
 
-def test_the_cache_of_a_prompt_moves_over_the_links_of_its_group():
-    """1,000 tokens of 10 kB over four links: 10 MB / 4 at 100 or 10 GB/s, and one message."""
-    nodes = machine(up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
-    given = {"model": one_matrix(), "system": nodes, "workload": WORK, "sender_chips": 4}
-    assert transfer_seconds(within_domain=True, **given) == pytest.approx(1e-6 + 1e7 / 4e11)
-    assert transfer_seconds(within_domain=False, **given) == pytest.approx(5e-6 + 1e7 / 4e10)
-    assert model_of(matrix()).depth == 10
+def test_what_an_engine_adds_to_a_first_token_of_a_closed_loop():
+    """0.1 s a request, and twice what an orderly queue takes."""
+    tpot, ttft, _ = loop(engine(seconds_per_request=0.1, first_token_factor=2.0))
+    assert (tpot, ttft) == (loop()[0], pytest.approx(0.1 + 2 * float(loop()[1])))
+    assert closed_ttft(0.3, engine(seconds_per_request=0.1, first_token_factor=2.0)) == pytest.approx(0.7)
+    assert loop(engine(seconds_before_queue=0.1, steps_before_answer=3))[1] == loop()[1]

@@ -50,9 +50,9 @@ LENGTH = st_.integers(1, 70)
 BEFORE = st_.tuples(st_.sampled_from([0, 0, 700, 40_000]), st_.sampled_from([0, 60]))
 REQUEST = st_.tuples(st_.integers(0, 9000), LENGTH, LENGTH, st_.integers(0, 2), st_.integers(0, 60))
 POLICIES = st_.builds(
-    lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks: Policy(
-        kind=kind, max_sequences=seats, token_budget=budget, kv_tokens=room, block=block, when_full=full, ranks=ranks,
-        interval=interval * 64 * TICK, patience=patience, acceptance=drafts[0], drafted=drafts[1],
+    lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks, chunk: Policy(
+        kind=kind, max_sequences=seats, token_budget=budget, chunk=chunk, kv_tokens=room, block=block, when_full=full,
+        ranks=ranks, interval=interval * 64 * TICK, patience=patience, acceptance=drafts[0], drafted=drafts[1],
     ),
     st_.sampled_from(["continuous", "prefill-first", "static", "train"]),
     st_.integers(1, 9),
@@ -64,6 +64,7 @@ POLICIES = st_.builds(
     st_.sampled_from([0.0, 0.0, 3000 * TICK, math.inf]),
     st_.sampled_from([(1, 0), (1, 0), (1.5, 2), (2.25, 3)]),
     st_.sampled_from([1, 1, 3]),
+    st_.sampled_from([math.inf, math.inf, 1, 7, 30]),
 )  # fmt: skip
 COEFFICIENTS = st_.tuples(
     st_.integers(1, 90),

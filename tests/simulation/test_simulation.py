@@ -21,6 +21,7 @@ from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import load_engine, named, with_constants
 from steptime.physics.memory import memory_per_chip
 from steptime.planning.steady import aggregated
+from steptime.simulation import loop
 from steptime.simulation.files import write_chrome_trace, write_requests
 from steptime.simulation.metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
 from steptime.simulation.pace import Pace, linear_pace, pace_of
@@ -28,7 +29,7 @@ from steptime.simulation.policy import Policy
 from steptime.simulation.pools import PORTION, serve, serve_apart, serve_apart_closed, serve_tiers
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
 from steptime.simulation.rates import highest_rate, meets, rates
-from steptime.simulation.replays import replay
+from steptime.simulation.replays import replay_pools
 from steptime.simulation.run import as_seen, kv_room, simulate
 from steptime.simulation.state import DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.traces import read_trace
@@ -329,6 +330,21 @@ def test_a_lone_prompt_waits_for_its_own_attention_group():
         assert found.answers.ttft.mean == pytest.approx(float(expected), rel=0.05)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "ideal"])
+@pytest.mark.parametrize("prompts", [1, 2, 4, 8])
+def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, engine):
+    """Experts see the rows of all groups, all else those of the busiest: the same step as `mixed_step` of so many prompts."""
+    model, system, layout = st.load_model("deepseek-v3"), st.load_system("hgx-h200"), st.Layout(dp=8, ep=8)
+    batch, context, tokens = 480, 2250.0, 512
+    given = {"layout": layout, "engine": st.load_engine(engine)}
+    found = pace_of(model, system, max_sequences=batch, token_budget=600, contexts=(2000.0, 2500.0), **given).rates
+    pairs = tokens * (tokens + 1) / 2
+    sums = prompts * tokens, prompts * pairs, float(prompts * tokens), prompts
+    took = loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens)
+    expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
+    assert took == pytest.approx(float(expected), rel=0.045)
+
+
 def test_overload_is_told_and_ends(llama):
     slow = simulate(*llama, open_loop(1e4, 20_000, Lengths(mean=512), Lengths(mean=128)), engine="ideal")
     assert slow.answers.verdict == OVERLOADED
@@ -401,9 +417,9 @@ def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=2048, output_tokens=256), st.Slo(tpot=1 / 40, ttft=1)
     plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",))
-    found = replay(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
+    found = replay_pools(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
     assert found.good
-    assert found.batch == found.planned_batch
+    assert found.batch == plan.pools[-1].seats > found.planned_batch == plan.pools[-1].batch
     assert found.rate > 0.6 * found.planned_rate
 
 
@@ -521,13 +537,13 @@ def test_steps_twice_as_slow_are_a_server_twice_as_slow(llama):
     assert twice.tpot.mean == pytest.approx(2 * once.tpot.mean, rel=1e-6)
 
 
-def test_a_plan_replayed_keeps_its_limits_at_a_smaller_batch(llama):
+def test_a_plan_replayed_keeps_its_limits_at_a_lower_rate(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
         plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal")
         rate = plan.requests_per_second
-        found = replay(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
+        found = replay_pools(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good
         assert found.rate <= plan.requests_per_second
         assert found.rate > 0.4 * plan.requests_per_second

@@ -216,7 +216,7 @@ def test_every_command_speaks_json(words):
             "prefix tokens must be at least 64",
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --quantile p50", "--quantile needs --find-rate"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --quantile p50", "--quantile needs --speed or --ttft, the limits that hold"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths foo", "unknown length distribution 'foo'"),
         ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --replicas 2 --route least-loaded", "--route needs --rate"),
         (

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import combinations
+from statistics import NormalDist
+
 import numpy as np
 
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 
 
 def experts_touched(experts: Number, active: Number, tokens: Number, evenness: Number = np.inf) -> Number:
@@ -39,6 +43,61 @@ def distinct_hit(experts: int, active: int, groups: Number) -> Number:
     for drawn in range(active):
         missed = missed * (np.maximum(kept - drawn, 0.0) / max(experts - drawn, 1))
     return groups * (1 - missed)
+
+
+def nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: Number) -> Array:
+    r"""Expected number of nodes that hold at least one of a token's experts, where routing is limited to groups of experts.
+
+    A token chooses `chosen` of `groups` groups, all equally likely, and then `active` of their experts. Experts are contiguous
+    and spread evenly over `nodes`, with no copies, so that a node may hold parts of two groups: the sum over nodes, in the mean
+    over all sets of groups, of $1 - \binom{m - h}{k} / \binom{m}{k}$, with $m$ experts in the chosen groups and $h$ of them on
+    the node. DeepSeek's own rule takes the groups whose two best experts score highest, which hits up to 8 % more nodes (6.1 of
+    18); with 32 copies of experts it is 5.3 to 6.7 of 18 by their placement. Source: arXiv 2412.19437, section 2.1.2.
+
+    >>> [round(float(n), 2) for n in nodes_hit(256, 8, 8, 4, np.array([1, 4, 8, 18, 256]))]
+    [1.0, 2.93, 3.63, 5.78, 8.0]
+    """
+    unique, where = np.unique(np.rint(np.asarray(nodes, dtype=np.float64)), return_inverse=True)
+    found = np.array([_nodes_hit(experts, active, groups, chosen, int(n)) for n in unique])
+    hit: Array = found[where].reshape(np.shape(nodes))
+    return hit
+
+
+@lru_cache(maxsize=1024)
+def _nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: int) -> float:
+    edges = np.arange(nodes + 1) * experts / nodes
+    starts = np.arange(groups) * experts / groups
+    low = np.maximum(edges[:-1, None], starts)
+    held = np.maximum(np.minimum(edges[1:, None], starts + experts / groups) - low, 0.0)  # [nodes, groups]
+    sets = np.array(list(combinations(range(groups), chosen)))
+    local = held[:, sets].sum(axis=-1)  # [nodes, sets]
+    among = chosen * experts / groups
+    missed = np.ones_like(local)
+    for drawn in range(active):
+        missed *= np.maximum(among - local - drawn, 0.0) / max(among - drawn, 1e-12)
+    return float(np.sum(np.mean(1 - missed, axis=1)))
+
+
+def largest_of(mean: Number, variance: Number, count: Number, skew: Number = 1.0) -> Array:
+    r"""Expected largest of `count` equal counts of a mean and a variance: of the busiest of so many chips.
+
+    $m + b \sqrt v + \frac{b^2 - 3/4}{6} \gamma \frac{m}{m + 1/2}$ with Blom's normal score
+    $b = \Phi^{-1}\left(\frac{n - 3/8}{n + 1/4}\right)$ and the next term of Cornish and Fisher for counts like Poisson's
+    (`skew` $\gamma$ = 1), damped where most chips have none. The mean itself for one chip.
+
+    >>> [round(float(largest_of(8.0, 8.0, n)), 2) for n in (1, 8, 64)]
+    [8.0, 12.26, 15.35]
+    """
+    unique, where = np.unique(np.asarray(count, dtype=np.float64), return_inverse=True)
+    score = np.array([_score(float(n)) for n in unique])[where].reshape(np.shape(count))
+    further = np.maximum(np.square(score) - 0.75, -0.75) / 6 * skew * mean / (mean + 0.5)
+    largest: Array = mean + np.where(np.asarray(count) > 1, score * np.sqrt(variance) + further, 0.0)
+    return largest
+
+
+@lru_cache(maxsize=4096)
+def _score(count: float) -> float:
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
 
 
 def weights_touched(batch: Number, active: Number, total: Number, *, experts: int, chosen: int) -> Number:

@@ -8,7 +8,7 @@ each 16 (NVIDIA, "Introducing NVFP4"), FP8 of DeepSeek-V3 is 8 bits + 32 bits fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.errors import UnknownName
@@ -16,11 +16,15 @@ from steptime.errors import UnknownName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A number format: `bytes` per stored value, scales included; `arithmetic`, the peak rates it can use, best first."""
+    """A number format: `bytes` per stored value, scales included; `arithmetic`, the peak rates it can use, best first.
+
+    block: columns that share a scale with the rows beside them, which engines do not divide (0: no such blocks).
+    """
 
     name: str
     bytes: float
     arithmetic: tuple[str, ...]
+    block: int = 0
 
 
 _WIDE = ("bf16", "fp16", "tf32", "fp32")
@@ -46,8 +50,8 @@ ALIASES: Final = {
 }  # fmt: skip
 
 
-def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: float = 0.0) -> Format:
-    """Return the format `name`, optionally with a scale of `scale_bytes` for each `values_per_scale` values.
+def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: float = 0.0, block: int = 0) -> Format:
+    """Return the format `name`, optionally with a scale of `scale_bytes` for each `values_per_scale` values, in blocks.
 
     >>> number_format("fp8", values_per_scale=128 * 128, scale_bytes=4).bytes
     1.000244140625
@@ -61,7 +65,7 @@ def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: floa
     if values_per_scale <= 0:
         return base
     bits = 4 if key in ("int4", "fp4", "nvfp4", "mxfp4") else 8 * base.bytes
-    return Format(name=base.name, bytes=bits / 8 + scale_bytes / values_per_scale, arithmetic=base.arithmetic)
+    return replace(base, bytes=bits / 8 + scale_bytes / values_per_scale, block=block)
 
 
 def peak_rate(peak: Mapping[str, Any], arithmetic: tuple[str, ...]) -> Any:

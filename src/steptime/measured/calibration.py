@@ -18,7 +18,7 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime.measured.runs import in_runs
-from steptime.measured.validation import Runs, can_simulate, first_tokens, grouped, loops_of, predict_runs
+from steptime.measured.validation import Runs, can_simulate, engine_of, first_tokens, grouped, loops_of, predict_runs
 from steptime.numbers import Array
 from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, WAIT_NAMES
 from steptime.physics.engine import TYPICAL, Engine, constant, named, with_constants
@@ -29,6 +29,7 @@ ROBUST = 1.0  # in units of the noise: an error far beyond it hardly pulls, sinc
 OWN, OWN_NOISE, OWN_ROBUST = 3.0, 0.05, 10.0  # one's own runs depart further from an engine's mean, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
 TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
+SMALL_KV = {"sglang": 0.0}  # engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
 STEP_TOKENS = {"sglang": 8192.0, "trtllm": 0.0}  # SGLang's chunks; TensorRT-LLM is built for a prompt and the batch in a step
 
 
@@ -48,6 +49,7 @@ PRIORS: dict[str, Prior] = {
     "compute_efficiency": Prior(0.7, 0.05, 0.04),
     "expert_efficiency": Prior(0.45, 0.2, 0.08),
     "expert_memory_efficiency": Prior(0.8, 0.06, 0.05),
+    "latent_efficiency": Prior(0.7, 0.4, 0.1),
     "attention_memory_efficiency": Prior(0.8, 0.05, 0.045),
     "seconds_per_kernel": Prior(3.3e-6, 0.1, 0.1),
     "seconds_per_quantised_kernel": Prior(5e-6, 0.2, 0.1),
@@ -71,7 +73,6 @@ HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than k
     "expert_evenness": 1.0,
     "expert_tile_rows": 16.0,
     "memory_share": 0.92,
-    "small_kv": 1.0,
 }
 NAMES = tuple(PRIORS)
 USUAL = np.log([PRIORS[n].usual for n in NAMES])
@@ -96,8 +97,8 @@ def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine
     if base is None:
         first = 1.0 if name in PREFILL_FIRST else 0.0
         tokens, two = STEP_TOKENS.get(name, 2048.0), TWO_BATCH.get(name, 1.0)
-        own = {"prefill_first": first, "step_tokens": tokens, "two_batch": two}
-        base = with_constants(Engine(name=name), own | HELD)
+        own = {"prefill_first": first, "step_tokens": tokens, "two_batch": two, "small_kv": SMALL_KV.get(name, 1.0)}
+        base = with_constants(Engine(name=name, arithmetic=engine_of(name).arithmetic), own | HELD)
     return with_constants(base, constants)
 
 
@@ -256,7 +257,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
 
     What first tokens wait for is fitted anew without the pair too, to loops that the whole fit's engine simulated.
     """
-    groups, target, first = grouped(rows), _log_tpot(rows), _first_tokens(rows)
+    groups = grouped(rows, small_kv={name: kept > 0 for name, kept in SMALL_KV.items()})
+    target, first = _log_tpot(rows), _first_tokens(rows)
     names = sorted({row["engine"] for row in rows})
     typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
     logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
@@ -370,6 +372,9 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
         value = float(constant(engine, name))
         if value != DESCRIPTIONS[name]["default"]:
             lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
+    for rule in engine.arithmetic:
+        told = {name: getattr(rule, name) for name in ("what", "stored", "chips", "computed", "source")}
+        lines += ["", "[[arithmetic]]", *(f'{name} = "{value}"' for name, value in told.items() if value)]
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]
     lines.append("covariance = [")

@@ -19,7 +19,6 @@ import numpy as np
 
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
-from steptime.machines.formats import number_format
 from steptime.machines.system import System
 from steptime.measured.comparison import Predictions
 from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
@@ -28,6 +27,7 @@ from steptime.models.model import Model
 from steptime.numbers import Array
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
+from steptime.physics.served import is_narrow, with_small_cache
 from steptime.physics.uncertainty import factors, regime_of
 from steptime.planning.steady import closed_loop
 
@@ -87,13 +87,6 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     return columns
 
 
-def _narrow(weights: str, experts: str, system: System) -> bool:
-    """Whether a model is computed in 8 bits or fewer: where its experts alone have 4, on chips with arithmetic for them."""
-    if number_format(weights).bytes < 1.5:
-        return True
-    return number_format(experts).bytes < 1 and "fp4" in system.chip.peak
-
-
 def _runs(
     key: tuple[str, ...],
     columns: Mapping[str, Array],
@@ -102,13 +95,15 @@ def _runs(
     small_kv: Mapping[str, bool],
     catalog: str | None,
 ) -> Runs:
-    """Return one group; its KV cache is in 8 bits, unless the rows name a format, where the engine keeps it so."""
+    """Return one group; unless the rows name a format, its KV cache is in 8 bits where the engine keeps it so (`served`)."""
     name, _, engine, weights, experts, kv = key
     weights = weights or "bf16"
-    kv = kv or ("fp8" if small_kv.get(engine, True) and _narrow(weights, experts or weights, system) else "bf16")
+    model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
+    if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
+        model = with_small_cache(model)
     return Runs(
         index=index,
-        model=load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog),
+        model=model,
         system=system,
         engine=engine,
         layout=Layout(**{n: columns[n] for n in AXES}, microbatches=columns["pp"]),

@@ -47,6 +47,7 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
         heads=c.heads,
         max_context=c.integer(*CONTEXTS) if any(c.has(field) for field in CONTEXTS) else math.inf,
         kv_format=kv_format or c.quantization.kv_format or "bf16",
+        kv_told=bool(kv_format or c.quantization.kv_format),
         notes=family.notes(c),
     )
 

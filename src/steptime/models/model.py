@@ -37,7 +37,7 @@ class Op(Result):
 
     weights [parameters] of one instance (one expert for routed experts); flops_per_row [FLOP]; `inputs` and `outputs`
     [values per row] are what it reads and writes besides weights. Routed experts have `experts` instances, `active` of
-    which each token uses. `format` is how the weights are stored.
+    which each token uses, and each is `columns` wide inside (0: not known). `format` is how the weights are stored.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Op(Result):
     active: float = 1
     expert_groups: int = 1
     active_groups: int = 1
+    columns: int = 0
 
     @property
     def total_weights(self) -> float:
@@ -135,6 +136,7 @@ class Model(Result):
     heads: int = 1
     max_context: float = math.inf
     kv_format: str = "bf16"
+    kv_told: bool = False  # whether that was asked for or the checkpoint says so: else an engine may keep another
     source: Mapping[str, str] = field(default_factory=dict, hash=False)
     published: Mapping[str, Number] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()

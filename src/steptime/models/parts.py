@@ -237,6 +237,7 @@ def experts(
         active=active,
         expert_groups=groups[0],
         active_groups=groups[1],
+        columns=hidden,
     )
     return Block((router, routed))
 

@@ -86,7 +86,7 @@ class Quantization:
             return
         if not isinstance(block, list) or not block or not all(isinstance(n, int) and n > 0 for n in block):
             raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {shown(block)}")
-        self._default = number_format("fp8", values_per_scale=prod(block), scale_bytes=4)
+        self._default = number_format("fp8", values_per_scale=prod(block), scale_bytes=4, block=max(block))
 
     def _read_mxfp4(self, fields: Mapping[str, Any]) -> None:
         self._default = number_format("mxfp4")
@@ -101,8 +101,8 @@ class Quantization:
         if bits not in (4, 8):
             raise self._error("quantization_config.bits", f"must be 4 or 8, not {shown(bits)}")
         group = fields.get("group_size", 128)
-        scales = {"values_per_scale": group, "scale_bytes": 2.0} if isinstance(group, int) and group > 0 else {}
-        self._default = number_format("int4" if bits == 4 else "int8", **scales)
+        values = group if isinstance(group, int) and group > 0 else 0
+        self._default = number_format("int4" if bits == 4 else "int8", values_per_scale=values, scale_bytes=2.0)
         self._skipped = self._strings(fields, "modules_to_not_convert", "llm_int8_skip_modules")
 
     def _read_modelopt(self, fields: Mapping[str, Any]) -> None:

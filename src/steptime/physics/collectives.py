@@ -12,7 +12,7 @@ from steptime.physics import network
 from steptime.physics.clock import Clock, Entry
 from steptime.physics.demand import Work, ledger
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Layout
+from steptime.physics.layout import Layout, ways_of
 from steptime.physics.memory import ACTIVATION_BYTES
 from steptime.physics.network import Traffic
 
@@ -89,7 +89,7 @@ def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) 
     gathered = network.all_gather(system, layout.cp, values)
     if not np.any(work.prompts):
         return gathered
-    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / np.minimum(layout.tp, a.kv_shards)
+    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / ways_of(a.kv_shards, layout.tp)
     return gathered + network.all_gather(system, layout.cp, cached)
 
 
@@ -98,7 +98,7 @@ def _run_exchange(
 ) -> None:
     """Add dispatch of tokens to their experts and combination of what comes back, which differ in bytes only."""
     sharing, active = layout.stage / layout.ep, round(op.active)
-    reach = op.active_groups if op.expert_groups > 1 else np.inf
+    groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
     per_byte = network.exchange(
         system,
         layout.ep,
@@ -106,7 +106,8 @@ def _run_exchange(
         model.width,
         experts=op.experts,
         active=active,
-        reach=reach,
+        expert_groups=groups[0],
+        active_groups=groups[1],
         stride=sharing,
     )
     gathered = None

@@ -42,6 +42,7 @@ class Kernels:
     expert_efficiency: Number = _share(1.0, "of peak arithmetic, in grouped matrices of routed experts")
     expert_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of routed experts")
     attention_efficiency: Number = _share(1.0, "of peak arithmetic, in attention")
+    latent_efficiency: Number = _share(1.0, "of attention_efficiency, where decode attention works on a latent")
     attention_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the KV cache")
     network_efficiency: Number = _share(1.0, "of the bandwidth of links, in collectives")
     chip_departure: Number = constant(
@@ -100,27 +101,28 @@ class Scheduler:
         2.0, "overlaps two micro-batches of a stage: 2 anywhere, 1 where groups exchange experts, 0 nowhere", unit="0, 1 or 2",
         most=2.0, read_by=PLAN,
     )  # fmt: skip
-    seconds_per_request: Number = _seconds(
-        "before a prompt is read", unit="s per request", most=100.0, read_by=f"{PLAN}, {FIT}"
-    )
+    seconds_per_request: Number = _seconds("before a prompt is read", unit="s per request", most=100.0, read_by=FIT)
     first_token_factor: Number = constant(
         1.0, "time to first token over that of an orderly prompt queue", unit="factor", least=1e-3, most=100.0,
-        read_by=f"{PLAN}, {FIT}",
+        read_by=FIT,
     )  # fmt: skip
     seconds_before_queue: Number = _seconds(
-        "HTTP and scheduling, before a request is in the queue", unit="s per request", most=100.0, read_by=SIMULATOR
+        "HTTP and scheduling, before a request is in the queue",
+        unit="s per request",
+        most=100.0,
+        read_by=f"{PLAN}, {SIMULATOR}",
     )
-    seconds_before_queue_per_token: Number = _seconds("tokenising", unit="s per prompt token", read_by=SIMULATOR)
+    seconds_before_queue_per_token: Number = _seconds("tokenising", unit="s per prompt token", read_by=f"{PLAN}, {SIMULATOR}")
     steps_before_answer: Number = constant(
         0.0, "from the end of a prompt until its first token is seen: tokens sent in groups, a scheduler that runs ahead",
-        unit="decode steps", most=1e5, read_by=SIMULATOR,
+        unit="decode steps", most=1e5, read_by=f"{PLAN}, {SIMULATOR}",
     )  # fmt: skip
     steps_to_balance: Number = constant(
         0.0,
         "more of them where attention groups wait for prompts of their own",
         unit="decode steps",
         most=1e5,
-        read_by=SIMULATOR,
+        read_by=f"{PLAN}, {SIMULATOR}",
     )
 
 
@@ -131,7 +133,11 @@ class Room:
     reserved_bytes: Number = constant(0.0, "that the engine keeps for itself on a chip", unit="B", most=1e13)
     memory_share: Number = constant(1.0, "of the rest, that it uses", unit="share", least=1e-3, most=1.0)
     small_kv: Number = constant(
-        0.0, "1: KV cache in 8 bits where the model is computed in 8 or fewer", unit="0 or 1", most=1.0, read_by=FIT
+        0.0,
+        "1: KV cache in 8 bits where the model is computed in 8 or fewer, unless told; 0: in 16",
+        unit="0 or 1",
+        most=1.0,
+        read_by=f"{PLAN}, {FIT}",
     )
 
 

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.experts import experts_touched
+from steptime.blackboard.experts import experts_touched, largest_of
 from steptime.machines.formats import peak_rate
 from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.numbers import Number
+from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, arithmetic_of
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.memory import ACTIVATION_BYTES, expert_slots, weight_ways
+from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways, weight_ways
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
 NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
@@ -54,7 +55,7 @@ def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
     """Return the rows that one micro-batch brings to an attention group; `given` are the arguments of `mixed_step`."""
     m, dp = layout.microbatches, layout.dp
     sequences = np.ceil(given["batch"] / (dp * m) - 1e-9)
-    group_prompts = np.ceil(given["prompts"] / dp - 1e-9) / m
+    group_prompts = busiest_prompts(given["prompts"], dp) / m
     return Work(
         sequences=sequences,
         decode=sequences * given["query"],
@@ -65,6 +66,20 @@ def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
         tokens=given["tokens"] * 1.0,
         prefix=given["prefix"] * 1.0,
     )
+
+
+def busiest_prompts(prompts: Number, groups: Number) -> Number:
+    """Prompts of the attention group that has most of them, where they are dealt out in turn: at least one of any.
+
+    A mean number between two whole ones is between theirs: a step of one prompt or two does not always read two.
+
+    >>> [float(busiest_prompts(prompts, 4)) for prompts in (0, 0.5, 3.5, 4, 4.25, 5)]
+    [0.0, 1.0, 1.0, 1.0, 1.25, 2.0]
+    """
+    whole = np.floor(prompts)
+    part = prompts - whole
+    found: Number = (1 - part) * np.ceil(whole / groups - 1e-9) + part * np.ceil((whole + 1) / groups - 1e-9)
+    return np.maximum(found, np.minimum(np.ceil(prompts), 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +155,7 @@ class Demand:
 
 def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: Engine) -> Demand:
     """Return what an operator with weights asks of the busiest chip for one micro-batch."""
-    peak = peak_rate(system.chip.peak, op.format.arithmetic)
+    peak = peak_rate(system.chip.peak, arithmetic_of(engine.arithmetic, WEIGHTS, op.format.arithmetic, system.chip.peak))
     if op.rows in ("none", "lookup"):
         looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
         return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
@@ -148,8 +163,14 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
         copies = slots * layout.ep  # that the tokens choose among
         touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.experts.expert_evenness)
+        share = np.minimum(touched / slots, 1.0)
+        most = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
+        touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), most)
         touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / layout.ep * engine.experts.expert_imbalance
+        rows = work.everywhere * op.active / layout.ep
+        alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
+        rows = np.maximum(largest_of(rows, rows * alone, layout.ep), np.minimum(work.everywhere, 1.0))
+        rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots)) * engine.experts.expert_imbalance
         if np.any(engine.experts.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
         weights: Number = touched * op.weights
@@ -169,15 +190,20 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
 
 def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:
     """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
-    kv_ways = np.minimum(layout.tp, a.kv_shards) * layout.cp
-    state_ways = np.minimum(layout.tp, a.heads)
-    peak = peak_rate(system.chip.peak, a.arithmetic)
+    kv_ways, held = cache_ways(a, layout), state_ways(a, layout)
+    latent = a.expand_flops > 0
+
+    def peak(what: str) -> Number:
+        rate: Number = peak_rate(system.chip.peak, arithmetic_of(engine.arithmetic, what, a.arithmetic, system.chip.peak))
+        return rate
+
     found = {}
     if np.any(work.decode):
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
-        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["decode"] = Demand(flops, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
+        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
+        reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency if latent else 1.0)
+        found["decode"] = Demand(flops, peak(LATENT_DECODE if latent else DECODE), kv=moved, efficiency=reached)
     if np.any(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
@@ -185,8 +211,10 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
             + a.state_flops_per_token * work.tokens
         )
         kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
-        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_ways)
-        found["prefill"] = Demand(flops / layout.group, peak, kv=moved, efficiency=engine.kernels.attention_efficiency)
+        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
+        reached = engine.kernels.attention_efficiency
+        rate = peak(LATENT_PREFILL if latent else PREFILL)
+        found["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)
     return found
 
 

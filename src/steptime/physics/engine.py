@@ -19,6 +19,7 @@ from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
 from steptime.machines.system import System
 from steptime.numbers import Number
+from steptime.physics.computed import Computed, read_rules
 from steptime.physics.constants import (
     CONSTANTS,
     DESCRIPTIONS,
@@ -37,6 +38,8 @@ from steptime.results import Result, in_words
 class Engine(Result):
     """An engine: its constants in groups (`constants`), the `fit` behind them, and their `source`.
 
+    arithmetic: what its kernels compute in where that is not the chip's best (`computed`).
+
     The ideal engine has the defaults of every group: each efficiency 1, each overhead 0. Constants may be arrays.
     """
 
@@ -47,6 +50,7 @@ class Engine(Result):
     experts: Experts = Experts()
     scheduler: Scheduler = Scheduler()
     room: Room = Room()
+    arithmetic: tuple[Computed, ...] = ()
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,6 +108,7 @@ def _load(path: Path, _modified: float) -> Engine:
         name=str(data.get("name", path.stem)),
         title=str(data.get("title", "")),
         source=data.get("source", {}),
+        arithmetic=_read_arithmetic(path, data),
         fit=_read_fit(path, data),
     )
     return with_constants(engine, constants)
@@ -111,14 +116,16 @@ def _load(path: Path, _modified: float) -> Engine:
 
 def _check_constants(path: Path, data: dict[str, Any], constants: object) -> None:
     """Raise DataFileError where a file is none of an engine, or a constant is unknown or out of its range."""
-    unknown = [key for key in data if key not in ("name", "title", "source", "constants", "fit")]
+    unknown = [key for key in data if key not in ("name", "title", "source", "constants", "arithmetic", "fit")]
     if unknown or not isinstance(constants, dict) or not constants:
         looks = "; it looks like a model's config.json" if "model_type" in data or "architectures" in data else ""
         looks = looks or (
             "; it looks like a chip, system or list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
         )
         what = f"{unknown[0][:40]!r} is no key of an engine" if unknown else "has no table [constants]"
-        raise DataFileError(path, f"{what}; an engine file has name, title, [source], [constants] and [fit]{looks}")
+        raise DataFileError(
+            path, f"{what}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}"
+        )
     for key, value in constants.items():
         if key not in CONSTANTS:
             near = did_you_mean(key, CONSTANTS, most=1)
@@ -126,6 +133,13 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
         problem = problem_of(key, value)
         if problem:
             raise DataFileError(path, f"constants.{key}: {problem}")
+
+
+def _read_arithmetic(path: Path, data: dict[str, Any]) -> tuple[Computed, ...]:
+    try:
+        return read_rules(data.get("arithmetic", []))
+    except ValueError as problem:
+        raise DataFileError(path, str(problem)) from None
 
 
 def _read_fit(path: Path, data: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Neighbours in tp are neighbours in the machine, then cp, dp, pp.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -97,6 +98,15 @@ def check_ways(layout: Layout) -> Layout:
     except ValueError as error:
         raise LayoutError(f"the fields of a layout do not go together: {error}") from None
     return replace(layout, **{name: np.asarray(value) for name, value in lists.items()}) if lists else layout
+
+
+def ways_of(parts: float, chips: Number) -> Number:
+    """Ways that `parts`, which cannot be cut, are divided over chips, by the chip that holds most of them.
+
+    >>> [float(ways_of(8, chips)) for chips in (1, 6, 8, 16)], float(ways_of(10, 8)), float(ways_of(math.inf, 6))
+    ([1.0, 4.0, 8.0, 8.0], 5.0, 6.0)
+    """
+    return chips if math.isinf(parts) else parts / np.ceil(parts / np.asarray(chips))
 
 
 def exchanges_experts(layout: Layout) -> Any:

@@ -16,10 +16,10 @@ import numpy as np
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
-from steptime.models.model import Layer, Model, Op, cache_entries
+from steptime.models.model import Attention, Layer, Model, Op, cache_entries
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import NAMES, Layout, check_ways
+from steptime.physics.layout import NAMES, Layout, check_ways, ways_of
 from steptime.physics.rules import check_rules
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
@@ -71,8 +71,8 @@ def _bytes(values: Number) -> str:
 
 
 def weight_ways(op: Op, layout: Layout) -> Number:
-    """Chips over which the weights of one operator are divided, inside an attention group."""
-    return 1 if op.split == "replicated" else np.minimum(layout.group, op.split_limit)
+    """Ways that the weights of one operator are divided inside an attention group, by the chip that holds most of them."""
+    return 1 if op.split == "replicated" else ways_of(op.split_limit, layout.group)
 
 
 def expert_slots(op: Op, layout: Layout) -> Number:
@@ -119,14 +119,23 @@ def sequences_per_group(batch: Number, layout: Layout) -> Number:
     return np.ceil(batch / np.asarray(layout.dp) - 1e-9)
 
 
+def cache_ways(attention: Attention, layout: Layout) -> Number:
+    """Ways that a KV cache is divided: by heads, of which the busiest chip has a whole number, and by context."""
+    return ways_of(attention.kv_shards, layout.tp) * layout.cp
+
+
+def state_ways(attention: Attention, layout: Layout) -> Number:
+    """Ways that the state of a recurrent mixer is divided, by its heads."""
+    return ways_of(attention.heads, layout.tp)
+
+
 def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
     """Bytes of one sequence's cache on one chip: KV divided by heads as far as they go, and by context parallelism."""
     total: Number = np.asarray(0.0)
     for layer, n in model.layers:
         for a in layer.attention:
-            ways = np.minimum(layout.tp, a.kv_shards) * layout.cp
-            kept = a.kv_bytes * cache_entries(a, context) / ways if a.stored else 0.0
-            total = total + n * (kept + a.state_bytes / np.minimum(layout.tp, a.heads))
+            kept = a.kv_bytes * cache_entries(a, context) / cache_ways(a, layout) if a.stored else 0.0
+            total = total + n * (kept + a.state_bytes / state_ways(a, layout))
     return total * stage_share(model, layout)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from steptime.blackboard.experts import distinct_hit
+from steptime.blackboard.experts import distinct_hit, nodes_hit
 from steptime.machines.system import Domain, Link, System
 from steptime.numbers import Number
 
@@ -123,13 +123,14 @@ def exchange(
     *,
     experts: int,
     active: int,
-    reach: Number = np.inf,
+    expert_groups: int = 1,
+    active_groups: int = 1,
     stride: Number = 1,
 ) -> Traffic:
     r"""Send each token to the chips that hold its experts, once per chip and once per outer domain (dispatch, or combine).
 
-    size: chips over which the experts are spread; tokens [per chip]; token_bytes [B]; experts and active as routed; reach: most
-    outer domains that a token may be sent to (node-limited routing). A token crosses each outer link once for every
+    size: chips over which the experts are spread; tokens [per chip]; token_bytes [B]; experts and active as routed, out of
+    `active_groups` of `expert_groups` groups where routing is limited to some. A token crosses each outer link once for every
     domain that it needs and is copied inside it, as DeepEP does, so a level carries the distinct groups hit at that level.
     Source: lecture, section 7; DeepSeek-V3, arXiv 2412.19437, section 3.2.2.
     """
@@ -137,12 +138,16 @@ def exchange(
     busy: list[Number] = []
     latency: Number = 0.0
     groups = np.asarray(size, dtype=np.float64)  # groups to tell apart at this level: chips, then nodes, then pods
-    for level, (domain, here) in enumerate(zip(system.domains, members, strict=True)):
+    for domain, here in zip(system.domains, members, strict=True):
         if not np.any(here > 1):
             busy.append(0.0)
             continue
-        hit: Number = distinct_hit(experts, active, groups)
-        hit = np.minimum(hit, reach) if level else hit
+        limited = expert_groups > active_groups
+        hit: Number = (
+            nodes_hit(experts, active, expert_groups, active_groups, groups)
+            if limited
+            else distinct_hit(experts, active, groups)
+        )
         away = np.where(here > 1, (groups - 1) / groups, 0.0)
         busy.append(tokens * hit * away * token_bytes / domain.link.bandwidth)
         latency = latency + messages(domain.link, here) * domain.link.latency

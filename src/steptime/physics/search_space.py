@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 from steptime.machines.system import System
 from steptime.models.model import Model
+from steptime.numbers import Number
 from steptime.physics.engine import Engine
+from steptime.physics.facts import Facts, facts_of
 from steptime.physics.layout import NAMES, Layout, stacked
-from steptime.physics.rules import Facts, allowed, facts_of
+from steptime.physics.placement import replicas
+from steptime.physics.rules import allowed
 
 LARGEST_REPLICA = 256  # chips; larger ones are tried only where one scale-up domain is larger
 STAGES = (1, 2, 3, 4, 6, 8, 9, 12, 16)
@@ -30,19 +35,27 @@ def legal(
     if not tried:
         return []
     kept = allowed(stacked(tried), facts)
-    return [replace(x, replicas=replicas(system, chips, int(x.chips))) for x, good in zip(tried, kept, strict=True) if good]
+    return [
+        replace(x, replicas=replicas(system.scale_up.size, chips, int(x.chips)))
+        for x, good in zip(tried, kept, strict=True)
+        if good
+    ]
 
 
 def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[Layout]:
-    """Yield the layouts worth trying: ways that divide heads, domains and stages evenly, whatever the rules say of them."""
+    """Yield the layouts worth trying, whatever the rules say of them: ways that divide heads, and sizes of every magnitude.
+
+    More chips only add to them, so that no deployment is lost by renting one more: what does not fit into its replicas idles.
+    """
     domain = int(min(facts.domain, chips))
     largest = min(chips, max(domain, LARGEST_REPLICA))
     heads = [t for t in divisors(facts.heads) if t <= domain]
     for tp, pp, cp in product(heads, [p for p in STAGES if p <= min(facts.depth, chips)], CONTEXT_WAYS):
-        for dp in groups(largest // (tp * cp * pp), shared=facts.experts > 0):
+        for dp in groups(largest // (tp * cp * pp), shared=facts.experts > 0, domain=facts.whole):
             for ep in expert_ways(tp * cp * dp, dp, facts.experts):
+                copies = -facts.experts % ep  # redundant experts with which every chip holds as many
                 for parts in microbatches:
-                    yield Layout(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp * parts)
+                    yield Layout(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp * parts, redundant_experts=copies)
 
 
 def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int, ...] = (1, 2)) -> str:
@@ -58,34 +71,36 @@ def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int,
     return ""
 
 
-def replicas(system: System, chips: int, each: int) -> int:
-    """Return how many replicas of `each` chips fit in `chips`: whole ones in each scale-up domain, where they fit in one."""
-    domain = min(system.scale_up.size, chips)
-    if each > domain:
-        return chips // each
-    return int(chips // domain * (domain // each) + chips % domain // each)
-
-
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of `number`, smallest first.
 
     >>> divisors(72)
-    [1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72]
+    (1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72)
     """
-    return [d for d in range(1, number + 1) if number % d == 0]
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
-def groups(most: int, *, shared: bool) -> list[int]:
-    """Return the attention groups worth trying: all that divide evenly into the chips, and the powers of two below.
+LADDER = (1, 3, 5, 7, 9, 11, 13)  # times powers of two: eight even steps to an octave, of which one is left out
 
-    >>> groups(12, shared=True), groups(12, shared=False), groups(0, shared=True)
-    ([1, 2, 3, 4, 6, 8, 12], [1], [])
+
+def groups(most: int, *, shared: bool, domain: Number = math.inf) -> list[int]:
+    """Return the attention groups worth trying, up to `most`: the rungs of a ladder, and what divides a scale-up domain.
+
+    Above `LARGEST_REPLICA` the rungs are powers of two.
+
+    >>> groups(9, shared=True), groups(9, shared=False), groups(0, shared=True)
+    ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1], [])
+    >>> groups(40, shared=True)[13:], groups(34, shared=True, domain=34)[13:]
+    ([14, 16, 18, 20, 22, 24, 26, 28, 32, 36, 40], [14, 16, 17, 18, 20, 22, 24, 26, 28, 32, 34])
     """
     if most < 1:
         return []
     if not shared:
         return [1]
-    return sorted(set(divisors(most)) | {2**n for n in range(most.bit_length()) if 2**n <= most})
+    rungs = {odd * 2**n for odd in LADDER for n in range(most.bit_length()) if odd == 1 or odd * 2**n <= LARGEST_REPLICA}
+    whole = divisors(int(domain)) if math.isfinite(domain) else ()
+    return sorted(way for way in rungs.union(whole) if way <= most)
 
 
 def expert_ways(stage: int, dp: int, experts: int) -> list[int]:

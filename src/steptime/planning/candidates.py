@@ -14,7 +14,7 @@ from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, show_layout
-from steptime.planning.steady import Prefill, State, aggregated, decode_pool, prefill_pool
+from steptime.planning.steady import Prefill, State, Transfer, aggregated, decode_pool, prefill_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Slo, Workload
 
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
@@ -123,17 +123,17 @@ def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
 
 def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
     """Return the steady state of one replica of the candidate at any batch and chunk."""
-    layout = replace(candidate.layout, replicas=1)
+    layout = candidate.layout
     if candidate.mode == AGGREGATED:
         return aggregated(case.model, case.system, case.workload, layout=layout, batch=batch, chunk=chunk, engine=case.engine)
     return decode_pool(case.model, case.system, case.workload, layout=layout, batch=batch, engine=case.engine)
 
 
-def prefill_of(case: Case, candidate: Candidate) -> Prefill | None:
-    """Return what one prefill replica of the candidate delivers, if it has any."""
+def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0) -> Prefill | None:
+    """Return what one prefill replica of the candidate delivers, if it has any; tpot [s] of the pool that decodes."""
     if candidate.prefill_layout is None:
         return None
-    layout = replace(candidate.prefill_layout, replicas=1)
+    layout = candidate.prefill_layout
     return prefill_pool(
         case.model,
         case.system,
@@ -141,5 +141,21 @@ def prefill_of(case: Case, candidate: Candidate) -> Prefill | None:
         layout=layout,
         prompts=candidate.prompts,
         engine=case.engine,
-        ttft=case.slo.ttft,
+        limit=pass_limit(case, layout, candidate.layout, tpot),
     )
+
+
+def moving(case: Case, layout: Layout) -> Transfer:
+    """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
+    near = case.chips <= case.system.scale_up.size
+    return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near))
+
+
+def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number) -> Number:
+    """Return how long a prompt may wait and be read in a prefill pool [s]: the limit on TTFT less what else comes to it.
+
+    layout: of the pool; answering, tpot [s]: of the pool that decodes. The wait for links is left out: it is added where the
+    rate is known.
+    """
+    sent = moving(case, layout)
+    return case.slo.ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine)

@@ -36,6 +36,8 @@ class Pool(Result):
     batch: int = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
     chunk: int = field(default=0, metadata=unit("tokens", "prompt tokens that a group reads in a step beside its decode batch"))
     chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
+    reads: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
+    seats: int = field(metadata=unit("sequences", "that a replica has room for, above the mean in flight"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prompt chunk"))
     memory: Memory = field(metadata=unit("", "of a chip"))
@@ -107,6 +109,7 @@ class Plan(Tabular):
 
     SCHEMA: ClassVar[str] = "steptime.plan/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "idle_chips": unit("", "chips that are rented and in no pool"),
         "tokens_per_second_per_user": unit("tok/s", "output tokens that each user sees", key=PER_USER),
         "speed_range": unit("tok/s", "90 % range of it", key=f"{PER_USER}_range"),
         "tokens_per_second_per_chip": unit("tok/s", "output tokens over all chips, idle ones among them", key=PER_CHIP),
@@ -179,6 +182,11 @@ class Plan(Tabular):
     search_seconds: float = field(default=0.0, metadata=unit("s", "time of the search", key="search_s"))
     warnings: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
+
+    @property
+    def idle_chips(self) -> int:
+        """Chips that are rented and in no pool; all of them where nothing meets the limits."""
+        return self.chips - sum(pool.chips for pool in self.pools)
 
     @property
     def tokens_per_second_per_user(self) -> float:

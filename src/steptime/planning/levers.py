@@ -115,7 +115,7 @@ def _best(case: Case, mode: str, layouts: list[Layout]) -> Candidate | None:
 
 def _requests_per_chip(case: Case, candidate: Candidate) -> float:
     state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    return float(matched_rate(candidate, state, prefill_of(case, candidate))[0]) / case.chips
+    return float(matched_rate(case, candidate, state, prefill_of(case, candidate, state.tpot))[0]) / case.chips
 
 
 def _lever(option: str, words: str, case: Case, base: float, candidate: Candidate | None) -> Lever | None:

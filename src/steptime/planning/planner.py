@@ -23,18 +23,19 @@ from steptime.machines.system import System
 from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
-from steptime.numbers import MOST_CHIPS, single, whole
+from steptime.numbers import MOST_CHIPS, Number, single, whole
 from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.served import as_served
 from steptime.physics.uncertainty import has_range
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, prefill_of, state_of
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, prefill_of, state_of
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.levers import lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges
-from steptime.planning.refine import best, matched_rate
+from steptime.planning.refine import best, first_token_of, matched_rate
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
-from steptime.planning.steady import Prefill, State, first_token, transfer_seconds
+from steptime.planning.steady import Prefill, State, decode_steps
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)
@@ -122,53 +123,66 @@ def _case_of(
     if number > system.scale_out.size:
         has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
         raise RangeError(f"{has}; {number:,} are too many")
-    return Case(model=model, system=system, workload=workload, slo=slo, chips=number, engine=engine_for(system, engine))
+    runs_on = engine_for(system, engine)
+    served = as_served(model, system, runs_on)
+    return Case(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)
 
 
 # --- what a candidate delivers ------------------------------------------------------------------------------------------
 
 
 def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
-    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    prefill = prefill_of(case, candidate)
-    rate, utilisation = matched_rate(candidate, state, prefill)
-    pools = _pools(case, candidate, state, prefill, rate)
-    workload = case.workload
+    """Return what a plan says of its candidate."""
+    state, prefill, figures = _figures(case, candidate)
+    rate, all_in = figures["requests_per_second"], figures["usd_per_million_output_tokens"]
+    workload, share = case.workload, _input_share(candidate, state, prefill)
     output_rate, input_rate = rate * workload.output_tokens, rate * workload.input_tokens
-    share = _input_share(pools, state)
-    all_in = usd_per_million(case.rent, output_rate)
-    served = state.rate * candidate.layout.replicas
-    return {
+    return figures | {
         "mode": candidate.mode,
         "layout_text": candidate.text,
-        "pools": pools,
-        "tpot": float(state.tpot),
+        "pools": _pools(case, candidate, state, prefill, rate),
         "tpot_bounds": (float(state.lower), float(state.upper)),
-        "ttft": float(state.ttft if prefill is None else first_token(prefill, utilisation, case.engine)),
-        "utilisation": float(utilisation),
-        "requests_per_second": float(rate),
-        "concurrency": float(candidate.batch * candidate.layout.replicas * rate / served),
-        "usd_per_million_output_tokens": float(all_in),
+        "concurrency": float(rate * decode_steps(workload) * state.tpot),
         "cost_bounds": (float(all_in * _bound(state, prefill, "lower")), float(all_in * _bound(state, prefill, "upper"))),
         "prefill_usd_per_million_tokens": float(usd_per_million(case.rent * share, input_rate)),
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),
-        "transfer_seconds": _transfer(case, candidate),
-        **candidate_ranges(case, candidate, state, prefill, utilisation),
+        "transfer_seconds": _transfer(case, candidate, rate),
+        **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }
+
+
+def _figures(case: Case, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
+    """Return the steady state of a candidate, its prefill pool, and its times, rate and cost."""
+    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    prefill = prefill_of(case, candidate, state.tpot)
+    rate, utilisation = matched_rate(case, candidate, state, prefill)
+    return (
+        state,
+        prefill,
+        {
+            "tpot": float(state.tpot),
+            "ttft": float(first_token_of(case, candidate, state, prefill, utilisation)),
+            "utilisation": float(utilisation),
+            "requests_per_second": float(rate),
+            "usd_per_million_output_tokens": float(usd_per_million(case.rent, rate * case.workload.output_tokens)),
+        },
+    )
 
 
 def _bound(state: State, prefill: Prefill | None, name: str) -> float:
     """The bound of the slower pool's time over its estimate."""
     ratio = float(getattr(state, name) / state.tpot)
-    return ratio if prefill is None else (ratio + float(getattr(prefill.step, name) / prefill.seconds)) / 2
+    return ratio if prefill is None else (ratio + float(getattr(prefill.step, name) / prefill.step.total)) / 2
 
 
-def _input_share(pools: tuple[Pool, ...], state: State) -> float:
-    """Share of the rent that input tokens bear: of the chips' time, or of the chips."""
-    if len(pools) == 1:
+def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) -> float:
+    """Share of the rent that input tokens bear: of the time that chips need for a request, whole replicas or not."""
+    if prefill is None or candidate.prefill_layout is None:
         return float(state.input_share)
-    return pools[0].chips / (pools[0].chips + pools[1].chips)
+    reads = candidate.prefill_layout.chips / prefill.rate  # chip-seconds of a request
+    decodes = candidate.layout.chips / state.rate
+    return float(reads / (reads + decodes))
 
 
 def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
@@ -178,7 +192,9 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
         layout=candidate.layout,
         batch=candidate.batch,
         chunk=candidate.chunk,
-        chunk_share=float(state.utilisation),
+        chunk_share=float(1 - state.quiet),
+        reads=float(state.reads),
+        seats=int(state.seats),
         step=state.decode,
         mixed=state.mixed,
         memory=state.memory,
@@ -190,6 +206,7 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
         role="prefill",
         layout=candidate.prefill_layout,
         batch=int(prefill.seats),
+        seats=int(prefill.seats),
         step=prefill.step,
         memory=prefill.memory,
         tokens_per_second=float(rate * workload.input_tokens),
@@ -197,19 +214,13 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
     return first, server
 
 
-def _transfer(case: Case, candidate: Candidate) -> float:
-    if candidate.prefill_layout is None:
-        return 0.0
-    near = case.chips <= case.system.scale_up.size
-    return float(
-        transfer_seconds(
-            case.model, case.system, case.workload, sender_chips=candidate.prefill_layout.group, within_domain=bool(near)
-        )
-    )
+def _transfer(case: Case, candidate: Candidate, rate: Number) -> float:
+    layout = candidate.prefill_layout
+    return 0.0 if layout is None else float(moving(case, layout).seconds(rate / layout.replicas))
 
 
 def _point(case: Case, candidate: Candidate) -> Point:
-    found = _delivered(case, candidate)
+    _, _, found = _figures(case, candidate)
     return Point(
         mode=candidate.mode,
         layout_text=candidate.text,

@@ -9,8 +9,8 @@ from steptime.numbers import Number
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
 from steptime.planning.candidates import Candidate, Case, prefill_of, state_of
-from steptime.planning.refine import matched_rate
-from steptime.planning.steady import Prefill, State, first_token
+from steptime.planning.refine import first_token_of, matched_rate
+from steptime.planning.steady import Prefill, State
 
 Range = tuple[float, float]
 
@@ -32,10 +32,9 @@ def candidate_ranges(
     def times(engine: Engine) -> tuple[Number, ...]:
         of = replace(case, engine=engine)
         now = state_of(of, candidate, candidate.batch, max(candidate.chunk, 1))
-        first = prefill_of(of, candidate)
-        if first is None:
-            return now.tpot, now.ttft
-        return now.tpot, first_token(first, utilisation, engine), first.seconds
+        first = prefill_of(of, candidate, now.tpot)
+        soon = first_token_of(of, candidate, now, first, utilisation)
+        return (now.tpot, soon) if first is None else (now.tpot, soon, first.step.total)
 
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = regime_of(1 - state.decode.total / state.tpot)
@@ -44,7 +43,7 @@ def candidate_ranges(
     slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=on)
     late = factors(case.engine, "ttft", waiting, variance=ttft_variance, system=on)
     read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], system=on) if reading else slow
-    slowed = (_slowed_rate(candidate, state, prefill, slow[side], read[side]) for side in (0, 1))
+    slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], read[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)
     return {
         "tpot_range": (float(tpot * slow[0]), float(tpot * slow[1])),
@@ -54,7 +53,9 @@ def candidate_ranges(
     }
 
 
-def _slowed_rate(candidate: Candidate, state: State, prefill: Prefill | None, decode: Number, reading: Number) -> Number:
+def _slowed_rate(
+    case: Case, candidate: Candidate, state: State, prefill: Prefill | None, decode: Number, reading: Number
+) -> Number:
     """Requests per second where a token takes `decode` times as long, and a pass of a prefill pool `reading` times."""
     slowed = replace(state, rate=state.rate / decode)
-    return matched_rate(candidate, slowed, prefill and replace(prefill, rate=prefill.rate / reading))[0]
+    return matched_rate(case, candidate, slowed, prefill and replace(prefill, rate=prefill.rate / reading))[0]

@@ -14,9 +14,19 @@ import numpy as np
 
 from steptime.numbers import Number
 from steptime.physics.layout import shaped, stacked
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
-from steptime.planning.search import chunk_sizes
-from steptime.planning.steady import MOST_UTILISED, Prefill, State, aggregated, decode_pool, prefill_pool
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
+from steptime.planning.search import UNKNOWN, chunk_sizes
+from steptime.planning.steady import (
+    MOST_UTILISED,
+    Prefill,
+    State,
+    aggregated,
+    decode_pool,
+    first_token,
+    in_flight,
+    prefill_pool,
+    ttft_seen,
+)
 
 AS_CHEAP = 0.005  # costs this near are the same
 CONTENDERS = 64  # candidates that are looked at again
@@ -42,10 +52,10 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     batch = unit * np.unique(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
-    rate = state.rate * candidate.layout.replicas
-    prefill = prefill_of(case, candidate)
-    if prefill is not None and candidate.prefill_layout is not None:
-        rate = np.minimum(rate, prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas)
+    rate = decode_rate(state, candidate, batch[:, None])
+    prefill = prefill_of(case, candidate, state.tpot)
+    if prefill is not None:
+        rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     rate = np.where(within(case, state), rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
@@ -55,14 +65,37 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     return replace(candidate, batch=int(batch[i]), chunk=int(sizes[j]))
 
 
-def matched_rate(candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
+def decode_rate(state: State, candidate: Candidate, batch: Number) -> Number:
+    """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
+    rate: Number = state.rate * candidate.layout.replicas * in_flight(batch, candidate.layout.replicas)
+    return rate
+
+
+def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
+    """Return the most requests per second that all prefill replicas read within the limit, and that their links carry."""
+    assert candidate.prefill_layout is not None
+    each = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).most)
+    return each * candidate.prefill_layout.replicas
+
+
+def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = state.rate * candidate.layout.replicas
+    rate = decode_rate(state, candidate, candidate.batch)
     if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
-    can = prefill.rate * candidate.prefill_layout.replicas
-    rate = np.minimum(rate, can * prefill.most_utilised)
-    return rate, rate / can
+    rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
+    return rate, rate / (prefill.rate * candidate.prefill_layout.replicas)
+
+
+def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number) -> Number:
+    """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
+    layout = candidate.prefill_layout
+    if prefill is None or layout is None:
+        return state.ttft
+    sent = moving(case, layout).seconds(utilisation * prefill.rate)
+    return ttft_seen(
+        case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine
+    )
 
 
 def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Candidate]:
@@ -81,7 +114,8 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     found = []
     for candidate in (refined(case, contender) for _, contender in promise[:finalists]):
         state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-        found.append((float(matched_rate(candidate, state, prefill_of(case, candidate))[0]), float(state.tpot), candidate))
+        prefill = prefill_of(case, candidate, state.tpot)
+        found.append((float(matched_rate(case, candidate, state, prefill)[0]), float(state.tpot), candidate))
     highest = max(rate for rate, _, _ in found)
     found.sort(key=lambda one: (one[1], -one[0]) if one[0] >= highest * (1 - AS_CHEAP) else (np.inf, -one[0]))
     return [candidate for _, _, candidate in found]
@@ -101,13 +135,15 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
-        rate = state.rate * shaped(layout, 2).replicas
+        replicas = shaped(layout, 2).replicas
+        rate = state.rate * replicas * in_flight(batch[:, :, None], replicas)
     else:
         state = decode_pool(**given, layout=wide, batch=batch)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
-        prefill = prefill_pool(**given, layout=readers, prompts=prompts, ttft=case.slo.ttft)
-        can = prefill.rate * prefill.most_utilised * readers.replicas
-        rate = np.minimum(state.rate * wide.replicas, np.asarray(can)[:, None])
+        limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN))
+        prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit, fine=False)
+        can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
+        rate = np.minimum(state.rate * wide.replicas * in_flight(batch, wide.replicas), np.asarray(can)[:, None])
     rate = np.where(within(case, state), rate, 0.0)
     return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))

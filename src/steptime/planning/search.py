@@ -5,31 +5,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from steptime.frontier import pareto
 from steptime.numbers import Array, Number
+from steptime.physics.facts import facts_of
 from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
-from steptime.physics.rules import facts_of, reasons
+from steptime.physics.placement import pairs
+from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
+from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import (
     MOST_UTILISED,
     Prefill,
     aggregated,
     decode_pool,
-    first_token,
     fresh_tokens,
+    in_flight,
     prefill_pool,
+    ttft_seen,
 )
 from steptime.planning.workload import Workload
 from steptime.units import show
 
-CHUNKS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+LEAST_CHUNK = 64  # tokens: smaller ones cost as much
+PARTS = 64  # of a prompt at most
+UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
 
@@ -80,9 +86,17 @@ def room_of(case: Case) -> Number:
 
 
 def chunk_sizes(workload: Workload) -> Array:
-    """Chunk sizes to try: powers of two, and the whole prompt."""
+    """Chunk sizes to try [tokens]: a prompt, its halves, quarters and so on, and several whole prompts.
+
+    >>> chunk_sizes(Workload(input_tokens=1000, output_tokens=1)).tolist()
+    [63, 125, 250, 500, 1000, 2000, 4000, 8000]
+    """
     fresh = fresh_tokens(workload)
-    return np.unique([c for c in CHUNKS if c < 2 * fresh or c <= 2048] + [min(fresh, 2 * LARGEST_PASS)])
+    parts = 2.0 ** np.arange(np.log2(PARTS) + 1)
+    pieces = np.ceil(fresh / parts)
+    whole = fresh * parts[1:]
+    kept = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *whole[whole <= LARGEST_PASS / 2]]
+    return np.unique(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
 
 
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
@@ -112,8 +126,9 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=engine,
+        quick=True,
     )
-    i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft))
+    i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits)
     replicas = np.asarray(table.replicas)[m[i]]
     memory = np.asarray(state.memory.used / state.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
@@ -129,7 +144,7 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         prefill_replicas=none,
         tpot=state.tpot[i, j],
         ttft=state.ttft[i, j],
-        rate=state.rate[i, j] * replicas,
+        rate=state.rate[i, j] * replicas * in_flight(batch[i], replicas),
         utilisation=state.utilisation[i, j],
         input_share=state.input_share[i, j],
         memory=memory[i, j],
@@ -146,13 +161,27 @@ def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
     table = stacked(layouts)
     readers, decoders = _best_readers(case, table), _best_decoders(case, table)
-    parts = [
-        _matched(reader, decoder, case, layouts)
-        for reader in readers
+    pairs = [
+        (number, _matched(reader, decoder, case, layouts))
+        for number, reader in enumerate(readers)
         for decoder in decoders
         if reader.chips + decoder.chips <= case.chips
     ]
-    return joined(DISAGGREGATED, layouts, parts)
+    found = joined(DISAGGREGATED, layouts, [part for _, part in pairs])
+    which = np.repeat([number for number, _ in pairs], [len(part) for _, part in pairs]).astype(np.int64)
+    return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
+
+
+def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill], which: Array) -> Array:
+    """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
+    if not len(found):
+        return np.zeros(0)
+    ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
+    late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
+    passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
+    sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
+    read = passed.wait + passed.service * (1 + late) + sent
+    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +192,9 @@ class _Reader:
     layout: int
     prompts: int
     pool: Prefill
+
+
+_FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,36 +210,51 @@ class _Decoders:
 
 
 def _best_readers(case: Case, table: Layout) -> list[_Reader]:
-    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT."""
+    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT.
+
+    Without sizes in whose place several smaller ones, whose chips they have, prefill as much.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
-    pool = prefill_pool(
-        model, system, workload, layout=shaped(table, 1), prompts=prompts[None, :], engine=engine, ttft=case.slo.ttft
-    )
-    usable = np.where(pool.memory.fits, pool.rate * pool.most_utilised, 0.0)
-    seats = np.broadcast_to(pool.seats, pool.seconds.shape)
-    found = []
+    wide = shaped(table, 1)
+    limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN))
+    pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False)
+    each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
+    usable = np.where(pool.memory.fits, each, 0.0)
+    found: list[_Reader] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         row, column = np.unravel_index(int(np.argmax(usable[rows])), usable[rows].shape)
         at = (int(rows[row]), int(column))
         if usable[at] > 0:
-            figures = {"seconds": pool.seconds[at], "seats": seats[at], "rate": pool.rate[at]}
-            one = replace(pool, **figures, most_utilised=pool.most_utilised[at])
-            found.append(_Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one))
+            figures = {name: np.broadcast_to(getattr(pool, name), usable.shape)[at] for name in _FIGURES}
+            ways = {f.name: np.broadcast_to(getattr(pool.time, f.name), usable.shape)[at] for f in fields(PassTime)}
+            one = replace(pool, **figures, time=PassTime(**ways), most_utilised=usable[at] / pool.rate[at])
+            reader = _Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one)
+            if not any(_replaces(other, reader, case.system.scale_up.size) for other in found):
+                found.append(reader)
     return found
 
 
+def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
+    """Whether smaller replicas find place on the chips of a larger one, and prefill as much there as it does."""
+    each = [reader.pool.rate * reader.pool.most_utilised / reader.chips for reader in (small, large)]
+    return _finds_place(small.chips, large.chips, domain) and bool(each[0] >= each[1])
+
+
 def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
-    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate."""
+    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
+
+    Nor several smaller ones, whose chips they have.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
     state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
     used = np.asarray(state.memory.used / state.memory.capacity)
-    found = []
+    found: list[_Decoders] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         m, b = np.nonzero(state.memory.fits[rows])
@@ -215,28 +262,41 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
             continue
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
         at = rows[m[keep]], b[keep]
-        found.append(
-            _Decoders(
-                chips=int(size),
-                layout=at[0],
-                batch=sequences[at],
-                tpot=state.tpot[at],
-                rate=state.rate[at],
-                memory=used[at],
-            )
-        )
+        columns = {"layout": at[0], "batch": sequences[at], "tpot": state.tpot[at], "rate": state.rate[at], "memory": used[at]}
+        good = np.ones(len(keep), dtype=bool)
+        for small in found:
+            if _finds_place(small.chips, int(size), case.system.scale_up.size):
+                good &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
+        if np.any(good):
+            found.append(_Decoders(chips=int(size), **{name: column[good] for name, column in columns.items()}))
     return found
+
+
+def _finds_place(small: int, large: int, domain: Number) -> bool:
+    """Whether replicas of `small` chips find place on the chips of a larger one."""
+    return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
+
+
+def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
+    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
+    order = np.argsort(small.tpot)
+    most = np.maximum.accumulate(small.rate[order]) / small.chips
+    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
+    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
+    return beaten
 
 
 def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Layout]) -> Table:
     """Divide the chips between prefill and decode replicas of two sizes, for the highest rate that both sustain."""
-    counts = np.arange(1, (case.chips - decoders.chips) // reader.chips + 1)[:, None]
-    replicas = (case.chips - counts * reader.chips) // decoders.chips
-    can = counts * reader.pool.rate
-    matched = np.minimum(can * reader.pool.most_utilised, replicas * decoders.rate[None, :])
+    counts, replicas = pairs(case.system.scale_up.size, case.chips, reader.chips, decoders.chips)
+    if not len(counts):
+        return joined(DISAGGREGATED, layouts, [])
+    usable = counts * (reader.pool.rate * reader.pool.most_utilised)
+    served = (replicas[:, None] - 1 / decoders.batch[None, :]) * decoders.rate[None, :]
+    matched = np.minimum(usable[:, None], served)
     best = np.argmax(matched, axis=0)
     rate = matched[best, np.arange(len(decoders.rate))]
-    counts, replicas = counts[best, 0], replicas[best, 0]
+    counts, replicas = counts[best], replicas[best]
     utilisation = rate / (counts * reader.pool.rate)
     same = np.ones(len(rate), dtype=np.int64)
     return Table(
@@ -250,7 +310,7 @@ def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Lay
         prefill_prompts=reader.prompts * same,
         prefill_replicas=counts,
         tpot=decoders.tpot,
-        ttft=first_token(reader.pool, utilisation, case.engine),
+        ttft=0.0 * rate,  # `_first_tokens` finds those of all pairs at once
         rate=rate,
         utilisation=utilisation,
         input_share=counts * reader.chips / (counts * reader.chips + replicas * decoders.chips),

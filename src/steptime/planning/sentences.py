@@ -12,8 +12,10 @@ from steptime.machines.rents import kind_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import Number
-from steptime.physics.layout import Layout
+from steptime.physics.facts import facts_of
+from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import weights_per_chip
+from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.candidates import Case
@@ -136,6 +138,19 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
     )
 
 
+def _best_layout(case: Case, need: float, capacity: float) -> str:
+    """Say how near the layout comes that spreads the weights most, or why the engine does not start it."""
+    layouts = legal(case.model, case.system, case.chips)
+    best = min(layouts, key=lambda layout: float(weights_per_chip(case.model, layout)), default=None)
+    least = need if best is None else float(weights_per_chip(case.model, best))
+    if best is None or least >= capacity:
+        return f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
+    refused = reasons(best, facts_of(case.model, case.system, chips=case.chips, engine=case.engine))
+    return (
+        f"; {case.engine.name} starts no layout that holds them, such as {show_layout(replace(best, replicas=1))}: {refused[0]}"
+    )
+
+
 def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
     capacity = float(room_of(case))
@@ -149,8 +164,7 @@ def does_not_fit(case: Case) -> str:
     if need > have:
         message += f", {show(need - have, 'B')} too little"
     else:
-        least = min((float(weights_per_chip(case.model, m)) for m in legal(case.model, case.system, case.chips)), default=need)
-        message += f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
+        message += _best_layout(case, need, capacity)
     least = math.ceil(need / capacity)
     domain = min(case.system.scale_up.size, 4096)
     tries = sorted(

@@ -15,9 +15,10 @@ from steptime.physics.engine import engine_for
 from steptime.physics.layout import stacked
 from steptime.physics.memory import activations_per_chip, cache_per_sequence, weights_per_chip
 from steptime.planning.candidates import Case
-from steptime.planning.search import CHUNKS, fitting, room_of
+from steptime.planning.search import fitting, room_of
 from steptime.planning.workload import Slo, Workload
 
+READ: Final = 256  # prompt tokens of a step
 REQUEST: Final = 8192  # tokens of the request that must fit beside the weights, or the model's context where that is shorter
 
 
@@ -57,5 +58,5 @@ def _holds(model: Model, system: System, chips: int) -> bool:
     if not layouts:
         return False
     table = stacked(layouts)
-    beside = cache_per_sequence(model, context, table) + activations_per_chip(model, CHUNKS[0], table)
+    beside = cache_per_sequence(model, context, table) + activations_per_chip(model, READ, table)
     return bool(np.any(weights_per_chip(model, table) + beside <= room_of(case)))

@@ -1,20 +1,27 @@
 r"""Steady states of a deployment: what a replica delivers when requests keep coming.
 
-**Aggregated.** $B$ sequences decode; each lives for $O - 1$ steps, so that a step brings $B/(O-1)$ new requests and their
-prompts. An attention group reads prompts in chunks of $c$ tokens beside its decode batch, in a share $f$ of the steps:
+**Aggregated.** A token is made among $B$ sequences; each request lives for $O - 1$ steps, so that a step brings $B/(O-1)$ new
+requests and their prompts. An attention group reads prompts in chunks of $c$ tokens beside its decode batch; a step brings
+$a = B n/(O-1)$ of them, $n$ to a prompt. Experts synchronise the groups in every layer, so that a step is slow when any group
+reads: a share $1 - u$ of steps, which `queueing.reading` finds, and
 
-$$ f = \frac{B I}{(O - 1)\, c\, d}, \qquad t = (1 - f)\, t_{decode} + f\, t_{mixed} $$
+$$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
 
-with $d$ attention groups and $I$ fresh input tokens. A user's time per token is $t$: the prompts of other requests delay the
-steps that read them. The prompt queue is served at utilisation $f$, so $f < 1$ or the queue grows without end.
+with the chunks that a slow step has in the mean. A user's time per token is $t$: the prompts of other requests delay the steps
+that read them. The load of the prompt queue is a share of time: it grows without end where $a$ reaches what a step can read.
 
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
-rate of requests. The KV cache of each prompt moves between them.
+rate of requests. The KV cache of each prompt moves between them before its first token is seen.
+
+**Arrivals.** Requests come at random. One that arrives sees the mean number of others in flight (PASTA), so that $R$ replicas
+in which a token is made among $B$ sequences have $R B - 1$ requests in flight; and the number in flight varies as a Poisson
+one, so that a chip needs room for more than the mean.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +32,12 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
 from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
-from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
+from steptime.planning.queueing import PassTime, highest_utilisation, passes, queue_wait, reading
 from steptime.planning.workload import Workload
 
-SPARE_DEVIATIONS = 3.0  # standard deviations of the cache's fill that a deployment keeps free
+SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
-MOST_UTILISED = 0.95  # of a prompt queue: beyond it waits are long and drift for minutes
+MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
 DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
 STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
@@ -39,15 +46,20 @@ STEP_TOKENS = 2048  # that engines read in a step by default: their activations 
 class State:
     """A steady state of one replica: arrays of one shape, that of layouts, batches and chunks broadcast together.
 
-    tpot, ttft [s]; rate [requests/s of the replica]; utilisation of the prompt queue, input_share of the chips' time [share];
-    memory of a chip [B]; lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with a prompt chunk.
+    tpot, ttft [s]; rate [requests/s of the replica, were as many in flight as the batch]; utilisation: share of time in which
+    prompts are read or wait; quiet: share of steps that read none; input_share of the chips' time [share]; seats [sequences]
+    that a replica has room for; memory of a chip [B]; lower, upper: bounds of tpot [s]; decode, mixed: the steps without and
+    with prompt chunks, of which a mixed one has `reads`.
     """
 
     tpot: Array
     ttft: Array
     rate: Array
     utilisation: Array
+    quiet: Array
+    reads: Array
     input_share: Array
+    seats: Array
     memory: Memory
     lower: Array
     upper: Array
@@ -70,90 +82,119 @@ def mean_context(workload: Workload) -> float:
     return workload.input_tokens + workload.output_tokens / 2
 
 
-def room_context(workload: Workload, sequences: Number) -> Number:
-    r"""Context per sequence for which a group of `sequences` needs room [tokens]: the mean and three standard deviations.
+def seats_for(workload: Workload, sequences: Number) -> Array:
+    r"""Sequences that a replica needs room for where `sequences` are in flight in the mean.
 
-    Contexts are spread evenly over the output, with standard deviation $O/\sqrt{12}$; that of their mean falls with $\sqrt n$.
+    Their number is Poisson's and their contexts $L$ are spread evenly over the output, so that the tokens in cache have the
+    variance $B (\bar L^2 + O^2 / 12)$: room for `SPARE_DEVIATIONS` of it above the mean.
     """
-    spare: Number = SPARE_DEVIATIONS * workload.output_tokens / np.sqrt(12 * np.maximum(sequences, 1))
-    kept: Number = np.minimum(workload.output_tokens / 2, spare)
-    return mean_context(workload) + kept
+    spread = 1 + np.square(workload.output_tokens / mean_context(workload)) / 12
+    seats: Array = np.ceil(sequences + SPARE_DEVIATIONS * np.sqrt(sequences * spread) - 1e-9)
+    return seats
+
+
+def chunks_of(workload: Workload, chunk: Number) -> tuple[Array, Array, Array]:
+    """Return how prompts are cut into chunks of `chunk` tokens: tokens read at once, chunks of a prompt, prompts in a chunk."""
+    fresh = fresh_tokens(workload)
+    tokens = np.minimum(chunk, fresh)
+    return tokens, np.ceil(fresh / tokens - 1e-9), np.maximum(1.0, np.floor(chunk / fresh + 1e-9))
+
+
+def longest_prefix(workload: Workload, tokens: Number, reads: Number) -> Number:
+    r"""Mean of the longest prefix [tokens] among `reads` chunks of `tokens`, each anywhere in its prompt.
+
+    The attention group that reads it works longest. Of $j$ positions among $n$ it is $n j / (j + 1) - 1/2$ chunks, at most
+    $n - 1$: exact for one, within 4 % of the prompt for more.
+    """
+    fresh = fresh_tokens(workload)
+    chunks = fresh / tokens
+    return workload.input_tokens - fresh + tokens * np.minimum(chunks * reads / (reads + 1) - 0.5, chunks - 1)
 
 
 def aggregated(
-    model: Model, system: System, workload: Workload, *, layout: Layout, batch: Number, chunk: Number, engine: Engine
+    model: Model,
+    system: System,
+    workload: Workload,
+    *,
+    layout: Layout,
+    batch: Number,
+    chunk: Number,
+    engine: Engine,
+    quick: bool = False,
 ) -> State:
     """Return the steady state in which decode and prefill share the chips.
 
-    batch [sequences per replica], chunk [prompt tokens per attention group in a step that has any]; all broadcast.
+    batch [sequences per replica], chunk [prompt tokens per attention group in a step that has any]; all broadcast. quick: slow
+    steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     """
-    fresh, steps = fresh_tokens(workload), decode_steps(workload)
-    prefix = workload.input_tokens - fresh
-    tokens = np.minimum(chunk, fresh)
-    together = np.maximum(1.0, np.floor(chunk / fresh))  # prompts that share a chunk
-    groups = layout.dp
-    share = batch * fresh / (steps * tokens * together * groups)
-    context = mean_context(workload)
-    alone = decode_step(model, system, batch=batch, context=context, layout=layout, engine=engine)
-    mixed = mixed_step(
-        model,
-        system,
-        batch=batch,
-        context=context,
-        prompts=together * groups,
-        tokens=tokens,
-        prefix=prefix + (fresh - tokens) / 2,
-        layout=layout,
-        engine=engine,
-    )
-    used = np.minimum(share, 1.0)
+    tokens, chunks, together = chunks_of(workload, chunk)
+    load, slots = batch * chunks / decode_steps(workload), layout.dp * together
+    given: dict[str, Any] = {"context": mean_context(workload), "layout": layout, "engine": engine}
+    alone = decode_step(model, system, batch=batch, **given)
+
+    def slow(reads: Number) -> Step:
+        prefix = longest_prefix(workload, tokens, reads)
+        return mixed_step(model, system, batch=batch, prompts=reads, tokens=tokens, prefix=prefix, **given)
+
+    if quick or not np.any(np.asarray(slots) > 1):
+        first = slow(np.clip(load / -np.expm1(-load), 1.0, slots))
+        found = reading(load, slots, chunks, alone.total, first.total, 0.0, replicas=layout.replicas)
+    else:
+        one = slow(1.0)
+        found = reading(load, slots, chunks, alone.total, one.total, 0.0, replicas=layout.replicas)
+        reads = np.minimum(found.reads, slots)
+        first = slow(reads)
+        more = np.where(reads > 1, (first.total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
+        again = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
+        found = replace(again, reads=reads)
+    quiet = found.quiet
 
     def mean(a: Array, b: Array) -> Array:
-        mixed: Array = a + used * (b - a)
+        mixed: Array = quiet * a + (1 - quiet) * b
         return mixed
 
-    tpot = mean(alone.total, mixed.total)
-    service = np.ceil(fresh / tokens) * mixed.total
-    sequences = batch / groups
+    tpot = mean(alone.total, first.total)
+    seats = seats_for(workload, batch + np.minimum(load, slots))
     return State(
         tpot=tpot,
-        ttft=np.asarray(ttft_seen(tpot / 2 + service + queue_wait(service / together, share), engine)),
-        rate=np.asarray(batch / (steps * tpot)),
-        utilisation=share,
-        input_share=used * (mixed.total - alone.total) / tpot,
+        ttft=np.asarray(ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine)),
+        rate=np.asarray(batch / (decode_steps(workload) * tpot)),
+        utilisation=found.utilisation,
+        quiet=quiet,
+        reads=found.reads,
+        input_share=(1 - quiet) * (first.total - alone.total) / tpot,
+        seats=seats,
         memory=memory_per_chip(
             model,
             system,
-            batch=batch + groups * together * used,
-            context=room_context(workload, sequences),
+            batch=seats,
+            context=mean_context(workload),
             layout=layout,
             engine=engine,
-            step_tokens=(sequences + tokens * together) / layout.microbatches,
+            step_tokens=(batch / layout.dp + tokens * together) / layout.microbatches,
         ),
-        lower=mean(alone.lower, mixed.lower),
-        upper=mean(alone.upper, mixed.upper),
+        lower=mean(alone.lower, first.lower),
+        upper=mean(alone.upper, first.upper),
         decode=alone,
-        mixed=mixed,
+        mixed=first,
     )
 
 
 def decode_pool(model: Model, system: System, workload: Workload, *, layout: Layout, batch: Number, engine: Engine) -> State:
     """Return the steady state of a replica that only decodes."""
     step = decode_step(model, system, batch=batch, context=mean_context(workload), layout=layout, engine=engine)
+    nothing = np.zeros_like(step.total)
+    seats = seats_for(workload, batch)
     return State(
         tpot=step.total,
-        ttft=np.zeros_like(step.total),
+        ttft=nothing,
         rate=batch / (decode_steps(workload) * step.total),
-        utilisation=np.zeros_like(step.total),
-        input_share=np.zeros_like(step.total),
-        memory=memory_per_chip(
-            model,
-            system,
-            batch=batch,
-            context=room_context(workload, batch / layout.dp),
-            layout=layout,
-            engine=engine,
-        ),
+        utilisation=nothing,
+        quiet=nothing + 1,
+        reads=nothing,
+        input_share=nothing,
+        seats=seats,
+        memory=memory_per_chip(model, system, batch=seats, context=mean_context(workload), layout=layout, engine=engine),
         lower=step.lower,
         upper=step.upper,
         decode=step,
@@ -161,15 +202,30 @@ def decode_pool(model: Model, system: System, workload: Workload, *, layout: Lay
     )
 
 
+def in_flight(batch: Number, replicas: Number) -> Array:
+    r"""Share of `batch` [sequences of a replica] that is in flight in the mean, where a token is made among so many.
+
+    An arrival finds the mean number of others and makes one more: $R B - 1$ of $R B$. One seat alone serves one at a time, and
+    has a share of its own (`lone_seat`).
+
+    >>> in_flight(4, 2).tolist(), in_flight(1, 1).tolist()
+    (0.875, 0.0)
+    """
+    share: Array = 1 - 1 / (np.asarray(batch, dtype=np.float64) * replicas)
+    return share
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
     """A replica that only prefills: arrays of one shape.
 
-    seconds of a pass [s] that reads `seats` prompts; rate [requests/s]; most_utilised: the highest utilisation within the limit
-    [share]; memory of a chip [B]; step: the pass.
+    time of a pass by its prompts, up to `seats`; late: how much longer a prompt is under way than a pass takes, through the
+    stages of a pipeline, over the pass; rate of full passes [requests/s]; most_utilised: the highest utilisation within the
+    limit [share]; memory of a chip [B]; step: a full pass.
     """
 
-    seconds: Array
+    time: PassTime
+    late: Array
     seats: Number
     rate: Array
     most_utilised: Array
@@ -185,20 +241,32 @@ def prefill_pool(
     layout: Layout,
     prompts: Number,
     engine: Engine,
-    ttft: Number,
-    ceiling: float = MOST_UTILISED,
+    limit: Number = np.inf,
+    fine: bool = True,
 ) -> Prefill:
-    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be."""
+    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
+
+    limit [s]: on the time from arrival to the end of the pass. fine: whether utilisation is found to 0.1 %, or to 2 %.
+    """
     fresh = fresh_tokens(workload)
-    seats = prompts * layout.dp
-    step = prefill_step(
-        model, system, tokens=fresh, prompts=seats, prefix=workload.input_tokens - fresh, layout=layout, engine=engine
+    seats = np.asarray(prompts * layout.dp)
+    given: dict[str, Any] = {"tokens": fresh, "prefix": workload.input_tokens - fresh, "layout": layout, "engine": engine}
+    step = prefill_step(model, system, prompts=seats, **given)
+    one = prefill_step(model, system, prompts=1, **given).total if np.any(seats > 1) else step.total
+    side = step.total if np.all(seats == layout.dp) else prefill_step(model, system, prompts=layout.dp, **given).total
+    time = PassTime(
+        first=one,
+        more=np.maximum(side - one, 0.0) / np.maximum(layout.dp - 1, 1),
+        kink=layout.dp,
+        beyond=np.maximum(step.total - side, 0.0) / np.maximum(seats - layout.dp, 1),
     )
+    late = step.latency / step.total - 1
     return Prefill(
-        seconds=step.total,
+        time=time,
+        late=late,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=np.asarray(highest_utilisation(step.total, queue_limit(ttft, engine), seats, ceiling)),
+        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas, fine=fine),
         memory=memory_per_chip(
             model,
             system,
@@ -236,7 +304,7 @@ def closed_loop(
     Source: conservation of requests (Little's law), lecture section 4.
     """
     groups, context = layout.dp, input_tokens + output_tokens / 2
-    running = seats(model, system, context=context, layout=layout, engine=engine, wanted=concurrency)
+    running = running_of(model, system, context=context, layout=layout, engine=engine, wanted=concurrency)
     decode = decode_step(model, system, batch=running, context=context, layout=layout, engine=engine)
     prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, layout=layout, engine=engine).total
     in_group = running / groups
@@ -247,10 +315,10 @@ def closed_loop(
     started = starting * burst / 2
     queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
     waiting = (concurrency - running) / running * output_tokens * tpot
-    return tpot, ttft_seen(queued, engine) + waiting, decode
+    return tpot, closed_ttft(queued, engine) + waiting, decode
 
 
-def seats(model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number) -> Number:
+def running_of(model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number) -> Number:
     """Return how many of the `wanted` sequences [per replica] run at once: as many as have room for `context` [tokens].
 
     Where this count leaves room for none, all of them run: the run was made, so that its server found room.
@@ -259,25 +327,63 @@ def seats(model: Model, system: System, *, context: Number, layout: Layout, engi
     return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
 
 
-def first_token(prefill: Prefill, utilisation: Number, engine: Engine) -> Number:
-    """Return the mean time to first token [s] of a prefill replica at a utilisation [share]."""
-    return ttft_seen(prefill.seconds + lockstep_wait(prefill.seconds, utilisation, prefill.seats), engine)
+def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
+    """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
+    found = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
+    read: Number = found.wait + found.service * (1 + prefill.late)
+    return read
 
 
-def ttft_seen(queued: Number, engine: Engine) -> Number:
-    """Return the time to first token [s] that a user sees where an orderly prompt queue takes `queued` [s].
+def ttft_seen(workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine) -> Number:
+    """Return the time to first token [s] that a user sees where a prompt is `read` [s] after it is in the queue.
 
-    An engine adds `seconds_per_request` before the prompt is read, and stretches the queue by `first_token_factor`.
+    An engine adds the time before the queue and the decode steps, of `tpot` [s], until a token is seen: those of the simulator.
+    layout: of the replica that decodes.
     """
+    return before_queue(workload, engine) + read + answer_steps(workload, layout, engine) * tpot
+
+
+def before_queue(workload: Workload, engine: Engine) -> Number:
+    """Seconds from a request's arrival to its place in the queue."""
+    wait = engine.scheduler
+    return wait.seconds_before_queue + wait.seconds_before_queue_per_token * workload.input_tokens
+
+
+def answer_steps(workload: Workload, layout: Layout, engine: Engine) -> Number:
+    """Decode steps from the end of a prompt until its first token is seen, at most those of the request."""
+    wait = engine.scheduler
+    steps = wait.steps_before_answer + wait.steps_to_balance * (np.asarray(layout.dp) > 1)
+    return np.minimum(steps, workload.output_tokens - 1)
+
+
+def closed_ttft(queued: Number, engine: Engine) -> Number:
+    """Return the time to first token [s] of a closed loop in which a prompt queue takes `queued` [s] (`closed_loop`)."""
     return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued
 
 
-def queue_limit(ttft: Number, engine: Engine) -> Number:
-    """Return how long an orderly prompt queue may take [s] for a time to first token of `ttft` [s]; inverts `ttft_seen`."""
-    return (ttft - engine.scheduler.seconds_per_request) / engine.scheduler.first_token_factor
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """How the KV caches of prompts move from a prefill replica to another pool.
+
+    latency [s]; moving [s] that the links of an attention group are busy with a prompt; groups that send at the same time.
+    """
+
+    latency: Number
+    moving: Number
+    groups: Number
+
+    def seconds(self, rate: Number) -> Number:
+        """Seconds of a cache on its way, the wait for the links among them, at a rate [requests/s of a prefill replica]."""
+        return self.latency + self.moving + queue_wait(self.moving, rate * self.moving / self.groups)
+
+    @property
+    def most(self) -> Number:
+        """The highest rate that the links carry [requests/s of a prefill replica]."""
+        return MOST_UTILISED * self.groups / self.moving
 
 
-def transfer_seconds(model: Model, system: System, workload: Workload, *, sender_chips: Number, within_domain: bool) -> Number:
-    """Time to move the KV cache of one prompt between pools [s], over all links of the attention group that made it."""
+def transfer_of(model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool) -> Transfer:
+    """Return how caches leave a prefill replica of `layout`: each over all links of the attention group that made it."""
     link = (system.scale_up if within_domain else system.scale_out).link
-    return link.latency + cache_bytes(model, workload.input_tokens) / (link.bandwidth * sender_chips)
+    moving = cache_bytes(model, workload.input_tokens) / (link.bandwidth * layout.group * layout.pp)
+    return Transfer(latency=link.latency, moving=np.maximum(moving, 1e-12), groups=layout.dp)

@@ -78,19 +78,20 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
 
 
 @compiled
-def mixed_time(rates: Rates, b: int, context: float, rows: int, pairs: float, keys: float, chunks: int, alone: float) -> Any:
-    """Seconds of a step with `rows` prompt tokens beside `b` decoding sequences; `alone` are those of its longest chunk."""
-    spread = rows_time(rates.rows, b, rows) + rates.pair * pairs + rates.key * keys
-    return run_time(rates, b, context, 0.0, 1) + max(spread, alone) + rates.chunk * chunks
+def mixed_time(
+    rates: Rates, b: int, context: float, rows: int, pairs: float, keys: float, chunks: int, longest: int, hardest: float
+) -> Any:
+    """Seconds of a step with `rows` prompt tokens beside `b` decoding sequences.
 
-
-@compiled
-def lone_time(rates: Rates, b: int, rows: int, pairs: float, keys: float) -> Any:
-    """Seconds that one prompt's chunk takes on its own attention group, where there are several: all wait for it."""
+    longest [tokens]: its longest chunk, and hardest [s]: the most attention of one. The group that reads them works while the
+    others wait for it; experts work on the rows of all groups.
+    """
+    seconds = run_time(rates, b, context, 0.0, 1) + rates.chunk * chunks + rows_time(rates.rows, b, rows)
+    attention = rates.pair * pairs + rates.key * keys
     if rates.groups == 1:
-        return 0.0
-    before = (b + rates.groups - 1) // rates.groups
-    return rows_time(rates.lone, before, rows) + rates.groups * (rates.pair * pairs + rates.key * keys)
+        return seconds + attention
+    each, before = (rows + rates.groups - 1) // rates.groups, (b + rates.groups - 1) // rates.groups
+    return seconds + rows_time(rates.own, before, max(longest, each)) + max(attention, rates.groups * hardest)
 
 
 @compiled
@@ -191,18 +192,19 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             continue
         decode = not first
         pressed = False
-        rows, pairs, keys, chunks, ends, load, alone, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0.0, 0
+        rows, pairs, keys, chunks, ends, load, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0
+        longest, hardest = 0, 0.0
         while True:
             wanted = blocks_wanted(p, rules, r)
             while decode and wanted > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 pressed = True
                 wanted = blocks_wanted(p, rules, r)
-            budget = rules.budget - (rules.query * p.count[r, DECODES] if decode else 0)
+            budget = min(rules.budget - (rules.query * p.count[r, DECODES] if decode else 0), rules.reads * rates.groups)
             if static:
                 budget = FAR if p.count[r, DECODES] == 0 else 0
             b = p.count[r, DECODES] if decode else 0
-            most = FAR if static else max(1, rules.chunk - rules.query * (b // rates.groups))
+            most = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
             half = p.count[r, PARTIAL]
             p.count[r, PARTIAL] = 0
             at = 0
@@ -237,7 +239,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                     keys += reach
                     chunks += 1
                     budget -= c
-                    alone = max(alone, lone_time(rates, b, c, more, reach))
+                    longest, hardest = max(longest, c), max(hardest, rates.pair * more + rates.key * reach)
                 if q[i].left > 0:
                     p.partials[r, p.count[r, PARTIAL]] = i
                     p.count[r, PARTIAL] += 1
@@ -257,7 +259,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
-            seconds = load + mixed_time(rates, b, context, rows, pairs, keys, chunks, alone)
+            seconds = load + mixed_time(rates, b, context, rows, pairs, keys, chunks, longest, hardest)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])

@@ -297,7 +297,7 @@ def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -
         grows = grows or (apart and _grows(moved["moved"], moved["resumed"], seats[-1])) or ""
         if grows:
             return OVERLOADED, grows
-    seen = f"the median request waits {show(waits, 's')} for a seat"
+    seen = f"the median request waits {show(waits, 's')} in the queue for a seat"
     if waits > read:
         return SATURATED, f"{seen}, longer than its prompt is read ({show(read, 's')})"
     return STABLE, f"{seen}; its prompt is read in {show(read, 's')}"

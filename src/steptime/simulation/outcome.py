@@ -11,6 +11,7 @@ import numpy as np
 from steptime.machines.system import Rent
 from steptime.physics.layout import Layout, show_layout
 from steptime.results import Tabular, unit
+from steptime.simulation.limits import Judged, at
 from steptime.simulation.metrics import Answers
 from steptime.simulation.pace import Pace
 from steptime.simulation.policy import Policy
@@ -57,6 +58,7 @@ class Simulation(Tabular):
     system: str = field(metadata=unit("", "name of the system"))
     engine: str = field(metadata=unit("", "name of the engine"))
     layout: Layout = field(metadata=unit("", "of a replica that decodes, and how many there are"))
+    limits: Judged | None = field(default=None, metadata=unit("", "whether the limits are met; null without limits"))
     answers: Answers = field(metadata=unit("", "the figures of the run"))
     requests: Any = field(metadata=unit("", "every request", left_out=True))
     timeline: dict[str, Any] = field(metadata=unit("", "what happened over time", left_out=True))
@@ -87,7 +89,11 @@ class Simulation(Tabular):
         title, figures = self.answers.headline()
         chips = f"{self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}"
         on = f"{self.model} on {chips} ({show_layout(self.layout)}), engine {self.engine}"
-        return f"Simulation: {on}", {"verdict": title.removeprefix("Answers: "), **figures}
+        verdict = {"verdict": title.removeprefix("Answers: ")}
+        if self.limits is not None:
+            held = f"{self.limits.verdict} {at(self.limits.quantile)}: {self.limits.count}"
+            return f"Simulation: {on}", {"limits": held, **verdict, **figures}
+        return f"Simulation: {on}", {**verdict, **figures}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each request: times from the start of the run [s], tokens, and whether it was served."""

@@ -29,6 +29,7 @@ from steptime.simulation.state import Rates
 LEFT_OUT = unit("", "", left_out=True)
 MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
 SAMPLES = 200
+SHARED = ("experts", "dispatch", "combine")  # terms on which the attention groups work together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -36,7 +37,9 @@ class Pace(Result):
     """Coefficients of the step time [s]; see the module.
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
-    step]. lone: rows of a pass of one prompt, which one of `groups` attention groups reads while the others wait.
+    step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
+    tokens of all], the experts and the exchange with them, are `rows` taken apart. late [s by prompt tokens]: how much longer
+    a prompt is under way than its pass takes, through the stages of a pipeline.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
     from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
@@ -48,7 +51,9 @@ class Pace(Result):
     pair: float = field(default=0.0, metadata=LEFT_OUT)
     key: float = field(default=0.0, metadata=LEFT_OUT)
     chunk: float = field(default=0.0, metadata=LEFT_OUT)
-    lone: Any = field(default=None, metadata=LEFT_OUT)
+    own: Any = field(default=None, metadata=LEFT_OUT)
+    shared: Any = field(default=None, metadata=LEFT_OUT)
+    late: Any = field(default=None, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
@@ -68,11 +73,11 @@ class Pace(Result):
         return Rates(
             np.ascontiguousarray(self.decode, dtype=np.float64),
             np.ascontiguousarray(self.context, dtype=np.float64),
-            np.ascontiguousarray(self.rows, dtype=np.float64),
+            np.ascontiguousarray(self.rows if self.shared is None else self.shared, dtype=np.float64),
             float(self.pair),
             float(self.key),
             float(self.chunk),
-            np.ascontiguousarray(self.rows if self.lone is None else self.lone, dtype=np.float64),
+            np.ascontiguousarray(self.rows if self.own is None else self.own, dtype=np.float64),
             int(self.groups),
         )
 
@@ -122,8 +127,8 @@ def slowed(pace: Pace, slowness: float) -> Pace:
         return pace
     if not slowness > 0:
         raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
-    names = ("decode", "context", "rows", "pair", "key", "chunk") + (() if pace.lone is None else ("lone",))
-    longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names}
+    names = ("decode", "context", "rows", "pair", "key", "chunk", "own", "shared", "late")
+    longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names if getattr(pace, name) is not None}
     return replace(pace, **longer)
 
 
@@ -142,7 +147,8 @@ def pace_of(
     """Return the pace of a replica, sampled from `step`.
 
     contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
-    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group.
+    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group,
+    with the experts that the prompts of all groups pass through.
     With `query` > 1 every decode step verifies drafts.
     """
     layout = layout or Layout()
@@ -155,14 +161,16 @@ def pace_of(
     rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
     pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
     groups = int(layout.dp)
-    lone = _rows(model, system, given | {"prompts": 1}, int(min(MOST_ROWS, len(rows) - 1))) if groups > 1 else None
+    own, shared = _apart(model, system, given, len(rows) - 1) if groups > 1 else (None, None)
     pace = Pace(
         decode=decode,
         context=slope,
         rows=rows,
         pair=pair,
         key=key,
-        lone=lone,
+        own=own,
+        shared=shared,
+        late=_late(model, system, given, token_budget) if layout.pp > 1 else None,
         groups=groups,
         before=float(runs_on.scheduler.seconds_before_queue),
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
@@ -198,14 +206,33 @@ def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, 
 
 
 def _rows(model: Model, system: System, given: Any, most: int) -> Any:
-    """Seconds of passes of prompt tokens without their attention, by tokens."""
+    """Seconds of passes of prompt tokens without their attention, spread over the attention groups, by tokens."""
     tokens = _knots(most)
-    spread = 1 if "prompts" in given else given["layout"].dp
-    step = prefill_step(model, system, tokens=tokens / spread, **given)
-    times = np.maximum.accumulate(step.total - step.terms.get("attention", 0.0))
-    every = np.interp(np.arange(max(2, most + 1)), tokens, times)
-    every[0] = 0.0
-    return every
+    step = prefill_step(model, system, tokens=tokens / given["layout"].dp, **given)
+    return _every(step.total - step.terms.get("attention", 0.0), tokens, most)
+
+
+def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, Any]:
+    """Seconds of a pass of one prompt without its attention, by tokens: on its own group, and of what all groups share."""
+    tokens = _knots(most)
+    step = prefill_step(model, system, tokens=tokens, prompts=1, **given)
+    shared = sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
+    own = step.total - step.terms.get("attention", 0.0) - shared
+    return _every(own, tokens, most), _every(shared, tokens, most)
+
+
+def _late(model: Model, system: System, given: Any, most: int) -> Any:
+    """Seconds that a prompt is under way beyond its pass, by tokens."""
+    tokens = _knots(most)
+    step = prefill_step(model, system, tokens=tokens, prompts=1, **given)
+    return _every(step.latency - step.total, tokens, most)
+
+
+def _every(times: Any, tokens: Any, most: int) -> Any:
+    """Seconds for each number of tokens up to `most`, from those at some of them; nothing takes none."""
+    found = np.interp(np.arange(max(2, most + 1)), tokens, np.maximum.accumulate(times))
+    found[0] = 0.0
+    return found
 
 
 def _attention(model: Model, system: System, given: Any, budget: int, context: float) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class Policy:
     kind: "continuous" (prompt chunks beside decode, as vLLM), "prefill-first" (steps that read prompts come before steps that
     decode, as SGLang and TensorRT-LLM), "static" (a batch is done before the next begins) or "train" (a step departs every
     `interval` [s], full or not). max_sequences: seats of a replica. token_budget: tokens of an attention group in a step,
-    decoded ones among them.
+    decoded ones among them. chunk: prompt tokens of a group in a step at most, however few it decodes.
     kv_tokens: room of a replica [tokens], without end if infinite; block: tokens that are allotted at once. when_full:
     "recompute" (the last seated sequence gives up its room and starts over) or "queue" (a request is seated only with room for
     all of it).
@@ -52,6 +52,7 @@ class Policy:
     kind: str = field(default="continuous", metadata=unit("", "continuous, prefill-first, static or train"))
     max_sequences: int = field(default=256, metadata=unit("", "seats of a replica"))
     token_budget: int = field(default=2048, metadata=unit("tokens", "of an attention group in a step", key="token_budget"))
+    chunk: float = field(default=math.inf, metadata=unit("tokens", "of prompts of a group in a step; null: no limit"))
     kv_tokens: float = field(default=math.inf, metadata=unit("tokens", "room of a replica"))
     block: int = field(default=16, metadata=unit("tokens", "that are allotted at once"))
     when_full: str = field(default="recompute", metadata=unit("", "recompute or queue"))
@@ -81,6 +82,7 @@ class Policy:
         whole("block", self.block, most=MOST_BLOCK, unit="token")
         whole("drafted tokens", self.drafted, least=0, most=MOST_DRAFTED)
         whole("ranks", self.ranks, most=MOST_RANKS)
+        limit("chunk", self.chunk, "token", least=1)
         limit("KV tokens", self.kv_tokens, "token", least=1)
         limit("max context", self.max_context, "token", least=1)
         limit("patience", self.patience, least=0)
@@ -112,6 +114,7 @@ class Policy:
             ranks=int(self.ranks),
             closed=closed,
             longest=int(min(float(self.max_context), ENDLESS)),
+            reads=int(min(float(self.chunk), MOST_TOKENS)),
         )
 
 

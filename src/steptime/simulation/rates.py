@@ -1,4 +1,4 @@
-"""The highest rate that meets the limits, and runs that are long enough to tell."""
+"""The highest rate that meets the limits (drawn, of a trace or of clients), and runs that are long enough to tell."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ from typing import Any, ClassVar
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
+from steptime.numbers import whole
 from steptime.planning.workload import Slo
 from steptime.results import Tabular, table_of, unit
+from steptime.simulation.limits import QUANTILES, Judged, judge
 from steptime.simulation.metrics import OVERLOADED, Answers
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.run import simulate
-from steptime.simulation.traffic import Traffic, scaled
+from steptime.simulation.traffic import Traffic, checked, scaled
 from steptime.units import show
 
-QUANTILES = {"mean": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # share of requests that must be served
 SETTLED = 4.0  # lifetimes of a request over which others come, that a rate is judged by
 LOWERED = 20  # times at most, that a rate is lowered which longer runs do not bear out
 LEAST, LONGER = 4000, 4  # requests of a replica to find a rate, and times as many to confirm it
 MORE, MOST = 4, 1_000_000  # times as many requests where too few came, and how many there are at most
+OF_A_CLIENT = 200  # requests of each client, so that their common start is less than the hundredth that p99 leaves out
+OF_A_CLIENT_APART = 20  # of each on separate pools, where a run costs as much as their square
+UNSETTLED = "not settled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePoint:
     """What users see at a rate [requests/s]: TTFT and TPOT [s] at the quantile of the limits, whether all is well, why not."""
 
-    rate: float = field(metadata=unit("requests/s", "that was tried", key="requests_per_s"))
+    rate: float = field(metadata=unit("requests/s", "that was tried; of clients, what they brought", key="requests_per_s"))
+    scale: float | None = field(default=None, metadata=unit("", "times as fast as the trace; null without a trace"))
+    clients: int | None = field(default=None, metadata=unit("", "of a closed loop; null otherwise"))
     ttft: float = field(metadata=unit("s", "at the quantile of the limits"))
     tpot: float = field(metadata=unit("s", "at the quantile of the limits"))
     verdict: str = field(metadata=unit("", "STABLE, SATURATED or OVERLOADED"))
@@ -40,23 +46,43 @@ class RatePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HighestRate(Tabular):
-    """The highest rate at which a deployment meets its limits, 0 where none does; as a table, every rate tried."""
+    """The highest rate at which a deployment meets its limits, 0 where none does; as a table, every rate tried.
+
+    Of a trace, `scale` says how many times as fast it was played; of a closed loop, `clients` how many of them hold, and the
+    rate is what they bring.
+    """
 
     SCHEMA: ClassVar[str] = "steptime.highest-rate/1"
 
     rate: float = field(
         metadata=unit("requests/s", "highest at which the limits hold; 0 where none does", key="requests_per_s")
     )
+    scale: float | None = field(default=None, metadata=unit("", "times as fast as the trace; null without a trace"))
+    clients: int | None = field(default=None, metadata=unit("", "most of a closed loop; null otherwise"))
     quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
     points: tuple[RatePoint, ...] = field(metadata=unit("", "every rate tried, lowest first"))
 
+    @property
+    def best(self) -> RatePoint | None:
+        """The point of the answer; None where no rate is within the limits."""
+        return next((p for p in self.points if p.rate == self.rate and p.clients == self.clients and p.rate > 0), None)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether more may hold: the next higher rate misses no limit, but its run is too short to tell."""
+        above = [p for p in self.points if p.rate > self.rate and not p.good] if self.clients is None else []
+        return bool(above) and above[0].why == UNSETTLED
+
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the rate, and what users see at it."""
-        at = next((point for point in self.points if point.rate == self.rate), None)
+        at = self.best
         seen = (
             {} if at is None else {f"TTFT, {self.quantile}": show(at.ttft, "s"), f"TPOT, {self.quantile}": show(at.tpot, "s")}
         )
-        return f"Highest rate: {self.rate:,.3g} requests/s, of {len(self.points)} tried", seen
+        if self.clients is not None:
+            return f"Most clients: {self.clients:,}, bringing {self.rate:,.3g} requests/s, of {len(self.points)} tried", seen
+        times = "" if self.scale is None else f" ({self.scale:,.3g} times as fast as the trace)"
+        return f"Highest rate: {self.rate:,.3g} requests/s{times}, of {len(self.points)} tried", seen
 
     def columns(self) -> dict[str, Any]:
         """Return every rate tried, lowest first."""
@@ -64,23 +90,15 @@ class HighestRate(Tabular):
 
 
 def meets(answers: Answers, slo: Slo, quantile: str, lifetimes: float = SETTLED) -> bool:
-    """Whether a run meets the limits at a quantile ("mean", "p50", "p90", "p95", "p99"), kept up, and was long enough to tell.
-
-    No more requests may be rejected than the quantile leaves out, and none of a mean.
-    """
-    if quantile not in QUANTILES:
-        raise RangeError(f"the quantile of the limits must be one of {', '.join(QUANTILES)}, not {quantile}")
-    ttft, tpot = getattr(answers.ttft, quantile), getattr(answers.tpot, quantile)
-    late = ttft > slo.ttft or (tpot > slo.tpot and not math.isnan(tpot))
-    enough = answers.served > 0 and answers.served >= QUANTILES[quantile] * answers.sent
-    return answers.verdict != OVERLOADED and enough and not late and settled(answers, lifetimes)
+    """Whether a run meets the limits at a quantile (see `judge`), and was long enough to tell."""
+    return judge(answers, slo, quantile).met and settled(answers, lifetimes)
 
 
-def _why_not(answers: Answers, quantile: str) -> str:
+def _why_not(answers: Answers, judged: Judged) -> str:
     """What besides limits and a growing queue keeps a rate from being good."""
-    if answers.served < QUANTILES[quantile] * answers.sent:
+    if answers.served < QUANTILES[judged.quantile] * answers.sent:
         return f"{answers.rejected / answers.sent:.1%} rejected: {answers.rejected_why}"
-    return "" if settled(answers, SETTLED) else "not settled"
+    return UNSETTLED if judged.met else ""
 
 
 def settled(answers: Answers, lifetimes: float) -> bool:
@@ -103,6 +121,65 @@ def long_enough(
         requests = min(MORE * requests, MOST)
 
 
+def highest(good: Callable[[float], bool], *, start: float, tolerance: float, whole: bool = False) -> float:
+    """Return the highest load at which `good(load)` holds: doubling finds one that fails, bisection closes in to `tolerance`.
+
+    0 where even `start` / 1024 fails, or a load of 1 where loads are `whole` numbers.
+
+    >>> highest(lambda clients: clients <= 37, start=8, tolerance=0.02, whole=True)
+    37
+    """
+    low, high, least = 0.0, start, 1.0 if whole else start / 1024
+    if good(start):
+        low = start
+        while low < start * 2**20:
+            high = 2 * low
+            if not good(high):
+                break
+            low = high
+    while low == 0 and high > least:
+        half = max(1, high // 2) if whole else high / 2
+        low, high = (half, high) if good(half) else (0.0, half)
+    while low > 0 and high / low > 1 + tolerance and not (whole and high - low <= 1):
+        middle = min(max(round(math.sqrt(low * high)), low + 1), high - 1) if whole else math.sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def _searched(
+    run: Callable[[float], Answers],
+    point: Callable[[float, Answers], dict[str, Any]],
+    *,
+    slo: Slo,
+    quantile: str,
+    start: float,
+    tolerance: float,
+    longer: Callable[[float], Answers] | None = None,
+    whole: bool = False,
+) -> tuple[float, tuple[RatePoint, ...]]:
+    """Return the highest load that meets the limits, and a point for each load tried; `point` gives the rate of a load.
+
+    What is found must hold in a `longer` run too, or the load is lowered by the tolerance until it does.
+    """
+    points: dict[float, RatePoint] = {}
+
+    def good(load: float, run: Callable[[float], Answers] = run) -> bool:
+        found = run(load)
+        judged = judge(found, slo, quantile)
+        well = meets(found, slo, quantile)
+        why = "" if well else _why_not(found, judged)
+        seen: dict[str, Any] = {"ttft": judged.ttft, "tpot": judged.tpot, "verdict": found.verdict}
+        points[load] = RatePoint(**point(load, found), **seen, good=well, why=why)
+        return well
+
+    low = highest(good, start=start, tolerance=tolerance, whole=whole)
+    for _ in range(LOWERED if low > 0 and longer is not None else 0):
+        if good(low, longer or run):
+            break
+        low /= 1 + tolerance
+    return low, tuple(points[load] for load in sorted(points))
+
+
 def highest_rate(
     run: Callable[[float], Answers],
     *,
@@ -117,46 +194,9 @@ def highest_rate(
     Doubling finds a rate that fails, bisection closes in to `tolerance`; 0 where even `start` / 1024 fails. What is found must
     hold in a `longer` run too, or the rate is lowered by the tolerance until it does.
     """
-    points: list[RatePoint] = []
-
-    def good(rate: float, run: Callable[[float], Answers] = run) -> bool:
-        found = run(rate)
-        well = meets(found, slo, quantile)
-        points.append(
-            RatePoint(
-                rate=rate,
-                ttft=getattr(found.ttft, quantile),
-                tpot=getattr(found.tpot, quantile),
-                verdict=found.verdict,
-                good=well,
-                why="" if well else _why_not(found, quantile),
-            )
-        )
-        return well
-
-    low, high = 0.0, start
-    if good(start):
-        low = start
-        while low < start * 2**20:
-            high = 2 * low
-            if not good(high):
-                break
-            low = high
-    else:
-        while high > start / 1024:
-            if good(high / 2):
-                low = high / 2
-                break
-            high /= 2
-    while low > 0 and high / low > 1 + tolerance:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if good(middle) else (low, middle)
-    for _ in range(LOWERED if low > 0 else 0):
-        if longer is None or good(low, longer):
-            break
-        low /= 1 + tolerance
-    tried = sorted({point.rate: point for point in points}.values(), key=lambda point: point.rate)
-    return HighestRate(rate=low, quantile=quantile, points=tuple(tried))
+    given: dict[str, Any] = {"slo": slo, "quantile": quantile, "start": start, "tolerance": tolerance, "longer": longer}
+    rate, points = _searched(run, lambda rate, _: {"rate": rate}, **given)
+    return HighestRate(rate=rate, quantile=quantile, points=points)
 
 
 def rates(
@@ -189,3 +229,59 @@ def find_rate(
     least = LEAST * replicas if requests is None else requests
     run, longer = (rates(model, system, traffic, requests=n * least, slo=slo, **given) for n in (1, LONGER))
     return highest_rate(run, slo=slo, quantile=quantile, longer=longer)
+
+
+def find_scale(
+    model: Model, system: System, trace: Traffic, *, slo: Slo, quantile: str = "p99", tolerance: float = 0.02, **given: Any
+) -> HighestRate:
+    """Return how many times as fast a trace may be played within `slo`, and the rate [requests/s] that this is.
+
+    Times of arrival are divided by one number, so that lengths, their order and bursts stay. The trace is not repeated: where
+    it would last less than SETTLED lifetimes of a request, no more can be told, and `cut_short` says so. `given`: `simulate`.
+    """
+    trace = checked(trace)
+    if trace.clients or not math.isfinite(trace.rate):
+        raise RangeError("a trace needs requests at two times at least to be played faster or slower")
+
+    def run(scale: float) -> Answers:
+        return simulate(model, system, scaled(trace, scale), slo=slo, **given).answers
+
+    def point(scale: float, _: Answers) -> dict[str, Any]:
+        return {"rate": scale * trace.rate, "scale": scale}
+
+    scale, points = _searched(run, point, slo=slo, quantile=quantile, start=1.0, tolerance=tolerance)
+    return HighestRate(rate=scale * trace.rate, scale=scale, quantile=quantile, points=points)
+
+
+def find_clients(
+    model: Model,
+    system: System,
+    traffic: Callable[[int, int], Traffic],
+    *,
+    slo: Slo,
+    quantile: str = "p99",
+    start: int = 16,
+    requests: int = 0,
+    tolerance: float = 0.02,
+    **given: Any,
+) -> HighestRate:
+    """Return the most clients of a closed loop within `slo`, each with one request in flight, and the rate that they bring.
+
+    traffic: from clients and a number of requests, at least `requests`; start: clients that are tried first. `given` goes to
+    `simulate`. Raises RangeError without a limit on the first token: clients may wait for a seat without end.
+    """
+    if math.isinf(slo.ttft):
+        raise RangeError("the most clients need a limit on the first token: without one any number may wait for a seat")
+    each = OF_A_CLIENT if given.get("prefill") is None else OF_A_CLIENT_APART
+    start = whole("clients", start)
+
+    def run(clients: float) -> Answers:
+        came = traffic(int(clients), max(requests, each * int(clients)))
+        return simulate(model, system, came, slo=slo, **given).answers
+
+    def point(clients: float, found: Answers) -> dict[str, Any]:
+        return {"rate": found.requests_per_second, "clients": int(clients)}
+
+    most, points = _searched(run, point, slo=slo, quantile=quantile, start=start, tolerance=tolerance, whole=True)
+    rate = next((p.rate for p in points if p.clients == most), 0.0)
+    return HighestRate(rate=rate, clients=int(most), quantile=quantile, points=points)

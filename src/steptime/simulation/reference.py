@@ -59,17 +59,14 @@ class Server:
         context = sum(job.kept / rules.unit + 1.0 for job in decode)
         time = rates.decode[b] + rates.context[b] * context
         if chunks:
-            spread = self._chunks(rates.rows, b, chunks, 1)
-            before = -(-self.beside // rates.groups)
-            alone = max(self._chunks(rates.lone, before, [chunk], rates.groups) for chunk in chunks)
-            time += max(spread, alone if rates.groups > 1 else 0.0) + rates.chunk * len(chunks)
+            attention = [rates.pair * (c * p + c * (c + 1) / 2) + rates.key * (c + p) for c, p in chunks]
+            total = sum(c for c, _ in chunks)
+            time += rates.chunk * len(chunks) + _added(rates.rows, b, total)
+            if rates.groups == 1:
+                return float(time + sum(attention))
+            longest = max(*(c for c, _ in chunks), -(-total // rates.groups))
+            time += _added(rates.own, -(-b // rates.groups), longest) + max(sum(attention), rates.groups * max(attention))
         return float(time)
-
-    def _chunks(self, table: Any, before: int, chunks: list[tuple[int, int]], groups: int) -> float:
-        rates = self.rates
-        time = _rows(table, before + sum(c for c, _ in chunks)) - _rows(table, min(before, len(table) - 1))
-        attention = rates.pair * sum(c * p + c * (c + 1) / 2 for c, p in chunks) + rates.key * sum(c + p for c, p in chunks)
-        return float(time + groups * attention)
 
     def blocks(self, job: Job, more: int = 0) -> int:
         """Blocks that a seated request holds."""
@@ -95,7 +92,7 @@ class Server:
         load = 0.0
         self.beside = 0
         if first:
-            load = self._read(rules.budget, chunks, ended)
+            load = self._read(min(rules.budget, rules.reads * self.rates.groups), chunks, ended)
         if not chunks:
             pressed = False
             while self.free(rules.growth) < 0:
@@ -104,7 +101,8 @@ class Server:
             decode = [job for job in self.seats if job.decoding]
             self.beside = len(decode)
             if rules.kind in (CONTINUOUS, TRAIN):
-                load += self._read(rules.budget - rules.query * len(decode), chunks, ended, closed=pressed)
+                budget = min(rules.budget - rules.query * len(decode), rules.reads * self.rates.groups)
+                load += self._read(budget, chunks, ended, closed=pressed)
             elif rules.kind == STATIC and not decode:
                 load += self._read(1 << 60, chunks, ended)
             decode = [job for job in self.seats if job.decoding]
@@ -178,7 +176,7 @@ class Server:
             most = budget
             if self.rules.kind != STATIC:
                 own = self.rules.query * (self.beside // self.rates.groups)
-                most = min(budget, max(1, self.rules.chunk - own))
+                most = min(budget, max(1, min(self.rules.reads, self.rules.chunk - own)))
             tokens = min(job.inputs + job.made - job.read, most)
             chunks.append((tokens, job.read))
             job.read += tokens
@@ -229,6 +227,11 @@ class Server:
 
 def _turn(job: Job) -> tuple[int, float, int]:
     return job.rank, job.ready, job.turn
+
+
+def _added(table: Any, before: int, rows: int) -> float:
+    """Seconds that `rows` more rows add to a pass of `before`."""
+    return _rows(table, before + rows) - _rows(table, min(before, len(table) - 1))
 
 
 def _rows(table: Any, rows: int) -> float:

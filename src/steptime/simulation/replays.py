@@ -1,80 +1,105 @@
-"""A plan under random arrivals: the batch and the rate at which its limits hold."""
+"""A plan under random arrivals: the rate at which its limits hold."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from steptime.catalog.loading import SystemLike
 from steptime.machines.system import System
+from steptime.models.loading import ModelLike
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Layout
+from steptime.planning.deployment import Plan
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, unit
+from steptime.simulation.compared import Compared, compare
+from steptime.simulation.limits import Judged, at, judge
 from steptime.simulation.metrics import Answers
 from steptime.simulation.outcome import Simulation
-from steptime.simulation.policy import Policy
+from steptime.simulation.planned import PoolLike, prompts_of, reading, requests_of, serving, things_of
 from steptime.simulation.rates import long_enough, meets
 from steptime.simulation.run import simulate
-from steptime.simulation.traffic import Lengths, open_loop
 
-LOWER = 0.9  # of the batch, where percentiles do not hold
+__all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]
+
+LOWER = 0.9  # of the rate, where the limits do not hold
 STEADY = 20.0  # lifetimes of a request over which others come, that a cost is judged by
-
-
-class PoolLike(Protocol):
-    """What a replay needs of a plan's pool."""
-
-    @property
-    def role(self) -> str:
-        """What it does: serve, prefill or decode."""
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of a replica, and how many replicas."""
-
-    @property
-    def batch(self) -> int:
-        """Sequences of a replica."""
-
-    @property
-    def chunk(self) -> int:
-        """Prompt tokens of a mixed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Replay(Result):
-    """A plan under random arrivals: the run that meets the limits at `quantile`, its batch and rate, and how many tries."""
+    """A plan under random arrivals: the run that meets the limits at `quantile`, its seats and rate, and how many tries."""
 
     SCHEMA: ClassVar[str] = "steptime.replay/1"
-    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"answers": unit("", "the figures of the last run")}
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "reason": unit("", "why the limits do not hold; empty where they do"),
+        "limits": unit("", "the last run against the limits"),
+        "answers": unit("", "the figures of the last run"),
+    }
 
     simulation: Simulation = field(metadata=unit("", "the last run", left_out=True))
-    batch: int = field(metadata=unit("sequences", "at which the limits hold"))
+    slo: Slo = field(default=Slo(), metadata=unit("", "the limits", left_out=True))
+    batch: int = field(metadata=unit("sequences", "that a replica has seats for"))
     planned_batch: int = field(metadata=unit("sequences", "of the plan"))
     rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
     planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
     quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
     good: bool = field(metadata=unit("", "whether they hold at last"))
-    tried: int = field(metadata=unit("", "batches that were tried"))
+    tried: int = field(metadata=unit("", "rates that were tried"))
 
     @property
     def answers(self) -> Answers:
         """The figures of the last run."""
         return self.simulation.answers
 
+    @property
+    def limits(self) -> Judged:
+        """The last run against the limits."""
+        return judge(self.answers, self.slo, self.quantile)
+
+    @property
+    def reason(self) -> str:
+        """Why the limits do not hold; empty where they do."""
+        if self.good:
+            return ""
+        lowest = f"{self.rate:,.4g} requests/s ({self.rate / self.planned_rate:.0%} of the plan's {self.planned_rate:,.4g})"
+        why = self.limits.why if not self.limits.met else "the run is too short to tell"
+        return f"with random arrivals the limits do not hold {at(self.quantile)}, down to {lowest}: {why}"
+
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return batch and rate against the planned ones, and the figures of the run."""
         _, figures = self.answers.headline()
         holds = "limits hold" if self.good else "limits do not hold"
-        title = f"Replay: {holds} at {self.quantile} with batch {self.batch:,} of {self.planned_batch:,}"
-        return title, {"rate": f"{self.rate:,.3g} of {self.planned_rate:,.3g} requests/s", **figures}
+        rate = f"{self.rate:,.3g} of {self.planned_rate:,.3g} requests/s"
+        return f"Replay: {holds} {at(self.quantile)} with {rate}", figures
 
 
 def replay(
+    plan: Plan,
+    model: ModelLike | None = None,
+    system: SystemLike | None = None,
+    engine: Engine | str | None = None,
+    *,
+    quantile: str = "p90",
+    requests: int = 4000,
+    seed: int = 0,
+) -> Replay:
+    """Replay a plan with random arrivals, and lower its rate until its limits hold at `quantile`: `plan --simulate`.
+
+    A plan holds the names of its model, system and engine; what was loaded from a file, stored in other formats or varied must
+    be given again, and InputError says so. requests: the least.
+    """
+    things = things_of(plan, model, system, engine)
+    return replay_pools(
+        *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
+        engine=things[2], quantile=quantile, requests=requests, seed=seed,
+    )  # fmt: skip
+
+
+def replay_pools(
     model: Model,
     system: System,
     workload: Workload,
@@ -88,33 +113,27 @@ def replay(
     seed: int = 0,
     tries: int = 24,
 ) -> Replay:
-    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower batch and rate until the limits hold.
+    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower the rate until the limits hold.
 
-    A plan's rate fills its batch to the last seat, so that random arrivals queue without end; the rate is lowered together
-    with the batch, to LOWER of the one before, until TTFT and TPOT are within the limits at `quantile`. A decode pool of its
-    own keeps its batch: with fewer seats caches would wait for one, between the first token and the second.
-    requests: the least.
+    A plan keeps its limits in the mean; the rate is lowered, to LOWER of the one before, until TTFT and TPOT are within them at
+    `quantile`. The seats stay those of the plan, as its launch commands have them. requests: the least.
     """
     server = pools[-1]
     prefill = pools[0].layout if len(pools) > 1 else None
-    fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
-    skipped = round(workload.input_tokens) - fresh
-    traffic = partial(open_loop, inputs=Lengths(mean=fresh + skipped), outputs=Lengths(mean=workload.output_tokens), seed=seed)
-    given: dict[str, Any] = {"layout": server.layout, "engine": engine, "slo": slo, "prefill": prefill, "cached": skipped}
-    given["prefill_policy"] = None if prefill is None else _prefill_policy(pools[0], fresh)
-    share, tried = 1.0, 0
-    while True:
-        tried += 1
-        batch, now = server.batch if prefill is not None else max(1, math.floor(server.batch * share)), rate * share
-        policy = _policy(server, batch, fresh, apart=prefill is not None)
-        last = long_enough(partial(simulate, model, system, policy=policy, **given), traffic, now, requests, STEADY)
+    prompts = prompts_of(workload)
+    given: dict[str, Any] = {"layout": server.layout, "engine": engine, "slo": slo, "quantile": quantile, "prefill": prefill}
+    given |= {"cached": prompts.skipped, "prefill_policy": None if prefill is None else reading(pools[0], prompts.fresh)}
+    given["policy"] = serving(server, prompts.fresh, apart=prefill is not None)
+    traffic, run = partial(requests_of, workload, seed=seed), partial(simulate, model, system, **given)
+    now, tried, good = rate, 0, False
+    while not good and tried < tries:
+        now, tried = rate * LOWER**tried, tried + 1
+        last = long_enough(run, traffic, now, requests, STEADY)
         good = meets(last.answers, slo, quantile)
-        if good or batch == 1 or tried == tries:
-            break
-        share *= LOWER
     return Replay(
         simulation=last,
-        batch=batch,
+        slo=slo,
+        batch=server.seats,
         planned_batch=server.batch,
         rate=now,
         planned_rate=rate,
@@ -122,17 +141,3 @@ def replay(
         good=good,
         tried=tried,
     )
-
-
-def _policy(server: PoolLike, batch: int, fresh: int, *, apart: bool) -> Policy:
-    """Return the schedule of a plan's pool that decodes: seats for its batch, and for the prompts read beside it."""
-    groups = int(server.layout.dp)
-    return Policy(
-        max_sequences=batch if apart else batch + groups * max(1, server.chunk // fresh),
-        token_budget=math.ceil(batch / groups) + (2048 if apart else max(server.chunk, 1)),
-    )
-
-
-def _prefill_policy(pool: PoolLike, fresh: int) -> Policy:
-    each = max(1, int(pool.batch) // int(pool.layout.dp))
-    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)

@@ -22,7 +22,9 @@ from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check_rules
+from steptime.physics.served import as_served
 from steptime.planning.workload import Slo
+from steptime.simulation.limits import USUAL, judge, known
 from steptime.simulation.metrics import answers, timeline
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
@@ -33,18 +35,28 @@ from steptime.simulation.state import DONE, Replicas, Rules
 from steptime.simulation.traffic import Traffic, checked
 
 
-def as_seen(requests: Any, pace: Pace) -> Any:
-    """Return finished requests as their users see them: the first token `pace.answer` of its own decode steps late.
+def as_seen(requests: Any, pace: Pace, late: Any = None) -> Any:
+    """Return finished requests as their users see them.
 
-    The tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
+    A prompt is longer under way through a pipeline than its pass takes, by `late` [s by prompt tokens] of the pool that reads
+    it; a cache that moves is there before its first token is seen; and that is `pace.answer` of its own decode steps late. The
+    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
     """
-    if not pace.answer:
+    if not pace.answer and late is None and np.all(np.isnan(requests["moved"])):
         return requests
     later, owed = requests.copy(), requests["outputs"] - 1
     began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
     each = (requests["finish"] - began) / np.maximum(owed, 1)
+    later["first"] += _late(late, requests["inputs"] - requests["cached"])
+    later["first"] = np.fmax(later["first"], requests["moved"])
     later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer, owed) * each, 0.0)
+    later["finish"] = np.fmax(later["finish"], later["first"])
     return later
+
+
+def _late(late: Any, tokens: Any) -> Any:
+    """Seconds that prompts of `tokens` are late, from a table by tokens, whose last entry stands for longer ones."""
+    return 0.0 if late is None else late[np.clip(np.asarray(tokens, dtype=np.int64), 0, len(late) - 1)]
 
 
 def kv_room(model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int) -> float:
@@ -64,6 +76,7 @@ def simulate(
     engine: Engine | str | None = None,
     policy: Policy | None = None,
     slo: Slo | tuple[Slo, ...] | None = None,
+    quantile: str = USUAL,
     prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
     cache: Cache | None = None,
@@ -79,12 +92,14 @@ def simulate(
     With `prefill`, prompts are read by `prefill.replicas` replicas of their own, and their KV cache is sent on over the links
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
-    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class.
+    `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
+    which are MET or MISSED at `quantile` ("mean", "p50", "p90", "p95" or "p99").
     slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
     """
     model, system = model_of(model), system_of(system)
-    layout, policy, slo = layout or Layout(), policy or Policy(), slo or Slo()
+    layout, policy, slo, quantile = layout or Layout(), policy or Policy(), slo or Slo(), known(quantile)
     runs_on, traffic = engine_for(system, engine), checked(traffic)
+    model = as_served(model, system, runs_on)
     cached, fast_replicas = _counts(cached, fast_replicas, slowness, apart=prefill is not None or cache is not None)
     _check_pools(model, system, layout, prefill, fast_replicas)
     pool = partial(_server, model, system, runs_on, traffic, slowness)
@@ -95,14 +110,17 @@ def simulate(
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _cached(cache, traffic, model, reader)
     chips = _chips(layout, prefill, fast_replicas)
-    served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=_sending(model, system, chips, prefill))
-    requests = as_seen(served, server.pace)
+    sent = _sending(model, system, chips, prefill, reader.pace.late, cached)
+    served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
+    requests = as_seen(served, server.pace, reader.pace.late)
+    found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
         system=system.name,
         engine=runs_on.name,
         layout=layout,
-        answers=answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical))),
+        limits=judge(found, slo, quantile) if _limited(slo) else None,
+        answers=found,
         requests=requests,
         timeline=timeline(requests, pools),
         traffic=traffic,
@@ -164,13 +182,15 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
     return int(layout.chips * (layout.replicas + fast_replicas) + readers)
 
 
-def _sending(model: Model, system: System, chips: int, prefill: Layout | None) -> Callable[[Any], Any] | None:
-    """Return the seconds that the cache of some tokens is on its way between two pools, as a function; None for one pool."""
+def _sending(
+    model: Model, system: System, chips: int, prefill: Layout | None, late: Any, cached: int
+) -> Callable[[Any], Any] | None:
+    """Return the seconds from a prompt's pass until its cache is in another pool, by its tokens; None for one pool."""
     if prefill is None:
         return None
     link = (system.scale_up if chips <= system.scale_up.size else system.scale_out).link
-    bandwidth = link.bandwidth * prefill.group
-    return lambda tokens: link.latency + cache_bytes(model, tokens) / bandwidth
+    bandwidth = link.bandwidth * prefill.group * prefill.pp
+    return lambda tokens: _late(late, tokens - cached) + link.latency + cache_bytes(model, tokens) / bandwidth
 
 
 def _counts(cached: int, fast_replicas: int, slowness: float, *, apart: bool) -> tuple[int, int]:

@@ -103,6 +103,7 @@ class Rules(NamedTuple):
     longest: int
     before: float = 0.0  # s from the arrival of a request to its place in the queue
     before_token: float = 0.0  # s more for each prompt token
+    reads: int = 1 << 24  # most prompt tokens of an attention group in a step
 
 
 class Rates(NamedTuple):
@@ -114,7 +115,7 @@ class Rates(NamedTuple):
     pair: float
     key: float
     chunk: float
-    lone: Any
+    own: Any
     groups: int
 
 

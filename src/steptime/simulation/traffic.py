@@ -227,6 +227,17 @@ def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_
     return replace(traffic, blocks=ids.astype(np.int64), starts=starts, block_tokens=block_tokens)
 
 
+def repeated_share(traffic: Traffic) -> float:
+    """Return the share of the blocks of prompts that an earlier block equals; 0 where no blocks are known.
+
+    >>> one = Traffic(arrival=[0.0, 1.0], inputs=[1024, 512], outputs=[1, 1], blocks=[7, 8, 7], starts=[0, 2, 3])
+    >>> round(repeated_share(one), 3)
+    0.333
+    """
+    blocks = np.asarray(traffic.blocks)
+    return 1 - len(np.unique(blocks)) / len(blocks) if len(blocks) else 0.0
+
+
 def merged(parts: list[Traffic]) -> Traffic:
     """Return several open traffics as one, each a class: the first is served first where priorities count."""
     if not parts:

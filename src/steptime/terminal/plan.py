@@ -67,7 +67,7 @@ class Wanted:
     ] = "any"
     simulate: Annotated[
         bool,
-        option("Replay it with random arrivals, and lower the batch until percentiles hold.", "Deployment", "--simulate"),
+        option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
     ] = False
     electricity: Annotated[
         str | None,
@@ -127,7 +127,7 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted
     limits = read_limits(requests.speed, requests.ttft)
     workload = requests.workload()
     if wanted.simulate:
-        from steptime.terminal.simulate import known_quantile, need_numba
+        from steptime.terminal.simulator import known_quantile, need_numba
 
         known_quantile(requests.quantile)
         need_numba()
@@ -142,11 +142,12 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted
     replayed = _replayed(model, system, found, engine, requests.quantile) if wanted.simulate and found.feasible else None
     if wanted.csv is not None:
         write_csv(wanted.csv, found)
+    refused = replayed is not None and not replayed.good
     if wanted.json:
         print_json(_data(model, system, found, engine, replayed, explain=wanted.explain))
     else:
         _print(model, system, found, engine, replayed, wanted, launches)
-    if not found.feasible:
+    if refused or not found.feasible:
         raise typer.Exit(1)
 
 
@@ -175,21 +176,26 @@ def _rent_of(system: "System", chips: int) -> str:
 def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
     """Return what random arrivals make of a plan."""
     from steptime.simulation.replays import replay
-    from steptime.terminal.simulate import compiling
+    from steptime.terminal.simulator import compiling
 
     with compiling():
-        return replay(
-            model, system, found.workload, found.slo, found.pools, found.requests_per_second, engine=engine, quantile=quantile
-        )
+        return replay(found, model, system, engine, quantile=quantile)
 
 
 def _data(
     model: "Model", system: "System", found: "Plan", engine: "Engine", replayed: "Replay | None", *, explain: bool
 ) -> dict[str, Any]:
-    """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted."""
+    """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted.
+
+    A plan that its replay refuses is not feasible, for the replay's reason; its own figures stay.
+    """
+    from dataclasses import replace
+
     from steptime.planning.launch_commands import ENGINES, launch_commands
     from steptime.terminal.views.plan import explain_json
 
+    if replayed is not None and not replayed.good:
+        found = replace(found, feasible=False, reason=replayed.reason)
     more: dict[str, Any] = {"launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}}
     if replayed is not None:
         more["simulated"] = replayed
@@ -211,12 +217,13 @@ def _print(
     from steptime.terminal.views.plan import explain_plan, launch_view, plan_brief, plan_view
 
     console = console_of()
-    show(plan_brief(found) if wanted.brief else plan_view(found, console.width), console=console)
+    lead = []
     if replayed is not None:
-        from steptime.terminal.views.simulation import replay_view
+        from steptime.terminal.views.simulation import replay_lines
 
-        show(replay_view(replayed), console=console)
-    if not found.feasible or wanted.brief:
+        lead = replay_lines(replayed, brief=wanted.brief)
+    show(plan_brief(found, lead) if wanted.brief else plan_view(found, console.width, lead), console=console)
+    if not found.feasible or wanted.brief or (replayed is not None and not replayed.good):
         return
     if wanted.explain:
         show(explain_plan(model, system, found, engine), console=console)

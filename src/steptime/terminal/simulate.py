@@ -1,14 +1,12 @@
 """The command `steptime simulate`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.errors import InputError, RangeError, UnknownName
+from steptime.errors import InputError, RangeError
 from steptime.terminal.groups import grouped
 from steptime.terminal.options import (
     BRIEF,
@@ -25,7 +23,8 @@ from steptime.terminal.options import (
     read_limits,
     refuse_idle,
 )
-from steptime.terminal.output import check_outputs, console_of, patience, print_json, show, write_csv, wrote
+from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv, wrote
+from steptime.terminal.simulator import compiling, known_quantile, need_numba, with_progress
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
@@ -47,8 +46,18 @@ class Asking:
 
     trace: Annotated[str | None, option("Trace file: Azure CSV, Mooncake or vLLM JSONL.", TRAFFIC)] = None
     rate: Annotated[float | None, option("Requests per second.", TRAFFIC)] = None
-    concurrency: Annotated[int | None, count("--concurrency", "Clients of a closed loop.", TRAFFIC)] = None
-    find_rate: Annotated[bool, option("Search the highest rate within the limits.", TRAFFIC, "--find-rate")] = False
+    concurrency: Annotated[
+        int | None, count("--concurrency", "Clients of a closed loop; with --find-rate, those that are tried first.", TRAFFIC)
+    ] = None
+    find_rate: Annotated[
+        bool,
+        option(
+            "Search the highest rate within the limits; with --trace, of the trace played faster or slower; with "
+            "--concurrency, the most clients.",
+            TRAFFIC,
+            "--find-rate",
+        ),
+    ] = False
     requests: Annotated[
         int | None,
         count(
@@ -78,8 +87,23 @@ class Asking:
             Lengths(mean=self.output, shape=self.lengths, spread=self.spread),
         )
 
-    def traffic(self, rate: float | None, requests: int | None) -> "Traffic":
-        """Return the requests, at a rate [requests/s] of its own where they are drawn at one."""
+    def check(self) -> None:
+        """Raise RangeError unless one kind of traffic is asked for."""
+        given = [f"--{name}" for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
+        if self.find_rate and self.rate is not None:
+            raise RangeError(
+                "--find-rate searches the rate itself: leave --rate out, or --find-rate to serve requests at that rate"
+            )
+        if len(given) > 1 or not (given or self.find_rate):
+            raise RangeError(
+                "give one of --trace FILE, --rate R, --concurrency C or --find-rate; --find-rate goes with --trace or "
+                "--concurrency too" + (f", not {' and '.join(given)} together" if given else "")
+            )
+        if self.find_rate and self.concurrency is not None and self.concurrency < 1:
+            raise RangeError(f"concurrency must be at least 1, not {self.concurrency}")
+
+    def traffic(self, rate: float | None, requests: int | None, clients: int | None = None) -> "Traffic":
+        """Return the requests: a trace, or those drawn at a rate [requests/s] or for some clients."""
         from steptime.simulation.traces import read_trace
         from steptime.simulation.traffic import drawn, scaled, with_sessions
 
@@ -87,7 +111,7 @@ class Asking:
             made = scaled(read_trace(self.trace, most=requests), self.rate_scale)
         else:
             made = drawn(
-                *self.sizes(), rate=rate, clients=self.concurrency, requests=requests, fast_share=self.fast_share,
+                *self.sizes(), rate=rate, clients=clients, requests=requests, fast_share=self.fast_share,
                 kind=self.arrivals, burst=self.burst, seed=self.seed,
             )  # fmt: skip
         if self.prefixes and len(made.starts):
@@ -179,7 +203,7 @@ class Answering:
 
     speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
     ttft: Annotated[float | None, option("Longest time to first token, in s.", LIMITS)] = None
-    quantile: Annotated[str, option("At which the limits of --find-rate hold: mean, p50, p90, p95 or p99.", LIMITS)] = "p99"
+    quantile: Annotated[str, option("At which the limits hold: mean, p50, p90, p95 or p99.", LIMITS)] = "p99"
     range_: Annotated[
         bool, option("Run it again with every step at the ends of the engine's 90 % range.", OUTPUT, "--range")
     ] = False
@@ -195,8 +219,7 @@ def simulate(
     ctx: typer.Context, subject: Rented, asking: Asking, schedule: Schedule, pools: Pools, answering: Answering
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
-    if (asking.trace is not None) + (asking.rate is not None) + (asking.concurrency is not None) + asking.find_rate != 1:
-        raise RangeError("give one of --trace FILE, --rate R, --concurrency C or --find-rate")
+    asking.check()
     refuse_idle(ctx, _needs(asking, schedule, pools, answering))
     _check_files(subject, asking, answering)
     known_quantile(answering.quantile)
@@ -207,27 +230,32 @@ def simulate(
     if answering.range_ and not has_range(engine):
         raise RangeError("--range needs an engine with a range: the ideal one is a bound")
     sizes = asking.sizes()
-    played = None if asking.find_rate else asking.traffic(asking.rate, asking.requests)
+    drawn_for_search = asking.find_rate and asking.trace is None
+    played = None if drawn_for_search else asking.traffic(asking.rate, asking.requests, asking.concurrency)
     prompt = float(sizes[0].mean if played is None or asking.trace is None else max(played.inputs))
     policy, layout, prefill = schedule.read(engine, system, prompt), pools.layout(replicas=pools.replicas), pools.prefill()
     given: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": read_limits(answering.speed, answering.ttft),
-        "prefill": prefill, "cache": schedule.cache(system, prefill or layout), **pools.fast(policy),
+        "prefill": prefill, "cache": schedule.cache(system, prefill or layout), "quantile": answering.quantile,
+        **pools.fast(policy),
     }  # fmt: skip
-    if played is None:
-        _find_rate(model, system, asking, given, answering)
+    if played is None or asking.find_rate:
+        _find_rate(model, system, asking, played, given, answering)
     else:
         _run(model, system, played, given, answering)
 
 
 def _needs(asking: Asking, schedule: Schedule, pools: Pools, answering: Answering) -> dict[str, tuple[bool, str]]:
     """Return what options need: whether that holds, and which options need it."""
-    drawn, random, once = asking.trace is None, asking.rate is not None or asking.find_rate, not asking.find_rate
+    drawn, once = asking.trace is None, not asking.find_rate
+    random = drawn and asking.concurrency is None
     cached, lengths, prefixes = bool(schedule.prefix_cache), asking.lengths, asking.prefixes != 0
+    limited = answering.speed is not None or answering.ttft is not None
     return {
+        "--trace without --find-rate, which searches the scale itself": (once or drawn, "rate_scale"),
         "--rate, --concurrency or --find-rate; a trace has its own": (drawn, "input_ output lengths spread"),
         "arrivals that are drawn, or --prefixes": (drawn or prefixes, "seed"),
-        "--find-rate": (not once, "quantile"),
+        "--speed or --ttft, the limits that hold at it, or --find-rate": (limited or not once, "quantile"),
         "--find-rate; --export writes the requests of a run": (not once, "csv"),
         "--rate, --find-rate or --trace; clients stay with their replica": (asking.concurrency is None, "route"),
         "--prefix-cache": (cached, "prefixes"),
@@ -257,32 +285,57 @@ def _check_files(subject: Rented, asking: Asking, answering: Answering) -> None:
         raise InputError(f"{answering.export}: requests are written to a .csv or a .parquet file")
 
 
-def _find_rate(model: "Model", system: "System", asking: Asking, given: dict[str, Any], answering: Answering) -> None:
+def _find_rate(
+    model: "Model", system: "System", asking: Asking, trace: "Traffic | None", given: dict[str, Any], answering: Answering
+) -> None:
     """Search the highest rate within the limits, and print it; leave with 1 where none is."""
-    from steptime.simulation.rates import find_rate
+    from steptime.simulation.rates import find_clients, find_rate, find_scale
 
     with compiling():
-        found = find_rate(model, system, asking.traffic, requests=asking.requests, quantile=answering.quantile, **given)
+        if trace is not None:
+            found = find_scale(model, system, trace, **given)
+        elif asking.concurrency is not None:
+            loop = partial(_clients, asking)
+            found = find_clients(model, system, loop, start=asking.concurrency, requests=asking.requests or 0, **given)
+        else:
+            found = find_rate(model, system, asking.traffic, requests=asking.requests, **given)
     if answering.csv is not None:
         write_csv(answering.csv, found)
     if answering.json:
         print_json(found.to_dict(**_about(model, system, given), policy=given["policy"]))
     else:
-        _print_rate(model, system, found, given, answering)
+        _print_rate(model, system, found, trace, given, answering)
     if not found.rate > 0:
         raise typer.Exit(1)
 
 
-def _print_rate(model: "Model", system: "System", found: "HighestRate", given: dict[str, Any], answering: Answering) -> None:
+def _clients(asking: Asking, clients: int, requests: int) -> "Traffic":
+    """Return the requests of some clients of a closed loop."""
+    return asking.traffic(None, requests, clients)
+
+
+def _print_rate(
+    model: "Model",
+    system: "System",
+    found: "HighestRate",
+    trace: "Traffic | None",
+    given: dict[str, Any],
+    answering: Answering,
+) -> None:
     """Print the highest rate, and what was tried."""
     from steptime.physics.layout import show_layout
-    from steptime.terminal.views.simulation import rate_answer, rate_view
+    from steptime.terminal.views.rates import rate_answer, rate_view
+    from steptime.terminal.views.simulation import uncached
+    from steptime.terminal.views.widgets import counted, notes
 
     console = console_of()
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"
-    console.print(f"{what}, {given['policy'].kind} batching")
-    view = rate_answer if answering.brief else partial(rate_view, width=console.width)
-    show(view(found.rate, found.points, found.quantile), console=console)
+    what += "" if given["prefill"] is None else f", {counted(int(given['prefill'].replicas), 'prefill replica')}"
+    played = "" if trace is None else f", {trace.name} of {len(trace):,} requests"
+    console.print(f"{what}, {given['policy'].kind} batching{played}")
+    if trace is not None and given["cache"] is None:
+        show(*notes(uncached(trace)), console=console)
+    show(rate_answer(found) if answering.brief else rate_view(found, console.width), console=console)
 
 
 def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:
@@ -292,7 +345,7 @@ def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, 
 
     again = partial(run, model, system, traffic, **given)
     with compiling():
-        found = _with_progress(len(traffic), answering.json, lambda progress: again(progress=progress))
+        found = with_progress(len(traffic), answering.json, lambda progress: again(progress=progress))
     ends = widest(given["engine"], system) if answering.range_ else ()
     slower = {slowness: again(slowness=slowness) for slowness in ends}
     _write(found, answering)
@@ -329,41 +382,3 @@ def _write(found: "Simulation", answering: Answering) -> None:
 def _about(model: "Model", system: "System", given: dict[str, Any]) -> dict[str, Any]:
     """What was run on what, in JSON."""
     return {"model": model.name, "system": system.name, "engine": given["engine"].name, "layout": given["layout"]}
-
-
-def known_quantile(quantile: str) -> None:
-    """Raise UnknownName for a quantile that no limit can be held at."""
-    known = ("mean", "p50", "p90", "p95", "p99")
-    if quantile not in known:
-        raise UnknownName("quantile", quantile, known, f"Known: {', '.join(known)}.")
-
-
-def need_numba() -> None:
-    """Raise InputError where the simulator cannot run, with what to install."""
-    from importlib.util import find_spec
-
-    if find_spec("numba") is None:
-        raise InputError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
-
-
-@contextmanager
-def compiling() -> Iterator[None]:
-    """Say that the simulator is compiled, where that takes a while: numba keeps it for the next time."""
-    from steptime.simulation import loop
-
-    with patience("compiling the simulator, once (about half a minute)", unless=lambda: bool(loop.serve.signatures)):  # type: ignore[attr-defined]
-        yield
-
-
-def _with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
-    """Run `work` with a progress bar on the terminal where it is long."""
-    from steptime.simulation.pools import PORTION
-
-    if quiet or total < 4 * PORTION:
-        return work(None)
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("requests", total=total)
-        return work(lambda done: bar.update(task, completed=done))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ AXES = {
     "cp": "context parallel ways",
     "mb": "micro-batches in flight at once",
     "x": "copies",
+    "red": "redundant experts",
 }
 
 
@@ -59,15 +60,15 @@ def has_rent(plan: Plan) -> bool:
     return math.isfinite(plan.usd_per_second)
 
 
-def plan_view(plan: Plan, width: int) -> RenderableType:
-    """Return everything that a plan says, what changes the answer first."""
+def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return everything that a plan says, what changes the answer first; `lead`: what a replay of it found."""
     parts: list[RenderableType] = [_question(plan), *notes(plan.warnings)]
     if not plan.feasible:
         parts.append(_impossible(plan))
         if plan.front:
             parts += [Text(), front_plot(plan, width)]
         return Group(*parts)
-    parts += [_answer(plan), *_paid(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
+    parts += [*lead, _answer(plan), *_paid(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
     parts += [*_memory_bars(plan, width), Text()]
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
@@ -76,21 +77,22 @@ def plan_view(plan: Plan, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def plan_brief(plan: Plan) -> RenderableType:
-    """Return the answer alone."""
+def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableType:
+    """Return the answer alone, behind what a replay of it found (`lead`)."""
     if not plan.feasible:
         return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
     rows = []
     for (name, field, write), limits in _figures(plan):
         rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
-    rows.append(
-        ("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {plan.chips:,} chips, engine {plan.engine}")
-    )
+    rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     said = (Text(f"{name}: {value}") for name, value in rows)
-    paid = _paid(plan)
-    return Group(
-        _asked(plan), *notes(plan.warnings), *said, *(paid if math.isfinite(plan.electricity) else paid[: has_rent(plan)])
-    )
+    paid = _paid(plan) if math.isfinite(plan.electricity) else _paid(plan)[: has_rent(plan)]
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid)
+
+
+def _used(plan: Plan) -> str:
+    """Say how many chips are rented, and how many of them idle."""
+    return counted(plan.chips, "chip") + (f", {plan.idle_chips:,} of them idle" if plan.idle_chips else "")
 
 
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
@@ -169,7 +171,9 @@ def _energy(plan: Plan) -> str:
 def _pools(plan: Plan) -> Grid:
     shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
     for pool in plan.pools:
-        one = Layout(**{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")})
+        one = Layout(
+            **{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")}
+        )
         count = int(pool.layout.replicas)
         shown.add_row(
             pool.role,
@@ -216,6 +220,8 @@ def _beside(plan: Plan) -> list[Text]:
         f"{plan.concurrency:,.0f} sequences in flight",
         f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]
+    if plan.idle_chips:
+        said.append(f"{plan.idle_chips:,} of {counted(plan.chips, 'chip')} idle")
     if plan.transfer_seconds:
         said.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
     lines = [Text("; ".join(said) + ".")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -11,12 +11,13 @@ from rich.text import Text
 
 from steptime.machines.rents import known, origin_in_words
 from steptime.physics.layout import Layout, show_layout
+from steptime.simulation.limits import Judged, at
 from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles, latencies
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.prefix_cache import CacheUse
-from steptime.simulation.rates import RatePoint
 from steptime.simulation.replays import Replay
-from steptime.terminal.views.plots import distribution_plot, rate_plot
+from steptime.simulation.traffic import Traffic, repeated_share
+from steptime.terminal.views.plots import distribution_plot
 from steptime.terminal.views.widgets import Either, Grid, counted, notes, table, usd
 from steptime.units import show
 
@@ -29,7 +30,13 @@ WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be o
 def simulation_view(title: str, found: Simulation, width: int) -> RenderableType:
     """Return a run on one screen, what changes the answer first."""
     a = found.answers
-    parts: list[RenderableType] = [Text(title), *notes(_notes(found)), Text(), _verdict(a)]
+    parts: list[RenderableType] = [
+        Text(title),
+        *notes(_notes(found)),
+        Text(),
+        *_limits(found.limits),
+        _verdict(a, found.limits),
+    ]
     if not a.served:
         return Group(*parts)
     if a.classes:
@@ -44,7 +51,7 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
 def simulation_brief(title: str, found: Simulation) -> RenderableType:
     """Return the answer alone."""
     a = found.answers
-    lines = [Text(title), *notes(_notes(found)), _verdict(a)]
+    lines = [Text(title), *notes(_notes(found)), *_limits(found.limits), _verdict(a, found.limits)]
     if a.served:
         for name, q in (("First token", a.ttft), ("Time per token", a.tpot)):
             if not math.isnan(q.mean):
@@ -54,7 +61,7 @@ def simulation_brief(title: str, found: Simulation) -> RenderableType:
     return Group(*lines)
 
 
-BRIEF = ("Throughput", "Within the limits", "Output per chip", "USD/M output tokens")
+BRIEF = ("Throughput", "Output per chip", "USD/M output tokens")
 
 
 def _rent(found: Simulation) -> list[Text]:
@@ -66,16 +73,35 @@ def _rent(found: Simulation) -> list[Text]:
 
 
 def _notes(found: Simulation) -> list[str]:
-    pace = found.pace
-    if max(pace.mixed_error, pace.decode_error) <= WORTH_A_NOTE:
+    pace, notes_ = found.pace, uncached(found.traffic) if found.cache is None else []
+    if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
+        off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
+        notes_.append(f"the step time's coefficients are off by {off} in mean")
+    return notes_
+
+
+def uncached(traffic: Traffic) -> list[str]:
+    """Say that prompts share blocks which nothing keeps, where they do."""
+    if not (share := repeated_share(traffic)):
         return []
-    return [
-        f"the step time's coefficients are off by {pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed) in mean"
-    ]
+    hint = "every prompt is read in full; --prefix-cache hbm=20GB would keep them"
+    return [f"{share:.1%} of the prompts' blocks (hash_ids) came before: {hint}"]
 
 
-def _verdict(a: Answers) -> Text:
-    text = Text.assemble((a.verdict, COLOURS.get(a.verdict, "bold green")), f": {a.why}.")
+def _limits(judged: Judged | None) -> list[Text]:
+    """Say first whether the limits are met, and by how many requests; nothing without limits."""
+    if judged is None:
+        return []
+    colour = "bold green" if judged.met else "bold red"
+    why = f"{judged.why}. " if judged.why else ""
+    count = judged.count[0].upper() + judged.count[1:]
+    return [Text.assemble((f"{judged.verdict} {at(judged.quantile)}", colour), f": {why}{count}.")]
+
+
+def _verdict(a: Answers, judged: Judged | None) -> Text:
+    """Say whether the queue grows; not in green beside limits that are missed."""
+    well = "bold" if judged is not None and not judged.met else "bold green"
+    text = Text.assemble((a.verdict, COLOURS.get(a.verdict, well)), f": {a.why}.")
     if a.rejected and a.served:
         text.append(f" {a.rejected:,} of {counted(a.sent, 'request')} were rejected: {a.rejected_why}.", style="yellow")
     return text
@@ -187,28 +213,6 @@ def _cache(use: CacheUse) -> RenderableType:
     return Group(shown, Text(text + "."))
 
 
-def rate_view(rate: float, points: Sequence[RatePoint], quantile: str, width: int) -> RenderableType:
-    """Return the search for the highest rate: a plot of latency against rate, and the points."""
-    parts: list[RenderableType] = [rate_answer(rate, points, quantile), Text()]
-    drawn = [p for p in points if math.isfinite(p.ttft)]
-    if len(drawn) > 1:
-        parts.append(rate_plot([p.rate for p in drawn], [p.ttft for p in drawn], quantile, width))
-    shown = table("Requests/s", f"TTFT {quantile}", f"TPOT {quantile}", "", numbers=(0, 1, 2))
-    for p in points:
-        verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
-        shown.add_row(f"{p.rate:.4g}", _time(p.ttft), _time(p.tpot), verdict)
-    return Group(*parts, shown)
-
-
-def rate_answer(rate: float, points: Sequence[RatePoint], quantile: str) -> Text:
-    """Say which rate is the highest within the limits."""
-    best = f"{rate:,.4g} requests/s is the highest rate within the limits" if rate else "no rate is within the limits"
-    why = next((p.why for p in points if p.why), "")
-    if not rate and why:
-        best += f": {why}"
-    return Text(best + f", at {quantile}.", style="bold green" if rate else "bold red")
-
-
 def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
     """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range."""
     runs = {"As predicted": found} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
@@ -221,26 +225,27 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
     row("Time per token, p90", lambda a: show(a.tpot.p90, "s"))
     row("Requests/s", lambda a: f"{a.requests_per_second:,.4g}")
     if found.limited:
+        held = {id(end.answers): end.limits for end in runs.values()}
+        row("Limits", lambda a: getattr(held[id(a)], "verdict", "-"))
         row("Within the limits", lambda a: f"{a.within_limits:.1%}")
     row("Verdict", lambda a: a.verdict)
     return shown
 
 
-def replay_view(found: Replay) -> RenderableType:
-    """Return in a few lines what random arrivals make of a plan."""
-    a, q = found.simulation.answers, found.quantile
-    ttft, tpot = show(getattr(a.ttft, q), "s"), show(getattr(a.tpot, q), "s")
-    dollars = a.usd_per_million_output_tokens
-    money = f", {usd(dollars)} per million output tokens" if math.isfinite(dollars) else ""
-    text = Text.assemble(
-        ("Simulated", "bold"),
-        f" with random arrivals, limits at {q}: batch {found.batch:,} instead of {found.planned_batch:,} and "
-        f"{found.rate:,.4g} requests/s instead of {found.planned_rate:,.4g} give TTFT {ttft} and TPOT {tpot}{money} "
-        f"({a.verdict}).",
-    )
+def replay_lines(found: Replay, *, brief: bool) -> list[Text]:
+    """Return what random arrivals make of a plan, before the plan's own figures."""
+    a, where = found.answers, at(found.quantile)
     if not found.good:
-        text.append(f" After {counted(found.tried, 'try', 'tries')} the limits still do not hold.", style="yellow")
-    return text
+        lines = [Text.assemble(("Not possible: ", "bold red"), f"{found.reason}.")]
+        return [*lines, Text(f"{'' if brief else chr(10)}The plan itself, which its replay refuses:", style="bold")]
+    dollars = a.usd_per_million_output_tokens
+    tokens = f"{show(found.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
+    answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else tokens
+    share = "all" if found.tried == 1 else f"{found.rate / found.planned_rate:.0%}"
+    rate = f"with {share} of the plan's {found.planned_rate:,.4g} requests/s"
+    head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {where} {rate}.")
+    own = Text(f"{'' if brief else chr(10)}The plan's own figures, arrivals not at random:", style="bold")
+    return [head, own] if brief else [head, *_limits(found.simulation.limits), _verdict(a, None), own]
 
 
 def simulation_title(model: str, chip: str, found: Simulation, layout: Layout, engine: str) -> str:

@@ -1,0 +1,326 @@
+"""What engines refuse to start, each rule with where each engine says so: rows of the table of `rules`.
+
+Read in the engines' sources and threads on 2026-11-21: files at the commits named, else the lines alone. vLLM counts tp x cp
+of a group as its tensor parallel size, and divides contexts inside it; SGLang and TensorRT-LLM count the chips of a stage.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.physics.facts import ENGINE, KNOWN, Facts, Rule, axis, near
+from steptime.physics.layout import Layout, exchanges_experts
+
+VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
+
+
+def _kv_heads_hold(facts: Facts, layout: Layout) -> Any:
+    tp, held = axis(layout.tp), axis(True)
+    for heads in facts.kv_kinds:
+        held = held & ((heads % tp == 0) | (tp % heads == 0))
+    return held
+
+
+def _kv_heads_reason(facts: Facts, layout: Layout) -> str:
+    if np.ndim(layout.tp):
+        return f"tp={layout.tp} and the {facts.kv_heads} KV heads of {facts.model} do not divide each other"
+    tp = int(layout.tp)
+    heads = next((h for h in facts.kv_kinds if h % tp and tp % h), facts.kv_heads)
+    return (
+        f"tp={tp} and the {heads} KV heads of {facts.model} do not divide each other, as {_who(facts)} needs; "
+        f"try {near(heads, tp)}"
+    )
+
+
+def _state_heads_hold(facts: Facts, layout: Layout) -> Any:
+    held = axis(True)
+    for heads in facts.state_heads:
+        held = held & (heads % axis(layout.group) == 0)
+    return held
+
+
+def _copies_needed(facts: Facts, layout: Layout) -> Any:
+    """Redundant experts with which all chips hold the same number of experts, at least those of the layout."""
+    copies, ep = axis(layout.redundant_experts), axis(layout.ep)
+    return copies + -(facts.experts + copies) % ep
+
+
+def _uneven(facts: Facts, layout: Layout) -> Any:
+    over = (facts.experts + axis(layout.redundant_experts)) % axis(layout.ep)
+    return (facts.experts > 0) & (axis(layout.ep) > 1) & (over != 0)
+
+
+def _uneven_reason(facts: Facts, layout: Layout) -> str:
+    copies = f" and {layout.redundant_experts} copies" if np.any(axis(layout.redundant_experts) > 0) else ""
+    needed = _copies_needed(facts, layout)
+    return (
+        f"{facts.experts} experts{copies} do not come out even over ep={layout.ep} chips, as {_who(facts)} needs; "
+        f"try redundant_experts={needed}"
+    )
+
+
+def _sharing(layout: Layout) -> Any:
+    """Chips that divide an expert's columns among them."""
+    return np.maximum(axis(layout.stage) // axis(layout.ep), 1)
+
+
+def _divided(columns: int, ways: Any, block: int) -> Any:
+    """Whether columns come out even over chips, in whole blocks; holds where none are known."""
+    return axis(True) if not columns else columns % (ways * max(block, 1)) == 0
+
+
+def _columns_reason(facts: Facts, columns: int, ways: Any, what: str, block: int = 0) -> str:
+    each = f"{columns:,} columns of {what} in {facts.model}"
+    if not block:
+        return f"{each} do not come out even over {ways} chips, as {_who(facts)} needs"
+    return (
+        f"{each} leave each of {ways} chips {columns / float(np.max(ways)):g}, which are no whole blocks of {block} that share "
+        f"a scale, as {_who(facts)} needs"
+    )
+
+
+def _context_holds(facts: Facts, layout: Layout) -> Any:
+    """Whether vLLM divides contexts so: each chip has one KV head, and chips that share one divide its query heads."""
+    tp, cp, kv = axis(layout.tp), axis(layout.cp), max(facts.kv_heads, 1)
+    return (cp == 1) | (kv == 1) | ((tp >= kv) & (tp % kv == 0) & (facts.heads // kv % cp == 0))
+
+
+def _who(facts: Facts) -> str:
+    return facts.engine or "the engine"
+
+
+ENGINE_RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="KV heads",
+        scope=ENGINE,
+        engines=KNOWN,
+        says="tp divides the KV heads, or is a multiple of them; a latent counts as one head, so that any tp will do",
+        holds=_kv_heads_hold,
+        reason=_kv_heads_reason,
+        sources={
+            "vllm": f"{VLLM} vllm/model_executor/models/llama.py (e06c9ba): asserts both cases",
+            "sglang": f"{SGLANG} python/sglang/srt/models/qwen3_moe.py (008af3a): asserts both cases",
+            "trtllm": f"{TRTLLM} tensorrt_llm/_torch/models/modeling_utils.py: duplicate_kv_weight asserts both cases",
+        },
+    ),
+    Rule(
+        name="state heads",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="tp x cp divides the heads of recurrent mixers",
+        holds=_state_heads_hold,
+        reason=lambda f, x: (
+            f"tp x cp={x.group} does not divide the {' and '.join(map(str, f.state_heads))} heads of recurrent mixers in "
+            f"{f.model}, as {_who(f)} needs"
+        ),
+        sources={
+            "vllm": f"{VLLM} vllm/model_executor/layers/mamba/mamba_mixer2.py: num_heads % tp_size == 0",
+            "sglang": f"{SGLANG} python/sglang/srt/layers/attention/mamba (path recalled): num_heads % tp_size == 0",
+        },
+    ),
+    Rule(
+        name="even experts",
+        scope=ENGINE,
+        engines=("sglang", "trtllm"),
+        says="experts and their redundant copies are a multiple of ep",
+        holds=lambda f, x: ~_uneven(f, x),
+        reason=_uneven_reason,
+        sources={
+            "sglang": f"{SGLANG} python/sglang/srt/layers/moe/fused_moe_triton/layer.py: num_experts, "
+            "ep_num_redundant_experts among them, % moe_ep_size == 0",
+            "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/fused_moe/moe_load_balancer.py: num_slots % ep_size == 0",
+        },
+    ),
+    Rule(
+        name="even experts in an exchange",
+        scope=ENGINE,
+        engines=KNOWN,
+        says="where attention groups exchange tokens, experts and their redundant copies are a multiple of ep",
+        holds=lambda f, x: ~(exchanges_experts(x) & _uneven(f, x)),
+        reason=_uneven_reason,
+        sources={
+            "vllm": "github.com/deepseek-ai/DeepEP csrc: num_experts % num_ranks == 0; "
+            f"{VLLM}/issues/52435; without an exchange vLLM deals experts out unevenly",
+            "sglang": "as for all experts",
+            "trtllm": "as for all experts",
+        },
+    ),
+    Rule(
+        name="copies of experts",
+        scope=ENGINE,
+        engines=("trtllm",),
+        says="redundant experts only with attention groups and ep above 1",
+        holds=lambda _, x: (axis(x.redundant_experts) == 0) | exchanges_experts(x),
+        reason=lambda f, x: (
+            f"{_who(f)} keeps redundant experts only where attention groups exchange tokens (dp and ep above 1); "
+            f"ep={x.ep} and dp={x.dp} have none"
+        ),
+        sources={
+            "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/fused_moe/interface.py: load balancer should be "
+            "only used with ADP and EP > 1"
+        },
+    ),
+    Rule(
+        name="experts over a stage",
+        scope=ENGINE,
+        engines=("vllm",),
+        says="ep is 1, or all chips of a stage",
+        holds=lambda _, x: (axis(x.ep) == 1) | (axis(x.ep) == x.stage),
+        reason=lambda f, x: f"ep={x.ep}: {_who(f)} spreads experts over all {x.stage} chips of a stage or over none",
+        sources={"vllm": f"{VLLM}/pull/30615: expert layers always use EP of size TP x DP"},
+    ),
+    Rule(
+        name="exchange over a stage",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="where attention groups exchange tokens, ep is all chips of a stage",
+        holds=lambda _, x: ~exchanges_experts(x) | (axis(x.ep) == x.stage),
+        reason=lambda f, x: f"ep={x.ep}: {_who(f)} exchanges tokens among all {x.stage} chips of a stage or among none",
+        sources={
+            "vllm": "as for experts over a stage",
+            "sglang": f"{SGLANG} python/sglang/srt/server_args.py: DeepEP sets ep_size to tp_size",
+        },
+    ),
+    Rule(
+        name="an expert for each chip of a group",
+        scope=ENGINE,
+        engines=("vllm",),
+        says="tp x cp is at most the number of experts",
+        holds=lambda f, x: (axis(x.group) <= f.experts) | (f.experts == 0),
+        reason=lambda f, x: f"tp x cp={x.group} is more than the {f.experts} experts of {f.model}, which {_who(f)} refuses",
+        sources={"vllm": f"{VLLM} vllm/model_executor/models/qwen3_moe.py: tensor parallel size greater than experts"},
+    ),
+    Rule(
+        name="an expert for each chip of a stage",
+        scope=ENGINE,
+        engines=("sglang",),
+        says="tp x cp x dp is at most the number of experts",
+        holds=lambda f, x: (axis(x.stage) <= f.experts) | (f.experts == 0),
+        reason=lambda f, x: (
+            f"a stage of {x.stage} chips has more than the {f.experts} experts of {f.model}: {_who(f)} refuses it"
+        ),
+        sources={"sglang": f"{SGLANG} python/sglang/srt/models/qwen3_moe.py: tp_size greater than experts"},
+    ),
+    Rule(
+        name="columns",
+        scope=ENGINE,
+        engines=KNOWN,
+        says="tp x cp divides the columns of dense feed-forward blocks",
+        holds=lambda f, x: _divided(f.columns, axis(x.group), 0),
+        reason=lambda f, x: _columns_reason(f, f.columns, x.group, "feed-forward blocks"),
+        sources={
+            "vllm": f"{VLLM} vllm/model_executor/layers/linear.py: output_size % tp_size == 0 (recalled; SGLang copies it)",
+            "sglang": f"{SGLANG} python/sglang/srt/layers/linear.py (98b3b24): output_size % tp_size == 0",
+            "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/linear.py: out_features must be divisible by tp_size",
+        },
+    ),
+    Rule(
+        name="expert columns",
+        scope=ENGINE,
+        engines=KNOWN,
+        says="the chips that share an expert (tp x cp x dp / ep; all of a stage with ep 1) divide its columns",
+        holds=lambda f, x: _divided(f.expert_columns, _sharing(x), 0),
+        reason=lambda f, x: _columns_reason(f, f.expert_columns, _sharing(x), "an expert"),
+        sources={
+            "vllm": f"{VLLM} vllm/model_executor/layers/fused_moe/config.py: intermediate_size % tp_size == 0, "
+            "tp_size being TP x DP without expert parallelism",
+            "sglang": f"{SGLANG} python/sglang/srt/layers/moe/fused_moe_triton/layer.py: intermediate_size % moe_tp_size == 0",
+            "trtllm": f"{TRTLLM} docs/source/features/parallel-strategy.md (65b31db): moe_tp x moe_ep = tp, matrices "
+            "evenly sliced",
+        },
+    ),
+    Rule(
+        name="blocks of columns",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="of weights with a scale for each block (FP8, 128 x 128), each chip has whole blocks of dense columns",
+        holds=lambda f, x: (axis(x.group) == 1) | _divided(f.columns * bool(f.block), axis(x.group), f.block),
+        reason=lambda f, x: _columns_reason(f, f.columns, x.group, "feed-forward blocks", f.block),
+        sources={
+            "vllm": f"{VLLM} vllm/model_executor/layers/quantization/utils/fp8_utils.py: validate_fp8_block_shape",
+            "sglang": f"{SGLANG} python/sglang/srt/layers/quantization/fp8.py (00563d3): validate_block_quant_shapes",
+        },
+    ),
+    Rule(
+        name="blocks of expert columns",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="of weights with a scale for each block (FP8, 128 x 128), each chip has whole blocks of an expert's columns",
+        holds=lambda f, x: (_sharing(x) == 1) | _divided(f.expert_columns * bool(f.expert_block), _sharing(x), f.expert_block),
+        reason=lambda f, x: _columns_reason(f, f.expert_columns, _sharing(x), "an expert", f.expert_block),
+        sources={
+            "vllm": f"{VLLM}/pull/39046: intermediate_size_per_partition % block_n (closed; MiniMax-M2.5 at tp 8 fails)",
+            "sglang": f"{SGLANG} python/sglang/srt/layers/quantization/fp8.py (00563d3): same message",
+        },
+    ),
+    Rule(
+        name="one chip a group",
+        scope=ENGINE,
+        engines=("trtllm",),
+        says="attention groups (dp above 1) are of one chip",
+        holds=lambda _, x: (axis(x.dp) == 1) | (axis(x.group) == 1),
+        reason=lambda f, x: f"dp={x.dp} with groups of {x.group} chips: {_who(f)} makes each chip a group of its own",
+        sources={
+            "trtllm": f"{TRTLLM} tensorrt_llm/_torch/modules/attention.py: tp_size = 1 with enable_attention_dp; "
+            "docs/source/features/parallel-strategy.md"
+        },
+    ),
+    Rule(
+        name="divided contexts",
+        scope=ENGINE,
+        engines=("vllm",),
+        says="cp above 1 only for a latent, or with tp a multiple of the KV heads and cp a divisor of query heads a KV head",
+        holds=_context_holds,
+        reason=lambda f, x: (
+            f"cp={x.cp} with tp={x.tp}: {_who(f)} divides contexts only where tp is a multiple of the {f.kv_heads} KV heads of "
+            f"{f.model} and cp divides the {f.heads // max(f.kv_heads, 1)} query heads of each"
+        ),
+        sources={
+            "vllm": f"{VLLM} vllm/config/parallel.py (00193b8): tp % dcp == 0; vllm/config/model.py (0052a5b): "
+            "tp > KV heads, dcp <= tp // KV heads, query heads a KV head % dcp == 0"
+        },
+    ),
+    Rule(
+        name="divided latents",
+        scope=ENGINE,
+        engines=("sglang",),
+        says="cp above 1 only for a latent",
+        holds=lambda f, x: (axis(x.cp) == 1) | (f.kv_heads == 1),
+        reason=lambda f, x: f"cp={x.cp}: {_who(f)} divides contexts of latent attention only, and {f.model} has KV heads",
+        sources={"sglang": f"{SGLANG}/pull/34654: decode context parallelism of MLA (--dcp-size); /pull/34355 of others"},
+    ),
+    Rule(
+        name="whole contexts",
+        scope=ENGINE,
+        engines=("trtllm",),
+        says="cp is 1: Helix, its context parallelism, is experimental and for decode servers of latent models only",
+        holds=lambda _, x: axis(x.cp) == 1,
+        reason=lambda f, x: f"cp={x.cp}: {_who(f)} divides contexts only as an experiment, in decode servers of latent models",
+        sources={"trtllm": f"{TRTLLM}/pull/9342; docs/source/features/helix.md"},
+    ),
+    Rule(
+        name="two batches",
+        scope=ENGINE,
+        says="two micro-batches a stage where `two_batch` allows them: anywhere, where groups exchange experts, or nowhere",
+        holds=lambda f, x: (axis(x.microbatches) <= x.pp) | (f.two_batch >= np.where(exchanges_experts(x), 1, 2)),
+        reason=lambda f, _: (
+            f"{f.engine or 'the engine'} overlaps two micro-batches of a stage "
+            + ("in no layout" if f.two_batch < 1 else "only where attention groups exchange experts")
+        ),
+        sources={
+            "vllm": "https://docs.vllm.ai/en/stable/design/dbo/",
+            "sglang": "https://docs.sglang.io/advanced_features/expert_parallelism.html",
+        },
+    ),
+    Rule(
+        name="two batches without stages",
+        scope=ENGINE,
+        engines=("vllm",),
+        says="two micro-batches a stage only with one stage",
+        holds=lambda _, x: (axis(x.microbatches) <= x.pp) | (axis(x.pp) == 1),
+        reason=lambda f, x: f"{_who(f)} overlaps two micro-batches of a stage only without pipeline stages, not with pp={x.pp}",
+        sources={"vllm": f"{VLLM} docs/design/dbo.md (0621454): currently only targets DP+EP deployments"},
+    ),
+)

@@ -1,0 +1,49 @@
+"""What the commands that simulate share: what they need, and words while one waits."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from steptime.errors import InputError, UnknownName
+from steptime.terminal.output import patience
+
+if TYPE_CHECKING:
+    from steptime.simulation.outcome import Simulation
+
+
+def known_quantile(quantile: str) -> None:
+    """Raise UnknownName for a quantile that no limit can be held at."""
+    known = ("mean", "p50", "p90", "p95", "p99")
+    if quantile not in known:
+        raise UnknownName("quantile", quantile, known, f"Known: {', '.join(known)}.")
+
+
+def need_numba() -> None:
+    """Raise InputError where the simulator cannot run, with what to install."""
+    from importlib.util import find_spec
+
+    if find_spec("numba") is None:
+        raise InputError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Say that the simulator is compiled, where that takes a while: numba keeps it for the next time."""
+    from steptime.simulation import loop
+
+    with patience("compiling the simulator, once (about half a minute)", unless=lambda: bool(loop.serve.signatures)):  # type: ignore[attr-defined]
+        yield
+
+
+def with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":
+    """Run `work` with a progress bar on the terminal where it is long."""
+    from steptime.simulation.pools import PORTION
+
+    if quiet or total < 4 * PORTION:
+        return work(None)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("requests", total=total)
+        return work(lambda done: bar.update(task, completed=done))

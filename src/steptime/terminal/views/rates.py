@@ -1,0 +1,71 @@
+"""What the terminal shows of a search for the highest rate: the answer, latency against rate, and what was tried."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from steptime.simulation.limits import at
+from steptime.simulation.metrics import OVERLOADED
+from steptime.simulation.rates import HighestRate, RatePoint
+from steptime.terminal.views.plots import rate_plot
+from steptime.terminal.views.widgets import Grid, counted, table
+from steptime.units import show
+
+
+def rate_view(found: HighestRate, width: int) -> RenderableType:
+    """Return the search for the highest rate: a plot of latency against rate, and the points."""
+    parts: list[RenderableType] = [rate_answer(found), Text()]
+    drawn = [p for p in found.points if math.isfinite(p.ttft) and p.rate > 0]
+    if len({p.rate for p in drawn}) > 1:
+        by_rate = sorted(drawn, key=lambda p: p.rate)
+        parts.append(rate_plot([p.rate for p in by_rate], [p.ttft for p in by_rate], found.quantile, width))
+    return Group(*parts, _tried(found))
+
+
+def rate_answer(found: HighestRate) -> Text:
+    """Say which rate is the highest within the limits, and what it is made of."""
+    where = at(found.quantile)
+    if not found.rate:
+        why = next((p.why for p in found.points if p.why), "")
+        none = "no number of clients is" if found.clients is not None else "no rate is"
+        return Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {where}.", style="bold red")
+    rate = f"{found.rate:,.4g} requests/s"
+    if found.clients is not None:
+        best = f"{counted(found.clients, 'client')} of a closed loop are the most within the limits, {where}"
+        return Text.assemble((f"{best}.", "bold green"), f" They bring {rate}: each asks again when its answer ends.")
+    said = Text(f"{rate} is the highest rate within the limits, {where}.", style="bold green")
+    if found.scale is not None:
+        said.append(f" The trace is played {found.scale:,.3g} times as fast, its lengths and bursts kept.", style="not bold")
+    if found.cut_short:
+        said.append(
+            " More may hold: played faster, it lasts too short a time to tell."
+            if found.scale is not None
+            else " More may hold: at higher rates the runs are too short to tell.",
+            style="not bold",
+        )
+    return said
+
+
+def _tried(found: HighestRate) -> Grid:
+    """Return a row for each rate that was tried."""
+    what = "Clients" if found.clients is not None else "Played" if found.scale is not None else ""
+    heads = ("Requests/s", f"TTFT {found.quantile}", f"TPOT {found.quantile}", "")
+    shown = table(*([what] if what else []), *heads, numbers=range(len(heads) - (not what)))
+    for p in found.points:
+        verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
+        shown.add_row(*_load(p), f"{p.rate:.4g}", _time(p.ttft), _time(p.tpot), verdict)
+    return shown
+
+
+def _load(point: RatePoint) -> list[str]:
+    """Return the clients of a point, or how many times as fast a trace was played; nothing for a rate that was drawn."""
+    if point.clients is not None:
+        return [f"{point.clients:,}"]
+    return [] if point.scale is None else [f"x {point.scale:.3g}"]
+
+
+def _time(value: float) -> str:
+    return "-" if math.isnan(value) else show(value, "s")

@@ -1,0 +1,68 @@
+"""Queues and the busiest chip against Monte Carlo and exact values that other code computed (`golden/monte_carlo.toml`)."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steptime.blackboard.experts import experts_touched, largest_of, nodes_hit
+from steptime.planning.queueing import PassTime, passes, reading
+
+GOLDEN = tomllib.loads((Path(__file__).parent.parent / "golden" / "monte_carlo.toml").read_text())
+
+
+def column(name):
+    return np.array(GOLDEN[name], dtype=np.float64).T
+
+
+def test_the_most_experts_on_a_chip():
+    """Distinct experts of the busiest of 8 to 128 chips, 1 to 4,096 tokens: within 5 % up, 20 % down where few have any."""
+    experts, active, chips, tokens, most, _ = column("busiest_chip")
+    slots = experts / chips
+    mean = experts_touched(slots, slots * active / experts, tokens)
+    found = largest_of(mean, mean * (1 - mean / slots), chips, np.maximum(1 - 2 * mean / slots, 0))
+    ratio = np.clip(found, 1, slots) / most
+    assert (np.min(ratio), np.max(ratio)) == (pytest.approx(0.805, abs=0.01), pytest.approx(1.049, abs=0.01))
+    assert np.mean(np.abs(ratio - 1)) < 0.02
+    assert np.max(most / mean) > 5  # which the mean chip was off by
+
+
+def test_the_most_rows_on_a_chip():
+    experts, active, chips, tokens, _, most = column("busiest_chip")
+    mean = tokens * active / chips
+    ratio = np.maximum(largest_of(mean, mean * (experts - active) / (experts - 1), chips), 1) / most
+    assert (np.min(ratio), np.max(ratio)) == (pytest.approx(0.776, abs=0.01), pytest.approx(1.016, abs=0.01))
+    assert np.max(np.abs(ratio - 1)[mean >= 4]) < 0.03
+
+
+def test_nodes_of_a_token_whose_groups_are_limited():
+    nodes, seen = column("nodes")
+    assert nodes_hit(256, 8, 8, 4, nodes) == pytest.approx(seen, rel=1e-3)
+    assert float(nodes_hit(256, 8, 8, 4, 18)) == pytest.approx(5.78, abs=0.005)  # DeepSeek's 18 nodes: not 4
+
+
+def test_a_train_that_takes_all_who_wait():
+    """Exact waits of M/D/1 with batches, loads of 0.1 to 0.95: within 1 % but for few seats near saturation."""
+    seats, load, wait = column("train")
+    found = passes(load * seats, PassTime(first=1.0), seats).wait
+    assert found == pytest.approx(wait, rel=0.015)
+    assert float(passes(0.3 * 16, PassTime(first=1.0), 16).wait) == pytest.approx(0.499, abs=0.001)  # not 0.15
+
+
+def test_groups_that_share_a_clock():
+    """1 to 72 groups, prompts of 1 and 4 chunks: mean step and time to the end of a prompt at the same rate of prompts."""
+    groups, chunks, quiet, first, more, rate, step, ended = column("lockstep")
+    low, high = np.zeros(len(rate)), groups.copy()  # chunks a step brings: as many as the rate gives in a mean step
+    for _ in range(60):
+        load = (low + high) / 2
+        short = load < rate * chunks * reading(load, groups, chunks, quiet, first, more).seconds
+        low, high = np.where(short, load, low), np.where(short, high, load)
+    found = reading(load, groups, chunks, quiet, first, more)
+    assert np.max(np.abs(found.seconds / step - 1)) < 0.02
+    assert np.mean(np.abs(found.seconds / step - 1)) < 0.004
+    assert np.max(np.abs((found.wait + found.service) / ended - 1)) < 0.035
+    binomial = quiet + (first - quiet) * (1 - (1 - load / groups) ** groups)
+    assert np.max((binomial / step - 1)[(more == 0) & (groups >= 8) & (groups <= 32)]) > 0.05  # what independence adds
