@@ -95,7 +95,10 @@ class DomainEntry(_Strict):
 
 
 class RackEntry(_Strict):
-    """What a rack draws, weighs and holds, the limits that are published for it, and the scale-up links of one chip."""
+    """A rack: what it draws, weighs and holds, and the limits published for it; links: scale-up links of one chip.
+
+    host_chips: chips of one host, which one operating system sees.
+    """
 
     power: Entry | None = None
     weight: Entry | None = None
@@ -104,11 +107,13 @@ class RackEntry(_Strict):
     power_limit: Entry | None = None
     weight_limit: Entry | None = None
     cable_limit: Entry | None = None
+    host_chips: Entry | None = None
     chips: int | None = Field(default=None, ge=1, le=MOST_CHIPS)
 
 
 RACK_UNITS = {
     "power": "W", "weight": "kg", "cables": "", "links": "", "power_limit": "W", "weight_limit": "kg", "cable_limit": "",
+    "host_chips": "",
 }  # fmt: skip
 
 

@@ -28,7 +28,8 @@ NOTES: Final = {
 # The network, from the inside out: size in chips, bandwidth in GB/s or Gb/s, latency in us. kind: scale-up, pod or scale-out.
 # topology: switch, mesh, torus or ring. The outermost goes without a size; a single domain with one is a box.""",
     "tiers": "\n# Memory of the host, a share for each chip, fastest first: capacity in GB, bandwidth in GB/s, latency in us.",
-    "rack": "\n# One rack: power in kW, weight in kg, cables, limits of each, chips; links: scale-up links of one chip.",
+    "rack": "\n# One rack: power in kW, weight in kg, cables, limits of each, chips; links: scale-up links of\n"
+    "# one chip; host_chips: chips that one operating system sees.",
     "chip": "\n# The chip.",
     "peak": "\n# Dense arithmetic in TFLOP/s: fp32, tf32, bf16 (which most models need), fp16, fp8, int8, fp6, fp4, int4.",
     "memory": "\n# Memory of the chip, fastest first; the last holds weights and KV cache. capacity in GB, bandwidth in TB/s.",

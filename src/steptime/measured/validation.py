@@ -25,9 +25,9 @@ from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, sprea
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
+from steptime.physics.cache_format import is_narrow, with_small_cache
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
-from steptime.physics.served import is_narrow, with_small_cache
 from steptime.physics.uncertainty import factors, regime_of
 from steptime.planning.steady import closed_loop
 

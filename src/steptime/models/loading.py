@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnknownName, 
 from steptime.machines.formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family import Family, known_families
-from steptime.models.model import Model, with_formats
+from steptime.models.model import Checkpoint, Model, stored_formats, with_formats
 
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
@@ -36,7 +37,7 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
     outer.kv_name = kv_format
     family = _family(outer)
     c = family.text(outer)
-    return Model(
+    found = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
         layers=family.layers(c),
@@ -50,6 +51,9 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
         kv_told=bool(kv_format or c.quantization.kv_format),
         notes=family.notes(c),
     )
+    dense, routed = stored_formats(found)
+    kept = Checkpoint(weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields)
+    return replace(found, checkpoint=kept)
 
 
 def _family(c: Config) -> Family:
@@ -93,9 +97,11 @@ def load_model(
             path = path / "config.json"
             if not is_file(path):
                 raise DataFileError(name, "is a folder without a config.json")
-        if not is_file(path):
-            path = _find(str(name), catalog)
+        given = is_file(path)
+        path = path if given else _find(str(name), catalog)
         model = _load(path, path.stat().st_mtime, kv)
+        if not given and path.name == "config.json":  # fetched into a folder that is named by a hash
+            model = _placed(replace(model, name=str(name)), str(name))
     if weights or experts:
         model = with_formats(
             model,
@@ -116,8 +122,6 @@ def model_of(model: ModelLike) -> Model:
 
 @lru_cache(maxsize=256)
 def _load(path: Path, _modified: float, kv_format: str) -> Model:
-    from dataclasses import replace
-
     data = read_file(path)
     if not data:
         raise DataFileError(path, "is empty, and no model's config.json")
@@ -125,14 +129,21 @@ def _load(path: Path, _modified: float, kv_format: str) -> Model:
     if kind and "model" not in kind:
         raise DataFileError(path, f"is no model's config.json: it looks like {kind}")
     if "config" not in data:
-        return read_model(data, name=path.parent.name if path.name == "config.json" else path.stem, kv_format=kv_format)
+        in_folder = path.name == "config.json"
+        model = read_model(data, name=path.parent.name if in_folder else path.stem, kv_format=kv_format)
+        return _placed(model, str(path.parent.resolve())) if in_folder else model
     if not isinstance(data["config"], dict):
         raise DataFileError(path, "config: must be a table of fields")
     for key in ("source", "published"):
         if not isinstance(data.get(key, {}), dict):
             raise DataFileError(path, f"{key}: must be a table, not {shown(data[key])}")
     model = read_model(data["config"], name=str(data.get("name", path.stem)), kv_format=kv_format)
-    return replace(model, source=data.get("source", {}), published=data.get("published", {}))
+    model = replace(model, source=data.get("source", {}), published=data.get("published", {}))
+    return _placed(model, model.name) if "/" in model.name else model
+
+
+def _placed(model: Model, place: str) -> Model:
+    return replace(model, checkpoint=replace(model.checkpoint, place=place))
 
 
 def _find(name: str, catalog: str | os.PathLike[str] | None) -> Path:

@@ -122,6 +122,21 @@ class Layer(Result):
         return f"Layer {self.name}: {size} parameters, {len(self.ops)} operators, {len(self.attention)} token mixers", {}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where the weights lie that a config describes, and how they are stored there.
+
+    place: Hugging Face id or local folder; "" where the config tells neither. weights, experts ("" without any) and kv: formats
+    of the dense layers, of the routed experts and of the KV cache. remote_code: whether the repository brings code of its own.
+    """
+
+    place: str = ""
+    weights: str = ""
+    experts: str = ""
+    kv: str = ""
+    remote_code: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Model(Result):
     """A transformer: kinds of layers with their counts, the stem around them, and where the description comes from."""
@@ -140,6 +155,7 @@ class Model(Result):
     source: Mapping[str, str] = field(default_factory=dict, hash=False)
     published: Mapping[str, Number] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
+    checkpoint: Checkpoint = Checkpoint()
 
     @property
     def depth(self) -> int:
@@ -314,3 +330,18 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
         return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)
 
     return replace(model, layers=changed(model.layers), draft=changed(model.draft))
+
+
+def stored_formats(model: Model) -> tuple[str, str]:
+    """Return the names of the formats that hold most of the dense layers and of the routed experts ("" without any).
+
+    Embeddings, head, norms and routers are left out, as engines leave them as they are.
+    """
+    dense: dict[str, float] = {}
+    routed: dict[str, float] = {}
+    for layer, n in model.layers:
+        for op in layer.ops:
+            kept = routed if op.rows == "routed" else dense if op.term in ("projections", "feed-forward", "experts") else None
+            if kept is not None and op.name != "router":
+                kept[op.format.name] = kept.get(op.format.name, 0.0) + n * op.total_weights
+    return max(dense, key=lambda name: dense[name], default=""), max(routed, key=lambda name: routed[name], default="")

@@ -1,1 +1,1 @@
-"""A deployment: workload and limits, steady states, queues, the search over layouts, what binds, and how to start it."""
+"""A deployment: workload and limits, steady states, queues, the search over layouts, and what binds."""

@@ -13,6 +13,7 @@ from steptime.machines.system import Power, Rent
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
+from steptime.planning.served import Served
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, Tabular, table_of, unit
 from steptime.units import show
@@ -182,6 +183,7 @@ class Plan(Tabular):
     search_seconds: float = field(default=0.0, metadata=unit("s", "time of the search", key="search_s"))
     warnings: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
+    served: Served = field(default_factory=Served, metadata=unit("", "checkpoint, formats and hosts, for launch commands"))
 
     @property
     def idle_chips(self) -> int:

@@ -24,8 +24,8 @@ from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import MOST_CHIPS, Number, single, whole
+from steptime.physics.cache_format import as_served
 from steptime.physics.engine import IDEAL, Engine, engine_for
-from steptime.physics.served import as_served
 from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, prefill_of, state_of
 from steptime.planning.deployment import Plan, Point, Pool
@@ -35,6 +35,7 @@ from steptime.planning.ranges import candidate_ranges
 from steptime.planning.refine import best, first_token_of, matched_rate
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
+from steptime.planning.served import what_is_served
 from steptime.planning.steady import Prefill, State, decode_steps
 from steptime.planning.workload import Slo, Workload
 
@@ -94,6 +95,7 @@ def plan(
         front=_front(case, tables),
         evaluated=sum(len(table) for table in tables),
         warnings=warnings_of(case),
+        served=what_is_served(case.model, case.system),
     )
     candidates = ranked(case, tables)
     if not candidates:

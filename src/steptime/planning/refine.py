@@ -75,7 +75,8 @@ def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
     """Return the most requests per second that all prefill replicas read within the limit, and that their links carry."""
     assert candidate.prefill_layout is not None
     each = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).most)
-    return each * candidate.prefill_layout.replicas
+    rate: Number = each * candidate.prefill_layout.replicas
+    return rate
 
 
 def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:

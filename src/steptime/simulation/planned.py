@@ -11,9 +11,9 @@ from steptime.errors import InputError, RangeError, expect
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
+from steptime.physics.cache_format import as_served
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.served import as_served
 from steptime.physics.step import decode_step, prefill_step
 from steptime.planning.deployment import Plan, Pool
 from steptime.planning.explanation import step_given

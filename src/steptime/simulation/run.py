@@ -18,11 +18,11 @@ from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
 from steptime.numbers import MOST_CHIPS, positive, single, whole
+from steptime.physics.cache_format import as_served
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check_rules
-from steptime.physics.served import as_served
 from steptime.planning.workload import Slo
 from steptime.simulation.limits import USUAL, judge, known
 from steptime.simulation.metrics import answers, timeline

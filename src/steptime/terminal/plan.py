@@ -20,7 +20,7 @@ from steptime.terminal.options import (
     read_systems,
     refuse_idle,
 )
-from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.terminal.output import check_folder, check_outputs, console_of, print_json, show, write_csv, write_folder
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
@@ -77,6 +77,11 @@ class Wanted:
     launch: Annotated[
         str | None, option("Print launch commands for vllm, sglang, trtllm, or all.", OUTPUT, metavar="ENGINE")
     ] = None
+    launch_dir: Annotated[
+        str | None,
+        option("Write them as scripts into a folder, one a host, with a README.", OUTPUT, "--launch-dir", metavar="FOLDER"),
+    ] = None
+    force: Annotated[bool, option("Write over other scripts that are in the folder.", OUTPUT, "--force")] = False
     brief: BRIEF = False
     csv: CSV = None
     json: JSON = False
@@ -102,7 +107,7 @@ class Wanted:
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""
         from steptime.errors import UnknownName
-        from steptime.planning.launch_commands import ENGINES
+        from steptime.launching.commands import ENGINES
 
         not_empty("--launch", self.launch, "an engine: vllm, sglang, trtllm or all")
         if self.launch is not None and self.launch != "all" and self.launch not in ENGINES:
@@ -120,10 +125,13 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted
             "text, not --json, which has the commands of all engines": (not wanted.json, "launch"),
             "text, not --json": (not wanted.json, "brief"),
             "a whole plan, not --brief": (not wanted.brief, "explain launch"),
+            "--launch ENGINE": (wanted.launch is not None, "launch_dir"),
+            "--launch-dir FOLDER": (wanted.launch_dir is not None, "force"),
         },
     )
     modes, launches = wanted.modes(), wanted.launches()
     check_outputs({"--csv": wanted.csv}, subject.files())
+    check_folder("--launch-dir", wanted.launch_dir)
     limits = read_limits(requests.speed, requests.ttft)
     workload = requests.workload()
     if wanted.simulate:
@@ -143,12 +151,26 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted
     if wanted.csv is not None:
         write_csv(wanted.csv, found)
     refused = replayed is not None and not replayed.good
+    if wanted.launch_dir is not None and found.feasible and not refused:
+        _write_launch(found, launches, wanted.launch_dir, force=wanted.force)
     if wanted.json:
         print_json(_data(model, system, found, engine, replayed, explain=wanted.explain))
     else:
         _print(model, system, found, engine, replayed, wanted, launches)
     if refused or not found.feasible:
         raise typer.Exit(1)
+
+
+def _write_launch(found: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
+    """Write the scripts of a plan; those of several engines into a folder of their own each."""
+    from steptime.launching.commands import launch_files
+
+    files = {
+        f"{engine}/{name}" if len(launches) > 1 else name: text
+        for engine in launches
+        for name, text in launch_files(found, engine).items()
+    }
+    write_folder(folder, files, force=force)
 
 
 def _other(model: "Model", catalog: str | None) -> str:
@@ -191,7 +213,7 @@ def _data(
     """
     from dataclasses import replace
 
-    from steptime.planning.launch_commands import ENGINES, launch_commands
+    from steptime.launching.commands import ENGINES, launch_commands
     from steptime.terminal.views.plan import explain_json
 
     if replayed is not None and not replayed.good:

@@ -10,6 +10,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.launching.asked import NAMES
+from steptime.launching.commands import launch_commands
 from steptime.machines.energy import counted_by, power_in_words
 from steptime.machines.rents import origin_in_words
 from steptime.machines.system import System
@@ -29,7 +31,6 @@ from steptime.planning.deployment import (
 )
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.explanation import Line, equations, explain_step, sources, step_given
-from steptime.planning.launch_commands import launch_commands
 from steptime.planning.refine import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
 from steptime.terminal.views.step import TERM_COLOURS, bounds, memory_bar, resource_table
@@ -311,12 +312,11 @@ def _choices(plan: Plan) -> list[RenderableType]:
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     """Return launch commands, one block an engine."""
-    names = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
     parts: list[RenderableType] = []
     for engine in engines:
         parts += [
             Text(),
-            heading(names[engine]),
+            heading(NAMES[engine]),
             *(Text(line, no_wrap=True, overflow="ignore") for line in launch_commands(plan, engine)),
         ]
     return Group(*parts)

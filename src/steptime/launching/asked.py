@@ -1,0 +1,156 @@
+"""What a pool asks of an engine, in numbers that no engine counts its own way yet."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from steptime.physics.engine import load_engine
+from steptime.physics.layout import Layout, exchanges_experts
+from steptime.physics.facts import ENGINE, facts_of_engine
+from steptime.physics.rules import broken
+from steptime.planning.deployment import Plan, Pool
+from steptime.planning.served import Served
+from steptime.planning.steady import fresh_tokens, mean_context
+from steptime.planning.workload import Workload
+
+NVIDIA, AMD = "NVIDIA", "AMD"
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+DEEPEP_IN_A_HOST = (2, 4, 8)  # ranks of its kernels inside one NVLink host
+DEEPEP_HOST = 8  # ranks a host of its kernels between hosts
+"""https://github.com/deepseek-ai/DeepEP (buffer.py, the ranks that configs are given for), read 2026-11-21: vLLM asks that
+ranks 0 to 7 share a node, TensorRT-LLM lists the same numbers in its fused_moe_wide_ep.py."""
+RACK = "DeepEP must be built for NVLink between hosts"
+LOW_LATENCY_TOKENS = 1024  # most tokens a rank that DeepEP's low-latency kernels dispatch: their tag of a finished sum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A pool, as an engine must be told.
+
+    sequences: that one attention group has room for; parts: micro-batches of pipeline stages; tokens: of one attention group in
+    a usual pass of a stage; prompt_tokens: those of them that are read; length: longest request [tokens]; two_batches: whether
+    a stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use, 0 where the plan knows no
+    engine; cached: whether prompts share prefixes.
+    """
+
+    name: str
+    served: Served
+    role: str
+    layout: Layout
+    sequences: int
+    parts: int
+    tokens: int
+    prompt_tokens: int
+    length: int
+    two_batches: bool
+    memory_share: float
+    cached: bool
+    chips: int
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether attention groups send each other tokens for their experts."""
+        return bool(exchanges_experts(self.layout))
+
+    @property
+    def decoding(self) -> int:
+        """Sequences of one attention group in one pass of a stage, at most."""
+        return -(-self.sequences // self.parts)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that one replica spans, at least."""
+        return -(-self.chips // self.served.host_chips)
+
+
+def asked(plan: Plan, pool: Pool) -> Asked:
+    """Return what a pool of a plan asks."""
+    layout, workload = pool.layout, plan.workload
+    parts, groups = int(layout.pp), int(layout.dp)
+    sequences = -(-pool.seats // groups)
+    prefills = pool.role == "prefill"
+    read = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
+    decoding = 0 if prefills else -(-pool.batch // groups)
+    share = float(pool.memory.capacity) / plan.served.memory
+    return Asked(
+        name=plan.model,
+        served=plan.served,
+        role=pool.role,
+        layout=layout,
+        sequences=sequences,
+        parts=parts,
+        tokens=-(-(decoding + read) // parts),
+        prompt_tokens=-(-read // parts),
+        length=longest_request(plan),
+        two_batches=bool(layout.microbatches > layout.pp) and bool(exchanges_experts(layout)),
+        memory_share=round(share, 4) if 0 < share < 1 else 0.0,
+        cached=float(workload.cached_share) > 0,
+        chips=int(layout.chips),
+    )
+
+
+def longest_request(plan: Plan) -> int:
+    """Return the longest request [tokens] that every pool has room for, at most the model's context.
+
+    The workload's figures are means, so that a limit of their sum would refuse every longer request. One request may take all
+    the KV cache that the plan leaves to an attention group: what fits beside the weights, activations and the engine's own.
+    Rounded down to 1,024 tokens, and never below the mean request.
+    """
+    mean = math.ceil(plan.workload.input_tokens + plan.workload.output_tokens)
+    room = min(_room(plan.workload, pool) for pool in plan.pools)
+    longest = max(mean, room // 1024 * 1024) if math.isfinite(room) else math.inf
+    known = min(longest, plan.served.max_context)
+    return int(known) if math.isfinite(known) else mean
+
+
+def _room(workload: Workload, pool: Pool) -> float:
+    """Return the tokens of KV cache that fit on the chips of one attention group."""
+    memory, sequences = pool.memory, -(-pool.seats // int(pool.layout.dp))
+    prefills = pool.role == "prefill"  # one pass under way, one being sent on
+    held = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
+    free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
+    return held * free / float(memory.cache) if memory.cache > 0 else math.inf
+
+
+def deepep_runs(served: Served, ranks: int) -> bool:
+    """Whether DeepEP has kernels for so many ranks: a few counts inside a host, whole hosts of eight between hosts."""
+    if ranks <= served.host_chips:
+        return ranks in DEEPEP_IN_A_HOST
+    return served.host_chips == DEEPEP_HOST and ranks % DEEPEP_HOST == 0
+
+
+def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
+    """Return the word that names the checkpoint, and what it must be where the plan cannot name it.
+
+    quantises: whether the engine brings its weights to the plan's formats by itself.
+    """
+    same = (served.weights, served.experts) == (served.checkpoint_weights, served.checkpoint_experts)
+    if served.checkpoint and (same or quantises):
+        return shlex.quote(served.checkpoint), []
+    asked_for = served.weights + (f" with experts in {served.experts}" if served.experts not in ("", served.weights) else "")
+    if not served.checkpoint:
+        return "$CHECKPOINT", [f"CHECKPOINT: id or folder of the weights, in {asked_for}, which the model's file does not name"]
+    stored = served.checkpoint_weights
+    stored += f" with experts in {served.checkpoint_experts}" if served.checkpoint_experts not in ("", stored) else ""
+    return "$CHECKPOINT", [
+        f"CHECKPOINT: id or folder of this model in {asked_for}; {served.checkpoint} is stored in {stored}, and this engine",
+        "brings no such weights to another format while it loads",
+    ]
+
+
+def too_long(plan: Plan) -> str:
+    """Say that requests of the workload are longer than the model's context, "" where they are not."""
+    mean, most = plan.workload.input_tokens + plan.workload.output_tokens, plan.served.max_context
+    if mean <= most:
+        return ""
+    told = f"requests of {mean:,.0f} tokens are longer than the model's context of {most:,.0f}, to which servers keep"
+    return f"{told}: serve a checkpoint whose positions are stretched"
+
+
+def unsaid(layout: Layout, engine: str) -> list[str]:
+    """Say what of a layout an engine cannot run: the rules of engines that it breaks."""
+    facts = facts_of_engine(load_engine(engine))
+    overlaps = [rule for rule in broken(layout, facts, scopes=(ENGINE,)) if rule.name.startswith("two batches")]
+    return [f"{rule.reason(facts, layout)}: expect slower steps" for rule in overlaps]

@@ -1,0 +1,201 @@
+"""The commands that start a plan in vLLM, SGLang or TensorRT-LLM: as text, and as a folder of scripts.
+
+One command a host; addresses are shell variables. What an engine cannot express is said in a comment line, and an engine that
+does not run on the plan's chips has no commands but the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Final
+
+from steptime.launching import sglang, trtllm, vllm
+from steptime.launching.asked import AMD, NAMES, NVIDIA, Asked, asked, too_long
+from steptime.launching.hosts import Replica, placed
+from steptime.launching.manifests import manifest
+from steptime.launching.script import Command, comments, files_written, spoken, wrapped
+from steptime.planning.deployment import Plan, Pool
+
+ENGINES: Final = tuple(NAMES)
+WRITERS: Final[Mapping[str, ModuleType]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+PORT, BEHIND = 8000, 8100  # of what clients ask; of servers behind a router, counted up where they share a host
+WHAT: Final = {"serve": "serves prompts and tokens", "prefill": "prefills", "decode": "decodes"}
+TRUST: Final = "Some checkpoints bring code of their own, and need the engine's flag that trusts it."
+VISIBLE: Final = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "HIP_VISIBLE_DEVICES"}
+
+
+def launch_commands(plan: Plan, engine: str) -> list[str]:
+    """Return the lines of a shell script: for each pool a comment and the commands of one replica, then the router."""
+    writer = WRITERS[engine]
+    if reason := writer.refused(plan.served):
+        return [f"# {reason}"]
+    replicas = placed(plan)
+    lines = comments(_before(plan, engine, replicas))
+    ports = _ports(replicas)
+    for pool in plan.pools:
+        own = [r for r in replicas if r.role == pool.role]
+        lines += [_headline(pool, own[0]), *_replica(engine, asked(plan, pool), own[0], ports[own[0]])]
+        if len(own) > 1:
+            lines.append(f"# {_others(own, ports)}")
+    return lines + (_router(plan, engine, replicas, ports) if len(replicas) > 1 else [])
+
+
+def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str, ...]:
+    """Return what to mind of a whole plan."""
+    notes = [too_long(plan)]
+    if plan.engine in ENGINES and plan.engine != engine:
+        notes.append(f"the plan is for {NAMES[plan.engine]}: {NAMES[engine]} takes other times, and may refuse its layout")
+    hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
+    if hosts > -(-plan.chips // host):
+        notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
+    return tuple(filter(None, notes))
+
+
+def _headline(pool: Pool, first: Replica) -> str:
+    layout = pool.layout
+    where = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
+    return f"# {int(layout.replicas)} x {int(layout.chips)} chips{where}: each {WHAT[pool.role]}"
+
+
+def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
+    return {r: BEHIND + r.slot if len(replicas) > 1 else PORT for r in replicas}
+
+
+def _replica(engine: str, asked: Asked, replica: Replica, port: int) -> list[str]:
+    """Return the commands of one replica, the hosts after the first as one command with `$NODE_RANK`."""
+    writer = WRITERS[engine]
+    head = _visible(writer.server(asked, replica, 0, port), asked, replica)
+    lines = comments(head.notes)
+    if "$NODE_ADDRESS" in head.environment.values():
+        lines.append("# NODE_ADDRESS: the address of the host itself")
+    if replica.nodes == 1 or engine == "trtllm":
+        return lines + spoken(head)
+    rest = _visible(writer.server(asked, replica, None, port), asked, replica)
+    others = f"1 to {replica.nodes - 1}" if replica.nodes > 2 else "1"
+    return [
+        *lines,
+        "# on the first host, whose address is HEAD_ADDRESS everywhere:",
+        *spoken(head),
+        f"# on the other{'s' if replica.nodes > 2 else ''}, NODE_RANK={others}:",
+        *spoken(rest),
+    ]
+
+
+def _visible(command: Command, asked: Asked, replica: Replica) -> Command:
+    """Return a command that sees its own chips, where others of the host are not its."""
+    name = VISIBLE.get(asked.served.vendor)
+    if name is None or replica.chips == asked.served.host_chips:
+        return command
+    chips = ",".join(str(replica.first + n) for n in range(replica.chips))
+    environment = {name: chips, **command.environment}
+    return Command(words=command.words, environment=environment, notes=command.notes, files=command.files)
+
+
+def _others(own: list[Replica], ports: Mapping[Replica, int]) -> str:
+    """Say how the other replicas of a pool differ from the first."""
+    last = len(own) - 1
+    which = "replica 1" if last == 1 else f"replicas 1 to {last}"
+    hosts = sorted({host for r in own[1:] for host in r.hosts})
+    if hosts == list(own[0].hosts):
+        ways = "on other chips of the host" + (f", port {ports[own[1]]}" if last == 1 else f", ports up to {ports[own[-1]]}")
+    else:
+        ways = f"on hosts {hosts[0]} to {hosts[-1]}" if len(hosts) > 1 else "on a host of its own"
+        ways += ", some with other chips and ports" if len({(r.first, ports[r]) for r in own}) > 1 else ""
+    return f"{which}: the same {ways}; --launch-dir writes a script for each"
+
+
+def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
+    command = WRITERS[engine].router(plan, replicas, ports, PORT)
+    return [f"# the router before them, which clients ask on port {PORT}", *comments(command.notes), *spoken(command)]
+
+
+# --- a folder -----------------------------------------------------------------------------------------------------------
+
+
+def launch_files(plan: Plan, engine: str) -> dict[str, str]:
+    """Return the files that start a plan by name: a script for each host of each replica, the router, a manifest and a README.
+
+    Those whose name ends in .sh are to be executable. An engine that does not run on the plan's chips has a README alone.
+    """
+    writer = WRITERS[engine]
+    if reason := writer.refused(plan.served):
+        return {"README.md": f"# {plan.model} on {plan.system}\n\n{reason}.\n"}
+    replicas = placed(plan)
+    ports = _ports(replicas)
+    pools = {pool.role: asked(plan, pool) for pool in plan.pools}
+    files = {"addresses.sh": _addresses(replicas)}
+    for replica in replicas:
+        ranks = 1 if engine == "trtllm" else replica.nodes
+        for rank in range(ranks):
+            command = _visible(writer.server(pools[replica.role], replica, rank, ports[replica]), pools[replica.role], replica)
+            name = f"{replica.role}-{replica.number}" + (f"-node-{rank}" if ranks > 1 else "") + ".sh"
+            files[name] = _script(command, _where(replica, rank, command))
+    if len(replicas) > 1:
+        files["router.sh"] = _script(writer.router(plan, replicas, ports, PORT), ())
+    if plan.served.vendor == NVIDIA:
+        files["dynamo.yaml"] = manifest(plan, engine, replicas, pools)
+    files["README.md"] = _readme(plan, engine, replicas, files)
+    return files
+
+
+def _where(replica: Replica, rank: int, command: Command) -> tuple[str, ...]:
+    """Return the lines that tell a script those addresses that its command names."""
+    hosts = ",".join(f"$HOST_{host}:{replica.chips}" for host in replica.hosts)
+    known = {"HEAD_ADDRESS": f"$HOST_{replica.hosts[0]}", "NODE_ADDRESS": f"$HOST_{replica.hosts[rank]}", "HOSTS": hosts}
+    text = " ".join((*command.words, *command.environment.values()))
+    return tuple(f"{name}={value}" for name, value in known.items() if f"${name}" in text)
+
+
+def _script(command: Command, where: tuple[str, ...]) -> str:
+    """Return an executable script of one command."""
+    needed = [': "${CHECKPOINT:?set it to the id or the folder of the weights}"'] if "$CHECKPOINT" in command.words[0] else []
+    lines = [
+        "#!/bin/sh",
+        *comments(command.notes),
+        "set -eu",
+        'cd "$(dirname "$0")"',
+        ". ./addresses.sh",
+        *where,
+        *needed,
+        *(f"export {name}={value}" for name, value in command.environment.items()),
+        *files_written(command.files),
+        *wrapped((f"exec {command.words[0]}", *command.words[1:])),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _addresses(replicas: tuple[Replica, ...]) -> str:
+    """Return the file that names hosts by number."""
+    hosts = sorted({host for r in replicas for host in r.hosts})
+    lines = ["# Addresses of the hosts: write them here, or set them in the environment."]
+    lines += [f': "${{HOST_{host}:=host-{host}}}"' for host in hosts]
+    lines += [f"{r.variable}=$HOST_{r.hosts[0]}" for r in replicas]
+    return "\n".join(lines) + "\n"
+
+
+def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mapping[str, str]) -> str:
+    """Return what is in the folder, and in which order it is started."""
+    rows = []
+    for r in replicas:
+        name = f"{r.role}-{r.number}"
+        scripts = [n for n in files if n in (f"{name}.sh",) or n.startswith(f"{name}-node-")]
+        hosts = list(r.hosts) if len(scripts) > 1 else [", ".join(str(host) for host in r.hosts)]
+        last = r.first + r.chips - 1
+        chips = f"{r.first} to {last}" if last > r.first else str(last)
+        rows += [f"| `{script}` | {host} | {chips} |" for script, host in zip(scripts, hosts, strict=True)]
+    steps = [
+        "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each.",
+        "Start on each host its scripts:",
+    ]
+    after = ["", f"| script | host | chips |\n|---|---|---|\n{chr(10).join(rows)}", ""]
+    if "router.sh" in files:
+        after.append(f"Once they answer, start `router.sh` anywhere; clients ask it on port {PORT}.")
+    else:
+        after.append(f"Clients ask the first host on port {PORT}.")
+    if "dynamo.yaml" in files:
+        after.append("Or, on Kubernetes with NVIDIA Dynamo's operator: `kubectl apply -f dynamo.yaml`, and no script.")
+    title = f"# {plan.model} on {plan.chips} chips of {plan.system}, {NAMES[engine]}"
+    about = [f"{plan.layout_text}.", *(f"\nMind: {note}." for note in _before(plan, engine, replicas))]
+    text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,113 @@
+"""Folders of scripts: what is in them, that a shell reads them, and manifests by the shapes of the released package."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from steptime.launching.commands import ENGINES, launch_files
+from steptime.launching.script import yaml
+from tests.launching.conftest import pool
+from tests.launching.draws import plans
+from tests.launching.reading import golden, known
+
+PAIR = (pool("prefill", batch=4, chunk=0, tp=2, replicas=2), pool("decode", batch=20, chunk=0, tp=4, pp=4, microbatches=4))
+
+
+def test_a_script_for_each_host_of_each_replica(build):
+    """Sixteen chips that decode are two hosts; the prefill replicas share a third."""
+    files = launch_files(build(*PAIR), "vllm")
+    assert set(files) == {
+        "addresses.sh", "prefill-0.sh", "prefill-1.sh", "decode-0-node-0.sh", "decode-0-node-1.sh", "router.sh", "dynamo.yaml",
+        "README.md",
+    }  # fmt: skip
+    second = files["decode-0-node-1.sh"]
+    assert "HEAD_ADDRESS=$HOST_0\nNODE_ADDRESS=$HOST_1\n" in second
+    assert "--node-rank 1 " in second
+    assert "NODE_RANK" not in "".join(files.values())
+    assert "export CUDA_VISIBLE_DEVICES=2,3\n" in files["prefill-1.sh"]
+    assert "PREFILL_1_ADDRESS=$HOST_2\n" in files["addresses.sh"]
+    assert "| `decode-0-node-1.sh` | 1 | 0 to 7 |" in files["README.md"]
+    trt = launch_files(build(*PAIR), "trtllm")
+    assert "decode-0-node-1.sh" not in trt
+    assert "HOSTS=$HOST_0:8,$HOST_1:8\n" in trt["decode-0.sh"]
+    assert set(launch_files(build(*PAIR, vendor="AMD"), "trtllm")) == {"README.md"}
+    assert "dynamo.yaml" not in launch_files(build(*PAIR, vendor="AMD"), "vllm")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_shell_starts_what_the_scripts_say(build, engine, tmp_path):
+    """Run with programs that print their words: each script passes its addresses on, filled in."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("vllm", "python", "trtllm-serve", "mpirun", "vllm-router", "nginx"):
+        (programs / name).write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\nenv | grep NIXL || true\n')
+        (programs / name).chmod(0o755)
+    for name, text in launch_files(build(*PAIR), engine).items():
+        (tmp_path / name).write_text(text)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOST_0": "10.0.0.1"}
+    for script in sorted(tmp_path.glob("*[0-9r].sh")):
+        done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=True, env=environment)
+        assert "$" not in done.stdout, script
+        if "node-1" in script.name:
+            assert "10.0.0.1" in done.stdout
+    if engine == "trtllm":
+        assert '"host-2:8101"' in (tmp_path / "router.yaml").read_text()
+        assert '"10.0.0.1:8100"' in (tmp_path / "router.yaml").read_text()
+
+
+def test_a_script_asks_for_the_checkpoint_that_the_plan_cannot_name(build, tmp_path):
+    for name, text in launch_files(build(pool(tp=8), checkpoint=""), "vllm").items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["sh", str(tmp_path / "serve-0.sh")], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
+    )
+    assert done.returncode != 0
+    assert "CHECKPOINT: set it to the id or the folder of the weights" in done.stderr
+
+
+# --- manifests ----------------------------------------------------------------------------------------------------------
+
+
+def test_manifests_have_the_keys_and_flags_of_the_released_package():
+    shapes = golden("ai_dynamo")["manifest"]
+    own = {engine: json.loads(json.dumps(golden("ai_dynamo")["programs"][f"python3 -m dynamo.{engine}"])) for engine in ENGINES}
+    package = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}
+    seen = 0
+    for made, *_ in plans()[:25]:
+        for engine in ENGINES:
+            text = launch_files(made, engine).get("dynamo.yaml")
+            if text is None:
+                assert made.served.vendor != "NVIDIA"
+                continue
+            seen += 1
+            lines = [line for line in text.splitlines() if not line.startswith("#")]
+            keys = {m[1] for line in lines if (m := re.match(r"\s*(?:- )?([A-Za-z]+):", line))}
+            templates = {"envFrom", "secretRef", "limits", "value"}  # of the package's own manifests, beside those models
+            known_keys = {key for fields in shapes.values() for key in fields} | templates
+            assert keys <= known_keys | {"nvidia"}, keys - known_keys
+            flags = {m[1] for line in lines if (m := re.match(r'\s+- "(--[^"]+)"$', line))}
+            mine = own[engine]
+            allowed = set(mine["free"].split()) | set(mine["counted"])
+            assert flags <= allowed | (known(package[engine])[0] if engine in package else set()), flags - allowed
+    assert seen > 40
+
+
+def test_a_manifest_of_two_pools(build):
+    text = launch_files(build(*PAIR), "vllm")["dynamo.yaml"]
+    assert "    - name: prefill\n      type: prefill\n      replicas: 2\n" in text
+    assert text.count("multinode:\n        nodeCount: 2") == 1
+    assert text.count('nvidia.com/gpu: "8"') == text.count('nvidia.com/gpu: "2"') == 1
+    assert "--node-rank" not in text
+    assert "HEAD_ADDRESS" not in text
+    assert launch_files(build(pool(tp=8)), "vllm")["dynamo.yaml"].count("- name: worker\n      type: worker") == 1
+
+
+def test_texts_of_a_manifest_are_read_as_texts():
+    value = {"a": "yes", "b": "8", "c": 8, "d": True, "e": [{"x": "y z"}, {"x": []}], "f": "plain-text/1.0"}
+    assert yaml(value) == [
+        'a: "yes"', 'b: "8"', "c: 8", "d: true", "e:", '  - x: "y z"', "  - x: []", "f: plain-text/1.0",
+    ]  # fmt: skip
