@@ -1,7 +1,8 @@
 """Choices that would make a plan cheaper: number formats, more chips, pools apart or together, drafts.
 
 A full search for each choice would take as long as the plan itself. Each is searched only among layouts near the one that the
-plan chose (every axis within a factor of `NEAR`), which takes a tenth of the time and finds nearly the same.
+plan chose (every axis within a factor of `NEAR`), and where those are many in its mode only: that takes about a tenth of the
+time, and nearly always finds the same.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from steptime.machines.formats import number_format
 from steptime.machines.money import usd_per_million
-from steptime.models.model import draft_parameters, weight_bytes, with_formats, with_kv
+from steptime.models.model import draft_parameters, weight_bytes, with_formats
 from steptime.numbers import MOST_CHIPS
+from steptime.physics.cache_format import as_served, with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step
@@ -23,7 +26,8 @@ from steptime.planning.deployment import Lever, Plan
 from steptime.planning.refine import AS_CHEAP, best, matched_rate
 from steptime.planning.search import held_by, ranked, search
 
-NEAR: Final = 3  # how far from the chosen layout, on each axis, a choice is searched
+NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
+FEW: Final = 160  # layouts among which other modes than the chosen one are searched too
 ROWS: Final = 100  # of a search that are looked at again
 SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
 ACCEPTED: Final = 0.85
@@ -38,9 +42,12 @@ def levers_of(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[Le
     """
     base = _requests_per_chip(case, chosen)
     near = _near_layouts(case, chosen)
-    found = [_lever(*choice, base, _best(choice[2], chosen.mode, near)) for choice in (*_weights(case), *_cache(case))]
-    found += [_lever(*more, base, _best(more[2], chosen.mode, _near_layouts(more[2], chosen))) for more in _chips(case)]
-    found += [_lever(f"--mode {mode}", words, case, base, _best(case, mode, near)) for mode, words in _other_modes(modes)]
+    tried = partial(_modes, chosen, modes)
+    found = [_lever(*choice, base, _best(choice[2], tried(near), near)) for choice in (*_weights(case), *_cache(case))]
+    for more in _chips(case):
+        wider = _near_layouts(more[2], chosen)
+        found.append(_lever(*more, base, _best(more[2], tried(wider), wider)))
+    found += [_lever(f"--mode {mode}", words, case, base, _best(case, (mode,), near)) for mode, words in _other_modes(modes)]
     found.append(_drafts(case, chosen, base))
     known = [lever for lever in found if lever is not None]
     return tuple(sorted(known, key=lambda lever: -lever.saving))
@@ -75,12 +82,14 @@ def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
         stored = number_format(name)
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
         if weight_bytes(smaller) < SMALLER * weight_bytes(model):
-            yield f"{option} {name}", f"{what} in {name}", replace(case, model=smaller)
+            served = as_served(smaller, case.system, case.engine)
+            cache = f" and the KV cache in {served.kv_format} with them" if served.kv_format != model.kv_format else ""
+            yield f"{option} {name}", f"{what} in {name}{cache}", replace(case, model=served)
 
 
 def _cache(case: Case) -> Iterator[tuple[str, str, Case]]:
     if case.model.kv_format in ("bf16", "fp16"):
-        yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_kv(case.model, number_format("fp8")))
+        yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_small_cache(case.model))
 
 
 def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -101,15 +110,20 @@ def _near_layouts(case: Case, chosen: Candidate) -> list[Layout]:
     return [layout for layout in tried if any(_near(layout, one) for one in about)]
 
 
+def _modes(chosen: Candidate, modes: tuple[str, ...], layouts: list[Layout]) -> tuple[str, ...]:
+    """Return the modes to search: all that the plan did among few layouts, that of the chosen candidate among many."""
+    return modes if len(layouts) <= FEW else (chosen.mode,)
+
+
 def _near(layout: Layout, other: Layout) -> bool:
     pairs = ((int(getattr(layout, axis)), int(getattr(other, axis))) for axis in ("tp", "pp", "dp", "cp"))
-    return (layout.ep > 1) == (other.ep > 1) and all(a <= NEAR * b and b <= NEAR * a for a, b in pairs)
+    return all(a <= NEAR * b and b <= NEAR * a for a, b in pairs)
 
 
-def _best(case: Case, mode: str, layouts: list[Layout]) -> Candidate | None:
-    """Return the best candidate of a mode among those of some layouts that leave room on a chip."""
+def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidate | None:
+    """Return the best candidate of some modes among those of some layouts that leave room on a chip."""
     held = held_by(case, layouts)
-    candidates = ranked(case, search(case, (mode,), held), ROWS) if held else []
+    candidates = ranked(case, search(case, modes, held), ROWS) if held else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 
