@@ -81,9 +81,13 @@ def test_trtllm_on_every_axis(build):
     )
     assert "--max_batch_size and --max_num_tokens count for one of the 2 micro-batches in flight" in notes(lines)
     assert any(
-        "over 2 chips inside 2 groups has no flag here" in n for n in notes(launch_commands(build(pool(tp=2, dp=2)), "trtllm"))
+        n.endswith("trtllm makes each chip a group of its own: it will not start so")
+        for n in notes(launch_commands(build(pool(tp=2, dp=2)), "trtllm"))
     )
-    assert any("divided over 2 chips has no flag here" in n for n in notes(launch_commands(build(pool(cp=2)), "trtllm")))
+    assert any(
+        n.startswith("cp=2: trtllm divides contexts only as an experiment")
+        for n in notes(launch_commands(build(pool(cp=2)), "trtllm"))
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -274,8 +278,9 @@ def test_sglang_without_an_exchange_gathers_rows_and_says_so(build):
         lines = launch_commands(build(pool("decode", dp=6, ep=6, chunk=0), **served), "sglang")
         assert "--moe-a2a-backend" not in words(lines)
         assert any("rows are gathered instead" in note for note in notes(lines))
-    lines = launch_commands(build(pool(dp=8, ep=4)), "sglang")
-    assert any("rows are gathered for 4" in note for note in notes(lines))
+    for engine in ("vllm", "sglang"):
+        lines = launch_commands(build(pool(dp=8, ep=4)), engine)
+        assert any(note.startswith("ep=4: ") and note.endswith("it will not start so") for note in notes(lines))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -394,11 +399,23 @@ def test_the_longest_request_is_what_the_cache_has_room_for(build):
     assert any("requests of 1,201 tokens are longer than the model's context of 800" in note for note in notes(lines))
 
 
-@pytest.mark.parametrize(("vendor", "missing"), [("AMD", {"trtllm"}), ("Google", {"sglang", "trtllm"}), ("NVIDIA", set())])
+@pytest.mark.parametrize(
+    ("vendor", "missing"),
+    [("AMD", {"trtllm"}), ("Google", {"sglang", "trtllm"}), ("Groq", {"vllm", "sglang", "trtllm"}), ("NVIDIA", set())],
+)
 def test_engines_that_do_not_run_on_a_chip_say_so(build, vendor, missing):
     for engine in ENGINES:
         lines = launch_commands(build(pool(), vendor=vendor), engine)
         assert (len(lines) == 1 and f"not on chips of {vendor}" in lines[0]) == (engine in missing)
+
+
+def test_other_chips_need_a_plug_in_and_parts_of_hosts_their_chips(build):
+    assert "pip install vllm-tpu, which may not know every flag" in notes(
+        launch_commands(build(pool(), vendor="Google"), "vllm")
+    )
+    parts = build(pool(dp=12, ep=12))
+    assert "mpirun -n 12 -H $HOSTS -x CUDA_VISIBLE_DEVICES" in words(launch_commands(parts, "trtllm"))
+    assert "-x " not in words(launch_commands(build(pool(dp=16, ep=16)), "trtllm"))
 
 
 def test_memory_that_the_plan_leaves_to_the_engine(build):

@@ -34,6 +34,7 @@ def test_a_script_for_each_host_of_each_replica(build):
     trt = launch_files(build(*PAIR), "trtllm")
     assert "decode-0-node-1.sh" not in trt
     assert "HOSTS=$HOST_0:8,$HOST_1:8\n" in trt["decode-0.sh"]
+    assert "one of several hosts on the first of them" in trt["README.md"]
     assert set(launch_files(build(*PAIR, vendor="AMD"), "trtllm")) == {"README.md"}
     assert "dynamo.yaml" not in launch_files(build(*PAIR, vendor="AMD"), "vllm")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steptime.physics.engine import load_engine
-from steptime.physics.layout import Layout, exchanges_experts
 from steptime.physics.facts import ENGINE, facts_of_engine
+from steptime.physics.layout import Layout, exchanges_experts
 from steptime.physics.rules import broken
 from steptime.planning.deployment import Plan, Pool
 from steptime.planning.served import Served
@@ -149,8 +149,11 @@ def too_long(plan: Plan) -> str:
     return f"{told}: serve a checkpoint whose positions are stretched"
 
 
-def unsaid(layout: Layout, engine: str) -> list[str]:
-    """Say what of a layout an engine cannot run: the rules of engines that it breaks."""
-    facts = facts_of_engine(load_engine(engine))
-    overlaps = [rule for rule in broken(layout, facts, scopes=(ENGINE,)) if rule.name.startswith("two batches")]
-    return [f"{rule.reason(facts, layout)}: expect slower steps" for rule in overlaps]
+def unsaid(asked: Asked, engine: str) -> list[str]:
+    """Say what of a layout an engine does not run, by its rules as far as they need no more of the model than its experts."""
+    facts = replace(facts_of_engine(load_engine(engine)), experts=asked.served.routed_experts)
+    return [
+        f"{rule.reason(facts, asked.layout)}: "
+        + ("expect slower steps" if rule.name.startswith("two batches") else "it will not start so")
+        for rule in broken(asked.layout, facts, scopes=(ENGINE,))
+    ]

@@ -184,9 +184,10 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
         last = r.first + r.chips - 1
         chips = f"{r.first} to {last}" if last > r.first else str(last)
         rows += [f"| `{script}` | {host} | {chips} |" for script, host in zip(scripts, hosts, strict=True)]
+    first = "; one of several hosts on the first of them" if engine == "trtllm" else ""
     steps = [
         "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each.",
-        "Start on each host its scripts:",
+        f"Start on each host its scripts{first}:",
     ]
     after = ["", f"| script | host | chips |\n|---|---|---|\n{chr(10).join(rows)}", ""]
     if "router.sh" in files:

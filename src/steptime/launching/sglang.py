@@ -57,7 +57,9 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     if rank == 0:
         words += ["--host 0.0.0.0", f"--port {port}"]
     return Command(
-        words=tuple(words), environment=environment, notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(m, "sglang"))
+        words=tuple(words),
+        environment=environment,
+        notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(asked, "sglang")),
     )
 
 
@@ -103,8 +105,7 @@ def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
     mode = "low_latency" if low else "normal" if asked.role != "serve" else "auto"
     if m.ep != m.stage:
-        why = f"SGLang exchanges experts over all {int(m.stage)} chips of a stage only: rows are gathered for {int(m.ep)}"
-        return [], {}, [why]
+        return [], {}, []
     if served.vendor == AMD:
         return ["--moe-a2a-backend mori", f"--deepep-mode {mode}"], {}, []
     if served.vendor != NVIDIA or served.fabric != "nvlink":

@@ -32,7 +32,8 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     chips = int(m.group) if m.dp > 1 else 1  # of a group: each becomes a group of its own
     sequences = -(-asked.sequences // (asked.parts * chips))
     if replica.nodes > 1:
-        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", "trtllm-llmapi-launch", *words]
+        own = " -x CUDA_VISIBLE_DEVICES" if replica.chips < asked.served.host_chips else ""
+        words = [f"mpirun -n {int(m.chips)} -H $HOSTS{own}", "trtllm-llmapi-launch", *words]
         words.append(f"--gpus_per_node {replica.chips}")
     if m.pp > 1:
         words.append(f"--pp_size {int(m.pp)}")
@@ -79,10 +80,6 @@ def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
         notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
     if asked.parts > 1:
         notes.append(f"--max_batch_size and --max_num_tokens count for one of the {asked.parts} micro-batches in flight")
-    if m.dp > 1 and m.group > 1:
-        notes.append(f"attention over {int(m.group)} chips inside {int(m.dp)} groups has no flag here: each rank is a group")
-    elif m.cp > 1:
-        notes.append(f"a KV cache divided over {int(m.cp)} chips has no flag here: expect less room for it")
     if served.kv not in CACHE:
         notes.append(f"TensorRT-LLM keeps no KV cache in {served.kv}: expect another size of it")
     elif CACHE[served.kv] == "auto" and served.checkpoint_kv not in ("", "bf16"):
@@ -90,7 +87,7 @@ def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
     if replica.nodes > 1:
         notes.append(f"one command starts all {replica.nodes} hosts, or srun --mpi=pmix in place of mpirun under Slurm;")
         notes.append(f"HOSTS: the address of each with :{replica.chips} behind it, and commas between")
-    return (*notes, *unsaid(m, "trtllm"))
+    return (*notes, *unsaid(asked, "trtllm"))
 
 
 # --- the router ---------------------------------------------------------------------------------------------------------
@@ -102,7 +99,8 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
     if len(plan.pools) == 1:
         servers = "".join(f" server {url};" for url in urls.values())
         text = f"events {{}}\nhttp {{\n  upstream replicas {{ least_conn;{servers} }}\n"
-        text += f"  server {{ listen {port}; location / {{ proxy_pass http://replicas; proxy_buffering off; proxy_read_timeout 1h; }} }}\n}}\n"
+        passed = "proxy_pass http://replicas; proxy_buffering off; proxy_read_timeout 1h;"
+        text += f"  server {{ listen {port}; location / {{ {passed} }} }}\n}}\n"
         words = ("nginx -g 'daemon off;' -c $PWD/router.conf",)
         return Command(
             words=words, notes=("TensorRT-LLM has no balancer for equal replicas; nginx is one",), files={"router.conf": text}

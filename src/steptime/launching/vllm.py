@@ -31,12 +31,15 @@ CACHE = {
     "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_ds_mla": "fp8_ds_mla", "int8": "int8_per_token_head",
     "nvfp4": "nvfp4",
 }  # fmt: skip
+PLUGINS = {"Google": "vllm-tpu", "AWS": "vllm-neuron", "Apple": "vllm-metal"}  # packages that run it on other chips
 DBO_DECODE, DBO_PREFILL = 32, 512  # tokens from which it overlaps two micro-batches unless told
 
 
-def refused(_: Served) -> str:
-    """Return why vLLM cannot serve a plan: it has a plug-in for every chip that it does not know itself."""
-    return ""
+def refused(served: Served) -> str:
+    """Return why vLLM cannot serve a plan."""
+    if served.vendor in ("", NVIDIA, AMD, "Intel", *PLUGINS):
+        return ""
+    return f"vLLM runs on GPUs, and by plug-ins on chips of {', '.join(PLUGINS)}, not on chips of {served.vendor}"
 
 
 def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
@@ -65,13 +68,16 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     if rank == 0:
         words.append(f"--port {port}")
     return Command(
-        words=tuple(words), environment=environment, notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(m, "vllm"))
+        words=tuple(words),
+        environment=environment,
+        notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(asked, "vllm")),
     )
 
 
 def _counted(asked: Asked) -> tuple[str, ...]:
-    """Say what limits count for, where that is not the whole server."""
-    notes = []
+    """Say what must be installed beside vLLM, and what limits count for, where that is not the whole server."""
+    plugin = PLUGINS.get(asked.served.vendor)
+    notes = [f"pip install {plugin}, which may not know every flag"] if plugin else []
     if asked.layout.dp > 1:
         notes.append("--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank")
     if asked.parts > 1:
@@ -124,10 +130,6 @@ def _experts(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     if m.ep <= 1:
         return [], {}, []
     words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
-    if m.ep != m.stage:
-        notes.append(
-            f"vLLM spreads experts over all {int(m.stage)} chips of a stage, the plan over {int(m.ep)}: expect other steps"
-        )
     if asked.exchanges:
         backend, environment, why = exchange(asked)
         words.append(f"--all2all-backend {backend}")
