@@ -9,6 +9,7 @@ that were left out with their whole model-system pair, so that it holds for what
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -322,7 +323,9 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     for position, quantity in enumerate(("tpot", "ttft")):
         variance = np.concatenate([part[position][1] for part in parts])
         found[quantity] = {name: float(np.mean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
-    return {"vendors": sorted({runs.system.chip.vendor for runs in groups}), "parameter_variance": found}
+    count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
+    vendors = sorted({runs.system.chip.vendor for runs in groups})
+    return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": found}
 
 
 def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:
@@ -381,6 +384,8 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     symmetric = np.array(engine.fit["covariance"])
     lines += ["  [" + ", ".join(f"{x:.3e}" for x in row) + "]," for row in (symmetric + symmetric.T) / 2]
     lines.append("]")
+    if "systems" in engine.fit:
+        lines += ["", "[fit.systems]", *(f"{name} = {count}" for name, count in engine.fit["systems"].items())]
     for quantity, means in engine.fit.get("parameter_variance", {}).items():
         lines += ["", f"[fit.parameter_variance.{quantity}]"]
         lines += [f"{regime} = {mean:.3e}" for regime, mean in means.items()]

@@ -117,19 +117,26 @@ def measured_on(engine: Engine, system: System) -> bool:
 
 
 def factors(
-    engine: Engine, quantity: str, regime: Number | str, *, variance: Number | None = None, system: System | None = None
+    engine: Engine,
+    quantity: str,
+    regime: Number | str,
+    *,
+    variance: Number | None = None,
+    system: System | None = None,
+    wider: tuple[float, float] = (0.0, 0.0),
 ) -> tuple[Number, Number]:
     """Return the factors on a prediction between which 90 % of measured values are expected: at most 1, at least 1.
 
     quantity: "tpot" (also of a step) or "ttft"; regime: of `REGIMES`; variance: `parameter_variance` of the prediction, by
-    default that of the fitted runs; system: where it runs. All broadcast.
+    default that of the fitted runs; system: where it runs; wider: logarithms that distance from what was measured adds to both
+    sides (`distance`). All broadcast.
     """
     table = engine.fit.get("interval", {}).get(quantity, {})
     usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
     low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) for side in (0, 1))
     excess = 0.0 if variance is None else variance - usual
-    low = np.exp(-half_width(np.maximum(-np.log(low), 0.0), excess))
-    high = np.exp(half_width(np.maximum(np.log(high), 0.0), excess))
+    low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
+    high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
     if system is not None and not measured_on(engine, system):
         low, high = np.minimum(low, WIDE[0]), np.maximum(high, WIDE[1])
     return low, high

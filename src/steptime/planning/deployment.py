@@ -14,6 +14,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.served import Served
+from steptime.planning.confidence import likelihood
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, Tabular, table_of, unit
 from steptime.units import show
@@ -110,6 +111,7 @@ class Plan(Tabular):
 
     SCHEMA: ClassVar[str] = "steptime.plan/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "likely": unit("", "probability that the plan meets each limit: tpot, ttft"),
         "idle_chips": unit("", "chips that are rented and in no pool"),
         "tokens_per_second_per_user": unit("tok/s", "output tokens that each user sees", key=PER_USER),
         "speed_range": unit("tok/s", "90 % range of it", key=f"{PER_USER}_range"),
@@ -182,8 +184,17 @@ class Plan(Tabular):
     evaluated: int = field(default=0, metadata=unit("", "layouts, batches and chunks that were tried"))
     search_seconds: float = field(default=0.0, metadata=unit("s", "time of the search", key="search_s"))
     warnings: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+    sure: float | None = field(default=None, metadata=unit("", "probability with which each limit was to be met; null: in the mean"))
+    distance: tuple[str, ...] = field(default=(), metadata=unit("", "in which ways it is unlike what was measured"))
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
     served: Served = field(default_factory=Served, metadata=unit("", "checkpoint, formats and hosts, for launch commands"))
+
+    @property
+    def likely(self) -> dict[str, float]:
+        """How likely the plan meets each of its limits, by name: tpot, ttft; only those that there are."""
+        figures = {"tpot": (self.tpot, self.tpot_range), "ttft": (self.ttft, self.ttft_range)}
+        limits = {name: float(getattr(self.slo, name)) for name in figures}
+        return {name: likelihood(*figures[name], limit) for name, limit in limits.items() if math.isfinite(limit) and self.feasible}
 
     @property
     def idle_chips(self) -> int:

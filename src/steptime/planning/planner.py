@@ -26,12 +26,14 @@ from steptime.models.model import Model
 from steptime.numbers import MOST_CHIPS, Number, single, whole
 from steptime.physics.cache_format import as_served
 from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, prefill_of, state_of
+from steptime.planning.confidence import check_sure, point
 from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.levers import lever_sentence, levers_of
-from steptime.planning.ranges import candidate_ranges
+from steptime.planning.ranges import candidate_ranges, distances_of
 from steptime.planning.refine import best, first_token_of, matched_rate
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
@@ -40,6 +42,7 @@ from steptime.planning.steady import Prefill, State, decode_steps
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)
+TURNS, CLOSE = 8, 0.0025  # searches at most for a plan that is sure of its limits, and how near to them it has to come
 
 
 class DoesNotFit(InputError):
@@ -57,12 +60,14 @@ def plan(
     modes: str | tuple[str, ...] = MODES,
     electricity: str | float | None = None,
     levers: bool = True,
+    sure: float | None = None,
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
-    levers: whether other choices are looked at too, which takes about as long as a third of the search.
+    levers: whether other choices are looked at too, which takes about as long as a third of the search. sure: probability with
+    which each limit is met, such as 0.9; by default a plan meets them in the mean, which a machine may miss half the time.
     Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
@@ -75,10 +80,56 @@ def plan(
     expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
     price = math.nan if electricity is None else read_electricity(electricity)
+    check_sure(sure)
     case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
+    found = _planned(case, modes, layouts, price, levers=levers)
+    if sure is not None and has_range(case.engine):
+        found = _sure(case, modes, layouts, price, sure, found, levers=levers)
+    return replace(found, search_seconds=time.perf_counter() - started)
+
+
+def _sure(
+    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float, found: Plan, *, levers: bool
+) -> Plan:
+    """Return the cheapest plan whose times stay within the limits with probability `sure`: it aims below them.
+
+    Where to aim depends on how sure the times of what is found are, and so is found in turns: each limit is lowered, or raised
+    again, until the point that the figure stays below meets it.
+    """
+    asked, aim = case.slo, {"tpot": 1.0, "ttft": 1.0}
+    met: Plan | None = None
+    for _ in range(TURNS):
+        if not found.feasible:
+            break
+        over = {name: _over(found, asked, name, sure) for name in aim}
+        kept = max(over.values()) <= 1 + CLOSE
+        if kept and (met is None or found.requests_per_second > met.requests_per_second):
+            met = found
+        if kept and max(over.values()) >= 1 - 4 * CLOSE:
+            break
+        before, aim = aim, {name: min(1.0, aim[name] / over[name] if over[name] > 0 else 1.0) for name in aim}
+        if aim == before:
+            break
+        aimed = Slo(tpot=asked.tpot * aim["tpot"], ttft=asked.ttft * aim["ttft"])
+        found = _planned(replace(case, slo=aimed), modes, layouts, price, levers=levers)
+    if met is None:
+        reason = f"with probability {sure:g} nothing meets the limits: {found.reason or 'no layout is sure enough'}"
+        return replace(found, feasible=False, reason=reason, slo=asked, sure=sure)
+    return replace(met, slo=asked, sure=sure)
+
+
+def _over(found: Plan, asked: Slo, name: str, sure: float) -> float:
+    """What a figure stays below with probability `sure`, over the limit; 0 without a limit."""
+    limit = float(getattr(asked, name))
+    return point(getattr(found, name), getattr(found, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
+
+
+def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool) -> Plan:
+    """Return the plan for a case, of those layouts."""
+    workload = case.workload
     tables = search(case, modes, layouts)
     common = Plan(
         feasible=False,
@@ -99,7 +150,7 @@ def plan(
     )
     candidates = ranked(case, tables)
     if not candidates:
-        return replace(common, reason=unreachable(case, modes, layouts), search_seconds=time.perf_counter() - started)
+        return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *others = best(case, candidates)
     found = replace(
         common,
@@ -111,7 +162,7 @@ def plan(
         **_delivered(case, candidate),
     )
     found = replace(found, levers=levers_of(case, candidate, tuple(modes)) if levers else ())
-    return replace(found, why=why(case, found) + lever_sentence(found), search_seconds=time.perf_counter() - started)
+    return replace(found, why=why(case, found) + lever_sentence(found))
 
 
 def _case_of(
@@ -150,6 +201,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
+        "distance": tuple(one.words for one in distances_of(case, candidate)),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }
 

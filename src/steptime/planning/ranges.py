@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from steptime.machines.money import usd_per_million
 from steptime.numbers import Number
+from steptime.physics.distance import Distance, distances, widening
 from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
 from steptime.planning.candidates import Candidate, Case, prefill_of, state_of
@@ -24,7 +26,8 @@ def candidate_ranges(
 
     `state`, `prefill` and `utilisation` are what the engine predicts of the candidate, which keeps its batch and the use of
     its prompt queue whatever the times turn out to be. The pools of a disaggregated one err together: the cost is highest
-    where both are slowest. No disaggregated run was measured; decode pools take the regime "decode", prefill pools "mixed".
+    where both are slowest. Decode pools take the regime "decode", prefill pools "mixed". Ranges widen with the distance of the
+    candidate from what was measured (`distance`).
     """
     if not has_range(case.engine):
         return dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
@@ -39,10 +42,10 @@ def candidate_ranges(
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = regime_of(1 - state.decode.total / state.tpot)
     waiting = decoding if prefill is None else REGIMES[1]
-    on = case.system
-    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, system=on)
-    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, system=on)
-    read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], system=on) if reading else slow
+    given: dict[str, Any] = {"system": case.system, "wider": widening(distances_of(case, candidate))}
+    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **given)
+    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **given)
+    read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **given) if reading else slow
     slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], read[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)
     return {
@@ -51,6 +54,18 @@ def candidate_ranges(
         "cost_range": (float(usd_per_million(case.rent, fast)), float(usd_per_million(case.rent, least))),
         "throughput_range": (least / case.chips, fast / case.chips),
     }
+
+
+def distances_of(case: Case, candidate: Candidate) -> tuple[Distance, ...]:
+    """Return in which ways a candidate is unlike what was measured."""
+    layouts = [layout for layout in (candidate.layout, candidate.prefill_layout) if layout is not None]
+    return distances(
+        case.engine,
+        case.system,
+        chips=max(int(layout.chips) for layout in layouts),
+        stages=max(int(layout.pp) for layout in layouts),
+        apart=candidate.prefill_layout is not None,
+    )
 
 
 def _slowed_rate(

@@ -65,6 +65,9 @@ class Wanted:
             "--mode",
         ),
     ] = "any"
+    sure: Annotated[
+        float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", "Deployment")
+    ] = None
     simulate: Annotated[
         bool,
         option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
@@ -102,7 +105,7 @@ class Wanted:
     def given(self) -> dict[str, Any]:
         """Return the chips and the price of electricity that a plan is made with, and whether other choices are shown."""
         not_empty("--electricity", self.electricity, "USD per kWh, such as 0.08/kWh")
-        return {"chips": self.chips, "electricity": self.electricity, "levers": not self.brief}
+        return {"chips": self.chips, "electricity": self.electricity, "levers": not self.brief, "sure": self.sure}
 
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""

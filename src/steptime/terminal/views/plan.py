@@ -69,7 +69,7 @@ def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> Re
         if plan.front:
             parts += [Text(), front_plot(plan, width)]
         return Group(*parts)
-    parts += [*lead, _answer(plan), *_paid(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
+    parts += [*lead, _answer(plan), *_paid(plan), *_trust(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
     parts += [*_memory_bars(plan, width), Text()]
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
@@ -88,7 +88,7 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     said = (Text(f"{name}: {value}") for name, value in rows)
     paid = _paid(plan) if math.isfinite(plan.electricity) else _paid(plan)[: has_rent(plan)]
-    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid)
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan))
 
 
 def _used(plan: Plan) -> str:
@@ -149,6 +149,17 @@ def _paid(plan: Plan) -> list[Text]:
     """Say what the chips cost and draw: the rent with its kind, date and grade, and energy with its basis."""
     lines = [f"Rent: {_rent(plan)}."] if has_rent(plan) else []
     return [Text(line) for line in (*lines, _energy(plan)) if line]
+
+
+def _trust(plan: Plan) -> list[Text]:
+    """Say how likely the plan meets its limits, and in which ways it is unlike what was measured."""
+    names = {"tpot": "the speed", "ttft": "the first token"}
+    likely = " and ".join(f"{share:.0%} for {names[name]}" for name, share in plan.likely.items())
+    aimed = f", as --sure {plan.sure:g} asks" if plan.sure is not None else "; --sure 0.9 plans for nine in ten"
+    lines = [f"Chance of meeting the limits: {likely}{aimed}."] if likely and plan.tpot_range is not None else []
+    if plan.distance:
+        lines.append(f"Ranges are wider here: {', '.join(plan.distance)} lie beyond the runs that the engine was fitted to.")
+    return [Text(line) for line in lines]
 
 
 def _rent(plan: Plan) -> str:
