@@ -1,8 +1,8 @@
 """Choices that would make a plan cheaper: number formats, more chips, pools apart or together, drafts.
 
 A full search for each choice would take as long as the plan itself. Each is searched only among layouts near the one that the
-plan chose (every axis within a factor of `NEAR`), and where those are many in its mode only: that takes about a tenth of the
-time, and nearly always finds the same.
+plan chose (every axis within a factor of `NEAR`), and where those are many among nearer ones and in its mode only: all choices
+take about a third of the plan's time, and nearly always find what full searches do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from steptime.machines.formats import number_format
@@ -27,7 +26,8 @@ from steptime.planning.refine import AS_CHEAP, best, matched_rate
 from steptime.planning.search import held_by, ranked, search
 
 NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
-FEW: Final = 160  # layouts among which other modes than the chosen one are searched too
+NEARER: Final = 2  # the same where near layouts are many
+FEW: Final = 160  # near layouts, all of which are searched, and in every mode
 ROWS: Final = 100  # of a search that are looked at again
 SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
 ACCEPTED: Final = 0.85
@@ -41,13 +41,10 @@ def levers_of(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[Le
     modes: those that the plan has searched.
     """
     base = _requests_per_chip(case, chosen)
-    near = _near_layouts(case, chosen)
-    tried = partial(_modes, chosen, modes)
-    found = [_lever(*choice, base, _best(choice[2], tried(near), near)) for choice in (*_weights(case), *_cache(case))]
-    for more in _chips(case):
-        wider = _near_layouts(more[2], chosen)
-        found.append(_lever(*more, base, _best(more[2], tried(wider), wider)))
-    found += [_lever(f"--mode {mode}", words, case, base, _best(case, (mode,), near)) for mode, words in _other_modes(modes)]
+    near = _nearby(case, chosen, modes)
+    found = [_lever(*choice, base, _best(choice[2], *near)) for choice in (*_weights(case), *_cache(case))]
+    found += [_lever(*more, base, _best(more[2], *_nearby(more[2], chosen, modes))) for more in _chips(case)]
+    found += [_lever(f"--mode {mode}", words, case, base, _best(case, (mode,), near[1])) for mode, words in _other_modes(modes)]
     found.append(_drafts(case, chosen, base))
     known = [lever for lever in found if lever is not None]
     return tuple(sorted(known, key=lambda lever: -lever.saving))
@@ -103,21 +100,19 @@ def _other_modes(modes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     yield from ((mode, text) for mode, text in words.items() if mode not in modes)
 
 
-def _near_layouts(case: Case, chosen: Candidate) -> list[Layout]:
-    """Return the legal layouts near the chosen ones, whether their weights fit or not."""
+def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
+    """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
     about = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None]
     tried = legal(case.model, case.system, case.chips, engine=case.engine)
-    return [layout for layout in tried if any(_near(layout, one) for one in about)]
+    near = [layout for layout in tried if any(_near(layout, one, NEAR) for one in about)]
+    if len(near) <= FEW:
+        return modes, near
+    return (chosen.mode,), [layout for layout in near if any(_near(layout, one, NEARER) for one in about)]
 
 
-def _modes(chosen: Candidate, modes: tuple[str, ...], layouts: list[Layout]) -> tuple[str, ...]:
-    """Return the modes to search: all that the plan did among few layouts, that of the chosen candidate among many."""
-    return modes if len(layouts) <= FEW else (chosen.mode,)
-
-
-def _near(layout: Layout, other: Layout) -> bool:
+def _near(layout: Layout, other: Layout, factor: int) -> bool:
     pairs = ((int(getattr(layout, axis)), int(getattr(other, axis))) for axis in ("tp", "pp", "dp", "cp"))
-    return all(a <= NEAR * b and b <= NEAR * a for a, b in pairs)
+    return all(a <= factor * b and b <= factor * a for a, b in pairs)
 
 
 def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidate | None:
