@@ -14,7 +14,7 @@ from steptime.planning.planner import plan
 from steptime.planning.refine import best
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.steady import first_token
-from tests.conftest import engine
+from tests.conftest import engine, machine
 from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, shared
 
 

@@ -1,7 +1,8 @@
 """Choices that would make a plan cheaper: number formats, more chips, pools apart or together, drafts.
 
 A full search for each choice would take as long as the plan itself. Each is searched only among layouts near the one that the
-plan chose (every axis within a factor of `NEAR`), which takes a tenth of the time and finds nearly the same.
+plan chose (every axis within a factor of `NEAR`), and where those are many among nearer ones and in its mode only: all choices
+take about a third of the plan's time, and nearly always find what full searches do.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Final
 
 from steptime.machines.formats import number_format
 from steptime.machines.money import usd_per_million
-from steptime.models.model import draft_parameters, weight_bytes, with_formats, with_kv
+from steptime.models.model import draft_parameters, weight_bytes, with_formats
 from steptime.numbers import MOST_CHIPS
+from steptime.physics.cache_format import as_served, with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step
@@ -23,7 +25,9 @@ from steptime.planning.deployment import Lever, Plan
 from steptime.planning.refine import AS_CHEAP, best, matched_rate, planned_prefill
 from steptime.planning.search import held_by, ranked, search
 
-NEAR: Final = 3  # how far from the chosen layout, on each axis, a choice is searched
+NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
+NEARER: Final = 2  # the same where near layouts are many
+FEW: Final = 160  # near layouts, all of which are searched, and in every mode
 ROWS: Final = 100  # of a search that are looked at again
 SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
 ACCEPTED: Final = 0.85
@@ -37,10 +41,10 @@ def levers_of(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[Le
     modes: those that the plan has searched.
     """
     base = _requests_per_chip(case, chosen)
-    near = _near_layouts(case, chosen)
-    found = [_lever(*choice, base, _best(choice[2], chosen.mode, near)) for choice in (*_weights(case), *_cache(case))]
-    found += [_lever(*more, base, _best(more[2], chosen.mode, _near_layouts(more[2], chosen))) for more in _chips(case)]
-    found += [_lever(f"--mode {mode}", words, case, base, _best(case, mode, near)) for mode, words in _other_modes(modes)]
+    near = _nearby(case, chosen, modes)
+    found = [_lever(*choice, base, _best(choice[2], *near)) for choice in (*_weights(case), *_cache(case))]
+    found += [_lever(*more, base, _best(more[2], *_nearby(more[2], chosen, modes))) for more in _chips(case)]
+    found += [_lever(f"--mode {mode}", words, case, base, _best(case, (mode,), near[1])) for mode, words in _other_modes(modes)]
     found.append(_drafts(case, chosen, base))
     known = [lever for lever in found if lever is not None]
     return tuple(sorted(known, key=lambda lever: -lever.saving))
@@ -60,7 +64,8 @@ def lever_sentence(plan_: Plan) -> str:
     money = math.isfinite(plan_.usd_per_million_output_tokens)
     gain = f"{lever.saving:.0%} cheaper" if money else f"{1 / (1 - lever.saving) - 1:.0%} more output per chip"
     option = f" ({lever.option})" if lever.option else ""
-    return f" Of choices, {lever.words}{option} would help most: about {gain}{lever.caveat}."
+    hangs = f", {lever.caveat}" if lever.caveat else ""
+    return f" Of choices, {lever.words}{option} would help most: about {gain}{hangs}."
 
 
 def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -74,12 +79,14 @@ def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
         stored = number_format(name)
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
         if weight_bytes(smaller) < SMALLER * weight_bytes(model):
-            yield f"{option} {name}", f"{what} in {name}", replace(case, model=smaller)
+            served = as_served(smaller, case.system, case.engine)
+            cache = f" and the KV cache in {served.kv_format} with them" if served.kv_format != model.kv_format else ""
+            yield f"{option} {name}", f"{what} in {name}{cache}", replace(case, model=served)
 
 
 def _cache(case: Case) -> Iterator[tuple[str, str, Case]]:
     if case.model.kv_format in ("bf16", "fp16"):
-        yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_kv(case.model, number_format("fp8")))
+        yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_small_cache(case.model))
 
 
 def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -93,22 +100,25 @@ def _other_modes(modes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     yield from ((mode, text) for mode, text in words.items() if mode not in modes)
 
 
-def _near_layouts(case: Case, chosen: Candidate) -> list[Layout]:
-    """Return the legal layouts near the chosen ones, whether their weights fit or not."""
+def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
+    """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
     about = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None]
     tried = legal(case.model, case.system, case.chips, engine=case.engine)
-    return [layout for layout in tried if any(_near(layout, one) for one in about)]
+    near = [layout for layout in tried if any(_near(layout, one, NEAR) for one in about)]
+    if len(near) <= FEW:
+        return modes, near
+    return (chosen.mode,), [layout for layout in near if any(_near(layout, one, NEARER) for one in about)]
 
 
-def _near(layout: Layout, other: Layout) -> bool:
+def _near(layout: Layout, other: Layout, factor: int) -> bool:
     pairs = ((int(getattr(layout, axis)), int(getattr(other, axis))) for axis in ("tp", "pp", "dp", "cp"))
-    return (layout.ep > 1) == (other.ep > 1) and all(a <= NEAR * b and b <= NEAR * a for a, b in pairs)
+    return all(a <= factor * b and b <= factor * a for a, b in pairs)
 
 
-def _best(case: Case, mode: str, layouts: list[Layout]) -> Candidate | None:
-    """Return the best candidate of a mode among those of some layouts that leave room on a chip."""
+def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidate | None:
+    """Return the best candidate of some modes among those of some layouts that leave room on a chip."""
     held = held_by(case, layouts)
-    candidates = ranked(case, search(case, (mode,), held), ROWS) if held else []
+    candidates = ranked(case, search(case, modes, held), ROWS) if held else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 
@@ -121,7 +131,7 @@ def _lever(option: str, words: str, case: Case, base: float, candidate: Candidat
     """Return what a choice comes to; None where it meets no limits."""
     if candidate is None:
         return None
-    caveat = ", if answers stay good enough" if option.startswith(("--weights", "--experts", "--kv")) else ""
+    caveat = "if answers stay good enough" if option.startswith(("--weights", "--experts", "--kv")) else ""
     return _made(option, words, caveat, case, base, _requests_per_chip(case, candidate), candidate.text)
 
 
@@ -165,7 +175,7 @@ def _drafts(case: Case, chosen: Candidate, base: float) -> Lever | None:
     slower = two / one + drafting
     share = _prompt_share(case, chosen)
     rate = base / (share + (1 - share) * slower / (1 + ACCEPTED))
-    caveat = f", if {ACCEPTED:.0%} of drafts are accepted, as DeepSeek reports of V3"
+    caveat = f"if {ACCEPTED:.0%} of drafts are accepted, as DeepSeek reports of V3"
     return _made("", "one draft a step by the model's own layers", caveat, case, base, rate, chosen.text)
 
 
