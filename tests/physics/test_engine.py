@@ -50,8 +50,8 @@ def test_a_file_that_changed_is_read_again(tmp_path):
 NEUTRAL = {
     1.0: (
         "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
-        "attention_efficiency", "attention_memory_efficiency", "network_efficiency", "first_token_factor", "expert_imbalance",
-        "memory_share",
+        "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
+        "first_token_factor", "expert_imbalance", "memory_share",
     ),
     0.0: (
         "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",
@@ -188,7 +188,7 @@ def test_an_engine_in_words():
         ("[peak]\nfp8 = 1\n", "it looks like a chip, system or list of rents"),
         ("[[domains]]\nsize = 1\n", "it looks like a chip, system or list of rents"),
         ("[[quotes]]\nusd = 1\n", "it looks like a chip, system or list of rents"),
-        ("", "has no table [constants]; an engine file has name, title, [source], [constants] and [fit]"),
+        ("", "has no table [constants]; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]"),
         ("constants = 3\n", "has no table [constants]"),
         ("[constants]\n", "has no table [constants]"),
         ("[other]\na = 1\n[constants]\nsmall_kv = 1\n", "'other' is no key of an engine"),

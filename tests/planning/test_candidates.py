@@ -17,6 +17,8 @@ from steptime.planning.candidates import (
     Case,
     Table,
     joined,
+    moving,
+    pass_limit,
     prefill_of,
     state_of,
 )
@@ -111,7 +113,7 @@ def test_a_state_is_that_of_one_replica_at_any_batch():
     assert state.tpot == pytest.approx(expected)
     assert state.rate == pytest.approx([n / (200 * t) for n, t in zip((1, 10), expected, strict=True)])
     shared = state_of(CASE, replace(SHARED, layout=Layout(tp=2, replicas=3)), 10, 500)
-    assert shared.utilisation == pytest.approx(10 * 1000 / (200 * 500))
+    assert shared.quiet == pytest.approx(1 - 10 * 2 / 200)  # two chunks of a prompt in one slot
     assert shared.tpot > expected[1]
 
 
@@ -120,8 +122,26 @@ def test_a_pool_of_prompts_is_that_of_one_replica():
     assert prefill_of(CASE, SHARED) is None
     pool = prefill_of(CASE, APART)
     assert pool.seats == 3
-    assert pool.seconds == pytest.approx(30e-3, rel=1e-3)
+    assert pool.step.total == pytest.approx(30e-3, rel=1e-3)
     assert pool.rate == pytest.approx(100, rel=1e-3)
-    assert pool.most_utilised == pytest.approx(0.95)
-    late = prefill_of(replace(CASE, slo=st.Slo(ttft=0.031)), APART)
-    assert late.most_utilised < 0.5
+    assert pool.most_utilised == pytest.approx(0.9)
+    soon = prefill_of(replace(CASE, slo=st.Slo(ttft=0.0105)), APART)
+    assert soon.most_utilised < 0.5
+
+
+LINKED = machine(up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)  # eight chips in a node
+
+
+@pytest.mark.parametrize(("chips", "latency", "bandwidth"), [(8, 1e-6, 1e11), (9, 5e-6, 1e10)])
+def test_caches_move_inside_a_node_where_it_holds_all_chips(chips, latency, bandwidth):
+    """10 MB of a prompt over the two chips that read it."""
+    sent = moving(replace(CASE, system=LINKED, chips=chips), Layout(tp=2))
+    assert (sent.latency, sent.moving) == (latency, pytest.approx(1e7 / (2 * bandwidth)))
+
+
+def test_a_limit_on_first_tokens_is_less_what_comes_to_a_pass():
+    """1 s less 1 us and 50 us for the cache, 0.1 s before the queue, and three steps of 20 ms."""
+    on = engine(seconds_before_queue=0.1, steps_before_answer=3)
+    given = replace(CASE, system=LINKED, engine=on, slo=st.Slo(ttft=1.0))
+    assert pass_limit(given, Layout(tp=2), Layout(), 0.02) == pytest.approx(1 - 51e-6 - 0.1 - 0.06)
+    assert np.isinf(pass_limit(replace(given, slo=st.Slo()), Layout(), Layout(), 0.02))

@@ -137,23 +137,28 @@ def aggregated(
         return mixed_step(model, system, batch=batch, prompts=reads, tokens=tokens, prefix=prefix, **given)
 
     if quick or not np.any(np.asarray(slots) > 1):
-        first = slow(np.clip(load / -np.expm1(-load), 1.0, slots))
-        found = reading(load, slots, chunks, alone.total, first.total, 0.0, replicas=layout.replicas)
+        reads = np.clip(load / -np.expm1(-load), 1.0, slots)
+        first = slow(reads)
+        more = np.where(np.asarray(layout.dp) == 1, (first.total - alone.total) / reads, 0.0)  # groups read side by side
+        found = reading(
+            load, slots, chunks, alone.total, first.total - more * (reads - 1), more, replicas=layout.replicas
+        )
+        seconds = found.slow
     else:
         one = slow(1.0)
         found = reading(load, slots, chunks, alone.total, one.total, 0.0, replicas=layout.replicas)
         reads = np.minimum(found.reads, slots)
-        first = slow(reads)
-        more = np.where(reads > 1, (first.total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
-        again = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
-        found = replace(again, reads=reads)
+        more = np.where(reads > 1, (slow(reads).total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
+        found = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
+        first = slow(np.minimum(found.reads, slots))  # all chunks that come are read: reads x slow steps
+        seconds = first.total
     quiet = found.quiet
 
     def mean(a: Array, b: Array) -> Array:
         mixed: Array = quiet * a + (1 - quiet) * b
         return mixed
 
-    tpot = mean(alone.total, first.total)
+    tpot = mean(alone.total, seconds)
     seats = seats_for(workload, batch + np.minimum(load, slots))
     return State(
         tpot=tpot,
@@ -162,7 +167,7 @@ def aggregated(
         utilisation=found.utilisation,
         quiet=quiet,
         reads=found.reads,
-        input_share=(1 - quiet) * (first.total - alone.total) / tpot,
+        input_share=(1 - quiet) * (seconds - alone.total) / tpot,
         seats=seats,
         memory=memory_per_chip(
             model,
