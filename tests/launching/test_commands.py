@@ -203,6 +203,14 @@ def test_vllm_joins_hosts_by_data_parallel_ranks_where_a_group_fits_one(build):
     assert ("--port" in rest.flags, "--port" in head.flags) == (False, True)
 
 
+def test_no_engine_is_told_of_fewer_tokens_than_sequences(build):
+    """Ten sequences in three stages, which vLLM counts at once; five of a group of two chips, taken apart in TensorRT-LLM."""
+    staged = build(pool("decode", chunk=0, pp=3, microbatches=3))
+    assert commands(launch_commands(staged, "vllm"))[0].one("--max-num-batched-tokens") == 10
+    grouped = commands(launch_commands(build(pool("decode", chunk=0, tp=2, dp=2)), "trtllm"))[0]
+    assert (grouped.one("--max_batch_size"), grouped.one("--max_num_tokens")) == (3, 3)
+
+
 @pytest.mark.parametrize("layout", [{"tp": 16}, {"tp": 8, "pp": 2, "microbatches": 2}, {"tp": 16, "dp": 2}])
 def test_vllm_joins_hosts_by_rank_where_a_group_spans_them(build, layout):
     head, rest = commands(launch_commands(build(pool(**layout)), "vllm"))
@@ -241,6 +249,7 @@ def test_hosts_of_four_in_one_rack(build):
         ("serve", {"dp": 16, "ep": 16}, {}, "deepep_high_throughput"),
         ("serve", {"dp": 8, "ep": 8, "microbatches": 2}, {}, "deepep_high_throughput"),
         ("decode", {"dp": 6, "ep": 6}, {}, "allgather_reducescatter"),
+        ("decode", {"dp": 12, "ep": 12}, {}, "allgather_reducescatter"),
         ("decode", {"dp": 8, "ep": 8}, {"fabric": "pcie"}, "allgather_reducescatter"),
         ("decode", {"dp": 8, "ep": 8}, {"vendor": "AMD", "fabric": "infinity-fabric"}, "mori_low_latency"),
         ("prefill", {"dp": 8, "ep": 8}, {"vendor": "AMD", "fabric": "infinity-fabric"}, "mori_high_throughput"),
@@ -394,6 +403,7 @@ def test_the_longest_request_is_what_the_cache_has_room_for(build):
     context = 10 * (1000 + 100.5)  # tokens of ten sequences, as the plan reckons
     room = context * float((own.capacity - own.weights - own.activations - own.reserved) / own.cache)
     assert longest_request(build(pool(), max_context=1e18)) == int(room) // 1024 * 1024
+    assert longest_request(build(pool("prefill", chunk=0), max_context=1e18)) == int(room / context * 20_000) // 1024 * 1024
     assert longest_request(build(pool(), max_context=800)) == 800
     lines = launch_commands(build(pool(), max_context=800), "vllm")
     assert any("requests of 1,201 tokens are longer than the model's context of 800" in note for note in notes(lines))

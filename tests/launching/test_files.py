@@ -39,6 +39,14 @@ def test_a_script_for_each_host_of_each_replica(build):
     assert "dynamo.yaml" not in launch_files(build(*PAIR, vendor="AMD"), "vllm")
 
 
+def test_ranks_of_later_hosts_follow_those_of_the_first(build):
+    files = launch_files(build(pool(dp=24, ep=24)), "vllm")
+    starts = [
+        re.findall(r"--data-parallel-start-rank (\d+)", files[f"serve-0-node-{n}.sh"].replace("\\\n", "")) for n in range(3)
+    ]
+    assert starts == [[], ["8"], ["16"]]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_shell_starts_what_the_scripts_say(build, engine, tmp_path):
     """Run with programs that print their words: each script passes its addresses on, filled in."""
