@@ -18,7 +18,8 @@ PLAN = plan(one_matrix(heads=1), machine(size=1), st.Workload(input_tokens=1000,
 
 def commands(engine: str, *, role: str = "serve", batch: int = 10, chunk: int = 512, **layout) -> list[str]:
     pool = Pool(
-        role=role, layout=Layout(**layout), batch=batch, seats=batch, chunk=chunk, step=PLAN.pools[0].step, memory=PLAN.pools[0].memory,
+        role=role, layout=Layout(**layout), batch=batch, seats=batch, chunk=chunk,
+        step=PLAN.pools[0].step, memory=PLAN.pools[0].memory,
         tokens_per_second=1.0,
     )  # fmt: skip
     return launch_commands(replace(PLAN, model="m", pools=(pool,)), engine)
