@@ -9,8 +9,8 @@ import pytest
 
 import steptime as st
 from steptime.models.model import Attention, Layer
+from steptime.physics.cache_format import as_served
 from steptime.physics.layout import Layout
-from steptime.physics.served import as_served
 from steptime.physics.step import mixed_step
 from steptime.planning.deployment import Pool
 from steptime.planning.explanation import equations, explain_step, sources, step_given

@@ -16,9 +16,9 @@ from steptime.machines.energy import counted_by, power_in_words
 from steptime.machines.rents import origin_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model
+from steptime.physics.cache_format import as_served
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, show_layout
-from steptime.physics.served import as_served
 from steptime.physics.step import Step
 from steptime.planning.deployment import (
     Plan,
