@@ -14,7 +14,7 @@ from steptime.frontier import pareto
 from steptime.launching.commands import ENGINES, launch_commands
 from steptime.machines.what_if import scale
 from steptime.planning.planner import DoesNotFit
-from steptime.planning.queueing import highest_utilisation, lockstep_wait, queue_wait
+from steptime.planning.queueing import queue_wait
 from steptime.planning.smallest import smallest_system
 from tests.conftest import machine, one_matrix
 
@@ -78,12 +78,15 @@ def test_elasticities_have_the_right_sign(plan):
         assert improving == pytest.approx(1, abs=0.15)
 
 
-def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, plan):
-    """Ten per cent more arithmetic, planned anew, is about as much cheaper as the elasticity says."""
-    better = st.plan(deepseek, scale(rack, "chip.peak", 1.1), CHAT, LIMITS, engine=plan.engine, levers=False)
-    change = math.log(better.usd_per_million_output_tokens / plan.usd_per_million_output_tokens) / math.log(1.1)
-    jump = 0.2 if plan.engine == "ideal" else 0.6  # a real engine's overheads make the new plan change the sizes of its pools
-    assert change == pytest.approx(plan.elasticities["arithmetic"], abs=jump)
+@pytest.mark.parametrize("engine", ["ideal", "vllm"])
+def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, engine):
+    """Ten per cent more arithmetic, planned anew: as much cheaper as it says, where no whole replicas are matched."""
+    before, after = (
+        st.plan(deepseek, on, CHAT, LIMITS, engine=engine, modes=("aggregated",), levers=False)
+        for on in (rack, scale(rack, "chip.peak", 1.1))
+    )
+    change = math.log(after.usd_per_million_output_tokens / before.usd_per_million_output_tokens) / math.log(1.1)
+    assert change == pytest.approx(before.elasticities["arithmetic"], abs=0.1)
 
 
 def test_tighter_limits_never_cost_less(deepseek, rack, plan):
@@ -100,7 +103,7 @@ def test_modes_can_be_chosen(deepseek, rack):
     apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
     assert [pool.role for pool in apart.pools] == ["prefill", "decode"]
     assert apart.transfer_seconds > 0
-    assert apart.utilisation <= 0.951
+    assert apart.utilisation <= 0.9 + 1e-9
     prefill, decode = apart.pools
     assert prefill.tokens_per_second == pytest.approx(apart.requests_per_second * 8192)
     assert decode.tokens_per_second == pytest.approx(apart.requests_per_second * 1024)
@@ -132,7 +135,7 @@ def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
 def test_limits_that_only_clash_are_told_apart():
     """Sixteen tokens of output on one node: speed needs chips of its own for decode, a soon first token needs all of them."""
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
-    workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.25)
+    workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.4)
     found = st.plan(model, system, workload, slo, engine="ideal")
     assert "not both: at 50.0 tok/s per user the soonest first token comes after" in found.reason
 
@@ -291,15 +294,6 @@ def test_one_server_waits_as_pollaczek_and_khinchine_say(rho):
 def test_more_servers_wait_less():
     waits = [float(queue_wait(1.0, 0.8, c)) for c in (1, 2, 8, 64)]
     assert waits == sorted(waits, reverse=True)
-
-
-@pytest.mark.parametrize("seats", [1, 8, 100])
-def test_highest_utilisation_meets_the_limit_and_no_more(seats):
-    rho = float(highest_utilisation(0.1, 0.13, seats, 0.95))
-    wait = 0.1 + float(lockstep_wait(0.1, rho, seats))
-    assert wait <= 0.13 + 1e-6
-    assert rho == 0.95 or wait == pytest.approx(0.13, rel=1e-3)
-    assert highest_utilisation(0.1, 0.05, seats, 0.95) == 0
 
 
 def test_pareto_drops_what_is_beaten():

@@ -28,8 +28,8 @@ def fitted(variance: float, **more):
 def ranges(candidate: Candidate, on, system=STREAM, workload=WORK):
     case = Case(model=one_matrix(kv_bytes=1e-6), system=system, workload=workload, slo=st.Slo(), chips=8, engine=on)
     state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    prefill = prefill_of(case, candidate)
-    rate, busy = matched_rate(candidate, state, prefill)
+    prefill = prefill_of(case, candidate, state.tpot)
+    rate, busy = matched_rate(case, candidate, state, prefill)
     found = candidate_ranges(case, candidate, state, prefill, busy)
     cost = usd_per_million(case.rent, rate * workload.output_tokens)
     return found, state, cost, prefill
@@ -77,7 +77,7 @@ def test_pools_apart_err_together():
     decode_bound = Candidate(mode=DISAGGREGATED, layout=Layout(), batch=40, prefill_layout=Layout(replicas=7), prompts=1)
     found, state, cost, prefill = ranges(decode_bound, fitted(NARROW))
     assert found["tpot_range"] == pytest.approx((0.8 * float(state.tpot), 1.25 * float(state.tpot)))
-    first = float(prefill.seconds)
+    first = float(prefill.step.total)
     assert found["ttft_range"][0] > 0.5 * first
     assert found["ttft_range"][1] / found["ttft_range"][0] == pytest.approx(6)
     assert found["cost_range"] == pytest.approx((0.8 * cost, 1.25 * cost))

@@ -13,8 +13,8 @@ from steptime.machines.system import Power, Rent
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
-from steptime.planning.served import Served
 from steptime.planning.confidence import likelihood
+from steptime.planning.served import Served
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, Tabular, table_of, unit
 from steptime.units import show

@@ -22,8 +22,8 @@ from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
 from steptime.planning.deployment import Lever, Plan
-from steptime.planning.refine import AS_CHEAP, best, matched_rate, planned_prefill
-from steptime.planning.search import held_by, ranked, search
+from steptime.planning.refine import best, matched_rate, planned_prefill
+from steptime.planning.search import AS_CHEAP, held_by, ranked, search
 
 NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
 NEARER: Final = 2  # the same where near layouts are many

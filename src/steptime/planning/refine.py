@@ -16,7 +16,7 @@ from steptime.numbers import Number
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
-from steptime.planning.search import UNKNOWN, chunk_sizes
+from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes
 from steptime.planning.steady import (
     MOST_UTILISED,
     Prefill,
@@ -29,7 +29,6 @@ from steptime.planning.steady import (
     ttft_seen,
 )
 
-AS_CHEAP = 0.005  # costs this near are the same
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for

@@ -39,6 +39,7 @@ PARTS = 64  # of a prompt at most
 UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
+AS_CHEAP = 0.005  # costs this near are the same
 
 
 def batches(most: float, per_octave: int = 2) -> Array:
@@ -320,13 +321,17 @@ def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Lay
 
 
 def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
-    """Return the candidates within the limits, those that serve most requests first, then the fastest."""
-    found: list[tuple[float, float, int, int]] = []
-    for number, table in enumerate(tables):
+    """Return the candidates within the limits: by what they cost, in steps of half a percent, and the fastest of each first."""
+    good = []
+    for table in tables:
         tpot, ttft = _aims(case, table)
-        good = np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0]
-        order = good[np.lexsort((table.tpot[good], -table.rate[good]))][:most]
-        found += [(-float(table.rate[i]), float(table.tpot[i]), number, int(i)) for i in order]
+        good.append(np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0])
+    highest = max((float(np.max(table.rate[rows])) for table, rows in zip(tables, good, strict=True) if len(rows)), default=1.0)
+    found: list[tuple[int, float, int, int]] = []
+    for number, (table, rows) in enumerate(zip(tables, good, strict=True)):
+        steps = np.floor(np.log(highest / table.rate[rows]) / AS_CHEAP).astype(np.int64)
+        order = np.lexsort((table.tpot[rows], steps))[:most]
+        found += [(int(steps[i]), float(table.tpot[rows[i]]), number, int(rows[i])) for i in order]
     return [tables[number].row(index) for _, _, number, index in sorted(found)]
 
 

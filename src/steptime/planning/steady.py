@@ -20,7 +20,7 @@ one, so that a chip needs room for more than the mean.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np

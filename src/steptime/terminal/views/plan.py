@@ -31,7 +31,7 @@ from steptime.planning.deployment import (
 )
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.explanation import Line, equations, explain_step, sources, step_given
-from steptime.planning.refine import AS_CHEAP
+from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
 from steptime.terminal.views.step import TERM_COLOURS, bounds, memory_bar, resource_table
 from steptime.terminal.views.widgets import Grid, bar, counted, heading, notes, ranged, share_table, sourced, table, usd
