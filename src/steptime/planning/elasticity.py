@@ -15,7 +15,7 @@ from steptime.numbers import Array, Number
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, Candidate, Case, state_of
 from steptime.planning.refine import planned_prefill
-from steptime.planning.search import UNKNOWN, chunk_sizes
+from steptime.planning.search import UNKNOWN, chunk_sizes, readable
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -147,6 +147,7 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     larger = unit * np.array([candidate.batch // unit + 1, math.ceil(candidate.batch * NUDGE / unit)])
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
+    sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     now = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
     state = state_of(case, candidate, larger[:, None], sizes[None, :])
     stable = state.utilisation <= MOST_UTILISED

@@ -16,8 +16,9 @@ from steptime.numbers import Number
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
-from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes
+from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes, readable
 from steptime.planning.steady import (
+    MOST_LOADED,
     MOST_UTILISED,
     Prefill,
     State,
@@ -25,6 +26,7 @@ from steptime.planning.steady import (
     decode_pool,
     first_token,
     in_flight,
+    load_of,
     prefill_pool,
     ttft_seen,
 )
@@ -49,13 +51,17 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     middle = max(1, round(candidate.batch / unit))
     low, high = max(1, int(middle / AROUND)), int(middle * AROUND) + 1
     batch = unit * np.unique(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
-    sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
+    sizes = np.zeros(1, dtype=np.int64)
+    if candidate.mode == AGGREGATED:
+        sizes = chunk_sizes(case.workload)
+        sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
     rate = decode_rate(state, candidate, batch[:, None])
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
-    rate = np.where(within(case, state, candidate.layout, candidate.prefill_layout), rate, -np.inf)
+    steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T <= MOST_LOADED if len(batch) > 1 else np.True_
+    rate = np.where(within(case, state, candidate.layout, candidate.prefill_layout) & steady, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
         return candidate
@@ -143,6 +149,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
         rate = state.rate * replicas * in_flight(batch[:, :, None], replicas)
+        rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
         state = decode_pool(**given, layout=wide, batch=batch)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
@@ -153,5 +160,8 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         rate = np.minimum(state.rate * wide.replicas * in_flight(batch, wide.replicas), np.asarray(can)[:, None])
     held = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
-    rate = np.where(within(case, state, held, reading), rate, 0.0)
+    tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
+    steady = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :]) <= MOST_LOADED
+    steady = steady if mode == DISAGGREGATED else np.moveaxis(steady, -1, 1)
+    rate = np.where(within(case, state, held, reading) & steady, rate, 0.0)
     return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))

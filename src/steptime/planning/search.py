@@ -22,12 +22,15 @@ from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import (
+    MOST_LOADED,
     MOST_UTILISED,
     Prefill,
+    State,
     aggregated,
     decode_pool,
     fresh_tokens,
     in_flight,
+    load_of,
     prefill_pool,
     ttft_seen,
 )
@@ -101,6 +104,15 @@ def chunk_sizes(workload: Workload) -> Array:
     return np.unique(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
 
 
+def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
+    """Whether chunks are worth trying in a layout: several prompts in one only where there is one attention group.
+
+    Of several groups the busiest would often have two prompts where the mean has one, and all would wait for it.
+    """
+    kept: Array = (sizes <= fresh_tokens(workload)) | (np.asarray(layout.dp) == 1)
+    return kept
+
+
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
     """Evaluate the candidates of all modes asked for."""
     tables = [search_aggregated(case, layouts)] if AGGREGATED in modes else []
@@ -118,7 +130,8 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
     sizes = chunk_sizes(workload)
     work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * wide.dp)
     stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
-    m, b = np.nonzero(decode.memory.fits & new & stable)
+    decoding = load_of(decode.tpot, sequences)
+    m, b = np.nonzero(decode.memory.fits & new & stable & (decoding <= MOST_LOADED))
     batch = sequences[m, b]
     state = aggregated(
         model,
@@ -130,7 +143,10 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         engine=engine,
         quick=True,
     )
-    i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits)
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None])
+    kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
+    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
+    i, j = np.nonzero(kept)
     replicas = np.asarray(table.replicas)[m[i]]
     memory = np.asarray(state.memory.used / state.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
@@ -151,6 +167,18 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         input_share=state.input_share[i, j],
         memory=memory[i, j],
     )
+
+
+def _load(state: State, decode: Array, loaded: Array) -> Array:
+    """Return about how much of its highest rate a pool delivers that decodes and reads, `loaded` by decode alone.
+
+    What prompts add to a token grows with the batch as long as more of them make more slow steps.
+    """
+    reads = state.reads * (1 - state.quiet)
+    growing = np.clip(reads * state.quiet / np.maximum(1 - state.quiet, 1e-12), 0.0, 1.0)
+    growing = np.where(state.reads > 1, growing, 1.0)
+    load: Array = (loaded * decode + growing * (state.tpot - decode)) / state.tpot
+    return load
 
 
 def _batches_of(wide: Layout) -> Array:
@@ -256,10 +284,11 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
     sequences = _batches_of(wide)
     state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
     used = np.asarray(state.memory.used / state.memory.capacity)
+    steady = load_of(state.tpot, sequences) <= MOST_LOADED
     found: list[_Decoders] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
-        m, b = np.nonzero(state.memory.fits[rows])
+        m, b = np.nonzero(state.memory.fits[rows] & steady[rows])
         if not len(m):
             continue
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])

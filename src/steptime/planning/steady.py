@@ -38,6 +38,7 @@ from steptime.planning.workload import Workload
 SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
+MOST_LOADED = 0.9  # of the rate that ever larger batches would tend to: beyond it 1 % more requests make tokens 10 % slower
 DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
 STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
@@ -203,6 +204,26 @@ def decode_pool(model: Model, system: System, workload: Workload, *, layout: Lay
         decode=step,
         mixed=None,
     )
+
+
+def load_of(tpot: Array, batch: Number) -> Array:
+    r"""Share of the rate that ever larger batches tend to, at each batch of the last axis: $d \log t / d \log B$.
+
+    A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens a second, and at $B$ the share
+    $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape, at
+    least two batches; 0 where a batch stands twice.
+
+    >>> load_of(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
+    [1.0, 1.0]
+    >>> load_of(np.array([2.0, 4.0]), np.array([10.0, 40.0])).round(2).tolist()
+    [0.5, 0.5]
+    """
+    slope = np.diff(np.log(tpot), axis=-1)
+    step = np.diff(np.broadcast_to(np.log(batch), np.shape(tpot)), axis=-1)
+    slope = np.where(step > 0, slope / np.where(step > 0, step, 1.0), 0.0)
+    ends = np.concatenate([slope[..., :1], slope, slope[..., -1:]], axis=-1)
+    load: Array = (ends[..., 1:] + ends[..., :-1]) / 2
+    return load
 
 
 def in_flight(batch: Number, replicas: Number) -> Array:

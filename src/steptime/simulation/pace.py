@@ -22,7 +22,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
@@ -213,12 +213,18 @@ def _rows(model: Model, system: System, given: Any, most: int) -> Any:
 
 
 def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, Any]:
-    """Seconds of a pass of one prompt without its attention, by tokens: on its own group, and of what all groups share."""
-    tokens = _knots(most)
-    step = prefill_step(model, system, tokens=tokens, prompts=1, **given)
-    shared = sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
-    own = step.total - step.terms.get("attention", 0.0) - shared
-    return _every(own, tokens, most), _every(shared, tokens, most)
+    """Seconds of passes without their attention, by tokens: those of one attention group, and what the tokens of all share.
+
+    Both are read off passes that are spread evenly, where collectives hide behind operators as they do in full ones.
+    """
+    tokens, groups = _knots(most), given["layout"].dp
+    full, every = (prefill_step(model, system, tokens=n, **given) for n in (tokens, tokens / groups))
+
+    def shared(step: Step) -> Any:
+        return sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
+
+    own = full.total - full.terms.get("attention", 0.0) - shared(full)
+    return _every(own, tokens, most), _every(shared(every), tokens, most)
 
 
 def _late(model: Model, system: System, given: Any, most: int) -> Any:

@@ -13,7 +13,7 @@ from rich.text import Text
 from steptime.launching.asked import NAMES
 from steptime.launching.commands import launch_commands
 from steptime.machines.energy import counted_by, power_in_words
-from steptime.machines.rents import origin_in_words
+from steptime.machines.rents import kind_and_date, origin_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.physics.cache_format import as_served
@@ -85,10 +85,11 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
         return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
     rows = []
     for (name, field, write), limits in _figures(plan):
-        rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
+        rent = f"; {kind_and_date(plan.rent)}" if name.startswith("USD") else ""
+        rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write) + rent))
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     said = (Text(f"{name}: {value}") for name, value in rows)
-    paid = _paid(plan) if math.isfinite(plan.electricity) else _paid(plan)[: has_rent(plan)]
+    paid = _paid(plan)[has_rent(plan) :] if math.isfinite(plan.electricity) else []
     return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan))
 
 
