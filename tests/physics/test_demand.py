@@ -118,7 +118,12 @@ ALONE = 56 / 63  # the 8 experts of a token differ from one another
         (Layout(), 1, 8, 8),
         (Layout(), 96, 64 * (1 - 0.875**96), 768),  # 8 of 64 each
         (Layout(dp=8, ep=8), 96, 8, largest(96, 96 * ALONE, 8)),
-        (Layout(dp=8, ep=8), 4, largest(8 * (1 - 0.875**4), 8 * 0.875**4 * (1 - 0.875**4), 8, 2 * 0.875**4 - 1), largest(4, 4 * ALONE, 8)),
+        (
+            Layout(dp=8, ep=8),
+            4,
+            largest(8 * (1 - 0.875**4), 8 * 0.875**4 * (1 - 0.875**4), 8, 2 * 0.875**4 - 1),
+            largest(4, 4 * ALONE, 8),
+        ),
         (Layout(dp=8, ep=8, redundant_experts=8), 96, 9, largest(96, 96 * ALONE, 8)),  # 9 slots, 8 of 72 each
         (Layout(dp=8, ep=8), 1, largest(1, 0.875, 8, 0.75), largest(1, ALONE, 8)),
         (Layout(dp=32, ep=32), 1, largest(0.25, 0.25 * 0.875, 32, 0.75), largest(0.25, 0.25 * ALONE, 32)),
