@@ -72,7 +72,7 @@ def test_weights_and_cache_by_their_shares():
 
 
 def test_memory_that_is_full():
-    """20 GB hold 10 GB of weights and 10 of caches; ten per cent more, 12. Of a seat of 0.11 GB each, B + 2 sqrt(B) are taken."""
+    """20 GB hold 10 GB of weights and 10 of caches; ten per cent more, 12: B + 2 sqrt(B) seats of 0.11 GB."""
     full = case(one_matrix(kv_bytes=1e4), machine(flops=1e30, capacity=20e9))
     found = elasticities(full, decodes(74))
     each = 1100.5 * 1e5  # bytes of a sequence

@@ -17,7 +17,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import sequences_per_group, stage_share
 from steptime.physics.step import ledger_of_step
 from steptime.planning.deployment import Pool
-from steptime.planning.steady import decode_steps, fresh_tokens, mean_context
+from steptime.planning.steady import chunks_of, decode_steps, fresh_tokens, longest_prefix, mean_context
 from steptime.planning.workload import Workload
 from steptime.units import show
 
@@ -130,14 +130,13 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool) -> dict[str, Any]
         return {"prompts": pool.batch, "tokens": fresh, "prefix": cached}
     given: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": 1}
     if mixed and pool.mixed is not None:
-        tokens = min(pool.chunk, fresh)
-        together = max(1, pool.chunk // fresh)
-        given |= {"prompts": together * pool.layout.dp, "tokens": tokens, "prefix": cached + (fresh - tokens) / 2}
+        tokens = float(chunks_of(workload, pool.chunk)[0])
+        given |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
     return given
 
 
-def equations(model: Model, pool: Pool, workload: Workload) -> list[str]:
-    """Return the equations that join the step to the plan's figures, with their numbers."""
+def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float) -> list[str]:
+    """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = float(pool.step.total)
     each = float(sequences_per_group(pool.batch, pool.layout))
     lines = [
@@ -148,11 +147,15 @@ def equations(model: Model, pool: Pool, workload: Workload) -> list[str]:
     if pool.mixed is not None:
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
+        _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
+        load, places = pool.batch * chunks / decode_steps(workload), int(pool.layout.dp * together)
+        places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
-            "share of steps with a prompt chunk f = batch x input / ((output - 1) x chunk x groups) = "
-            f"{pool.batch:,} x {fresh_tokens(workload):,.0f} / "
-            f"({decode_steps(workload):,.0f} x {pool.chunk:,} x {int(pool.layout.dp)}) = {share:.3f}",
+            f"chunks a step = batch x chunks of a prompt / (output - 1) = {pool.batch:,} x {chunks:,.0f} / "
+            f"{decode_steps(workload):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
+            f"a share f = {share:.3f}",
             f"time per token = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
+            f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
         ]
     if pool.layout.pp > 1:
         lines.append(

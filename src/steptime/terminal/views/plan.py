@@ -16,6 +16,7 @@ from steptime.machines.energy import counted_by, power_in_words
 from steptime.machines.rents import kind_and_date, origin_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model
+from steptime.physics.cache_format import as_served
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step
@@ -349,10 +350,11 @@ def lines_table(lines: list[Line]) -> Grid:
 
 def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> RenderableType:
     """Return every term of a plan's steps with formulas, numbers and sources."""
+    model = as_served(model, system, engine)
     parts: list[RenderableType] = []
     for pool in plan.pools:
         parts += [Text(), heading(f"How the {pool.role} pool's figures come about")]
-        parts += [Text(f"  {rule}") for rule in equations(model, pool, plan.workload)]
+        parts += [Text(f"  {rule}") for rule in equations(model, pool, plan.workload, utilisation=plan.utilisation)]
         for name, step, mixed in _passes(pool):
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
             given = step_given(pool, plan.workload, mixed=mixed)
@@ -365,6 +367,7 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
 
 def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> dict[str, Any]:
     """Return what `explain_plan` shows, as data."""
+    model = as_served(model, system, engine)
     pools = []
     for pool in plan.pools:
         passes = []
@@ -373,7 +376,8 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
             lines = explain_step(model, system, given=given, layout=pool.layout, engine=engine)
             times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
             passes.append({"pass": name, **times, "lines": lines})
-        pools.append({"pool": pool.role, "equations": equations(model, pool, plan.workload), "passes": passes})
+        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation)
+        pools.append({"pool": pool.role, "equations": rules, "passes": passes})
     return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
 
 
