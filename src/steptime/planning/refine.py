@@ -155,7 +155,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
-        prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit, fine=False)
+        prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
         rate = np.minimum(state.rate * wide.replicas * in_flight(batch, wide.replicas), np.asarray(can)[:, None])
     held = shaped(layout, rate.ndim - 1)

@@ -115,12 +115,19 @@ def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
 
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
     """Evaluate the candidates of all modes asked for."""
-    tables = [search_aggregated(case, layouts)] if AGGREGATED in modes else []
-    return [*tables, search_disaggregated(case, layouts)] if DISAGGREGATED in modes else tables
+    apart = search_disaggregated(case, layouts) if DISAGGREGATED in modes else None
+    if AGGREGATED not in modes:
+        return [apart] if apart is not None else []
+    together = search_aggregated(case, layouts, apart if case.sure is None else None)
+    return [together] if apart is None else [together, apart]
 
 
-def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
-    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips."""
+def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = None) -> Table:
+    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
+
+    apart: what pools of their own deliver. Where one of those is as fast and serves as many requests as a layout that would
+    read its prompts in no time, chunks are not looked at.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     table = stacked(layouts)
     wide = shaped(table, 1)
@@ -131,7 +138,10 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
     work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * wide.dp)
     stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     decoding = load_of(decode.tpot, sequences)
-    m, b = np.nonzero(decode.memory.fits & new & stable & (decoding <= MOST_LOADED))
+    hopeful = decode.memory.fits & new & stable & (decoding <= MOST_LOADED)
+    if apart is not None:
+        hopeful &= ~_outdone(case, apart, decode.tpot, np.asarray(decode.rate * wide.replicas))
+    m, b = np.nonzero(hopeful)
     batch = sequences[m, b]
     state = aggregated(
         model,
@@ -167,6 +177,18 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         input_share=state.input_share[i, j],
         memory=memory[i, j],
     )
+
+
+def _outdone(case: Case, apart: Table, tpot: Array, rate: Array) -> Array:
+    """Whether pools of their own keep the limit on the first token at no higher TPOT [s] and no lower rate [requests/s]."""
+    good = np.nonzero((apart.ttft <= case.slo.ttft) & (apart.memory <= 1) & (apart.rate > 0))[0]
+    if not len(good):
+        return np.zeros(tpot.shape, dtype=bool)
+    order = good[np.argsort(apart.tpot[good])]
+    most = np.maximum.accumulate(apart.rate[order])
+    slower = np.searchsorted(apart.tpot[order], tpot, side="right")  # than these
+    outdone: Array = (slower > 0) & (most[slower - 1] >= rate)
+    return outdone
 
 
 def _load(state: State, decode: Array, loaded: Array) -> Array:
@@ -250,7 +272,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
     limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
-    pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False)
+    pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit)
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
     found: list[_Reader] = []
