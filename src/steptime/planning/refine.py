@@ -34,6 +34,7 @@ from steptime.planning.steady import (
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
+BELOW = 4.0  # and how far below it at first, since a search knows less well how loaded a pool is
 
 
 def within(case: Case, state: State, layout: Layout, reader: Layout | None) -> Number:
@@ -142,7 +143,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
-    batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / AROUND, AROUND, 17)))
+    batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / BELOW, AROUND, 25)))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
@@ -164,4 +165,8 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     steady = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :]) <= MOST_LOADED
     steady = steady if mode == DISAGGREGATED else np.moveaxis(steady, -1, 1)
     rate = np.where(within(case, state, held, reading) & steady, rate, 0.0)
-    return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))
+    by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
+    top = np.argmax(by_batch, axis=1)
+    rows = np.arange(len(chosen))
+    peaks = zip(by_batch[rows, top].tolist(), np.broadcast_to(batch, by_batch.shape)[rows, top].tolist(), chosen, strict=True)
+    return [(peak, replace(candidate, batch=int(at))) for peak, at, candidate in peaks]

@@ -153,7 +153,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
         engine=engine,
         quick=True,
     )
-    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None])
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None], np.asarray(table.dp)[m][:, None])
     kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
     kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
     i, j = np.nonzero(kept)
@@ -191,14 +191,14 @@ def _outdone(case: Case, apart: Table, tpot: Array, rate: Array) -> Array:
     return outdone
 
 
-def _load(state: State, decode: Array, loaded: Array) -> Array:
+def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
     """Return about how much of its highest rate a pool delivers that decodes and reads, `loaded` by decode alone.
 
-    What prompts add to a token grows with the batch as long as more of them make more slow steps.
+    What prompts add to a token grows with the batch; of several groups, as long as more of them make more slow steps.
     """
     reads = state.reads * (1 - state.quiet)
     growing = np.clip(reads * state.quiet / np.maximum(1 - state.quiet, 1e-12), 0.0, 1.0)
-    growing = np.where(state.reads > 1, growing, 1.0)
+    growing = np.where((state.reads > 1) & (groups > 1), growing, 1.0)
     load: Array = (loaded * decode + growing * (state.tpot - decode)) / state.tpot
     return load
 
