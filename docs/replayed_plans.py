@@ -57,7 +57,7 @@ def questions(seed: int = SEED) -> Iterator[Question]:
 
 
 def replayed(count: int = DRAWN, seed: int = SEED) -> Iterator[tuple[Question, Plan, Compared]]:
-    """Yield as many drawn plans with what their replay at the same rate finds; questions that nothing answers are passed over."""
+    """Yield as many drawn plans with what their replay at the same rate finds; questions without an answer are passed over."""
     for asked in questions(seed):
         if count <= 0:
             return
@@ -108,9 +108,9 @@ def main() -> None:
     page = [
         "# Plans against their own replay",
         "",
-        f"{len(table)} plans of questions drawn at random (`docs/replayed_plans.py`, seed {SEED}), each replayed at its own rate by",
-        "the simulator: Poisson arrivals, warm-up and end left out. The last three columns are plan over replay, less 1, of mean",
-        f"TPOT, mean TTFT and cost. Refused, since its queue grew: {refused}.",
+        f"{len(table)} plans of questions drawn at random (`docs/replayed_plans.py`, seed {SEED}), each replayed at its own",
+        "rate by the simulator: Poisson arrivals, warm-up and end left out. The last three columns are plan over replay, less 1, of",
+        f"mean TPOT, mean TTFT and cost. Refused, since its queue grew: {refused}.",
         "",
         "| | median | worst |",
         "|---|---:|---:|",

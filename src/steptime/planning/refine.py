@@ -62,7 +62,8 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T <= MOST_LOADED if len(batch) > 1 else np.True_
-    rate = np.where(within(case, state, candidate.layout, candidate.prefill_layout) & steady, rate, -np.inf)
+    kept = np.logical_and(within(case, state, candidate.layout, candidate.prefill_layout), steady)
+    rate = np.where(kept, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
         return candidate
@@ -164,7 +165,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
     steady = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :]) <= MOST_LOADED
     steady = steady if mode == DISAGGREGATED else np.moveaxis(steady, -1, 1)
-    rate = np.where(within(case, state, held, reading) & steady, rate, 0.0)
+    rate = np.where(np.logical_and(within(case, state, held, reading), steady), rate, 0.0)
     by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
     top = np.argmax(by_batch, axis=1)
     rows = np.arange(len(chosen))

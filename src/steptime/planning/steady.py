@@ -210,8 +210,8 @@ def load_of(tpot: Array, batch: Number) -> Array:
     r"""Share of the rate that ever larger batches tend to, at each batch of the last axis: $d \log t / d \log B$.
 
     A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens a second, and at $B$ the share
-    $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape, at
-    least two batches; 0 where a batch stands twice.
+    $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape,
+    at least two batches; 0 where a batch stands twice.
 
     >>> load_of(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
     [1.0, 1.0]
