@@ -17,6 +17,7 @@ from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
 from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes, readable
+from steptime.planning.seating import Seating, seated
 from steptime.planning.steady import (
     MOST_LOADED,
     MOST_UTILISED,
@@ -57,7 +58,7 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
         sizes = chunk_sizes(case.workload)
         sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
-    rate = decode_rate(state, candidate, batch[:, None])
+    rate = decode_rate(case, state, candidate, batch[:, None])
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
@@ -78,9 +79,18 @@ def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill |
     return prefill_of(case, candidate, tpot, None if reader is None else aims_of(case, candidate.layout, reader)[1])
 
 
-def decode_rate(state: State, candidate: Candidate, batch: Number) -> Number:
+def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> Seating:
+    """Return how many of `batch` sequences are in flight in a replica of the candidate, and whether requests wait for seats."""
+    replicas = candidate.layout.replicas
+    if candidate.mode == DISAGGREGATED:
+        share = in_flight(batch, replicas)
+        return Seating(share=share, wait=0 * share, capped=share > 1)
+    return seated(case, state, batch, replicas, aims_of(case, candidate.layout, None, state.input_share)[1])
+
+
+def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number) -> Number:
     """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
-    rate: Number = state.rate * candidate.layout.replicas * in_flight(batch, candidate.layout.replicas)
+    rate: Number = state.rate * candidate.layout.replicas * seats_of(case, state, candidate, batch).share
     return rate
 
 
@@ -94,7 +104,7 @@ def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
 
 def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = decode_rate(state, candidate, candidate.batch)
+    rate = decode_rate(case, state, candidate, candidate.batch)
     if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
     rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
@@ -105,7 +115,7 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
     """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
     layout = candidate.prefill_layout
     if prefill is None or layout is None:
-        return state.ttft
+        return state.ttft + seats_of(case, state, candidate, candidate.batch).wait
     sent = moving(case, layout).seconds(utilisation * prefill.rate)
     return ttft_seen(
         case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine
@@ -150,7 +160,8 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         sizes = chunk_sizes(case.workload)
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
-        rate = state.rate * replicas * in_flight(batch[:, :, None], replicas)
+        aim = aims_of(case, shaped(layout, 2), None, state.input_share)[1]
+        rate = state.rate * replicas * seated(case, state, batch[:, :, None], replicas, aim).share
         rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
         state = decode_pool(**given, layout=wide, batch=batch)

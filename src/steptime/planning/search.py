@@ -21,6 +21,7 @@ from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
 from steptime.planning.queueing import PassTime, passes
+from steptime.planning.seating import seated
 from steptime.planning.steady import (
     MOST_LOADED,
     MOST_UTILISED,
@@ -29,7 +30,6 @@ from steptime.planning.steady import (
     aggregated,
     decode_pool,
     fresh_tokens,
-    in_flight,
     load_of,
     prefill_pool,
     ttft_seen,
@@ -158,6 +158,8 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
     i, j = np.nonzero(kept)
     replicas = np.asarray(table.replicas)[m[i]]
+    aim = aims_of(case, taken(table, m[:, None]), None, state.input_share)[1]
+    seats = seated(case, state, batch[:, None], np.asarray(table.replicas)[m][:, None], aim)
     memory = np.asarray(state.memory.used / state.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
     return Table(
@@ -171,8 +173,8 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
         prefill_prompts=none,
         prefill_replicas=none,
         tpot=state.tpot[i, j],
-        ttft=state.ttft[i, j],
-        rate=state.rate[i, j] * replicas * in_flight(batch[i], replicas),
+        ttft=(state.ttft + seats.wait)[i, j],
+        rate=(state.rate * seats.share)[i, j] * replicas,
         utilisation=state.utilisation[i, j],
         input_share=state.input_share[i, j],
         memory=memory[i, j],
