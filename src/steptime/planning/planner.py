@@ -98,7 +98,7 @@ def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: floa
     case = replace(case, sure=sure)
     found = _planned(case, modes, layouts, price, levers=levers)
     if sure is None or not has_range(case.engine):
-        return found
+        return replace(found, sure=sure)
     for _ in range(TURNS):
         over = [_over(found, case.slo, name, sure) for name in ("tpot", "ttft")]
         if not found.feasible or max(over) <= 1 + 1e-9:
