@@ -232,14 +232,14 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                         wanted = blocks_wanted(p, rules, r)
                         budget -= rules.query
                         continue
-                c, more, reach = read(q, i, budget, most)
+                c, scored, reach = read(q, i, budget, most)
                 if c > 0:
                     rows += c
-                    pairs += more
+                    pairs += scored
                     keys += reach
                     chunks += 1
                     budget -= c
-                    longest, hardest = max(longest, c), max(hardest, rates.pair * more + rates.key * reach)
+                    longest, hardest = max(longest, c), max(hardest, rates.pair * scored + rates.key * reach)
                 if q[i].left > 0:
                     p.partials[r, p.count[r, PARTIAL]] = i
                     p.count[r, PARTIAL] += 1
@@ -255,7 +255,8 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if rows == 0:
             if b == 0:
                 return
-            n = 1 if pressed or load > 0.0 or (first and joins > 0) else run_length(q, p, rules, rates, r, until, stop)
+            more = joins > 0 and (first or budget <= 0)  # the next step has a budget of its own for those that wait
+            n = 1 if pressed or load > 0.0 or more else run_length(q, p, rules, rates, r, until, stop)
             seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
