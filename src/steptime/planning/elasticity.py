@@ -178,7 +178,7 @@ def _prefill_limits(case: Case, candidate: Candidate, state: State) -> str:
     if prefill is None or candidate.prefill_layout is None:
         return ""
     can = prefill_rate(case, candidate, prefill)
-    if can > decode_rate(state, candidate, candidate.batch):
+    if can > decode_rate(case, state, candidate, candidate.batch):
         return ""
     reads = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
     return "transfer rate" if can < reads else "prefill rate"

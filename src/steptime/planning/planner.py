@@ -34,7 +34,7 @@ from steptime.planning.deployment import Plan, Point, Pool
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.levers import lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges, distances_of
-from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill
+from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill, seats_of
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
 from steptime.planning.served import what_is_served
@@ -238,7 +238,7 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
         chunk=candidate.chunk,
         chunk_share=float(1 - state.quiet),
         reads=float(state.reads),
-        seats=int(state.seats),
+        seats=int(candidate.batch if seats_of(case, state, candidate, candidate.batch).capped else state.seats),
         step=state.decode,
         mixed=state.mixed,
         memory=state.memory,

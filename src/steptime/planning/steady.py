@@ -266,11 +266,10 @@ def prefill_pool(
     prompts: Number,
     engine: Engine,
     limit: Number = np.inf,
-    fine: bool = True,
 ) -> Prefill:
     """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
 
-    limit [s]: on the time from arrival to the end of the pass. fine: whether utilisation is found to 0.1 %, or to 2 %.
+    limit [s]: on the time from arrival to the end of the pass.
     """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
@@ -290,7 +289,7 @@ def prefill_pool(
         late=late,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas, fine=fine),
+        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas),
         memory=memory_per_chip(
             model,
             system,

@@ -169,6 +169,8 @@ def _roomy(server: PoolLike, workload: Workload, model: Model, system: System, e
     A group reads the plan's chunk beside whatever batch it finds. A decode pool of its own keeps no room to read.
     """
     usual = serving(server, prompts_of(workload).fresh, apart=apart)
+    if server.seats <= server.batch:  # requests are to queue for seats
+        return usual
     context = workload.input_tokens + workload.output_tokens / 2
     tokens = math.ceil(server.batch / server.layout.dp) if apart else usual.token_budget
     room = kv_room(model, system, layout=server.layout, engine=engine, context=context, step_tokens=int(tokens))

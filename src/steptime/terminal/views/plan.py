@@ -90,7 +90,7 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     said = (Text(f"{name}: {value}") for name, value in rows)
     paid = _paid(plan)[has_rent(plan) :] if math.isfinite(plan.electricity) else []
-    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan))
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan, brief=True))
 
 
 def _used(plan: Plan) -> str:
@@ -153,14 +153,17 @@ def _paid(plan: Plan) -> list[Text]:
     return [Text(line) for line in (*lines, _energy(plan)) if line]
 
 
-def _trust(plan: Plan) -> list[Text]:
-    """Say how likely the plan meets its limits, and in which ways it is unlike what was measured."""
+def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
+    """Say how likely the plan meets its limits, and in which ways it is unlike what was measured; `brief`: in a line or two."""
     names = {"tpot": "the speed", "ttft": "the first token"}
     likely = " and ".join(f"{share:.0%} for {names[name]}" for name, share in plan.likely.items())
     aimed = f", as --sure {plan.sure:g} asks" if plan.sure is not None else "; --sure 0.9 plans for nine in ten"
-    lines = [f"Chance of meeting the limits: {likely}{aimed}."] if likely and plan.tpot_range is not None else []
+    known = likely and plan.tpot_range is not None
+    lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if known else []
     if plan.distance:
-        lines.append(f"Ranges are wider here: {', '.join(plan.distance)} lie beyond the runs that the engine was fitted to.")
+        ways = ", ".join(plan.distance)
+        wider = f"Ranges are wider here: {ways} lie beyond the runs that the engine was fitted to."
+        lines.append(f"Unlike what was measured: {ways}." if brief else wider)
     return [Text(line) for line in lines]
 
 
