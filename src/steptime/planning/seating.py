@@ -35,7 +35,8 @@ def seated(case: Case, state: State, batch: Number, replicas: Number, ttft: Numb
     """
     open_share = in_flight(batch, replicas)
     life = np.nan_to_num(state.ttft + decode_steps(case.workload) * state.tpot, posinf=0.0)  # s that a request keeps its seat
-    room = np.minimum(ttft - state.ttft, PATIENCE * life)
+    late = np.where(np.isfinite(state.ttft), state.ttft, np.finfo(np.float64).max)  # a queue without end is beyond any limit
+    room = np.minimum(ttft - late, PATIENCE * life)
     share, wait = filled(life, room, np.asarray(batch * replicas))
     capped = share > open_share
     return Seating(share=np.where(capped, share, open_share), wait=np.where(capped, wait, 0.0), capped=capped)
