@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -49,27 +49,31 @@ def queue_share(utilisation: Number, servers: Number) -> Array:
 class PassTime:
     r"""Seconds of a pass of k requests: arrays of one shape.
 
-    first [s] of one; more [s] of each further one up to `kink`, as many as are read side by side; beyond [s] of each after it.
+    first [s] of one; more [s] of each further one up to `kink`, as many as are read side by side; beyond [s] of each after it,
+    and far [s] of each after `bend`.
     """
 
     first: Number
     more: Number = 0.0
     kink: Number = np.inf
     beyond: Number = 0.0
+    bend: Number = np.inf
+    far: Number = 0.0
 
     def __call__(self, requests: Number) -> Array:
         """Return the seconds of a pass of so many requests, which need not be whole.
 
-        >>> PassTime(first=1.0, more=0.1, kink=4, beyond=0.5)(np.array([1, 4, 6])).tolist()
-        [1.0, 1.3, 2.3]
+        >>> PassTime(first=1.0, more=0.1, kink=4, beyond=0.5, bend=6, far=1.0)(np.array([1, 4, 6, 7])).tolist()
+        [1.0, 1.3, 2.3, 3.3]
         """
-        side = np.minimum(requests, self.kink)
-        found: Array = self.first + self.more * (side - 1) + self.beyond * (requests - side)
+        side, near = np.minimum(requests, self.kink), np.minimum(requests, self.bend)
+        found: Array = self.first + self.more * (side - 1) + self.beyond * (near - side) + self.far * (requests - near)
         return found
 
     def slope(self, requests: Number) -> Array:
         """Return the seconds that another request adds to so many."""
-        return np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
+        few = np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
+        return np.where(np.asarray(requests) <= self.bend, few, self.far)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,9 +270,8 @@ def highest_utilisation(
     Utilisation is the rate over that of full passes of `seats`; 0 where none keeps the limit. late: what a request is under way
     beyond the pass, over it. All broadcast. Read off a line between two of `LEVELS`, which lies above the curve of the times.
     """
-    given = (limit, time.first, time.more, time.kink, time.beyond, seats, late, replicas)
-    limit, first, more, kink, beyond, seats, late, replicas = (np.asarray(x, dtype=np.float64)[..., None] for x in given)
-    time = PassTime(first=first, more=more, kink=kink, beyond=beyond)
+    limit, seats, late, replicas = (np.asarray(x, dtype=np.float64)[..., None] for x in (limit, seats, late, replicas))
+    time = PassTime(**{f.name: np.asarray(getattr(time, f.name), dtype=np.float64)[..., None] for f in fields(PassTime)})
     tried = ceiling * LEVELS
     found = passes(tried * (seats / time(seats)), time, seats, replicas=replicas)
     seconds = found.wait + found.service * (1 + late)

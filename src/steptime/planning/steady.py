@@ -39,6 +39,7 @@ SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deploym
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
 MOST_LOADED = 0.9  # of the rate that ever larger batches would tend to: beyond it 1 % more requests make tokens 10 % slower
+BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
 DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
 STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
@@ -129,7 +130,8 @@ def aggregated(
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     """
     tokens, chunks, together = chunks_of(workload, chunk)
-    load, slots = batch * chunks / decode_steps(workload), layout.dp * together
+    others = batch * in_flight(batch, layout.replicas)  # whose prompts are read while one decodes
+    load, slots = np.maximum(others * chunks / decode_steps(workload), 1e-9), layout.dp * together
     given: dict[str, Any] = {"context": mean_context(workload), "layout": layout, "engine": engine}
     alone = decode_step(model, system, batch=batch, **given)
 
@@ -257,6 +259,25 @@ class Prefill:
     step: Step
 
 
+def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, seats: Array) -> PassTime:
+    """Return the time of passes of any number of prompts, by lines between one, one a group, a third of the seats, and all.
+
+    total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`.
+    """
+    one = total(1) if np.any(seats > 1) else full
+    side = full if np.all(seats == groups) else total(groups)
+    bend = np.maximum(groups + (seats - groups) // BEND, groups + (seats > groups))
+    bent = total(bend) if np.any(bend < seats) else full
+    return PassTime(
+        first=one,
+        more=np.maximum(side - one, 0.0) / np.maximum(groups - 1, 1),
+        kink=groups,
+        beyond=np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1),
+        bend=bend,
+        far=np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1),
+    )
+
+
 def prefill_pool(
     model: Model,
     system: System,
@@ -275,14 +296,7 @@ def prefill_pool(
     seats = np.asarray(prompts * layout.dp)
     given: dict[str, Any] = {"tokens": fresh, "prefix": workload.input_tokens - fresh, "layout": layout, "engine": engine}
     step = prefill_step(model, system, prompts=seats, **given)
-    one = prefill_step(model, system, prompts=1, **given).total if np.any(seats > 1) else step.total
-    side = step.total if np.all(seats == layout.dp) else prefill_step(model, system, prompts=layout.dp, **given).total
-    time = PassTime(
-        first=one,
-        more=np.maximum(side - one, 0.0) / np.maximum(layout.dp - 1, 1),
-        kink=layout.dp,
-        beyond=np.maximum(step.total - side, 0.0) / np.maximum(seats - layout.dp, 1),
-    )
+    time = _pass_time(lambda prompts: prefill_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,

@@ -38,8 +38,8 @@ class Pace(Result):
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
     step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
-    tokens of all], the experts and the exchange with them, are `rows` taken apart. late [s by prompt tokens]: how much longer
-    a prompt is under way than its pass takes, through the stages of a pipeline.
+    tokens of all], the experts and the exchange with them, are `rows` taken apart. late: how much longer a prompt
+    is under way than its last pass takes, through the stages of a pipeline, over that pass.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
     from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
@@ -53,7 +53,7 @@ class Pace(Result):
     chunk: float = field(default=0.0, metadata=LEFT_OUT)
     own: Any = field(default=None, metadata=LEFT_OUT)
     shared: Any = field(default=None, metadata=LEFT_OUT)
-    late: Any = field(default=None, metadata=LEFT_OUT)
+    late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
@@ -127,7 +127,7 @@ def slowed(pace: Pace, slowness: float) -> Pace:
         return pace
     if not slowness > 0:
         raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
-    names = ("decode", "context", "rows", "pair", "key", "chunk", "own", "shared", "late")
+    names = ("decode", "context", "rows", "pair", "key", "chunk", "own", "shared")
     longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names if getattr(pace, name) is not None}
     return replace(pace, **longer)
 
@@ -170,7 +170,7 @@ def pace_of(
         key=key,
         own=own,
         shared=shared,
-        late=_late(model, system, given, token_budget) if layout.pp > 1 else None,
+        late=_late(model, system, given, token_budget) if layout.pp > 1 else 0.0,
         groups=groups,
         before=float(runs_on.scheduler.seconds_before_queue),
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
@@ -227,11 +227,10 @@ def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, An
     return _every(own, tokens, most), _every(shared(every), tokens, most)
 
 
-def _late(model: Model, system: System, given: Any, most: int) -> Any:
-    """Seconds that a prompt is under way beyond its pass, by tokens."""
-    tokens = _knots(most)
-    step = prefill_step(model, system, tokens=tokens, prompts=1, **given)
-    return _every(step.latency - step.total, tokens, most)
+def _late(model: Model, system: System, given: Any, tokens: int) -> float:
+    """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
+    step = prefill_step(model, system, tokens=tokens, **given)
+    return float(step.latency / step.total) - 1
 
 
 def _every(times: Any, tokens: Any, most: int) -> Any:
