@@ -142,6 +142,6 @@ def test_caches_move_inside_a_node_where_it_holds_all_chips(chips, latency, band
 def test_a_limit_on_first_tokens_is_less_what_comes_to_a_pass():
     """1 s less 1 us and 50 us for the cache, 0.1 s before the queue, and three steps of 20 ms."""
     on = engine(seconds_before_queue=0.1, steps_before_answer=3)
-    given = replace(CASE, system=LINKED, engine=on, slo=st.Slo(ttft=1.0))
-    assert pass_limit(given, Layout(tp=2), Layout(), 0.02) == pytest.approx(1 - 51e-6 - 0.1 - 0.06)
-    assert np.isinf(pass_limit(replace(given, slo=st.Slo()), Layout(), Layout(), 0.02))
+    given = replace(CASE, system=LINKED, engine=on)
+    assert pass_limit(given, Layout(tp=2), Layout(), 0.02, 1.0) == pytest.approx(1 - 51e-6 - 0.1 - 0.06)
+    assert np.isinf(pass_limit(given, Layout(), Layout(), 0.02, np.inf))

@@ -43,9 +43,9 @@ def pool(role="serve", batch=64, chunk=500, reads=1.0, mixed=True, **layout) -> 
         ({}, False, {"batch": 64, "context": 1100.5, "query": 1}),
         ({}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 1, "tokens": 500, "prefix": 250 + 125}),
         (
-            {"dp": 4, "reads": 3.0},  # the longest prefix of three: 3/4 of 250
+            {"dp": 4, "reads": 3.0},  # the longest prefix of three is that of the last chunk
             True,
-            {"batch": 64, "context": 1100.5, "query": 1, "prompts": 3, "tokens": 500, "prefix": 250 + 187.5},
+            {"batch": 64, "context": 1100.5, "query": 1, "prompts": 3, "tokens": 500, "prefix": 250 + 250},
         ),
         (
             {"chunk": 1600, "reads": 1.5},

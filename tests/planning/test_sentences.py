@@ -200,4 +200,4 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
     assert found.why.endswith("10 % more HBM bandwidth would help most: 10.0% more requests a second.")
     waits = engine(seconds_per_step=1.0, seconds_per_sequence=1.0)
     still = plan(one_matrix(heads=1), replace(free, chip=machine(size=1).chip), WORK, chips=1, engine=waits)
-    assert still.why.endswith("No single figure of the machine, 10 % better, would raise that.")
+    assert "No single figure of the machine, 10 % better, would raise that." in still.why

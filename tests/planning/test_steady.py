@@ -82,10 +82,10 @@ def test_how_prompts_are_cut(chunk, cut):
 
 @pytest.mark.parametrize(
     ("cached", "tokens", "reads", "prefix"),
-    [(0.0, 250, 1, 375), (0.0, 250, 3, 562.5), (0.25, 250, 1, 500), (0.25, 750, 5, 250), (0.0, 1000, 8, 0)],
+    [(0.0, 250, 1, 375), (0.0, 250, 3, 625), (0.0, 250, 9, 750), (0.25, 250, 1, 500), (0.25, 750, 5, 250), (0.0, 1000, 8, 0)],
 )
 def test_the_longest_prefix_of_several_chunks(cached, tokens, reads, prefix):
-    """Of j numbers spread evenly the largest is j / (j + 1): 0.75 of 750 for three; after the 250 tokens in cache."""
+    """Of three places among four chunks the last is 4 x 3/4 - 1/2 = 2.5, of nine the last one; after 250 tokens in cache."""
     assert longest_prefix(replace(WORK, cached_share=cached), tokens, reads) == pytest.approx(prefix)
 
 
@@ -176,7 +176,7 @@ def test_groups_read_prompts_each():
     assert 0.84**4 < quiet < 0.84**4 + 0.1
     assert reads * (1 - quiet) == pytest.approx(0.64)
     given = {"batch": 64, "context": 1100.5, "layout": layout, "engine": "ideal"}
-    mixed = mixed_step(SPARSE, CHIP, prompts=reads, tokens=500, prefix=500 * reads / (reads + 1), **given)
+    mixed = mixed_step(SPARSE, CHIP, prompts=reads, tokens=500, prefix=500 * (2 * reads / (reads + 1) - 0.5), **given)
     assert state.mixed.total == pytest.approx(float(mixed.total))
     alone = float(decode_step(SPARSE, CHIP, **given).total)
     assert state.tpot == pytest.approx(quiet * alone + (1 - quiet) * float(mixed.total))
@@ -192,7 +192,7 @@ def test_a_search_takes_arrivals_that_do_not_depend_on_steps():
     quick, slow = (aggregated(SPARSE, CHIP, WORK, quick=quick, **given) for quick in (True, False))
     reads = 0.64 / (1 - exp(-0.64))
     mixed = mixed_step(
-        SPARSE, CHIP, batch=64, context=1100.5, prompts=reads, tokens=500, prefix=500 * reads / (reads + 1),
+        SPARSE, CHIP, batch=64, context=1100.5, prompts=reads, tokens=500, prefix=500 * (2 * reads / (reads + 1) - 0.5),
         layout=given["layout"], engine="ideal",
     )  # fmt: skip
     assert quick.mixed.total == pytest.approx(float(mixed.total))

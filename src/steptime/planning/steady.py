@@ -20,6 +20,7 @@ one, so that a chip needs room for more than the mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
