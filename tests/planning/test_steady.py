@@ -251,16 +251,19 @@ def test_a_pool_that_only_decodes():
 
 
 def test_a_pool_that_only_prefills():
-    """Two prompts a group of four: passes of up to eight, four of them side by side; a quarter of the prompt is cached."""
+    """Two prompts a group of four: passes of up to eight, four of them side by side; a quarter of the prompt is cached.
+
+    Lines from one prompt to four, to five (a third of the other four seats on) and to eight.
+    """
     layout, cached = Layout(dp=4, ep=4, microbatches=2), replace(WORK, cached_share=0.25)
     pool = prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL)
-    one, four, eight = (
+    one, four, five, eight = (
         float(prefill_step(SPARSE, CHIP, tokens=750, prompts=n, prefix=250, layout=layout, engine="ideal").total)
-        for n in (1, 4, 8)
+        for n in (1, 4, 5, 8)
     )
     assert (pool.seats, pool.step.total) == (8, eight)
-    assert pool.time(np.array([1, 4, 8])) == pytest.approx([one, four, eight])
-    assert pool.time(np.array([2, 6])) == pytest.approx([one + (four - one) / 3, (four + eight) / 2])
+    assert pool.time(np.array([1, 4, 5, 8])) == pytest.approx([one, four, five, eight])
+    assert pool.time(np.array([2, 6])) == pytest.approx([one + (four - one) / 3, five + (eight - five) / 3])
     assert pool.rate == pytest.approx(8 / eight)
     assert (pool.late, pool.most_utilised) == (0, pytest.approx(0.9))
     assert pool.memory.cache == pytest.approx(4 * 1e4 * 1000)  # a pass under way and one being sent: 16 over four groups

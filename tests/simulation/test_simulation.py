@@ -769,9 +769,13 @@ def test_a_closed_loop_on_separate_pools_is_what_open_arrivals_at_its_times_are(
     shape = {"shape": "lognormal", "spread": 1.0}
     pool = (Policy(max_sequences=4), pace_for(4), 1)
     traffic = closed_loop(clients, 10 * clients, Lengths(mean=1000, **shape), Lengths(mean=200, **shape), seed=3)
-    found, _ = serve_apart_closed(traffic, pool, pool, lambda rows: 0.0123 + 1e-7 * rows["inputs"])
+
+    def sent(rows):
+        return 0.0123 + 1e-7 * rows["inputs"]
+
+    found, _ = serve_apart_closed(traffic, pool, pool, sent)
     assert set(found["status"]) == {DONE}
     ends = np.sort(found["finish"])
     np.testing.assert_array_equal(np.sort(found["arrival"])[clients:], ends[: len(ends) - clients])
-    again, _ = serve_apart(replace(traffic, arrival=found["arrival"], clients=0), pool, pool, lambda t: 0.0123 + 1e-7 * t)
+    again, _ = serve_apart(replace(traffic, arrival=found["arrival"], clients=0), pool, pool, sent)
     np.testing.assert_array_equal(again["finish"], found["finish"])

@@ -159,7 +159,8 @@ def _searched(
 ) -> tuple[float, tuple[RatePoint, ...]]:
     """Return the highest load that meets the limits, and a point for each load tried; `point` gives the rate of a load.
 
-    What is found must hold in a `longer` run too, or the load is lowered by the tolerance until it does.
+    What is found must hold in a `longer` run too, or the load is lowered until it does, by the tolerance or to the next lower
+    that was tried: what only a short run bore out is not left above the answer.
     """
     points: dict[float, RatePoint] = {}
 
@@ -176,7 +177,7 @@ def _searched(
     for _ in range(LOWERED if low > 0 and longer is not None else 0):
         if good(low, longer or run):
             break
-        low /= 1 + tolerance
+        low = max(low / (1 + tolerance), *(load for load in points if load < low), 0.0)
     return low, tuple(points[load] for load in sorted(points))
 
 
