@@ -312,8 +312,10 @@ def with_kv(model: Model, format: Format) -> Model:
             return a
         return replace(a, kv_bytes=a.kv_bytes * format.bytes / now.bytes, arithmetic=format.arithmetic)
 
-    layers = tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in model.layers)
-    return replace(model, layers=layers, kv_format=format.name)
+    def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
+        return tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in layers)
+
+    return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name)
 
 
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:

@@ -20,6 +20,7 @@ from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
+from steptime.planning.drafting import decode_steps
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import (
     MOST_UTILISED,
@@ -113,10 +114,10 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
     table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
-    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
+    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine, drafting=case.drafting)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
-    work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * wide.dp)
+    work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
     stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     m, b = np.nonzero(decode.memory.fits & new & stable)
     batch = sequences[m, b]
@@ -128,6 +129,7 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=engine,
+        drafting=case.drafting,
         quick=True,
     )
     i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits)
@@ -183,7 +185,7 @@ def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill],
     passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
     sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
     read = passed.wait + passed.service * (1 + late) + sent
-    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine))
+    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine, case.drafting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +224,10 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
     limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
-    pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit, fine=False)
+    pool = prefill_pool(
+        model, system, workload,
+        layout=wide, prompts=prompts[None, :], engine=engine, drafting=case.drafting, limit=limit, fine=False,
+    )  # fmt: skip
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
     found: list[_Reader] = []
@@ -254,7 +259,7 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
-    state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
+    state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine, drafting=case.drafting)
     used = np.asarray(state.memory.used / state.memory.capacity)
     found: list[_Decoders] = []
     for size in np.unique(table.chips):

@@ -13,6 +13,9 @@ that read them. The load of the prompt queue is a share of time: it grows withou
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
 rate of requests. The KV cache of each prompt moves between them before its first token is seen.
 
+**Drafts.** A step that verifies drafts yields $a$ tokens of a sequence in the mean: a request lives for $(O - 1)/a$ steps, and
+a user's time per token is $t / a$. Steps with their drafts are those of `physics.drafts`.
+
 **Arrivals.** Requests come at random. One that arrives sees the mean number of others in flight (PASTA), so that $R$ replicas
 in which a token is made among $B$ sequences have $R B - 1$ requests in flight; and the number in flight varies as a Poisson
 one, so that a chip needs room for more than the mean.
@@ -26,12 +29,14 @@ from typing import Any
 import numpy as np
 
 from steptime.machines.system import System
-from steptime.models.model import Model, cache_bytes
+from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
+from steptime.physics.drafts import cache_moved, drafted_memory, drafted_step
 from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
-from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step, decode_step, prefill_step
+from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
 from steptime.planning.queueing import PassTime, highest_utilisation, passes, queue_wait, reading
 from steptime.planning.workload import Workload
 
@@ -70,11 +75,6 @@ class State:
 def fresh_tokens(workload: Workload) -> float:
     """Input tokens of a request that are not in the prefix cache, at least one."""
     return max(1.0, round(workload.input_tokens * (1 - workload.cached_share)))
-
-
-def decode_steps(workload: Workload) -> float:
-    """Decode steps of a request: the first token comes from prefill."""
-    return max(1.0, workload.output_tokens - 1)
 
 
 def mean_context(workload: Workload) -> float:
@@ -120,6 +120,7 @@ def aggregated(
     batch: Number,
     chunk: Number,
     engine: Engine,
+    drafting: Drafting = NONE,
     quick: bool = False,
 ) -> State:
     """Return the steady state in which decode and prefill share the chips.
@@ -128,13 +129,15 @@ def aggregated(
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     """
     tokens, chunks, together = chunks_of(workload, chunk)
-    load, slots = batch * chunks / decode_steps(workload), layout.dp * together
-    given: dict[str, Any] = {"context": mean_context(workload), "layout": layout, "engine": engine}
-    alone = decode_step(model, system, batch=batch, **given)
+    load, slots = batch * chunks / decode_steps(workload, drafting), layout.dp * together
+    given: dict[str, Any] = {
+        "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    alone = drafted_step(model, system, **given)
 
     def slow(reads: Number) -> Step:
         prefix = longest_prefix(workload, tokens, reads)
-        return mixed_step(model, system, batch=batch, prompts=reads, tokens=tokens, prefix=prefix, **given)
+        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **given)
 
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(load / -np.expm1(-load), 1.0, slots)
@@ -156,50 +159,66 @@ def aggregated(
         mixed: Array = quiet * a + (1 - quiet) * b
         return mixed
 
-    tpot = mean(alone.total, seconds)
+    step, gained = mean(alone.total, seconds), step_yield(workload, drafting)
+    tpot = step / gained
     seats = seats_for(workload, batch + np.minimum(load, slots))
     return State(
         tpot=tpot,
-        ttft=np.asarray(ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine)),
-        rate=np.asarray(batch / (decode_steps(workload) * tpot)),
+        ttft=np.asarray(
+            ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine, drafting)
+        ),
+        rate=np.asarray(batch / (decode_steps(workload, drafting) * step)),
         utilisation=found.utilisation,
         quiet=quiet,
         reads=found.reads,
-        input_share=(1 - quiet) * (seconds - alone.total) / tpot,
+        input_share=(1 - quiet) * (seconds - alone.total) / step,
         seats=seats,
-        memory=memory_per_chip(
+        memory=drafted_memory(
             model,
             system,
+            drafts=drafting.drafts,
             batch=seats,
             context=mean_context(workload),
             layout=layout,
             engine=engine,
-            step_tokens=(batch / layout.dp + tokens * together) / layout.microbatches,
+            step_tokens=(batch * (drafting.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
         ),
-        lower=mean(alone.lower, first.lower),
-        upper=mean(alone.upper, first.upper),
+        lower=mean(alone.lower, first.lower) / gained,
+        upper=mean(alone.upper, first.upper) / gained,
         decode=alone,
         mixed=first,
     )
 
 
-def decode_pool(model: Model, system: System, workload: Workload, *, layout: Layout, batch: Number, engine: Engine) -> State:
+def decode_pool(
+    model: Model,
+    system: System,
+    workload: Workload,
+    *,
+    layout: Layout,
+    batch: Number,
+    engine: Engine,
+    drafting: Drafting = NONE,
+) -> State:
     """Return the steady state of a replica that only decodes."""
-    step = decode_step(model, system, batch=batch, context=mean_context(workload), layout=layout, engine=engine)
+    given: dict[str, Any] = {
+        "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
     nothing = np.zeros_like(step.total)
     seats = seats_for(workload, batch)
     return State(
-        tpot=step.total,
+        tpot=step.total / gained,
         ttft=nothing,
-        rate=batch / (decode_steps(workload) * step.total),
+        rate=batch / (decode_steps(workload, drafting) * step.total),
         utilisation=nothing,
         quiet=nothing + 1,
         reads=nothing,
         input_share=nothing,
         seats=seats,
-        memory=memory_per_chip(model, system, batch=seats, context=mean_context(workload), layout=layout, engine=engine),
-        lower=step.lower,
-        upper=step.upper,
+        memory=drafted_memory(model, system, batch=seats, **given),
+        lower=step.lower / gained,
+        upper=step.upper / gained,
         decode=step,
         mixed=None,
     )
@@ -244,6 +263,7 @@ def prefill_pool(
     layout: Layout,
     prompts: Number,
     engine: Engine,
+    drafting: Drafting = NONE,
     limit: Number = np.inf,
     fine: bool = True,
 ) -> Prefill:
@@ -253,10 +273,12 @@ def prefill_pool(
     """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
-    given: dict[str, Any] = {"tokens": fresh, "prefix": workload.input_tokens - fresh, "layout": layout, "engine": engine}
-    step = prefill_step(model, system, prompts=seats, **given)
-    one = prefill_step(model, system, prompts=1, **given).total if np.any(seats > 1) else step.total
-    side = step.total if np.all(seats == layout.dp) else prefill_step(model, system, prompts=layout.dp, **given).total
+    given: dict[str, Any] = {
+        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    step = drafted_step(model, system, prompts=seats, **given)
+    one = drafted_step(model, system, prompts=1, **given).total if np.any(seats > 1) else step.total
+    side = step.total if np.all(seats == layout.dp) else drafted_step(model, system, prompts=layout.dp, **given).total
     time = PassTime(
         first=one,
         more=np.maximum(side - one, 0.0) / np.maximum(layout.dp - 1, 1),
@@ -270,9 +292,10 @@ def prefill_pool(
         seats=seats,
         rate=seats / step.total,
         most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas, fine=fine),
-        memory=memory_per_chip(
+        memory=drafted_memory(
             model,
             system,
+            drafts=drafting.drafts,
             batch=2 * seats,  # one pass under way, one being sent on
             context=workload.input_tokens,
             layout=layout,
@@ -337,13 +360,15 @@ def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Numb
     return read
 
 
-def ttft_seen(workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine) -> Number:
+def ttft_seen(
+    workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine, drafting: Drafting = NONE
+) -> Number:
     """Return the time to first token [s] that a user sees where a prompt is `read` [s] after it is in the queue.
 
-    An engine adds the time before the queue and the decode steps, of `tpot` [s], until a token is seen: those of the simulator.
-    layout: of the replica that decodes.
+    An engine adds the time before the queue and the decode steps until a token is seen: those of the simulator. A step takes
+    as long as its tokens, of `tpot` [s] each. layout: of the replica that decodes.
     """
-    return before_queue(workload, engine) + read + answer_steps(workload, layout, engine) * tpot
+    return before_queue(workload, engine) + read + answer_tokens(workload, layout, engine, drafting) * tpot
 
 
 def before_queue(workload: Workload, engine: Engine) -> Number:
@@ -352,11 +377,11 @@ def before_queue(workload: Workload, engine: Engine) -> Number:
     return wait.seconds_before_queue + wait.seconds_before_queue_per_token * workload.input_tokens
 
 
-def answer_steps(workload: Workload, layout: Layout, engine: Engine) -> Number:
-    """Decode steps from the end of a prompt until its first token is seen, at most those of the request."""
+def answer_tokens(workload: Workload, layout: Layout, engine: Engine, drafting: Drafting = NONE) -> Number:
+    """Tokens of a request that decode steps yield from the end of its prompt until its first is seen, at most all."""
     wait = engine.scheduler
     steps = wait.steps_before_answer + wait.steps_to_balance * (np.asarray(layout.dp) > 1)
-    return np.minimum(steps, workload.output_tokens - 1)
+    return np.minimum(steps * step_yield(workload, drafting), workload.output_tokens - 1)
 
 
 def closed_ttft(queued: Number, engine: Engine) -> Number:
@@ -385,8 +410,10 @@ class Transfer:
         return MOST_UTILISED * self.groups / self.moving
 
 
-def transfer_of(model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool) -> Transfer:
+def transfer_of(
+    model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool, drafts: int = 0
+) -> Transfer:
     """Return how caches leave a prefill replica of `layout`: each over all links of the attention group that made it."""
     link = (system.scale_up if within_domain else system.scale_out).link
-    moving = cache_bytes(model, workload.input_tokens) / (link.bandwidth * layout.group * layout.pp)
+    moving = cache_moved(model, workload.input_tokens, drafts) / (link.bandwidth * layout.group * layout.pp)
     return Transfer(latency=link.latency, moving=np.maximum(moving, 1e-12), groups=layout.dp)

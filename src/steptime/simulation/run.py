@@ -19,9 +19,9 @@ from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
 from steptime.numbers import MOST_CHIPS, positive, single, whole
 from steptime.physics.cache_format import as_served
+from steptime.physics.drafts import cache_moved, drafted_sequences
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
-from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check_rules
 from steptime.planning.workload import Slo
 from steptime.simulation.limits import USUAL, judge, known
@@ -35,12 +35,12 @@ from steptime.simulation.state import DONE, Replicas, Rules
 from steptime.simulation.traffic import Traffic, checked
 
 
-def as_seen(requests: Any, pace: Pace, late: Any = None) -> Any:
+def as_seen(requests: Any, pace: Pace, late: Any = None, accepted: float = 1.0) -> Any:
     """Return finished requests as their users see them.
 
     A prompt is longer under way through a pipeline than its pass takes, by `late` [s by prompt tokens] of the pool that reads
-    it; a cache that moves is there before its first token is seen; and that is `pace.answer` of its own decode steps late. The
-    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
+    it; a cache that moves is there before its first token is seen; and that is `pace.answer` of its own decode steps late, each
+    of which yields `accepted` tokens. The tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
     """
     if not pace.answer and late is None and np.all(np.isnan(requests["moved"])):
         return requests
@@ -49,7 +49,7 @@ def as_seen(requests: Any, pace: Pace, late: Any = None) -> Any:
     each = (requests["finish"] - began) / np.maximum(owed, 1)
     later["first"] += _late(late, requests["inputs"] - requests["cached"])
     later["first"] = np.fmax(later["first"], requests["moved"])
-    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer, owed) * each, 0.0)
+    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
     return later
 
@@ -59,10 +59,16 @@ def _late(late: Any, tokens: Any) -> Any:
     return 0.0 if late is None else late[np.clip(np.asarray(tokens, dtype=np.int64), 0, len(late) - 1)]
 
 
-def kv_room(model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int) -> float:
-    """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step."""
+def kv_room(
+    model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int, drafts: int = 0
+) -> float:
+    """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step.
+
+    drafts: tokens that are drafted in a step, by layers that take room where there are any.
+    """
     tokens = step_tokens / layout.microbatches
-    fits = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=tokens)
+    given: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": tokens}
+    fits = drafted_sequences(model, system, context=context, drafts=drafts, **given)
     each = float(fits) / layout.dp
     return float(max(0.0, each) * layout.dp * context)
 
@@ -110,9 +116,9 @@ def simulate(
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _cached(cache, traffic, model, reader)
     chips = _chips(layout, prefill, fast_replicas)
-    sent = _sending(model, system, chips, prefill, reader.pace.late, cached)
+    sent = _sending(model, system, chips, prefill, reader.pace.late, cached, drafts=server.policy.drafted)
     served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
-    requests = as_seen(served, server.pace, reader.pace.late)
+    requests = as_seen(served, server.pace, reader.pace.late, server.policy.acceptance)
     found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
@@ -183,14 +189,14 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
 
 
 def _sending(
-    model: Model, system: System, chips: int, prefill: Layout | None, late: Any, cached: int
+    model: Model, system: System, chips: int, prefill: Layout | None, late: Any, cached: int, *, drafts: int
 ) -> Callable[[Any], Any] | None:
     """Return the seconds from a prompt's pass until its cache is in another pool, by its tokens; None for one pool."""
     if prefill is None:
         return None
     link = (system.scale_up if chips <= system.scale_up.size else system.scale_out).link
     bandwidth = link.bandwidth * prefill.group * prefill.pp
-    return lambda tokens: _late(late, tokens - cached) + link.latency + cache_bytes(model, tokens) / bandwidth
+    return lambda tokens: _late(late, tokens - cached) + link.latency + cache_moved(model, tokens, drafts) / bandwidth
 
 
 def _counts(cached: int, fast_replicas: int, slowness: float, *, apart: bool) -> tuple[int, int]:
@@ -258,7 +264,9 @@ def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy
         return policy
     short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)  # longer ones are rejected
     context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
-    room = kv_room(model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget)
+    room = kv_room(
+        model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget, drafts=policy.drafted
+    )
     if room < 1:
         raise RangeError(
             f"the weights of {model.name} leave no room for a request of {context:,.0f} tokens on {int(layout.chips)} x "
