@@ -13,7 +13,7 @@ from steptime.machines.system import Rent
 from steptime.models.model import with_kv
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED
 from steptime.planning.deployment import Lever
-from steptime.planning.levers import ACCEPTED, best_lever, lever_sentence
+from steptime.planning.levers import best_lever, lever_sentence
 from steptime.planning.planner import plan
 from tests.conftest import machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, shared
@@ -88,9 +88,16 @@ def test_experts_alone_go_to_four_bits_where_the_chip_multiplies_them():
     found = st.plan("deepseek-v3", "gb200-nvl72", st.Workload(input_tokens=8192, output_tokens=1024), LIMITS, chips=16)
     assert by_option(found)["--experts"].option == "--experts nvfp4"
     assert by_option(found)["--experts"].saving > 0
-    drafts = by_option(found)[""]
-    assert drafts.saving < 1 - 1 / (1 + ACCEPTED)  # prompts, and the second token of each sequence, cost something
-    assert "85% of drafts" in drafts.caveat
+
+
+def test_drafts_are_worth_what_a_plan_with_them_costs():
+    asked = ("deepseek-v3", "gb200-nvl72", st.Workload(input_tokens=8192, output_tokens=1024), LIMITS)
+    found = by_option(st.plan(*asked, chips=16))["--drafts"]
+    many = int(found.option.removeprefix("--drafts "))
+    alone = st.plan(*asked, chips=16, drafts=many, levers=False)
+    assert found.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.03)
+    assert f"{alone.drafting.acceptance:.3g} tokens" in found.caveat
+    assert "reported: DeepSeek-V3" in found.caveat
 
 
 def test_the_mode_that_was_left_out_is_a_choice():

@@ -26,6 +26,7 @@ KINDS: Final = {  # what a file is, by keys that only its kind has
     "a system": ("domains",),
     "a chip": ("peak", "memory"),
     "a list of rents": ("quotes",),
+    "a list of acceptances": ("curves",),
     "an engine": ("constants", "fit"),
 }
 
@@ -40,7 +41,7 @@ def looks_like(data: Mapping[str, Any]) -> str:
 
 
 def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Return the folders that hold `kind` (chips, systems, rents, models, engines), first searched first."""
+    """Return the folders that hold `kind` (chips, systems, rents, models, engines, acceptance), first searched first."""
     if catalog is not None and not is_dir(Path(catalog)):
         raise DataFileError(
             shown(catalog).strip("'"),

@@ -35,7 +35,7 @@ from steptime.units import parse, show
 SystemLike = System | str | os.PathLike[str]
 
 
-class _Reader:
+class Reader:
     """Turns the figures of one file into numbers and remembers each under its path."""
 
     def __init__(self, path: Path, sources: dict[str, SourceEntry]) -> None:
@@ -70,6 +70,7 @@ class _Reader:
         return value
 
     def line(self, place: str) -> int | None:
+        """Return the line of a place of the file, if it is found."""
         return line_of(self.path, place)
 
     def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:
@@ -87,10 +88,10 @@ def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple
     """Return a chip and the sources of its figures."""
     path = find("chips", name, catalog)
     entry = validated(ChipEntry, path)
-    return _chip(entry, _Reader(path, entry.sources))
+    return _chip(entry, Reader(path, entry.sources))
 
 
-def _chip(entry: ChipEntry, reader: _Reader) -> tuple[Chip, dict[str, Figure]]:
+def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
     if not entry.peak:
         raise DataFileError(
             reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("chip.peak")
@@ -120,7 +121,7 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     expect("a system", name, (str, os.PathLike), "a name or a path")
     path = find("systems", os.fspath(name), catalog)
     entry = validated(SystemEntry, path)
-    reader = _Reader(path, entry.sources)
+    reader = Reader(path, entry.sources)
     chip_entry, chip_reader = entry_of_chip(entry, path, catalog)
     chip, figures = _chip(chip_entry, chip_reader)
     _unique(reader, "domains", [domain.kind for domain in entry.domains], "kind")
@@ -171,25 +172,25 @@ def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
     return what_if.vary(system_of(system), changes)
 
 
-def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str] | None = None) -> tuple[ChipEntry, _Reader]:
+def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str] | None = None) -> tuple[ChipEntry, Reader]:
     """Return the chip of a system, which is a table of its file, a file beside it, or one of the catalogue, and its reader."""
     if isinstance(entry.chip, ChipEntry):
-        return entry.chip, _Reader(path, {**entry.sources, **entry.chip.sources})
+        return entry.chip, Reader(path, {**entry.sources, **entry.chip.sources})
     sibling = path.parent / f"{entry.chip}.toml"
     local = path.parent.name != "systems" and is_file(sibling) and not sibling.samefile(path)
     place = sibling if local else find("chips", entry.chip, catalog)
     chip = validated(ChipEntry, place)
-    return chip, _Reader(place, chip.sources)
+    return chip, Reader(place, chip.sources)
 
 
-def _unique(reader: _Reader, place: str, names: list[str], what: str = "name", taken: Iterable[str] = ()) -> None:
+def _unique(reader: Reader, place: str, names: list[str], what: str = "name", taken: Iterable[str] = ()) -> None:
     for at, name in enumerate(names):
         if name in (*taken, *names[:at]):
             line = reader.line(f"{place}.{at}.{what}")
             raise DataFileError(reader.path, f"{place}: the {what} {shown(name)} stands twice", line)
 
 
-def _domain(reader: _Reader, entry: DomainEntry, *, last: bool) -> Domain:
+def _domain(reader: Reader, entry: DomainEntry, *, last: bool) -> Domain:
     if entry.size is None and not last:
         problem = f"domains: {entry.name} needs a size; only the outermost goes without"
         raise DataFileError(reader.path, problem, reader.line(f"{entry.kind.replace('-', '_')}.name"))
@@ -202,7 +203,7 @@ def _domain(reader: _Reader, entry: DomainEntry, *, last: bool) -> Domain:
     return Domain(name=entry.name, kind=entry.kind, size=math.inf if entry.size is None else entry.size, link=link)
 
 
-def _check_sizes(reader: _Reader, entry: SystemEntry, domains: tuple[Domain, ...]) -> None:
+def _check_sizes(reader: Reader, entry: SystemEntry, domains: tuple[Domain, ...]) -> None:
     """Raise DataFileError for domains that do not grow outwards, or do not hold the chips of the system."""
     sizes = [domain.size for domain in domains]
     if sizes != sorted(sizes):
@@ -222,7 +223,7 @@ def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[Quot
     """Yield (quote, date of its list, figure) of every rent in the catalogue."""
     for path in files("rents", catalog).values():
         entry = validated(RentsEntry, path)
-        reader = _Reader(path, entry.sources)
+        reader = Reader(path, entry.sources)
         for n, quote in enumerate(entry.quotes):
             place = f"quotes.{n}.{quote.chip}"
             reader.number(place, quote.rate, "USD/s")

@@ -148,8 +148,28 @@ class RentsEntry(_Thing):
     quotes: list[QuoteEntry]
 
 
+class CurveEntry(_Strict):
+    """How many tokens a step yields with 1, 2, ... drafts; models: names of the catalogue, or "typical" for all others."""
+
+    models: list[str] = Field(min_length=1)
+    method: Literal["mtp", "eagle3", "dspark"]
+    words: str = Field(min_length=1, max_length=200)
+    tokens: list[Entry] = Field(min_length=1, max_length=64)
+
+
+class AcceptanceEntry(_Thing):
+    """A list of measured acceptances of drafts."""
+
+    curves: list[CurveEntry]
+
+
 Schema = TypeVar("Schema", bound=BaseModel)
-NAMES: Final[dict[type[BaseModel], str]] = {ChipEntry: "a chip", SystemEntry: "a system", RentsEntry: "a list of rents"}
+NAMES: Final[dict[type[BaseModel], str]] = {
+    ChipEntry: "a chip",
+    SystemEntry: "a system",
+    RentsEntry: "a list of rents",
+    AcceptanceEntry: "a list of acceptances",
+}
 
 
 def validated(schema: type[Schema], path: Path) -> Schema:

@@ -34,7 +34,7 @@ class Asked:
     sequences: that one attention group has room for; parts: micro-batches of pipeline stages; tokens: of one attention group in
     a usual pass of a stage; prompt_tokens: those of them that are read; length: longest request [tokens]; two_batches: whether
     a stage overlaps two micro-batches; memory_share: of a chip's memory that the engine may use, 0 where the plan knows no
-    engine; cached: whether prompts share prefixes.
+    engine; cached: whether prompts share prefixes; drafts: tokens that the model's own layers draft for a step.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Asked:
     memory_share: float
     cached: bool
     chips: int
+    drafts: int = 0
 
     @property
     def exchanges(self) -> bool:
@@ -83,13 +84,14 @@ def asked(plan: Plan, pool: Pool) -> Asked:
         layout=layout,
         sequences=sequences,
         parts=parts,
-        tokens=-(-(decoding + read) // parts),
+        tokens=-(-(decoding * (plan.drafting.drafts + 1) + read) // parts),
         prompt_tokens=-(-read // parts),
         length=longest_request(plan),
         two_batches=bool(layout.microbatches > layout.pp) and bool(exchanges_experts(layout)),
         memory_share=round(share, 4) if 0 < share < 1 else 0.0,
         cached=float(workload.cached_share) > 0,
         chips=int(layout.chips),
+        drafts=plan.drafting.drafts,
     )
 
 

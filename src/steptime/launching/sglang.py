@@ -42,6 +42,9 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     experts, environment, notes = _experts(asked)
     cached, uncached = _cache(asked.served)
     words += [*experts, *quantised, *cached, *_room(asked)]
+    if asked.drafts:  # the window holds the sure token and its drafts
+        words += [f"--speculative-algorithm EAGLE --speculative-num-steps {asked.drafts}", "--speculative-eagle-topk 1"]
+        words.append(f"--speculative-num-draft-tokens {asked.drafts + 1}")
     if asked.role == "serve":
         words.append("--enable-mixed-chunk")
     else:

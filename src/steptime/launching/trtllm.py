@@ -41,7 +41,7 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
         words.append(f"--ep_size {int(m.ep)}")
     words += [
         f"--max_batch_size {sequences}",
-        f"--max_num_tokens {max(-(-asked.tokens // chips), sequences)}",
+        f"--max_num_tokens {max(-(-asked.tokens // chips), sequences * (asked.drafts + 1))}",
         f"--max_seq_len {asked.length}",
         f"--extra_llm_api_options {name}",
         "--host 0.0.0.0",
@@ -65,6 +65,8 @@ def options(asked: Asked) -> dict[str, Any]:
     if m.redundant_experts > 0:
         slots = served.routed_experts + int(m.redundant_experts)
         found["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
+    if asked.drafts:
+        found["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": asked.drafts}
     if asked.role != "serve":
         found["cache_transceiver_config"] = {"backend": "DEFAULT"}
     if asked.role == "prefill":

@@ -58,6 +58,8 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     experts, environment, notes = _experts(asked)
     cached, uncached = _cache(asked.served)
     words += [*experts, *quantised, *cached, *_room(asked)]
+    if asked.drafts:
+        words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{asked.drafts}}}'""")
     if asked.role != "serve":
         role = "kv_producer" if asked.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
@@ -235,7 +237,7 @@ def _room(asked: Asked) -> list[str]:
     """Return the limits on sequences, tokens, lengths and memory."""
     words = [
         f"--max-num-seqs {asked.sequences}",
-        f"--max-num-batched-tokens {max(asked.tokens, asked.sequences)}",
+        f"--max-num-batched-tokens {max(asked.tokens, asked.sequences * (asked.drafts + 1))}",
         f"--max-model-len {asked.length}",
     ]
     if asked.memory_share:

@@ -26,7 +26,7 @@ from steptime.numbers import Array, Number
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
-from steptime.planning.steady import DRIFT
+from steptime.planning.closed import DRIFT
 from steptime.simulation.pace import Pace, pace_of
 from steptime.simulation.policy import Policy, budget_of, kind_of
 from steptime.simulation.pools import serve

@@ -29,7 +29,7 @@ from steptime.physics.cache_format import is_narrow, with_small_cache
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors, regime_of
-from steptime.planning.steady import closed_loop
+from steptime.planning.closed import closed_loop
 
 MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
 EACH = 10  # requests of a run for each in flight, unless it tells: what benchmarks send

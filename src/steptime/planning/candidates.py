@@ -14,6 +14,7 @@ from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, show_layout
+from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.steady import Prefill, State, Transfer, aggregated, decode_pool, prefill_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Slo, Workload
 
@@ -35,6 +36,7 @@ class Case:
     engine: Engine
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
+    drafting: Drafting = NONE
 
     @property
     def rent(self) -> Number:
@@ -128,10 +130,10 @@ def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
 
 def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
     """Return the steady state of one replica of the candidate at any batch and chunk."""
-    layout = candidate.layout
+    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine, "drafting": case.drafting}
     if candidate.mode == AGGREGATED:
-        return aggregated(case.model, case.system, case.workload, layout=layout, batch=batch, chunk=chunk, engine=case.engine)
-    return decode_pool(case.model, case.system, case.workload, layout=layout, batch=batch, engine=case.engine)
+        return aggregated(case.model, case.system, case.workload, chunk=chunk, **given)
+    return decode_pool(case.model, case.system, case.workload, **given)
 
 
 def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
@@ -149,6 +151,7 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
         layout=layout,
         prompts=candidate.prompts,
         engine=case.engine,
+        drafting=case.drafting,
         limit=pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft),
     )
 
@@ -156,7 +159,8 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
 def moving(case: Case, layout: Layout) -> Transfer:
     """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
     near = case.chips <= case.system.scale_up.size
-    return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near))
+    drafts = case.drafting.drafts
+    return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 
 
 def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
@@ -166,4 +170,4 @@ def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft
     added where the rate is known.
     """
     sent = moving(case, layout)
-    return ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine)
+    return ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)

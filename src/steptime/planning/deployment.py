@@ -14,6 +14,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.confidence import likelihood
+from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.served import Served
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, Tabular, table_of, unit
@@ -94,6 +95,18 @@ class Lever:
     usd_per_million_output_tokens: float = field(metadata=unit("USD", WHOLE_COST, key=COST))
     tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "output tokens over all chips", key=PER_CHIP))
     layout_text: str = field(metadata=unit("", "layout of each pool in words", key="layout"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What drafts do at one batch of the plan's decode layout, in steps that read no prompts."""
+
+    batch: int = field(metadata=unit("sequences", "of a replica"))
+    tpot_without: float = field(metadata=unit("s", "time per output token without drafts"))
+    tpot: float = field(metadata=unit("s", "the same with them"))
+    rate_without: float = field(metadata=unit("tok/s", "output tokens of a chip without drafts", key=f"{PER_CHIP}_without"))
+    rate: float = field(metadata=unit("tok/s", "the same with them", key=PER_CHIP))
+    speed_up: float = field(metadata=unit("", "the former time over the latter; below 1: drafts cost more than they bring"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -189,6 +202,10 @@ class Plan(Tabular):
     )
     distance: tuple[str, ...] = field(default=(), metadata=unit("", "in which ways it is unlike what was measured"))
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
+    drafting: Drafting = field(default=NONE, metadata=unit("", "tokens drafted and accepted in a step"))
+    drafted: tuple[Drafted, ...] = field(
+        default=(), metadata=unit("", "what drafts do at each batch; empty without them", key="drafted_by_batch")
+    )
     served: Served = field(default_factory=Served, metadata=unit("", "checkpoint, formats and hosts, for launch commands"))
 
     @property

@@ -30,7 +30,8 @@ def scaled_cache(model: Model, factor: float) -> Model:
     def changed(layer: Layer) -> Layer:
         return replace(layer, attention=tuple(replace(a, kv_bytes=a.kv_bytes * factor) for a in layer.attention))
 
-    return replace(model, layers=tuple((changed(layer), n) for layer, n in model.layers))
+    layers, draft = (tuple((changed(layer), n) for layer, n in part) for part in (model.layers, model.draft))
+    return replace(model, layers=layers, draft=draft)
 
 
 def _machine(path: str) -> Callable[[Case, float], Case]:

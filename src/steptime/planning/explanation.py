@@ -12,12 +12,14 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.clock import Entry
+from steptime.physics.drafts import TERM, draft_passes, drafter
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import sequences_per_group, stage_share
 from steptime.physics.step import ledger_of_step
 from steptime.planning.deployment import Pool
-from steptime.planning.steady import chunks_of, decode_steps, fresh_tokens, longest_prefix, mean_context
+from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
+from steptime.planning.steady import chunks_of, fresh_tokens, longest_prefix, mean_context
 from steptime.planning.workload import Workload
 from steptime.units import show
 
@@ -40,11 +42,14 @@ class Line:
     seconds: float
 
 
-def explain_step(model: Model, system: System, *, given: dict[str, Any], layout: Layout, engine: Engine) -> list[Line]:
+def explain_step(
+    model: Model, system: System, *, given: dict[str, Any], layout: Layout, engine: Engine, drafts: int = 0
+) -> list[Line]:
     """Return the lines of a step as it recorded them, longest first inside each term: their seconds add up to the step.
 
     given: the arguments of the step: batch, context, query, prompts, tokens, prefix, all single numbers. Formulas are those of
     one instance in one micro-batch; seconds are of all instances, in as many micro-batches as make the step as long as it is.
+    drafts: tokens that are drafted in the step; their passes have a line each.
     """
     step, entries = ledger_of_step(model, system, given, layout=layout, engine=engine)
     found: dict[tuple[str, str, str], list[float]] = {}
@@ -55,7 +60,19 @@ def explain_step(model: Model, system: System, *, given: dict[str, Any], layout:
             many[1] += float(entry.counted)
     order = {term: position for position, term in enumerate(step.terms)}
     lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
-    return sorted(lines, key=lambda line: (order[line.term], -line.seconds))
+    lines.sort(key=lambda line: (order[line.term], -line.seconds))
+    asked: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **given}
+    asked.pop("query", None)
+    return lines + [
+        _passes(count, float(one.total), drafter(model).name)
+        for count, one in draft_passes(model, system, asked, drafts=drafts, layout=layout, engine=engine)
+    ]
+
+
+def _passes(count: float, seconds: float, name: str) -> Line:
+    """Return the line of `count` passes of the draft layers, which take so many seconds each."""
+    formula = f"{count:g} x {show(seconds, 's')}" if count > 1 else show(seconds, "s")
+    return Line(term=TERM, name=name, formula=formula, seconds=count * seconds)
 
 
 def _line(term: str, name: str, once: str, count: float, seconds: float) -> Line:
@@ -122,22 +139,23 @@ def _transfer(entry: Entry, system: System, engine: Engine) -> str:
     return " + ".join(joined)
 
 
-def step_given(pool: Pool, workload: Workload, *, mixed: bool) -> dict[str, Any]:
-    """Return the arguments of the step that a pool of a plan runs."""
+def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) -> dict[str, Any]:
+    """Return the arguments of the step that a pool of a plan runs, with `drafts` to verify for each sequence."""
     fresh = fresh_tokens(workload)
     cached = workload.input_tokens - fresh
     if pool.role == "prefill":
         return {"prompts": pool.batch, "tokens": fresh, "prefix": cached}
-    given: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": 1}
+    given: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
     if mixed and pool.mixed is not None:
         tokens = float(chunks_of(workload, pool.chunk)[0])
         given |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
     return given
 
 
-def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float) -> list[str]:
+def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, drafting: Drafting = NONE) -> list[str]:
     """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
-    step = float(pool.step.total)
+    step = mean = float(pool.step.total)
+    what, steps = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
     each = float(sequences_per_group(pool.batch, pool.layout))
     lines = [
         f"batch {pool.batch:,} = {each:,.0f} sequences x {int(pool.layout.dp)} attention groups"
@@ -148,15 +166,18 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
         _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
-        load, places = pool.batch * chunks / decode_steps(workload), int(pool.layout.dp * together)
+        load, places = pool.batch * chunks / decode_steps(workload, drafting), int(pool.layout.dp * together)
         places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
-            f"chunks a step = batch x chunks of a prompt / (output - 1) = {pool.batch:,} x {chunks:,.0f} / "
-            f"{decode_steps(workload):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
+            f"chunks a step = batch x chunks of a prompt / {steps} = {pool.batch:,} x {chunks:,.0f} / "
+            f"{decode_steps(workload, drafting):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
             f"a share f = {share:.3f}",
-            f"time per token = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
+            f"time per {what} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
             f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
         ]
+    if drafting.drafts and pool.role != "prefill":
+        gained = float(step_yield(workload, drafting))
+        lines += [f"drafts: {drafting.text}", f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}"]
     if pool.layout.pp > 1:
         lines.append(
             f"the fullest of {int(pool.layout.pp)} stages holds {float(stage_share(model, pool.layout)):.1%} of the layers"

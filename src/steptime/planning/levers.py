@@ -14,14 +14,14 @@ from typing import Final
 
 from steptime.machines.formats import number_format
 from steptime.machines.money import usd_per_million
-from steptime.models.model import draft_parameters, weight_bytes, with_formats
+from steptime.models.model import weight_bytes, with_formats
 from steptime.numbers import MOST_CHIPS
 from steptime.physics.cache_format import as_served, with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.search_space import legal
-from steptime.physics.step import decode_step
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
 from steptime.planning.deployment import Lever, Plan
+from steptime.planning.drafting import NONE, Drafting, known_draftings
 from steptime.planning.refine import best, matched_rate, planned_prefill
 from steptime.planning.search import AS_CHEAP, held_by, ranked, search
 
@@ -30,9 +30,6 @@ NEARER: Final = 2  # the same where near layouts are many
 FEW: Final = 160  # near layouts, all of which are searched, and in every mode
 ROWS: Final = 100  # of a search that are looked at again
 SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
-ACCEPTED: Final = 0.85
-"""Share of single drafts by a model's own layers that are accepted. DeepSeek-V3's technical report, arXiv 2412.19437: 85 to
-90 % (reported); other models' own layers are taken to be as good."""
 
 
 def levers_of(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[Lever, ...]:
@@ -45,7 +42,7 @@ def levers_of(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[Le
     found = [_lever(*choice, base, _best(choice[2], *near)) for choice in (*_weights(case), *_cache(case))]
     found += [_lever(*more, base, _best(more[2], *_nearby(more[2], chosen, modes))) for more in _chips(case)]
     found += [_lever(f"--mode {mode}", words, case, base, _best(case, (mode,), near[1])) for mode, words in _other_modes(modes)]
-    found.append(_drafts(case, chosen, base))
+    found += [_lever(*some, base, _best(some[2], *near)) for some in _drafts(case, chosen)]
     known = [lever for lever in found if lever is not None]
     return tuple(sorted(known, key=lambda lever: -lever.saving))
 
@@ -131,57 +128,47 @@ def _lever(option: str, words: str, case: Case, base: float, candidate: Candidat
     """Return what a choice comes to; None where it meets no limits."""
     if candidate is None:
         return None
-    caveat = "if answers stay good enough" if option.startswith(("--weights", "--experts", "--kv")) else ""
-    return _made(option, words, caveat, case, base, _requests_per_chip(case, candidate), candidate.text)
-
-
-def _made(option: str, words: str, caveat: str, case: Case, base: float, rate: float, text: str) -> Lever:
+    caveat, drafting, rate = "", case.drafting, _requests_per_chip(case, candidate)
+    if option.startswith(("--weights", "--experts", "--kv")):
+        caveat = "if answers stay good enough"
+    elif option.startswith("--drafts"):
+        caveat = f"if a step yields {drafting.acceptance:.3g} tokens ({drafting.source})"
     tokens = rate * case.workload.output_tokens
     return Lever(
         option=option,
         words=words,
         caveat=caveat,
-        layout_text=text,
+        layout_text=candidate.text,
         tokens_per_second_per_chip=tokens,
         usd_per_million_output_tokens=float(usd_per_million(case.system.rent.typical, tokens)),
         saving=1 - base / rate,
     )
 
 
-def _drafts(case: Case, chosen: Candidate, base: float) -> Lever | None:
-    """Return what one token drafted by the model's own layers would do, the batch kept; None for a model without such layers.
+def _drafts(case: Case, chosen: Candidate) -> Iterator[tuple[str, str, Case]]:
+    """Yield the drafts by the model's own layers that do most with the batch kept, for a plan without any."""
+    tries = [replace(case, drafting=drafting) for drafting in known_draftings(case.model) if drafting.drafts]
+    if case.drafting.drafts or not tries:
+        return
+    rates = [float(state_of(of, chosen, chosen.batch, max(chosen.chunk, 1)).rate) for of in tries]
+    most = tries[rates.index(max(rates))]
+    many = most.drafting.drafts
+    yield f"--drafts {many}", f"{many} draft{'s' * (many > 1)} a step by the model's own layers", most
 
-    A step verifies two tokens of each sequence and yields 1 + `ACCEPTED`; the draft layers take their share of a step besides.
-    Time that prompts take stays as it is. In two pools, chips are taken as divisible between them.
+
+def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Drafting:
+    """Return the number of drafts, of those whose acceptance is known, that serves most; the fewest of equals.
+
+    All layouts are searched without drafts, and with each number of them those near the layout that was best without: all of
+    them, where nothing meets the limits without.
     """
-    model, work = case.model, case.workload
-    if not draft_parameters(model):
-        return None
-    one, two = (
-        float(
-            decode_step(
-                model,
-                case.system,
-                batch=chosen.batch,
-                context=work.input_tokens + work.output_tokens / 2,
-                query=tokens,
-                layout=replace(chosen.layout, replicas=1),
-                engine=case.engine,
-            ).total
-        )
-        for tokens in (1, 2)
-    )
-    drafting = sum(n for _, n in model.draft) / model.depth
-    slower = two / one + drafting
-    share = _prompt_share(case, chosen)
-    rate = base / (share + (1 - share) * slower / (1 + ACCEPTED))
-    caveat = f"if {ACCEPTED:.0%} of drafts are accepted, as DeepSeek reports of V3"
-    return _made("", "one draft a step by the model's own layers", caveat, case, base, rate, chosen.text)
-
-
-def _prompt_share(case: Case, chosen: Candidate) -> float:
-    """Return the share of the chips' time that prompts take, or of the chips where they have their own."""
-    if chosen.prefill_layout is None:
-        return float(state_of(case, chosen, chosen.batch, max(chosen.chunk, 1)).input_share)
-    reading = chosen.prefill_layout.chips * chosen.prefill_layout.replicas
-    return float(reading / (reading + chosen.layout.chips * chosen.layout.replicas))
+    plain = _best(case, modes, layouts)
+    near = (modes, layouts) if plain is None else _nearby(case, plain, modes)
+    rates: list[tuple[float, Drafting]] = []
+    for drafting in known_draftings(case.model):
+        of = replace(case, drafting=drafting)
+        found = _best(of, *near) if drafting.drafts else plain
+        if found is not None:
+            rates.append((_requests_per_chip(of, found), drafting))
+    highest = max((rate for rate, _ in rates), default=0.0)
+    return next((drafting for rate, drafting in rates if rate >= highest * (1 - AS_CHEAP)), NONE)

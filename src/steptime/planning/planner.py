@@ -30,18 +30,20 @@ from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
 from steptime.planning.confidence import check_sure, point
-from steptime.planning.deployment import Plan, Point, Pool
+from steptime.planning.deployment import Drafted, Plan, Point, Pool
+from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
 from steptime.planning.elasticity import binding, elasticities
-from steptime.planning.levers import lever_sentence, levers_of
+from steptime.planning.levers import best_drafting, lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges, distances_of
 from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill, seats_of
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
 from steptime.planning.served import what_is_served
-from steptime.planning.steady import Prefill, State, decode_steps
+from steptime.planning.steady import Prefill, State, decode_pool
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)
+MOST_DOUBLINGS = 14  # of the smallest batch, in what drafts do at each
 TURNS, CLOSER = 6, 0.998  # searches more at most for a plan that is sure of its limits, and how far below them each aims
 
 
@@ -61,6 +63,8 @@ def plan(
     electricity: str | float | None = None,
     levers: bool = True,
     sure: float | None = None,
+    drafts: int | str | None = None,
+    acceptance: float | None = None,
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
@@ -68,6 +72,8 @@ def plan(
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
     levers: whether other choices are looked at too, which takes about as long as a third of the search. sure: probability with
     which each limit is met, such as 0.9; by default a plan meets them in the mean, which a machine may miss half the time.
+    drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
+    engines do. acceptance: tokens that a step then yields in the mean, from 1 to drafts + 1; by default as it was measured.
     Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
@@ -81,12 +87,26 @@ def plan(
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
     price = math.nan if electricity is None else read_electricity(electricity)
     check_sure(sure)
+    check_asked(drafts, acceptance)
     case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
+    case = _drafting(replace(case, sure=sure), modes, layouts, drafts, acceptance)
     found = _sure(case, modes, layouts, price, sure, levers=levers)
     return replace(found, search_seconds=time.perf_counter() - started)
+
+
+def _drafting(
+    case: Case, modes: tuple[str, ...], layouts: list[Layout], drafts: int | str | None, acceptance: float | None
+) -> Case:
+    """Return the case with the drafts that are asked for, or with those that serve most."""
+    if drafts is None:
+        return case
+    if drafts == AUTO:
+        drafting_of(case.model, 1, 1.0)  # whether it can draft at all
+        return replace(case, drafting=best_drafting(case, tuple(modes), layouts))
+    return replace(case, drafting=drafting_of(case.model, int(drafts), acceptance))
 
 
 def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool) -> Plan:
@@ -95,7 +115,6 @@ def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: floa
     A search knows how sure the times of each candidate are but for what constants add to its own: where the one that is found
     is a little less sure, all aim a little lower.
     """
-    case = replace(case, sure=sure)
     found = _planned(case, modes, layouts, price, levers=levers)
     if sure is None or not has_range(case.engine):
         return replace(found, sure=sure)
@@ -135,7 +154,8 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         electricity=price,
         front=_front(case, tables),
         evaluated=sum(len(table) for table in tables),
-        warnings=warnings_of(case),
+        warnings=(*warnings_of(case), *drafting_warnings(case.model, case.drafting)),
+        drafting=case.drafting,
         served=what_is_served(case.model, case.system),
     )
     candidates = ranked(case, tables)
@@ -192,8 +212,32 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": distances_of(case, candidate),
+        "drafted": _drafted(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }
+
+
+def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
+    """Return what drafts do at each batch that fits, powers of two and the plan's own."""
+    if not case.drafting.drafts:
+        return ()
+    unit = int(candidate.layout.dp * candidate.layout.microbatches)
+    batch = np.unique([*(unit * 2**n for n in range(MOST_DOUBLINGS)), candidate.batch])
+    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine}
+    plain, drafted = (
+        decode_pool(case.model, case.system, case.workload, drafting=drafting, **given) for drafting in (NONE, case.drafting)
+    )
+    return tuple(
+        Drafted(
+            batch=int(batch[i]),
+            tpot_without=float(plain.tpot[i]),
+            tpot=float(drafted.tpot[i]),
+            rate_without=float(batch[i] / plain.tpot[i] / candidate.layout.chips),
+            rate=float(batch[i] / drafted.tpot[i] / candidate.layout.chips),
+            speed_up=float(plain.tpot[i] / drafted.tpot[i]),
+        )
+        for i in np.nonzero(drafted.memory.fits | (batch == candidate.batch))[0]
+    )
 
 
 def _figures(case: Case, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:

@@ -41,7 +41,7 @@ def candidate_ranges(
         return (now.tpot, soon) if first is None else (now.tpot, soon, first.step.total)
 
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
-    decoding = regime_of(1 - state.decode.total / state.tpot)
+    decoding = regime_of(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
     wider = widening(ways_of(case, candidate.layout, candidate.prefill_layout))
     given: dict[str, Any] = {"system": case.system, "wider": wider}

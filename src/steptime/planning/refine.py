@@ -118,8 +118,9 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
         return state.ttft + seats_of(case, state, candidate, candidate.batch).wait
     sent = moving(case, layout).seconds(utilisation * prefill.rate)
     return ttft_seen(
-        case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine
-    )
+        case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine,
+        case.drafting,
+    )  # fmt: skip
 
 
 def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Candidate]:
@@ -156,6 +157,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
     batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / BELOW, AROUND, 25)))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
+    given["drafting"] = case.drafting
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])

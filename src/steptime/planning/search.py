@@ -20,6 +20,7 @@ from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
+from steptime.planning.drafting import decode_steps
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.seating import seated
 from steptime.planning.steady import (
@@ -132,10 +133,10 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
-    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
+    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine, drafting=case.drafting)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
-    work = sequences * fresh_tokens(workload) / (max(1.0, workload.output_tokens - 1) * wide.dp)
+    work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
     stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     decoding = load_of(decode.tpot, sequences)
     hopeful = decode.memory.fits & new & stable & (decoding <= MOST_LOADED)
@@ -151,6 +152,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=engine,
+        drafting=case.drafting,
         quick=True,
     )
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None], np.asarray(table.dp)[m][:, None])
@@ -187,9 +189,8 @@ def _outdone(case: Case, apart: Table, tpot: Array, rate: Array) -> Array:
     if not len(good):
         return np.zeros(tpot.shape, dtype=bool)
     order = good[np.argsort(apart.tpot[good])]
-    most = np.maximum.accumulate(apart.rate[order])
-    slower = np.searchsorted(apart.tpot[order], tpot, side="right")  # than these
-    outdone: Array = (slower > 0) & (most[slower - 1] >= rate)
+    most = np.append(np.maximum.accumulate(apart.rate[order]), -np.inf)  # the last for none
+    outdone: Array = most[np.searchsorted(apart.tpot[order], tpot, side="right") - 1] >= rate
     return outdone
 
 
@@ -235,7 +236,7 @@ def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill],
     passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
     sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
     read = passed.wait + passed.service * (1 + late) + sent
-    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine))
+    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine, case.drafting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +275,10 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
     limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
-    pool = prefill_pool(model, system, workload, layout=wide, prompts=prompts[None, :], engine=engine, limit=limit)
+    pool = prefill_pool(
+        model, system, workload,
+        layout=wide, prompts=prompts[None, :], engine=engine, drafting=case.drafting, limit=limit,
+    )  # fmt: skip
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
     found: list[_Reader] = []
@@ -303,10 +307,10 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
 
     Nor several smaller ones, whose chips they have.
     """
-    model, system, workload, engine = case.model, case.system, case.workload, case.engine
     wide = shaped(table, 1)
     sequences = _batches_of(wide)
-    state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine)
+    given: dict[str, Any] = {"engine": case.engine, "drafting": case.drafting}
+    state = decode_pool(case.model, case.system, case.workload, layout=wide, batch=sequences, **given)
     used = np.asarray(state.memory.used / state.memory.capacity)
     steady = load_of(state.tpot, sequences) <= MOST_LOADED
     found: list[_Decoders] = []

@@ -14,7 +14,7 @@ import numpy as np
 from steptime.numbers import Array, Number
 from steptime.planning.candidates import Case
 from steptime.planning.queueing import LEVELS, queue_share
-from steptime.planning.steady import MOST_UTILISED, State, decode_steps, in_flight
+from steptime.planning.steady import MOST_UTILISED, State, in_flight
 
 PATIENCE = 0.25  # of the time that a request keeps its seat: longer than that nobody queues for one, limit or not
 
@@ -34,7 +34,7 @@ def seated(case: Case, state: State, batch: Number, replicas: Number, ttft: Numb
     batch: sequences of a replica among which a token is made at most, or in the mean where seats are kept for more.
     """
     open_share = in_flight(batch, replicas)
-    life = np.nan_to_num(state.ttft + decode_steps(case.workload) * state.tpot, posinf=0.0)  # s that a request keeps its seat
+    life = np.nan_to_num(state.ttft + (case.workload.output_tokens - 1) * state.tpot, posinf=0.0)
     comes = np.isfinite(state.ttft)
     left = np.where(comes, ttft - np.where(comes, state.ttft, 0.0), -np.inf)
     room = np.minimum(left, PATIENCE * life)

@@ -13,6 +13,9 @@ that read them. The load of the prompt queue is a share of time: it grows withou
 **Disaggregated.** One pool prefills whole prompts, another decodes, and the numbers of their replicas are matched to the same
 rate of requests. The KV cache of each prompt moves between them before its first token is seen.
 
+**Drafts.** A step that verifies drafts yields $a$ tokens of a sequence in the mean: a request lives for $(O - 1)/a$ steps, and
+a user's time per token is $t / a$. Steps with their drafts are those of `physics.drafts`.
+
 **Arrivals.** Requests come at random. One that arrives sees the mean number of others in flight (PASTA), so that $R$ replicas
 in which a token is made among $B$ sequences have $R B - 1$ requests in flight; and the number in flight varies as a Poisson
 one, so that a chip needs room for more than the mean.
@@ -27,22 +30,21 @@ from typing import Any
 import numpy as np
 
 from steptime.machines.system import System
-from steptime.models.model import Model, cache_bytes
+from steptime.models.model import Model
 from steptime.numbers import Array, Number
+from steptime.physics.drafts import cache_moved, drafted_memory, drafted_step
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
-from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
+from steptime.physics.memory import Memory
+from steptime.physics.step import Step
+from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
 from steptime.planning.queueing import PassTime, highest_utilisation, passes, queue_wait, reading
 from steptime.planning.workload import Workload
 
 SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
-STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
 MOST_LOADED = 0.9  # of the rate that ever larger batches would tend to: beyond it 1 % more requests make tokens 10 % slower
 BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
-DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
-STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +75,6 @@ class State:
 def fresh_tokens(workload: Workload) -> float:
     """Input tokens of a request that are not in the prefix cache, at least one."""
     return max(1.0, round(workload.input_tokens * (1 - workload.cached_share)))
-
-
-def decode_steps(workload: Workload) -> float:
-    """Decode steps of a request: the first token comes from prefill."""
-    return max(1.0, workload.output_tokens - 1)
 
 
 def mean_context(workload: Workload) -> float:
@@ -123,6 +120,7 @@ def aggregated(
     batch: Number,
     chunk: Number,
     engine: Engine,
+    drafting: Drafting = NONE,
     quick: bool = False,
 ) -> State:
     """Return the steady state in which decode and prefill share the chips.
@@ -132,13 +130,15 @@ def aggregated(
     """
     tokens, chunks, together = chunks_of(workload, chunk)
     others = np.where(np.asarray(batch * layout.replicas) > 1, batch, 1e-6)  # whose prompts are read while one decodes
-    load, slots = others * chunks / decode_steps(workload), layout.dp * together
-    given: dict[str, Any] = {"context": mean_context(workload), "layout": layout, "engine": engine}
-    alone = decode_step(model, system, batch=batch, **given)
+    load, slots = others * chunks / decode_steps(workload, drafting), layout.dp * together
+    given: dict[str, Any] = {
+        "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    alone = drafted_step(model, system, **given)
 
     def slow(reads: Number) -> Step:
         prefix = longest_prefix(workload, tokens, reads)
-        return mixed_step(model, system, batch=batch, prompts=reads, tokens=tokens, prefix=prefix, **given)
+        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **given)
 
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(load / -np.expm1(-load), 1.0, slots)
@@ -160,50 +160,66 @@ def aggregated(
         mixed: Array = quiet * a + (1 - quiet) * b
         return mixed
 
-    tpot = mean(alone.total, seconds)
+    step, gained = mean(alone.total, seconds), step_yield(workload, drafting)
+    tpot = step / gained
     seats = seats_for(workload, batch + np.minimum(load, slots))
     return State(
         tpot=tpot,
-        ttft=np.asarray(ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine)),
-        rate=np.asarray(batch / (decode_steps(workload) * tpot)),
+        ttft=np.asarray(
+            ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine, drafting)
+        ),
+        rate=np.asarray(batch / (decode_steps(workload, drafting) * step)),
         utilisation=found.utilisation,
         quiet=quiet,
         reads=found.reads,
-        input_share=(1 - quiet) * (seconds - alone.total) / tpot,
+        input_share=(1 - quiet) * (seconds - alone.total) / step,
         seats=seats,
-        memory=memory_per_chip(
+        memory=drafted_memory(
             model,
             system,
+            drafts=drafting.drafts,
             batch=seats,
             context=mean_context(workload),
             layout=layout,
             engine=engine,
-            step_tokens=(batch / layout.dp + tokens * together) / layout.microbatches,
+            step_tokens=(batch * (drafting.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
         ),
-        lower=mean(alone.lower, first.lower),
-        upper=mean(alone.upper, first.upper),
+        lower=mean(alone.lower, first.lower) / gained,
+        upper=mean(alone.upper, first.upper) / gained,
         decode=alone,
         mixed=first,
     )
 
 
-def decode_pool(model: Model, system: System, workload: Workload, *, layout: Layout, batch: Number, engine: Engine) -> State:
+def decode_pool(
+    model: Model,
+    system: System,
+    workload: Workload,
+    *,
+    layout: Layout,
+    batch: Number,
+    engine: Engine,
+    drafting: Drafting = NONE,
+) -> State:
     """Return the steady state of a replica that only decodes."""
-    step = decode_step(model, system, batch=batch, context=mean_context(workload), layout=layout, engine=engine)
+    given: dict[str, Any] = {
+        "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
     nothing = np.zeros_like(step.total)
     seats = seats_for(workload, batch)
     return State(
-        tpot=step.total,
+        tpot=step.total / gained,
         ttft=nothing,
-        rate=batch / (decode_steps(workload) * step.total),
+        rate=batch / (decode_steps(workload, drafting) * step.total),
         utilisation=nothing,
         quiet=nothing + 1,
         reads=nothing,
         input_share=nothing,
         seats=seats,
-        memory=memory_per_chip(model, system, batch=seats, context=mean_context(workload), layout=layout, engine=engine),
-        lower=step.lower,
-        upper=step.upper,
+        memory=drafted_memory(model, system, batch=seats, **given),
+        lower=step.lower / gained,
+        upper=step.upper / gained,
         decode=step,
         mixed=None,
     )
@@ -287,6 +303,7 @@ def prefill_pool(
     layout: Layout,
     prompts: Number,
     engine: Engine,
+    drafting: Drafting = NONE,
     limit: Number = np.inf,
 ) -> Prefill:
     """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
@@ -295,9 +312,11 @@ def prefill_pool(
     """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
-    given: dict[str, Any] = {"tokens": fresh, "prefix": workload.input_tokens - fresh, "layout": layout, "engine": engine}
-    step = prefill_step(model, system, prompts=seats, **given)
-    time = _pass_time(lambda prompts: prefill_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
+    given: dict[str, Any] = {
+        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    step = drafted_step(model, system, prompts=seats, **given)
+    time = _pass_time(lambda prompts: drafted_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,
@@ -305,9 +324,10 @@ def prefill_pool(
         seats=seats,
         rate=seats / step.total,
         most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas),
-        memory=memory_per_chip(
+        memory=drafted_memory(
             model,
             system,
+            drafts=drafting.drafts,
             batch=2 * seats,  # one pass under way, one being sent on
             context=workload.input_tokens,
             layout=layout,
@@ -318,53 +338,6 @@ def prefill_pool(
     )
 
 
-def closed_loop(
-    model: Model,
-    system: System,
-    *,
-    layout: Layout,
-    concurrency: Number,
-    input_tokens: Number,
-    output_tokens: Number,
-    spread: Number = 0.0,
-    starting: Number = STARTING,
-    engine: Engine,
-) -> tuple[Number, Number, Step]:
-    r"""Return mean TPOT and TTFT [s] of a closed loop of `concurrency` requests in one replica, and its decode step.
-
-    Every request that ends is followed by another, so that a decode step brings $C/O$ prompts, whose prefill $P$ delays all
-    who decode: $t = t_{decode} + (C/O) P$. An engine that reads prompts first starts the requests of a burst together, and they
-    end together unless their lengths differ: of the share $\omega = CP / (CP + s O t_{decode})$ that stays together, half of
-    the prefill is waited for before the first token. $s$ is `spread`, how far lengths reach to both sides of their means, at
-    least `DRIFT`. Of the $C$ requests, those run whose caches fit in memory; the others wait for a seat, and their wait is part
-    of TTFT. starting: share of the requests of the whole loop that come together at its start.
-
-    Source: conservation of requests (Little's law), lecture section 4.
-    """
-    groups, context = layout.dp, input_tokens + output_tokens / 2
-    running = running_of(model, system, context=context, layout=layout, engine=engine, wanted=concurrency)
-    decode = decode_step(model, system, batch=running, context=context, layout=layout, engine=engine)
-    prefill = prefill_step(model, system, tokens=input_tokens, prompts=groups, layout=layout, engine=engine).total
-    in_group = running / groups
-    burst = in_group * prefill
-    together = engine.scheduler.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * output_tokens * decode.total)
-    tpot = decode.total + burst / output_tokens * (1 - together / 2)
-    busy = burst / (burst + output_tokens * decode.total)
-    started = starting * burst / 2
-    queued = decode.total / 2 + prefill * (1 + busy) + together * burst / 2 + (1 - together) * started
-    waiting = (concurrency - running) / running * output_tokens * tpot
-    return tpot, closed_ttft(queued, engine) + waiting, decode
-
-
-def running_of(model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number) -> Number:
-    """Return how many of the `wanted` sequences [per replica] run at once: as many as have room for `context` [tokens].
-
-    Where this count leaves room for none, all of them run: the run was made, so that its server found room.
-    """
-    fit = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=STEP_TOKENS)
-    return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
-
-
 def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
     """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
     found = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
@@ -372,13 +345,15 @@ def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Numb
     return read
 
 
-def ttft_seen(workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine) -> Number:
+def ttft_seen(
+    workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine, drafting: Drafting = NONE
+) -> Number:
     """Return the time to first token [s] that a user sees where a prompt is `read` [s] after it is in the queue.
 
-    An engine adds the time before the queue and the decode steps, of `tpot` [s], until a token is seen: those of the simulator.
-    layout: of the replica that decodes.
+    An engine adds the time before the queue and the decode steps until a token is seen: those of the simulator. A step takes
+    as long as its tokens, of `tpot` [s] each. layout: of the replica that decodes.
     """
-    return before_queue(workload, engine) + read + answer_steps(workload, layout, engine) * tpot
+    return before_queue(workload, engine) + read + answer_tokens(workload, layout, engine, drafting) * tpot
 
 
 def before_queue(workload: Workload, engine: Engine) -> Number:
@@ -387,16 +362,11 @@ def before_queue(workload: Workload, engine: Engine) -> Number:
     return wait.seconds_before_queue + wait.seconds_before_queue_per_token * workload.input_tokens
 
 
-def answer_steps(workload: Workload, layout: Layout, engine: Engine) -> Number:
-    """Decode steps from the end of a prompt until its first token is seen, at most those of the request."""
+def answer_tokens(workload: Workload, layout: Layout, engine: Engine, drafting: Drafting = NONE) -> Number:
+    """Tokens of a request that decode steps yield from the end of its prompt until its first is seen, at most all."""
     wait = engine.scheduler
     steps = wait.steps_before_answer + wait.steps_to_balance * (np.asarray(layout.dp) > 1)
-    return np.minimum(steps, workload.output_tokens - 1)
-
-
-def closed_ttft(queued: Number, engine: Engine) -> Number:
-    """Return the time to first token [s] of a closed loop in which a prompt queue takes `queued` [s] (`closed_loop`)."""
-    return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued
+    return np.minimum(steps * step_yield(workload, drafting), workload.output_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,8 +390,10 @@ class Transfer:
         return MOST_UTILISED * self.groups / self.moving
 
 
-def transfer_of(model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool) -> Transfer:
+def transfer_of(
+    model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool, drafts: int = 0
+) -> Transfer:
     """Return how caches leave a prefill replica of `layout`: each over all links of the attention group that made it."""
     link = (system.scale_up if within_domain else system.scale_out).link
-    moving = cache_bytes(model, workload.input_tokens) / (link.bandwidth * layout.group * layout.pp)
+    moving = cache_moved(model, workload.input_tokens, drafts) / (link.bandwidth * layout.group * layout.pp)
     return Transfer(latency=link.latency, moving=np.maximum(moving, 1e-12), groups=layout.dp)

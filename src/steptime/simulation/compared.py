@@ -16,7 +16,6 @@ from steptime.models.loading import ModelLike
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.planning.deployment import Plan
-from steptime.planning.workload import Workload
 from steptime.results import Result, unit
 from steptime.simulation.metrics import OVERLOADED
 from steptime.simulation.outcome import Simulation
@@ -156,26 +155,29 @@ def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed:
         requests_of(plan.workload, plan.requests_per_second, n, seed=seed, exact=True),
         layout=server.layout,
         engine=bare,
-        policy=replace(_roomy(server, plan.workload, model, system, engine, apart=apart), route=route),
+        policy=replace(_roomy(server, plan, model, system, engine, apart=apart), route=route),
         prefill=plan.pools[0].layout if apart else None,
-        prefill_policy=replace(reading(plan.pools[0], prompts.fresh), route=route) if apart else None,
+        prefill_policy=replace(reading(plan.pools[0], prompts.fresh, plan.drafting), route=route) if apart else None,
         cached=prompts.skipped,
     )
 
 
-def _roomy(server: PoolLike, workload: Workload, model: Model, system: System, engine: Engine, *, apart: bool) -> Policy:
+def _roomy(server: PoolLike, plan: Plan, model: Model, system: System, engine: Engine, *, apart: bool) -> Policy:
     """Return the schedule of the pool that decodes, with seats above the plan's batch and the room that its chips have.
 
     A group reads the plan's chunk beside whatever batch it finds. A decode pool of its own keeps no room to read.
     """
-    usual = serving(server, prompts_of(workload).fresh, apart=apart)
+    workload, drafts = plan.workload, plan.drafting.drafts
+    usual = serving(server, prompts_of(workload).fresh, apart=apart, drafting=plan.drafting)
     if server.seats <= server.batch:  # requests are to queue for seats
         return usual
     context = workload.input_tokens + workload.output_tokens / 2
     tokens = math.ceil(server.batch / server.layout.dp) if apart else usual.token_budget
-    room = kv_room(model, system, layout=server.layout, engine=engine, context=context, step_tokens=int(tokens))
+    given: dict[str, Any] = {"layout": server.layout, "engine": engine, "context": context, "drafts": drafts}
+    room = kv_room(model, system, step_tokens=int(tokens), **given)
     seats = min(SEATS * usual.max_sequences, max(usual.max_sequences, math.ceil(room / workload.input_tokens)), MOST_SEATS)
-    budget = usual.token_budget + math.ceil(seats / server.layout.dp) - math.ceil(server.seats / server.layout.dp)
+    more = math.ceil(seats / server.layout.dp) - math.ceil(server.seats / server.layout.dp)
+    budget = usual.token_budget + more * (drafts + 1)
     return replace(usual, max_sequences=int(seats), kv_tokens=max(room, 1.0), token_budget=budget)
 
 
@@ -197,7 +199,7 @@ def _compared(plan: Plan, run: Simulation, chosen: Any, engine: Engine) -> Compa
     q = run.requests
     groups = int(plan.pools[-1].layout.dp)
     answer = float(engine.scheduler.steps_before_answer) + (float(engine.scheduler.steps_to_balance) if groups > 1 else 0.0)
-    seen = as_seen(q, replace(run.pace, answer=answer))[chosen]
+    seen = as_seen(q, replace(run.pace, answer=answer), accepted=plan.drafting.acceptance)[chosen]
     made = q[chosen]
     begin, end = float(made["arrival"][0]), float(made["arrival"][-1])
     window = end - begin

@@ -20,9 +20,10 @@ import numpy as np
 from steptime.errors import RangeError
 from steptime.machines.system import System
 from steptime.models.model import Model
+from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
+from steptime.physics.step import Step
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
@@ -149,15 +150,15 @@ def pace_of(
     contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
     one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group,
     with the experts that the prompts of all groups pass through.
-    With `query` > 1 every decode step verifies drafts.
+    With `query` > 1 every decode step verifies drafts, and the model's own layers, if it has any that draft, make new ones.
     """
     layout = layout or Layout()
     low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
     if max_sequences < 1 or token_budget < 1:
         raise RangeError(f"max sequences and token budget must be at least 1, not {max_sequences} and {token_budget}")
     runs_on = engine_for(system, engine)
-    given = {"layout": layout, "engine": runs_on}
-    decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5), query)
+    given = {"layout": layout, "engine": runs_on, "drafts": query - 1, "apart": False}
+    decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5))
     rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
     pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
     groups = int(layout.dp)
@@ -179,7 +180,7 @@ def pace_of(
     )
     if not check:
         return pace
-    errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups, query)
+    errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups)
     return replace(pace, decode_error=errors[0], mixed_error=errors[1])
 
 
@@ -189,10 +190,10 @@ def _knots(most: int, dense: int = 64) -> Any:
     return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), most)).astype(np.int64)
 
 
-def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, query: int) -> tuple[Any, Any]:
+def _decode(model: Model, system: System, given: Any, most: int, contexts: Any) -> tuple[Any, Any]:
     """Lines through decode steps: seconds at no context, and seconds per token of context in all, by batch."""
     batch = _knots(most)
-    times = decode_step(model, system, batch=batch[:, None], context=contexts, query=query, **given).total
+    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **given).total
     weight = 1 / times
     total = batch[:, None] * contexts
     s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
@@ -208,7 +209,8 @@ def _decode(model: Model, system: System, given: Any, most: int, contexts: Any, 
 def _rows(model: Model, system: System, given: Any, most: int) -> Any:
     """Seconds of passes of prompt tokens without their attention, spread over the attention groups, by tokens."""
     tokens = _knots(most)
-    step = prefill_step(model, system, tokens=tokens / given["layout"].dp, **given)
+    groups = given["layout"].dp
+    step = drafted_step(model, system, tokens=tokens / groups, prompts=groups, **given)
     return _every(step.total - step.terms.get("attention", 0.0), tokens, most)
 
 
@@ -218,7 +220,7 @@ def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, An
     Both are read off passes that are spread evenly, where collectives hide behind operators as they do in full ones.
     """
     tokens, groups = _knots(most), given["layout"].dp
-    full, every = (prefill_step(model, system, tokens=n, **given) for n in (tokens, tokens / groups))
+    full, every = (drafted_step(model, system, tokens=n, prompts=groups, **given) for n in (tokens, tokens / groups))
 
     def shared(step: Step) -> Any:
         return sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
@@ -229,7 +231,7 @@ def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, An
 
 def _late(model: Model, system: System, given: Any, tokens: int) -> float:
     """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
-    step = prefill_step(model, system, tokens=tokens, **given)
+    step = drafted_step(model, system, tokens=tokens, prompts=given["layout"].dp, **given)
     return float(step.latency / step.total) - 1
 
 
@@ -246,7 +248,7 @@ def _attention(model: Model, system: System, given: Any, budget: int, context: f
     longest = max(17.0, min(budget / groups, context))
     tokens = np.geomspace(16, longest, 6)[:, None]
     prefix = np.linspace(0.0, 1.0, 5) * np.maximum(context - tokens, 0.0)
-    step = prefill_step(model, system, tokens=tokens, prefix=prefix, **given)
+    step = drafted_step(model, system, tokens=tokens, prefix=prefix, prompts=groups, **given)
     times = np.broadcast_to(step.terms.get("attention", 0.0), step.total.shape)
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
     weight = 1 / step.total
@@ -261,7 +263,7 @@ def _attention(model: Model, system: System, given: Any, budget: int, context: f
 
 
 def _errors(
-    model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int, query: int
+    model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int
 ) -> tuple[float, float]:
     """Mean relative error of decode steps, and of steps with a prompt chunk, at points drawn from the range."""
     draw = np.random.default_rng(0)
@@ -270,11 +272,9 @@ def _errors(
     groups = given["layout"].dp
     tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
     prefix = draw.uniform(0, contexts[1], SAMPLES)
-    true = decode_step(model, system, batch=batch, context=context, query=query, **given).total
+    true = drafted_step(model, system, batch=batch, context=context, **given).total
     decode = np.mean(np.abs(pace.seconds(batch, batch * context) / true - 1))
-    mixed = mixed_step(
-        model, system, batch=batch, context=context, query=query, prompts=groups, tokens=tokens, prefix=prefix, **given
-    )
+    mixed = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens, prefix=prefix, **given)
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
     ours = pace.seconds(batch, batch * context, groups * tokens, pairs, keys)
     return float(decode), float(np.mean(np.abs(ours / mixed.total - 1)))

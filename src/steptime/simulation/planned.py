@@ -12,10 +12,11 @@ from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.physics.cache_format import as_served
+from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.step import decode_step, prefill_step
 from steptime.planning.deployment import Plan, Pool
+from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.explanation import step_given
 from steptime.planning.workload import Workload
 from steptime.simulation.policy import Policy
@@ -75,7 +76,7 @@ def requests_of(workload: Workload, rate: float, n: int, *, seed: int, exact: bo
     return scaled(came, rate / came.rate) if exact and math.isfinite(came.rate) else came
 
 
-def serving(server: PoolLike, fresh: int, *, apart: bool) -> Policy:
+def serving(server: PoolLike, fresh: int, *, apart: bool, drafting: Drafting = NONE) -> Policy:
     """Return the schedule of a pool that decodes: its seats, those of prompts that are read beside it, and its chunk."""
     groups = int(server.layout.dp)
     chunk = max(server.chunk, 1)
@@ -83,15 +84,17 @@ def serving(server: PoolLike, fresh: int, *, apart: bool) -> Policy:
     beside = 0 if apart or queues else groups * max(1, server.chunk // fresh)
     return Policy(
         max_sequences=server.seats + beside,
-        token_budget=math.ceil(server.seats / groups) + (STEP_TOKENS if apart else chunk),
+        token_budget=math.ceil(server.seats / groups) * (drafting.drafts + 1) + (STEP_TOKENS if apart else chunk),
         chunk=math.inf if apart else float(chunk),
+        drafted=drafting.drafts,
+        acceptance=drafting.acceptance,
     )
 
 
-def reading(pool: PoolLike, fresh: int) -> Policy:
-    """Return the schedule of a pool that only reads prompts: a pass of its batch at a time."""
+def reading(pool: PoolLike, fresh: int, drafting: Drafting = NONE) -> Policy:
+    """Return the schedule of a pool that only reads prompts: a pass of its batch at a time, through draft layers too."""
     each = max(1, int(pool.batch) // int(pool.layout.dp))
-    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh)
+    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh, drafted=drafting.drafts)
 
 
 def things_of(
@@ -129,8 +132,9 @@ def _loaded(what: str, name: str, given: Any, load: Any) -> Any:
 def _check(plan: Plan, pool: Pool, model: Model, system: System, engine: Engine) -> None:
     """Raise InputError where a pool's step takes another time with what was loaded than the plan says."""
     given = step_given(pool, plan.workload, mixed=False)
-    step = prefill_step if pool.role == "prefill" else decode_step
-    found, told = float(step(model, system, layout=pool.layout, engine=engine, **given).total), float(pool.step.total)
+    given.pop("query", None)
+    step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.drafting.drafts, **given)
+    found, told = float(step.total), float(pool.step.total)
     if abs(found / told - 1) > SAME:
         raise InputError(
             f"a plan holds names only, and {model.name} on {system.name} with engine {engine.name} is not what it was made of: "

@@ -13,6 +13,7 @@ from steptime.models.loading import ModelLike
 from steptime.models.model import Model
 from steptime.physics.engine import Engine
 from steptime.planning.deployment import Plan
+from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, unit
 from steptime.simulation.compared import Compared, compare
@@ -95,7 +96,7 @@ def replay(
     things = things_of(plan, model, system, engine)
     return replay_pools(
         *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
-        engine=things[2], quantile=quantile, requests=requests, seed=seed,
+        engine=things[2], quantile=quantile, requests=requests, seed=seed, drafting=plan.drafting,
     )  # fmt: skip
 
 
@@ -112,6 +113,7 @@ def replay_pools(
     requests: int = 4000,
     seed: int = 0,
     tries: int = 24,
+    drafting: Drafting = NONE,
 ) -> Replay:
     """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower the rate until the limits hold.
 
@@ -122,8 +124,11 @@ def replay_pools(
     prefill = pools[0].layout if len(pools) > 1 else None
     prompts = prompts_of(workload)
     given: dict[str, Any] = {"layout": server.layout, "engine": engine, "slo": slo, "quantile": quantile, "prefill": prefill}
-    given |= {"cached": prompts.skipped, "prefill_policy": None if prefill is None else reading(pools[0], prompts.fresh)}
-    given["policy"] = serving(server, prompts.fresh, apart=prefill is not None)
+    given |= {
+        "cached": prompts.skipped,
+        "prefill_policy": None if prefill is None else reading(pools[0], prompts.fresh, drafting),
+    }
+    given["policy"] = serving(server, prompts.fresh, apart=prefill is not None, drafting=drafting)
     traffic, run = partial(requests_of, workload, seed=seed), partial(simulate, model, system, **given)
     now, tried, good = rate, 0, False
     while not good and tried < tries:

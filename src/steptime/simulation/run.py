@@ -19,9 +19,9 @@ from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
 from steptime.numbers import MOST_CHIPS, positive, single, whole
 from steptime.physics.cache_format import as_served
+from steptime.physics.drafts import cache_moved, drafted_sequences
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
-from steptime.physics.memory import sequences_that_fit
 from steptime.physics.rules import check_rules
 from steptime.planning.workload import Slo
 from steptime.simulation.limits import USUAL, judge, known
@@ -35,12 +35,12 @@ from steptime.simulation.state import DONE, Replicas, Rules
 from steptime.simulation.traffic import Traffic, checked
 
 
-def as_seen(requests: Any, pace: Pace, late: Any = 0.0) -> Any:
+def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:
     """Return finished requests as their users see them.
 
     Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
-    its first token is seen; and that is `pace.answer` of its own decode steps late. The tokens after it come with it, and the
-    last is not late: what is sent in groups is sent at the end in any case.
+    its first token is seen; and that is `pace.answer` of its own decode steps late, each of which yields `accepted` tokens. The
+    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
     """
     if not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
         return requests
@@ -48,7 +48,7 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0) -> Any:
     began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
     each = (requests["finish"] - began) / np.maximum(owed, 1)
     later["first"] = np.fmax(requests["first"] + late, requests["moved"])
-    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer, owed) * each, 0.0)
+    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
     return later
 
@@ -67,10 +67,16 @@ def behind(requests: Any, reader: Server) -> Any:
     return reader.pace.late * np.nan_to_num(took) / passes
 
 
-def kv_room(model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int) -> float:
-    """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step."""
+def kv_room(
+    model: Model, system: System, *, layout: Layout, engine: Engine, context: float, step_tokens: int, drafts: int = 0
+) -> float:
+    """Tokens of context that a replica holds, with sequences of `context`, that reads `step_tokens` a group in a step.
+
+    drafts: tokens that are drafted in a step, by layers that take room where there are any.
+    """
     tokens = step_tokens / layout.microbatches
-    fits = sequences_that_fit(model, system, context=context, layout=layout, engine=engine, step_tokens=tokens)
+    given: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": tokens}
+    fits = drafted_sequences(model, system, context=context, drafts=drafts, **given)
     each = float(fits) / layout.dp
     return float(max(0.0, each) * layout.dp * context)
 
@@ -118,9 +124,9 @@ def simulate(
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _cached(cache, traffic, model, reader)
     chips = _chips(layout, prefill, fast_replicas)
-    sent = _sending(model, system, chips, prefill, reader)
+    sent = _sending(model, system, chips, prefill, reader, drafts=server.policy.drafted)
     served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
-    requests = as_seen(served, server.pace, behind(served, reader))
+    requests = as_seen(served, server.pace, behind(served, reader), server.policy.acceptance)
     found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
@@ -190,7 +196,9 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
     return int(layout.chips * (layout.replicas + fast_replicas) + readers)
 
 
-def _sending(model: Model, system: System, chips: int, prefill: Layout | None, reader: Server) -> Callable[[Any], Any] | None:
+def _sending(
+    model: Model, system: System, chips: int, prefill: Layout | None, reader: Server, *, drafts: int
+) -> Callable[[Any], Any] | None:
     """Return the seconds from the pass of requests until their caches are in another pool, as a function; None for one pool."""
     if prefill is None:
         return None
@@ -198,7 +206,7 @@ def _sending(model: Model, system: System, chips: int, prefill: Layout | None, r
     bandwidth = link.bandwidth * prefill.group * prefill.pp
 
     def sent(requests: Any) -> Any:
-        moving = cache_bytes(model, requests["inputs"].astype(np.float64)) / bandwidth
+        moving = cache_moved(model, requests["inputs"].astype(np.float64), drafts) / bandwidth
         return behind(requests, reader) + link.latency + moving
 
     return sent
@@ -269,7 +277,9 @@ def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy
         return policy
     short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)  # longer ones are rejected
     context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
-    room = kv_room(model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget)
+    room = kv_room(
+        model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget, drafts=policy.drafted
+    )
     if room < 1:
         raise RangeError(
             f"the weights of {model.name} leave no room for a request of {context:,.0f} tokens on {int(layout.chips)} x "

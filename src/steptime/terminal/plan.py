@@ -68,6 +68,13 @@ class Wanted:
     sure: Annotated[
         float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", "Deployment")
     ] = None
+    drafts: Annotated[
+        str | None,
+        option("Tokens that the model's own layers draft for a step, 0 to 8, or auto for the best number.", "Deployment"),
+    ] = None
+    acceptance: Annotated[
+        float | None, option("Tokens that a step then yields, from 1 to drafts + 1; else as measured.", "Deployment")
+    ] = None
     simulate: Annotated[
         bool,
         option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
@@ -105,7 +112,19 @@ class Wanted:
     def given(self) -> dict[str, Any]:
         """Return the chips and the price of electricity that a plan is made with, and whether other choices are shown."""
         not_empty("--electricity", self.electricity, "USD per kWh, such as 0.08/kWh")
-        return {"chips": self.chips, "electricity": self.electricity, "levers": not self.brief, "sure": self.sure}
+        return {
+            "chips": self.chips, "electricity": self.electricity, "levers": not self.brief, "sure": self.sure,
+            "drafts": self.many_drafts(), "acceptance": self.acceptance,
+        }  # fmt: skip
+
+    def many_drafts(self) -> int | str | None:
+        """Return how many tokens are drafted for a step, "auto", or None where nothing is said; raise RangeError for others."""
+        from steptime.planning.drafting import check_asked
+
+        words = self.drafts
+        drafts = int(words) if words is not None and words.isascii() and words.isdigit() else words
+        check_asked(drafts, self.acceptance)
+        return drafts
 
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""

@@ -76,6 +76,7 @@ def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> Re
     if has_rent(plan):
         parts += [Text(), _changes(plan, width)]
     parts += _choices(plan)
+    parts += _drafted(plan)
     return Group(*parts)
 
 
@@ -326,6 +327,24 @@ def _choices(plan: Plan) -> list[RenderableType]:
     return [Text(), heading("What other choices would do"), shown, Text(said, style="bright_black")]
 
 
+def _drafted(plan: Plan) -> list[RenderableType]:
+    """Return what drafts do at each batch."""
+    if not plan.drafted:
+        return []
+    shown = table(
+        "Batch", "Per token, no drafts", "with drafts", "Output per chip, no drafts", "with drafts", "Faster",
+        numbers=range(6), first_to_go=(3, 4),
+    )  # fmt: skip
+    for row in plan.drafted:
+        times, rates = (row.tpot_without, row.tpot), (row.rate_without, row.rate)
+        cells = [*(show(x, "s") for x in times), *(show(x, "tok/s") for x in rates), f"{row.speed_up:.2f} x"]
+        shown.add_row(f"{row.batch:,}", *cells)
+    said = (
+        f"Decode steps alone, {plan.drafting.text}; the whole model reads {plan.drafting.drafts + 1} tokens of each sequence."
+    )
+    return [Text(), heading("What drafts do at each batch"), shown, Text(said, style="bright_black")]
+
+
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     """Return launch commands, one block an engine."""
     parts: list[RenderableType] = []
@@ -357,11 +376,11 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
     parts: list[RenderableType] = []
     for pool in plan.pools:
         parts += [Text(), heading(f"How the {pool.role} pool's figures come about")]
-        parts += [Text(f"  {rule}") for rule in equations(model, pool, plan.workload, utilisation=plan.utilisation)]
+        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation, drafting=plan.drafting)
+        parts += [Text(f"  {rule}") for rule in rules]
         for name, step, mixed in _passes(pool):
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
-            given = step_given(pool, plan.workload, mixed=mixed)
-            parts.append(lines_table(explain_step(model, system, given=given, layout=pool.layout, engine=engine)))
+            parts.append(lines_table(_explained(model, system, plan, pool, engine, mixed=mixed)))
     origin = model.source or {"url": "a local config"}
     where = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
     parts.append(Text(f"Model: {origin['url']}" + (f" ({where})" if where else ""), no_wrap=True, overflow="ignore"))
@@ -375,13 +394,19 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
     for pool in plan.pools:
         passes = []
         for name, step, mixed in _passes(pool):
-            given = step_given(pool, plan.workload, mixed=mixed)
-            lines = explain_step(model, system, given=given, layout=pool.layout, engine=engine)
+            lines = _explained(model, system, plan, pool, engine, mixed=mixed)
             times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
             passes.append({"pass": name, **times, "lines": lines})
-        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation)
+        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation, drafting=plan.drafting)
         pools.append({"pool": pool.role, "equations": rules, "passes": passes})
     return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
+
+
+def _explained(model: Model, system: System, plan: Plan, pool: Pool, engine: Engine, *, mixed: bool) -> list[Line]:
+    """Return the lines of a pass of a pool."""
+    drafts = plan.drafting.drafts
+    given = step_given(pool, plan.workload, mixed=mixed, drafts=drafts)
+    return explain_step(model, system, given=given, layout=pool.layout, engine=engine, drafts=drafts)
 
 
 def _passes(pool: Pool) -> Iterator[tuple[str, Step, bool]]:
