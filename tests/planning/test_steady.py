@@ -13,11 +13,11 @@ from steptime.errors import RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.planning.closed import closed_loop
 from steptime.planning.steady import (
     Transfer,
     aggregated,
     chunks_of,
-    closed_loop,
     closed_ttft,
     decode_pool,
     decode_steps,
