@@ -13,12 +13,11 @@ from steptime.errors import RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
-from steptime.planning.closed import closed_loop
+from steptime.planning.closed import closed_loop, closed_ttft, running_of
 from steptime.planning.steady import (
     Transfer,
     aggregated,
     chunks_of,
-    closed_ttft,
     decode_pool,
     decode_steps,
     first_token,
@@ -27,7 +26,6 @@ from steptime.planning.steady import (
     longest_prefix,
     mean_context,
     prefill_pool,
-    running_of,
     seats_for,
     transfer_of,
     ttft_seen,
