@@ -278,6 +278,9 @@ def test_a_decode_batch_beyond_the_low_latency_buffers_takes_the_throughput_kern
     big = build(pool("decode", batch=8 * 1025, chunk=0, dp=8, ep=8))
     assert commands(launch_commands(big, "vllm"))[0].one("--all2all-backend") == "deepep_high_throughput"
     assert commands(launch_commands(big, "sglang"))[0].one("--deepep-mode") == "normal"
+    for engine in ("vllm", "sglang"):
+        deep = commands(launch_commands(build(pool("decode", batch=8 * 600, chunk=0, dp=8, ep=8)), engine))[0]
+        assert deep.environment["NVSHMEM_QP_DEPTH"] == "2048"  # two for each of 601 tokens are 1,202
     some = commands(launch_commands(build(pool("decode", batch=8 * 200, chunk=0, dp=8, ep=8)), "sglang"))[0]
     assert some.environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "200"
 

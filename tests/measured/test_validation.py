@@ -48,7 +48,7 @@ def test_shipped_engines_are_physical(name):
     engine = load_engine(name)
     fitted = engine.fit["names"]
     assert fitted == [one for one in NAMES if one in fitted]  # in their order
-    assert {"memory_efficiency", "seconds_per_step"} <= set(fitted)
+    assert {"memory_efficiency", "seconds_per_sequence"} <= set(fitted)
     assert np.shape(engine.fit["covariance"]) == (len(fitted), len(fitted))
     assert engine.source["grade"] == "measured"
     for name_ in CONSTANTS:

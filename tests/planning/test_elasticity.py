@@ -72,7 +72,7 @@ def test_weights_and_cache_by_their_shares():
 
 
 def test_memory_that_is_full():
-    """20 GB hold 10 GB of weights and 10 of caches; ten per cent more, 12. Of a seat of 0.11 GB each, B + 2 sqrt(B) are taken."""
+    """20 GB hold 10 GB of weights and 10 of caches; ten per cent more, 12: B + 2 sqrt(B) seats of 0.11 GB."""
     full = case(one_matrix(kv_bytes=1e4), machine(flops=1e30, capacity=20e9))
     found = elasticities(full, decodes(74))
     each = 1100.5 * 1e5  # bytes of a sequence
@@ -216,3 +216,18 @@ def test_a_prefill_pool_that_takes_no_more():
     assert binding(case(one_matrix(), system), two) == ("prefill rate",)
     waits = case(one_matrix(), system, st.Slo(ttft=0.0101))  # hardly busy, so that the first token comes in time
     assert binding(waits, three) == ("prefill rate",)
+
+
+def test_links_that_take_no_more_caches():
+    """Caches of 10 MB at 0.1 GB/s: 9 a second of each chip that reads prompts, whose passes take 100 a second."""
+    slow = machine(up=1e8)
+    both = decodes(100, prefill_layout=Layout(replicas=3), prompts=1)
+    assert binding(case(one_matrix(), slow), both) == ("transfer rate",)
+    few = replace(both, batch=2)  # 1 in flight, for 200 steps of 2.5 ms: 2 a second
+    assert binding(case(one_matrix(), slow), few) != ("transfer rate",)
+    found = elasticities(case(one_matrix(), slow), both)
+    sending = 1 / 9  # chip-seconds of a request, beside 200 steps of decode in a batch as large as is tried
+    state = decode_pool(one_matrix(), slow, WORK, layout=Layout(), batch=300, engine=IDEAL)
+    assert found["scale_up_bandwidth"] == pytest.approx(share(sending / (sending + 1 / float(state.rate))), abs=0.01)
+    assert found["scale_up_bandwidth"] < -0.9
+    assert found["kv_bytes"] > 0.9

@@ -9,24 +9,29 @@ import pytest
 
 import steptime as st
 from steptime.models.model import Attention, Layer
+from steptime.physics.cache_format import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.planning.deployment import Pool
 from steptime.planning.explanation import equations, explain_step, sources, step_given
 from steptime.planning.planner import plan
 from steptime.planning.steady import aggregated
+from steptime.terminal.views.plan import explain_json
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201, cached_share=0.25)
+NODES = machine(size=8, up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
+KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64, flops_per_pair_decode=1e7, flops_per_pair_prefill=10.0)
 PLAN = plan(one_matrix(heads=1), machine(size=1), WORK, engine="ideal", modes=("aggregated",))
 
 
-def pool(role="serve", batch=64, chunk=500, mixed=True, **layout) -> Pool:
+def pool(role="serve", batch=64, chunk=500, reads=1.0, mixed=True, **layout) -> Pool:
     return replace(
         PLAN.pools[0],
         role=role,
         batch=batch,
         chunk=chunk,
+        reads=reads,
         layout=Layout(**layout),
         mixed=PLAN.pools[0].mixed if mixed else None,
     )
@@ -37,8 +42,16 @@ def pool(role="serve", batch=64, chunk=500, mixed=True, **layout) -> Pool:
     [
         ({}, False, {"batch": 64, "context": 1100.5, "query": 1}),
         ({}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 1, "tokens": 500, "prefix": 250 + 125}),
-        ({"dp": 4}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 4, "tokens": 500, "prefix": 375}),
-        ({"chunk": 1600}, True, {"batch": 64, "context": 1100.5, "query": 1, "prompts": 2, "tokens": 750, "prefix": 250}),
+        (
+            {"dp": 4, "reads": 3.0},  # the longest prefix of three: 3/4 of 250
+            True,
+            {"batch": 64, "context": 1100.5, "query": 1, "prompts": 3, "tokens": 500, "prefix": 250 + 187.5},
+        ),
+        (
+            {"chunk": 1600, "reads": 1.5},
+            True,
+            {"batch": 64, "context": 1100.5, "query": 1, "prompts": 1.5, "tokens": 750, "prefix": 250},
+        ),
         ({"mixed": False}, True, {"batch": 64, "context": 1100.5, "query": 1}),
         ({"role": "prefill", "batch": 8}, False, {"prompts": 8, "tokens": 750, "prefix": 250}),
     ],
@@ -47,38 +60,56 @@ def test_the_step_of_a_pool(given, mixed, expected):
     assert step_given(pool(**given), WORK, mixed=mixed) == expected
 
 
-@pytest.mark.parametrize("chunk", [500, 1600])
-def test_the_step_shown_is_the_one_planned(chunk):
-    model, system = one_matrix(), machine()
-    state = aggregated(model, system, WORK, layout=Layout(), batch=64, chunk=chunk, engine=engine())
-    for mixed, planned in ((False, state.decode), (True, state.mixed)):
-        shown = mixed_step(model, system, engine="ideal", **step_given(pool(chunk=chunk), WORK, mixed=mixed))
-        assert shown.total == pytest.approx(float(planned.total))
+@pytest.mark.parametrize(("chunk", "dp"), [(500, 1), (1600, 1), (500, 4)])
+def test_the_step_shown_is_the_one_planned(chunk, dp):
+    model, system, layout = model_of(experts(), attention=(KV,)), machine(), Layout(dp=dp, ep=dp)
+    state = aggregated(model, system, WORK, layout=layout, batch=64, chunk=chunk, engine=engine())
+    planned = pool(chunk=chunk, reads=float(state.reads), dp=dp, ep=dp)
+    for mixed, step in ((False, state.decode), (True, state.mixed)):
+        shown = mixed_step(model, system, engine="ideal", layout=layout, **step_given(planned, WORK, mixed=mixed))
+        assert shown.total == pytest.approx(float(step.total))
 
 
 def test_equations_carry_their_numbers():
-    """64 x 750 / (200 x 500 x 1) = 0.48."""
-    text = equations(one_matrix(), replace(pool(), chunk_share=0.48), WORK)
+    """64 x 2 / 200 = 0.64 chunks a step: in half of them, 1.28 in each."""
+    given = replace(pool(reads=1.28, dp=4, ep=4), chunk_share=0.5)
+    text = equations(one_matrix(), given, WORK, utilisation=0.25)
     step, mixed = (float(one.total) for one in (PLAN.pools[0].step, PLAN.pools[0].mixed))
-    assert text[0] == "batch 64 = 64 sequences x 1 attention groups"
+    assert text[0] == "batch 64 = 16 sequences x 4 attention groups"
     assert text[1] == "mean context 1,100 = input + output / 2"
-    assert text[2].endswith("= 64 x 750 / (200 x 500 x 1) = 0.480")
+    assert text[2] == (
+        "chunks a step = batch x chunks of a prompt / (output - 1) = 64 x 2 / 200 = 0.640: "
+        "1.28 in each step that has any, a share f = 0.500"
+    )
     assert text[3].startswith("time per token = (1 - f) x ")
     value, unit = text[3].rpartition("= ")[2].split()
-    assert float(value) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(0.52 * step + 0.48 * mixed, rel=0.01)
-    assert len(text) == 4
+    assert float(value) * {"s": 1, "ms": 1e-3, "us": 1e-6}[unit] == pytest.approx(0.5 * step + 0.5 * mixed, rel=0.01)
+    assert text[4] == "prompt queue: 4 places for a chunk of a step, taken for 25.0% of the time"
+    assert len(text) == 5
+    alone = equations(one_matrix(), replace(pool(), chunk_share=0.64), WORK, utilisation=0.9)
+    assert alone[4] == "prompt queue: 1 place for a chunk of a step, taken for 90.0% of the time"
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_lines_of_a_plan_add_up_to_the_steps_of_its_pools(mode):
+    """Of an engine that keeps a small cache where nothing else is told: the steps are those of the model as it is served."""
+    told, system, on = replace(one_matrix(heads=4), kv_told=False), machine(size=4, capacity=11e9), engine(small_kv=1.0)
+    found = plan(told, system, WORK, engine=on, modes=(mode,))
+    assert as_served(told, system, on) != told
+    for shown in explain_json(told, system, found, on)["pools"]:
+        for one in shown["passes"]:
+            assert sum(line.seconds for line in one["lines"]) == pytest.approx(float(one["total_s"]))
 
 
 def test_equations_of_groups_and_stages():
-    text = equations(one_matrix(), pool(mixed=False, batch=66, dp=4, pp=3, microbatches=3), WORK)
+    text = equations(one_matrix(), pool(mixed=False, batch=66, dp=4, pp=3, microbatches=3), WORK, utilisation=0.0)
     assert text[0] == "batch 66 = 17 sequences x 4 attention groups, in 3 micro-batches"
     assert text[-1] == "the fullest of 3 stages holds 40.0% of the layers"
     assert len(text) == 3
-    assert equations(one_matrix(), pool(mixed=False, pp=2), WORK)[-1] == "the fullest of 2 stages holds 50.0% of the layers"
+    two = equations(one_matrix(), pool(mixed=False, pp=2), WORK, utilisation=0.0)
+    assert two[-1] == "the fullest of 2 stages holds 50.0% of the layers"
 
 
-NODES = machine(size=8, up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
-KV = Attention(name="kv", kv_bytes=1000.0, kv_shards=64, heads=64, flops_per_pair_decode=1e7, flops_per_pair_prefill=10.0)
 STEM = (
     matrix(name="head", term="head", rows="outputs", weights=2e9),
     matrix(name="embedding", term="embedding", rows="lookup"),

@@ -119,6 +119,8 @@ def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
     moving = 0.1 / (found.pools[0].layout.group * found.pools[0].layout.pp)
     assert found.transfer_seconds == pytest.approx(1e-6 + moving + moving / 2 * 9, rel=1e-2)  # 0.9 / (1 - 0.9) halves
     assert found.ttft > found.transfer_seconds
+    assert found.binding == ("transfer rate",)
+    assert "the links out of the prefill pool carry no more KV caches" in found.why
 
 
 def test_the_front_holds_points_of_both_modes_that_can_be_had():

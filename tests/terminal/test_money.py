@@ -33,7 +33,9 @@ def flat(words: str, columns: int = 100) -> str:
 )
 def test_the_kind_that_is_chosen_is_the_kind_that_is_printed(option, says, columns):
     assert says in flat(f"{PLAN} {option}", columns)
-    assert says in flat(f"{PLAN} {option} --brief", columns)
+    kind = says.partition(" chips, ")[2].partition(" (")[0].rstrip(".")
+    kind = kind.removesuffix(", reported").removesuffix(", recalled")
+    assert f"; {kind} Speed for each user" in flat(f"{PLAN} {option} --brief", columns)
 
 
 def test_a_rent_twice_as_high_is_a_cost_twice_as_high_and_json_says_its_kind():

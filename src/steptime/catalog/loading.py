@@ -70,6 +70,7 @@ class Reader:
         return value
 
     def line(self, place: str) -> int | None:
+        """Return the line of a place in the file."""
         return line_of(self.path, place)
 
     def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:

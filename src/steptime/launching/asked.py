@@ -19,10 +19,12 @@ NVIDIA, AMD = "NVIDIA", "AMD"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 DEEPEP_IN_A_HOST = (2, 4, 8)  # ranks of its kernels inside one NVLink host
 DEEPEP_HOST = 8  # ranks a host of its kernels between hosts
-"""https://github.com/deepseek-ai/DeepEP (buffer.py, the ranks that configs are given for), read 2026-11-21: vLLM asks that
-ranks 0 to 7 share a node, TensorRT-LLM lists the same numbers in its fused_moe_wide_ep.py."""
+"""Read 2026-11-21: TensorRT-LLM's `is_deepep_feasible` takes 2, 4 or 8 ranks in a host and hosts of 8 (2, 4, 8 or 16 of them;
+that others run is recalled from SGLang's reports of 3, 9 and 12), and vLLM 0.33 asks that ranks 0 to 7 share a node."""
 RACK = "DeepEP must be built for NVLink between hosts"
-LOW_LATENCY_TOKENS = 1024  # most tokens a rank that DeepEP's low-latency kernels dispatch: their tag of a finished sum
+LOW_LATENCY_TOKENS = 1024  # most tokens a rank in DeepEP's low-latency kernels, as SGLang's deepep.py asserts
+QUEUE_DEPTH = 1024  # entries of NVSHMEM's queues unless told; those kernels want two for each token and two more
+"""https://github.com/deepseek-ai/DeepEP deep_ep/buffer.py, read 2026-11-21 in a comment that cites it; the default recalled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,16 @@ def deepep_runs(served: Served, ranks: int) -> bool:
     if ranks <= served.host_chips:
         return ranks in DEEPEP_IN_A_HOST
     return served.host_chips == DEEPEP_HOST and ranks % DEEPEP_HOST == 0
+
+
+def queues(tokens: int) -> dict[str, str]:
+    """Return the environment in which low-latency kernels hold so many tokens a rank.
+
+    >>> queues(511), queues(512)
+    ({}, {'NVSHMEM_QP_DEPTH': '2048'})
+    """
+    wanted = 2 * (tokens + 1)
+    return {"NVSHMEM_QP_DEPTH": str(1 << (wanted - 1).bit_length())} if wanted > QUEUE_DEPTH else {}
 
 
 def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:

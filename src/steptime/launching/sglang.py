@@ -6,7 +6,7 @@ Counted for all attention groups together: `--max-running-requests`, `--chunked-
 
 from __future__ import annotations
 
-from steptime.launching.asked import AMD, LOW_LATENCY_TOKENS, NVIDIA, RACK, Asked, checkpoint, deepep_runs, unsaid
+from steptime.launching.asked import AMD, LOW_LATENCY_TOKENS, NVIDIA, RACK, Asked, checkpoint, deepep_runs, queues, unsaid
 from steptime.launching.hosts import Replica
 from steptime.launching.script import Command
 from steptime.planning.deployment import Plan
@@ -119,9 +119,9 @@ def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     if not rack and not deepep_runs(served, int(m.stage)):
         why = f"DeepEP has no kernels for {int(m.stage)} ranks on hosts of {served.host_chips}: rows are gathered instead"
         return [], {}, [why]
-    environment = {}
+    environment: dict[str, str] = {}
     if mode != "normal" and DISPATCHED < asked.decoding <= LOW_LATENCY_TOKENS:
-        environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(asked.decoding)
+        environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(asked.decoding)} | queues(asked.decoding)
     elif mode == "auto" and asked.decoding > LOW_LATENCY_TOKENS:
         mode = "normal"
     return ["--moe-a2a-backend deepep", f"--deepep-mode {mode}"], environment, [RACK] if rack else []

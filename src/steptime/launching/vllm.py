@@ -15,6 +15,7 @@ from steptime.launching.asked import (
     Asked,
     checkpoint,
     deepep_runs,
+    queues,
     unsaid,
 )
 from steptime.launching.hosts import Replica
@@ -162,7 +163,7 @@ def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
     taken. On AMD: MoRI. Everywhere else: all-gather and reduce-scatter, which any link carries.
     """
     plain, served, stage = "allgather_reducescatter", asked.served, int(asked.layout.stage)
-    low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
+    low = asked.role == "decode" and asked.sequences <= LOW_LATENCY_TOKENS  # its buffers hold a step of all
     if served.vendor == AMD and asked.two_batches:
         return plain, {}, ["vLLM overlaps two micro-batches on AMD's chips over all-gather, not over MoRI"]
     if served.vendor == AMD:
@@ -178,7 +179,7 @@ def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
             [f"DeepEP has no kernels for {stage} ranks on hosts of {served.host_chips}: all-gather takes its place"],
         )
     if low:
-        return "deepep_low_latency", {}, []
+        return "deepep_low_latency", queues(asked.sequences), []
     if asked.role == "serve" and asked.hosts == 1 and not asked.two_batches:
         return plain, {}, []
     note = "DeepEP's throughput kernels run without CUDA graphs, its low-latency kernels hold no chunk of this size"
@@ -189,7 +190,11 @@ def _in_a_rack(asked: Asked, *, low: bool) -> tuple[str, dict[str, str], list[st
     """Return the back end where one NVLink domain joins several hosts."""
     if asked.two_batches:
         switch = "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" if low else "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"
-        return f"deepep_{'low_latency' if low else 'high_throughput'}", {switch: "1"}, [RACK]
+        return (
+            f"deepep_{'low_latency' if low else 'high_throughput'}",
+            {switch: "1"} | (queues(asked.sequences) if low else {}),
+            [RACK],
+        )
     one_sided = asked.served.experts in ("bf16", "nvfp4", "mxfp8") or _in_blocks(asked.served)
     return f"flashinfer_nvlink_{'one' if one_sided else 'two'}_sided", {}, []
 

@@ -55,6 +55,11 @@ def origin_in_words(rent: Rent) -> str:
     return ", ".join(filter(None, (kind_in_words(rent), rent.date, grade)))
 
 
+def kind_and_date(rent: Rent) -> str:
+    """Return kind and date of a rent."""
+    return ", ".join(filter(None, (kind_in_words(rent), rent.date)))
+
+
 def rent_in_words(rent: Rent) -> str:
     """Return a rent of one chip with its kind, date and grade."""
     return f"{in_words(rent.typical, lambda value: show(value, 'USD/s'))} a chip, {origin_in_words(rent)}"

@@ -12,6 +12,7 @@ from steptime.machines.formats import FORMATS, number_format
 WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL = "weights", "latent decode", "latent prefill", "decode", "prefill"
 KINDS: Final = (WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL)
 CHIPS: Final = ("any", "with fp4", "without fp4")
+STORED: Final = tuple(dict.fromkeys(one.arithmetic[0] for one in FORMATS.values()))  # the best of each format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Computed:
 
 
 def arithmetic_of(rules: Iterable[Computed], what: str, stored: tuple[str, ...], peak: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the arithmetic, best first, in which `what`, `stored` for some, is computed on a chip of these peak rates.
+    """Return the arithmetic, best first, in which `what` of the arithmetic `stored` is computed on a chip of such peak rates.
 
     >>> rule = Computed(what="weights", stored="fp4", computed="bf16", chips="without fp4")
     >>> arithmetic_of((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp8": 2e15, "bf16": 1e15})[0]
@@ -57,9 +58,11 @@ def read_rules(entries: object) -> tuple[Computed, ...]:
             raise ValueError(f"{place}: must be a table of texts")
         unknown = set(entry) - {"what", "stored", "computed", "chips", "source"}
         missing = {"what", "stored", "computed"} - set(entry)
-        if unknown or missing:
-            raise ValueError(f"{place}: has what, stored, computed, chips and source, not {shown(min(unknown or missing))}")
-        known = (("what", KINDS), ("chips", CHIPS), ("computed", tuple(FORMATS)))
+        if missing:
+            raise ValueError(f"{place}: has no {min(missing)}; it needs what, stored and computed, besides chips and source")
+        if unknown:
+            raise ValueError(f"{place}: has what, stored, computed, chips and source, not {shown(min(unknown))}")
+        known = (("what", KINDS), ("stored", STORED), ("chips", CHIPS), ("computed", tuple(FORMATS)))
         for name, options in known:
             if entry.get(name, options[0]) not in options:
                 raise ValueError(f"{place}: {name} must be {', '.join(options)}, not {shown(entry[name])}")

@@ -184,7 +184,7 @@ def drafted_sequences(
 
 
 def cache_moved(model: Model, context: Number, drafts: int) -> Number:
-    """Return the bytes of cache that follow a prompt of `context` [tokens] to another pool, those of draft layers among them."""
+    """Return the bytes of cache that follow a prompt of `context` [tokens] to another pool, with those of draft layers."""
     own = cache_bytes(model, context)
     return own + cache_bytes(_stored(model), context) if drafts and model.draft else own
 

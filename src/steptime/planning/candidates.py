@@ -166,8 +166,8 @@ def moving(case: Case, layout: Layout) -> Transfer:
 def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
     """Return how long a prompt may wait and be read in a prefill pool [s]: the aim for TTFT less what else comes to it.
 
-    layout: of the pool; answering, tpot [s]: of the pool that decodes; ttft: the aim [s]. The wait for links is left out: it is added where the
-    rate is known.
+    layout: of the pool; answering, tpot [s]: of the pool that decodes; ttft: the aim [s]. The wait for links is left out: it is
+    added where the rate is known.
     """
     sent = moving(case, layout)
     return ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)

@@ -64,8 +64,8 @@ def decode_steps(workload: Workload, drafting: Drafting = NONE) -> Number:
 
 def step_yield(workload: Workload, drafting: Drafting = NONE) -> Number:
     """Tokens of a request that one decode step yields in the mean: those accepted, or all that it still owes."""
-    owed = np.maximum(1.0, workload.output_tokens - 1)
-    return owed / decode_steps(workload, drafting)
+    yielded: Number = np.maximum(1.0, workload.output_tokens - 1) / decode_steps(workload, drafting)
+    return yielded
 
 
 def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
@@ -114,8 +114,8 @@ def drafting_warnings(model: Model, drafting: Drafting) -> tuple[str, ...]:
     if not drafting.drafts or not drafting.source.startswith("guess"):
         return ()
     return (
-        f"no acceptance of drafts by {model.name} was published: {drafting.acceptance:.3g} tokens a step are a guess from other "
-        "models, and ranges do not count how far it may be off; give yours as --acceptance",
+        f"no acceptance of drafts by {model.name} was published: {drafting.acceptance:.3g} tokens a step are a guess from "
+        "other models, and ranges do not count how far it may be off; give yours as --acceptance",
     )
 
 

@@ -14,8 +14,8 @@ from steptime.models.model import Layer, Model
 from steptime.numbers import Array, Number
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, Candidate, Case, state_of
-from steptime.planning.refine import planned_prefill
-from steptime.planning.search import UNKNOWN, chunk_sizes
+from steptime.planning.refine import decode_rate, planned_prefill, prefill_rate
+from steptime.planning.search import UNKNOWN, chunk_sizes, readable
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -134,25 +134,27 @@ def _lowest_cost(case: Case, candidate: Candidate) -> float:
     total = math.exp(lowest)
     prefill = planned_prefill(case, candidate, min(case.slo.tpot, UNKNOWN))
     if prefill is not None and candidate.prefill_layout is not None:
-        total += float(rent * candidate.prefill_layout.chips / (prefill.rate * max(float(prefill.most_utilised), 1e-9)))
+        each = float(prefill_rate(case, candidate, prefill)) / candidate.prefill_layout.replicas
+        total += float(rent * candidate.prefill_layout.chips / max(each, 1e-9 * float(prefill.rate)))
     return total
 
 
 def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     """Return what stops the batch from growing: the limits that a larger batch would break.
 
-    "speed", "first token", "memory", "prompt queue"; "prefill rate", where a prefill pool takes no more; and "saturation",
-    where a batch 10 % larger would be cheaper by less than half a percent, limits or not.
+    "speed", "first token", "memory", "prompt queue"; "prefill rate" and "transfer rate", where a prefill pool or the links out
+    of it take no more; and "saturation", where a batch 10 % larger would be cheaper by less than half a percent, limits or not.
     """
-    prefill_binds = candidate.mode != AGGREGATED and _prefill_binds(case, candidate)
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     larger = unit * np.array([candidate.batch // unit + 1, math.ceil(candidate.batch * NUDGE / unit)])
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
+    sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     now = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    limited = _prefill_limits(case, candidate, now)
+    if limited:
+        return (limited,)
     state = state_of(case, candidate, larger[:, None], sizes[None, :])
     stable = state.utilisation <= MOST_UTILISED
-    if prefill_binds:
-        return ("prefill rate",)
     if not np.any(stable[-1]):
         return ("prompt queue",)
     if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + WORTH):
@@ -171,11 +173,13 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     return ("saturation",)
 
 
-def _prefill_binds(case: Case, candidate: Candidate) -> bool:
-    """Whether the prefill pool, at its highest utilisation, takes no more requests than decode could serve."""
-    prefill = planned_prefill(case, candidate, min(case.slo.tpot, UNKNOWN))
+def _prefill_limits(case: Case, candidate: Candidate, state: State) -> str:
+    """Return what takes no more requests than decode in `state` could serve: a prefill pool, its links, or "" for neither."""
+    prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is None or candidate.prefill_layout is None:
-        return False
-    state = state_of(case, candidate, candidate.batch, 1)
-    can = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
-    return bool(can <= state.rate * candidate.layout.replicas)
+        return ""
+    can = prefill_rate(case, candidate, prefill)
+    if can > decode_rate(case, state, candidate, candidate.batch):
+        return ""
+    reads = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
+    return "transfer rate" if can < reads else "prefill rate"

@@ -19,7 +19,7 @@ from steptime.physics.memory import sequences_per_group, stage_share
 from steptime.physics.step import ledger_of_step
 from steptime.planning.deployment import Pool
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
-from steptime.planning.steady import fresh_tokens, mean_context
+from steptime.planning.steady import chunks_of, fresh_tokens, longest_prefix, mean_context
 from steptime.planning.workload import Workload
 from steptime.units import show
 
@@ -147,16 +147,15 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
         return {"prompts": pool.batch, "tokens": fresh, "prefix": cached}
     given: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
     if mixed and pool.mixed is not None:
-        tokens = min(pool.chunk, fresh)
-        together = max(1, pool.chunk // fresh)
-        given |= {"prompts": together * pool.layout.dp, "tokens": tokens, "prefix": cached + (fresh - tokens) / 2}
+        tokens = float(chunks_of(workload, pool.chunk)[0])
+        given |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
     return given
 
 
-def equations(model: Model, pool: Pool, workload: Workload, drafting: Drafting = NONE) -> list[str]:
-    """Return the equations that join the step to the plan's figures, with their numbers."""
+def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, drafting: Drafting = NONE) -> list[str]:
+    """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = mean = float(pool.step.total)
-    what, steps = ("step", "(output - 1) / accepted") if drafting.drafts else ("token", "output - 1")
+    what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
     each = float(sequences_per_group(pool.batch, pool.layout))
     lines = [
         f"batch {pool.batch:,} = {each:,.0f} sequences x {int(pool.layout.dp)} attention groups"
@@ -166,11 +165,15 @@ def equations(model: Model, pool: Pool, workload: Workload, drafting: Drafting =
     if pool.mixed is not None:
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
+        _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
+        load, places = pool.batch * chunks / float(decode_steps(workload, drafting)), int(pool.layout.dp * together)
+        places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
-            f"share of steps with a prompt chunk f = batch x input / (({steps}) x chunk x groups) = "
-            f"{pool.batch:,} x {fresh_tokens(workload):,.0f} / "
-            f"({decode_steps(workload, drafting):,.0f} x {pool.chunk:,} x {int(pool.layout.dp)}) = {share:.3f}",
+            f"chunks a step = batch x chunks of a prompt / {owed} = {pool.batch:,} x {chunks:,.0f} / "
+            f"{decode_steps(workload, drafting):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
+            f"a share f = {share:.3f}",
             f"time per {what} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
+            f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
         ]
     if drafting.drafts and pool.role != "prefill":
         gained = float(step_yield(workload, drafting))

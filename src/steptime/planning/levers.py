@@ -157,7 +157,7 @@ def _drafts(case: Case, chosen: Candidate) -> Iterator[tuple[str, str, Case]]:
 
 
 def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Drafting:
-    """Return the number of drafts, of those whose acceptance is known, that serves most within the limits; the fewest of equals.
+    """Return the number of drafts, of those with a known acceptance, that serves most within the limits, the fewest of equals.
 
     All layouts are searched without drafts, and with each number of them those near the layout that was best without: all of
     them, where nothing meets the limits without.

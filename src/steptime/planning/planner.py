@@ -35,7 +35,7 @@ from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, dr
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.levers import best_drafting, lever_sentence, levers_of
 from steptime.planning.ranges import candidate_ranges, distances_of
-from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill
+from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill, seats_of
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
 from steptime.planning.served import what_is_served
@@ -117,7 +117,7 @@ def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: floa
     """
     found = _planned(case, modes, layouts, price, levers=levers)
     if sure is None or not has_range(case.engine):
-        return found
+        return replace(found, sure=sure)
     for _ in range(TURNS):
         over = [_over(found, case.slo, name, sure) for name in ("tpot", "ttft")]
         if not found.feasible or max(over) <= 1 + 1e-9:
@@ -282,7 +282,7 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
         chunk=candidate.chunk,
         chunk_share=float(1 - state.quiet),
         reads=float(state.reads),
-        seats=int(state.seats),
+        seats=int(candidate.batch if seats_of(case, state, candidate, candidate.batch).capped else state.seats),
         step=state.decode,
         mixed=state.mixed,
         memory=state.memory,

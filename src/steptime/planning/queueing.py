@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -12,7 +12,7 @@ ROUNDS = 12  # of the fixed point of slow steps: it halves its error in each
 STEPS = 5  # of the fixed point of passes, of two each
 FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
 SERVERS_EXPONENT = 1.2102  # of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to its exact values within 0.9 %
-LEVELS = np.arange(1.0, 41.0)  # of utilisation that are told apart, and again between two of them
+LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
 MANY = 16  # replicas beyond which streams that are dealt out to them are as even as they get
 KINDS = np.arange(MANY + 1.0)
 LOG_FACTORIAL = np.concatenate([[0.0], np.cumsum(np.log(KINDS[1:]))])
@@ -49,27 +49,31 @@ def queue_share(utilisation: Number, servers: Number) -> Array:
 class PassTime:
     r"""Seconds of a pass of k requests: arrays of one shape.
 
-    first [s] of one; more [s] of each further one up to `kink`, as many as are read side by side; beyond [s] of each after it.
+    first [s] of one; more [s] of each further one up to `kink`, as many as are read side by side; beyond [s] of each after it,
+    and far [s] of each after `bend`.
     """
 
     first: Number
     more: Number = 0.0
     kink: Number = np.inf
     beyond: Number = 0.0
+    bend: Number = np.inf
+    far: Number = 0.0
 
     def __call__(self, requests: Number) -> Array:
         """Return the seconds of a pass of so many requests, which need not be whole.
 
-        >>> PassTime(first=1.0, more=0.1, kink=4, beyond=0.5)(np.array([1, 4, 6])).tolist()
-        [1.0, 1.3, 2.3]
+        >>> PassTime(first=1.0, more=0.1, kink=4, beyond=0.5, bend=6, far=1.0)(np.array([1, 4, 6, 7])).tolist()
+        [1.0, 1.3, 2.3, 3.3]
         """
-        side = np.minimum(requests, self.kink)
-        found: Array = self.first + self.more * (side - 1) + self.beyond * (requests - side)
+        side, near = np.minimum(requests, self.kink), np.minimum(requests, self.bend)
+        found: Array = self.first + self.more * (side - 1) + self.beyond * (near - side) + self.far * (requests - near)
         return found
 
     def slope(self, requests: Number) -> Array:
         """Return the seconds that another request adds to so many."""
-        return np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
+        few = np.where(np.asarray(requests) <= self.kink, self.more, self.beyond)
+        return np.where(np.asarray(requests) <= self.bend, few, self.far)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,28 +263,22 @@ def reading(
 
 
 def highest_utilisation(
-    limit: Number, time: PassTime, seats: Number, ceiling: float, *, late: Number = 0.0, replicas: Number = 1, fine: bool = True
+    limit: Number, time: PassTime, seats: Number, ceiling: float, *, late: Number = 0.0, replicas: Number = 1
 ) -> Array:
     """Return the highest utilisation, at most `ceiling`, at which wait and service of `passes` stay within `limit` [s].
 
     Utilisation is the rate over that of full passes of `seats`; 0 where none keeps the limit. late: what a request is under way
-    beyond the pass, over it. fine: to a thousandth of the ceiling, or to a fortieth. All others broadcast.
+    beyond the pass, over it. All broadcast. Read off a line between two of `LEVELS`, which lies above the curve of the times.
     """
-    given = (limit, time.first, time.more, time.kink, time.beyond, seats, late, replicas)
-    limit, first, more, kink, beyond, seats, late, replicas = (np.asarray(x, dtype=np.float64)[..., None] for x in given)
-    time = PassTime(first=first, more=more, kink=kink, beyond=beyond)
-    full = seats / time(seats)
-
-    def level(low: Array, width: float) -> Array:
-        """Return the highest of the levels above `low` that keeps the limit, and all below it."""
-        tried = low + width * LEVELS
-        found = passes(tried * full, time, seats, replicas=replicas)
-        kept = np.logical_and.accumulate(found.wait + found.service * (1 + late) <= limit, axis=-1)
-        highest: Array = low + width * np.sum(kept, axis=-1, keepdims=True)
-        return highest
-
-    step = ceiling / len(LEVELS)
-    found = level(np.zeros((1,)), step)
-    if fine:
-        found = np.minimum(level(found, step / len(LEVELS)), ceiling)
-    return found[..., 0]
+    limit, seats, late, replicas = (np.asarray(x, dtype=np.float64)[..., None] for x in (limit, seats, late, replicas))
+    time = PassTime(**{f.name: np.asarray(getattr(time, f.name), dtype=np.float64)[..., None] for f in fields(PassTime)})
+    tried = ceiling * LEVELS
+    found = passes(tried * (seats / time(seats)), time, seats, replicas=replicas)
+    seconds = found.wait + found.service * (1 + late)
+    seconds = np.broadcast_to(seconds, np.broadcast_shapes(seconds.shape, limit.shape))
+    last = np.sum(np.logical_and.accumulate(seconds <= limit, axis=-1), axis=-1, keepdims=True) - 1
+    low, high = np.clip(last, 0, None), np.clip(last + 1, None, len(LEVELS) - 1)
+    before, after = (np.take_along_axis(seconds, at, axis=-1) for at in (low, high))
+    share = np.where(after > before, (limit - before) / np.where(after > before, after - before, 1.0), 0.0)
+    highest: Array = np.where(last < 0, 0.0, tried[low] + np.clip(share, 0.0, 1.0) * (tried[high] - tried[low]))
+    return highest[..., 0]

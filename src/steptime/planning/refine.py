@@ -16,8 +16,10 @@ from steptime.numbers import Number
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
-from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes
+from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes, readable
+from steptime.planning.seating import Seating, seated
 from steptime.planning.steady import (
+    MOST_LOADED,
     MOST_UTILISED,
     Prefill,
     State,
@@ -25,6 +27,7 @@ from steptime.planning.steady import (
     decode_pool,
     first_token,
     in_flight,
+    load_of,
     prefill_pool,
     ttft_seen,
 )
@@ -32,6 +35,7 @@ from steptime.planning.steady import (
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
+BELOW = 4.0  # and how far below it at first, since a search knows less well how loaded a pool is
 
 
 def within(case: Case, state: State, layout: Layout, reader: Layout | None) -> Number:
@@ -49,13 +53,18 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     middle = max(1, round(candidate.batch / unit))
     low, high = max(1, int(middle / AROUND)), int(middle * AROUND) + 1
     batch = unit * np.unique(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
-    sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.zeros(1, dtype=np.int64)
+    sizes = np.zeros(1, dtype=np.int64)
+    if candidate.mode == AGGREGATED:
+        sizes = chunk_sizes(case.workload)
+        sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
-    rate = decode_rate(state, candidate, batch[:, None])
+    rate = decode_rate(case, state, candidate, batch[:, None])
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
-    rate = np.where(within(case, state, candidate.layout, candidate.prefill_layout), rate, -np.inf)
+    steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T <= MOST_LOADED if len(batch) > 1 else np.True_
+    kept = np.logical_and(within(case, state, candidate.layout, candidate.prefill_layout), steady)
+    rate = np.where(kept, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
         return candidate
@@ -70,9 +79,18 @@ def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill |
     return prefill_of(case, candidate, tpot, None if reader is None else aims_of(case, candidate.layout, reader)[1])
 
 
-def decode_rate(state: State, candidate: Candidate, batch: Number) -> Number:
+def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> Seating:
+    """Return how many of `batch` sequences are in flight in a replica of the candidate, and whether requests wait for seats."""
+    replicas = candidate.layout.replicas
+    if candidate.mode == DISAGGREGATED:
+        share = in_flight(batch, replicas)
+        return Seating(share=share, wait=0 * share, capped=share > 1)
+    return seated(case, state, batch, replicas, aims_of(case, candidate.layout, None, state.input_share)[1])
+
+
+def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number) -> Number:
     """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
-    rate: Number = state.rate * candidate.layout.replicas * in_flight(batch, candidate.layout.replicas)
+    rate: Number = state.rate * candidate.layout.replicas * seats_of(case, state, candidate, batch).share
     return rate
 
 
@@ -86,7 +104,7 @@ def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
 
 def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = decode_rate(state, candidate, candidate.batch)
+    rate = decode_rate(case, state, candidate, candidate.batch)
     if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
     rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
@@ -97,7 +115,7 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
     """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
     layout = candidate.prefill_layout
     if prefill is None or layout is None:
-        return state.ttft
+        return state.ttft + seats_of(case, state, candidate, candidate.batch).wait
     sent = moving(case, layout).seconds(utilisation * prefill.rate)
     return ttft_seen(
         case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine,
@@ -137,23 +155,32 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
-    batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / AROUND, AROUND, 17)))
+    batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / BELOW, AROUND, 25)))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     given["drafting"] = case.drafting
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
-        rate = state.rate * replicas * in_flight(batch[:, :, None], replicas)
+        aim = aims_of(case, shaped(layout, 2), None, state.input_share)[1]
+        rate = state.rate * replicas * seated(case, state, batch[:, :, None], replicas, aim).share
+        rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
         state = decode_pool(**given, layout=wide, batch=batch)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
-        prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit, fine=False)
+        prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
         rate = np.minimum(state.rate * wide.replicas * in_flight(batch, wide.replicas), np.asarray(can)[:, None])
     held = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
-    rate = np.where(within(case, state, held, reading), rate, 0.0)
-    return list(zip(np.max(rate, axis=tuple(range(1, rate.ndim))).tolist(), chosen, strict=True))
+    tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
+    steady = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :]) <= MOST_LOADED
+    steady = steady if mode == DISAGGREGATED else np.moveaxis(steady, -1, 1)
+    rate = np.where(np.logical_and(within(case, state, held, reading), steady), rate, 0.0)
+    by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
+    top = np.argmax(by_batch, axis=1)
+    rows = np.arange(len(chosen))
+    peaks = zip(by_batch[rows, top].tolist(), np.broadcast_to(batch, by_batch.shape)[rows, top].tolist(), chosen, strict=True)
+    return [(peak, replace(candidate, batch=int(at))) for peak, at, candidate in peaks]

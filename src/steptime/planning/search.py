@@ -22,13 +22,16 @@ from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
 from steptime.planning.drafting import decode_steps
 from steptime.planning.queueing import PassTime, passes
+from steptime.planning.seating import seated
 from steptime.planning.steady import (
+    MOST_LOADED,
     MOST_UTILISED,
     Prefill,
+    State,
     aggregated,
     decode_pool,
     fresh_tokens,
-    in_flight,
+    load_of,
     prefill_pool,
     ttft_seen,
 )
@@ -102,14 +105,30 @@ def chunk_sizes(workload: Workload) -> Array:
     return np.unique(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
 
 
+def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
+    """Whether chunks are worth trying in a layout: several prompts in one only where there is one attention group.
+
+    Of several groups the busiest would often have two prompts where the mean has one, and all would wait for it.
+    """
+    kept: Array = (sizes <= fresh_tokens(workload)) | (np.asarray(layout.dp) == 1)
+    return kept
+
+
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
     """Evaluate the candidates of all modes asked for."""
-    tables = [search_aggregated(case, layouts)] if AGGREGATED in modes else []
-    return [*tables, search_disaggregated(case, layouts)] if DISAGGREGATED in modes else tables
+    apart = search_disaggregated(case, layouts) if DISAGGREGATED in modes else None
+    if AGGREGATED not in modes:
+        return [apart] if apart is not None else []
+    together = search_aggregated(case, layouts, apart if case.sure is None else None)
+    return [together] if apart is None else [together, apart]
 
 
-def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
-    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips."""
+def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = None) -> Table:
+    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
+
+    apart: what pools of their own deliver. Where one of those is as fast and serves as many requests as a layout that would
+    read its prompts in no time, chunks are not looked at.
+    """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     table = stacked(layouts)
     wide = shaped(table, 1)
@@ -119,7 +138,11 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
     sizes = chunk_sizes(workload)
     work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
     stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
-    m, b = np.nonzero(decode.memory.fits & new & stable)
+    decoding = load_of(decode.tpot, sequences)
+    hopeful = decode.memory.fits & new & stable & (decoding <= MOST_LOADED)
+    if apart is not None:
+        hopeful &= ~_outdone(case, apart, decode.tpot, np.asarray(decode.rate * wide.replicas))
+    m, b = np.nonzero(hopeful)
     batch = sequences[m, b]
     state = aggregated(
         model,
@@ -132,8 +155,13 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         drafting=case.drafting,
         quick=True,
     )
-    i, j = np.nonzero((state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits)
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None], np.asarray(table.dp)[m][:, None])
+    kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
+    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
+    i, j = np.nonzero(kept)
     replicas = np.asarray(table.replicas)[m[i]]
+    aim = aims_of(case, taken(table, m[:, None]), None, state.input_share)[1]
+    seats = seated(case, state, batch[:, None], np.asarray(table.replicas)[m][:, None], aim)
     memory = np.asarray(state.memory.used / state.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
     return Table(
@@ -147,12 +175,36 @@ def search_aggregated(case: Case, layouts: list[Layout]) -> Table:
         prefill_prompts=none,
         prefill_replicas=none,
         tpot=state.tpot[i, j],
-        ttft=state.ttft[i, j],
-        rate=state.rate[i, j] * replicas * in_flight(batch[i], replicas),
+        ttft=(state.ttft + seats.wait)[i, j],
+        rate=(state.rate * seats.share)[i, j] * replicas,
         utilisation=state.utilisation[i, j],
         input_share=state.input_share[i, j],
         memory=memory[i, j],
     )
+
+
+def _outdone(case: Case, apart: Table, tpot: Array, rate: Array) -> Array:
+    """Whether pools of their own keep the limit on the first token at no higher TPOT [s] and no lower rate [requests/s]."""
+    good = np.nonzero((apart.ttft <= case.slo.ttft) & (apart.memory <= 1) & (apart.rate > 0))[0]
+    if not len(good):
+        return np.zeros(tpot.shape, dtype=bool)
+    order = good[np.argsort(apart.tpot[good])]
+    most = np.maximum.accumulate(apart.rate[order])
+    slower = np.searchsorted(apart.tpot[order], tpot, side="right")  # than these
+    outdone: Array = (slower > 0) & (most[slower - 1] >= rate)
+    return outdone
+
+
+def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
+    """Return about how much of its highest rate a pool delivers that decodes and reads, `loaded` by decode alone.
+
+    What prompts add to a token grows with the batch; of several groups, as long as more of them make more slow steps.
+    """
+    reads = state.reads * (1 - state.quiet)
+    growing = np.clip(reads * state.quiet / np.maximum(1 - state.quiet, 1e-12), 0.0, 1.0)
+    growing = np.where((state.reads > 1) & (groups > 1), growing, 1.0)
+    load: Array = (loaded * decode + growing * (state.tpot - decode)) / state.tpot
+    return load
 
 
 def _batches_of(wide: Layout) -> Array:
@@ -226,7 +278,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
     pool = prefill_pool(
         model, system, workload,
-        layout=wide, prompts=prompts[None, :], engine=engine, drafting=case.drafting, limit=limit, fine=False,
+        layout=wide, prompts=prompts[None, :], engine=engine, drafting=case.drafting, limit=limit,
     )  # fmt: skip
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
     usable = np.where(pool.memory.fits, each, 0.0)
@@ -261,10 +313,11 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
     sequences = _batches_of(wide)
     state = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine, drafting=case.drafting)
     used = np.asarray(state.memory.used / state.memory.capacity)
+    steady = load_of(state.tpot, sequences) <= MOST_LOADED
     found: list[_Decoders] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
-        m, b = np.nonzero(state.memory.fits[rows])
+        m, b = np.nonzero(state.memory.fits[rows] & steady[rows])
         if not len(m):
             continue
         keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])

@@ -31,6 +31,7 @@ STOPS = {
     "memory": "the memory of a chip is full",
     "prompt queue": "prompts already arrive almost as fast as chunks can read them",
     "prefill rate": "the prefill pool takes no more requests",
+    "transfer rate": "the links out of the prefill pool carry no more KV caches",
     "saturation": "a larger batch would {same}, since enough sequences share the weights already",
 }
 WAITS = {

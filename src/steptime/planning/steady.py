@@ -23,6 +23,7 @@ one, so that a chip needs room for more than the mean.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,10 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
-from steptime.physics.engine import Engine
 from steptime.physics.drafts import cache_moved, drafted_memory, drafted_step
+from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.memory import Memory, memory_per_chip, sequences_that_fit
+from steptime.physics.memory import Memory, sequences_that_fit
 from steptime.physics.step import Step, decode_step, prefill_step
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
 from steptime.planning.queueing import PassTime, highest_utilisation, passes, queue_wait, reading
@@ -43,6 +44,8 @@ from steptime.planning.workload import Workload
 SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
 STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
+MOST_LOADED = 0.9  # of the rate that ever larger batches would tend to: beyond it 1 % more requests make tokens 10 % slower
+BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
 DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
 STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
@@ -129,7 +132,8 @@ def aggregated(
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     """
     tokens, chunks, together = chunks_of(workload, chunk)
-    load, slots = batch * chunks / decode_steps(workload, drafting), layout.dp * together
+    others = batch * in_flight(batch, layout.replicas)  # whose prompts are read while one decodes
+    load, slots = np.maximum(others * chunks / decode_steps(workload, drafting), 1e-9), layout.dp * together
     given: dict[str, Any] = {
         "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip
@@ -224,6 +228,26 @@ def decode_pool(
     )
 
 
+def load_of(tpot: Array, batch: Number) -> Array:
+    r"""Share of the rate that ever larger batches tend to, at each batch of the last axis: $d \log t / d \log B$.
+
+    A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens a second, and at $B$ the share
+    $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape,
+    at least two batches; 0 where a batch stands twice.
+
+    >>> load_of(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
+    [1.0, 1.0]
+    >>> load_of(np.array([2.0, 4.0]), np.array([10.0, 40.0])).round(2).tolist()
+    [0.5, 0.5]
+    """
+    slope = np.diff(np.log(tpot), axis=-1)
+    step = np.diff(np.broadcast_to(np.log(batch), np.shape(tpot)), axis=-1)
+    slope = np.where(step > 0, slope / np.where(step > 0, step, 1.0), 0.0)
+    ends = np.concatenate([slope[..., :1], slope, slope[..., -1:]], axis=-1)
+    load: Array = (ends[..., 1:] + ends[..., :-1]) / 2
+    return load
+
+
 def in_flight(batch: Number, replicas: Number) -> Array:
     r"""Share of `batch` [sequences of a replica] that is in flight in the mean, where a token is made among so many.
 
@@ -255,6 +279,25 @@ class Prefill:
     step: Step
 
 
+def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, seats: Array) -> PassTime:
+    """Return the time of passes of any number of prompts, by lines between one, one a group, a third of the seats, and all.
+
+    total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`.
+    """
+    one = total(1) if np.any(seats > 1) else full
+    side = full if np.all(seats == groups) else total(groups)
+    bend = np.maximum(groups + (seats - groups) // BEND, groups + (seats > groups))
+    bent = total(bend) if np.any(bend < seats) else full
+    return PassTime(
+        first=one,
+        more=np.maximum(side - one, 0.0) / np.maximum(groups - 1, 1),
+        kink=groups,
+        beyond=np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1),
+        bend=bend,
+        far=np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1),
+    )
+
+
 def prefill_pool(
     model: Model,
     system: System,
@@ -265,11 +308,10 @@ def prefill_pool(
     engine: Engine,
     drafting: Drafting = NONE,
     limit: Number = np.inf,
-    fine: bool = True,
 ) -> Prefill:
     """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
 
-    limit [s]: on the time from arrival to the end of the pass. fine: whether utilisation is found to 0.1 %, or to 2 %.
+    limit [s]: on the time from arrival to the end of the pass.
     """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
@@ -277,21 +319,14 @@ def prefill_pool(
         "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip
     step = drafted_step(model, system, prompts=seats, **given)
-    one = drafted_step(model, system, prompts=1, **given).total if np.any(seats > 1) else step.total
-    side = step.total if np.all(seats == layout.dp) else drafted_step(model, system, prompts=layout.dp, **given).total
-    time = PassTime(
-        first=one,
-        more=np.maximum(side - one, 0.0) / np.maximum(layout.dp - 1, 1),
-        kink=layout.dp,
-        beyond=np.maximum(step.total - side, 0.0) / np.maximum(seats - layout.dp, 1),
-    )
+    time = _pass_time(lambda prompts: drafted_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,
         late=late,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas, fine=fine),
+        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas),
         memory=drafted_memory(
             model,
             system,

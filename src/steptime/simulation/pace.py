@@ -23,6 +23,7 @@ from steptime.models.model import Model
 from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
+from steptime.physics.step import Step
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
@@ -38,8 +39,8 @@ class Pace(Result):
 
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
     step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
-    tokens of all], the experts and the exchange with them, are `rows` taken apart. late [s by prompt tokens]: how much longer
-    a prompt is under way than its pass takes, through the stages of a pipeline.
+    tokens of all], the experts and the exchange with them, are `rows` taken apart. late: how much longer a prompt
+    is under way than its last pass takes, through the stages of a pipeline, over that pass.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
     from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
@@ -53,7 +54,7 @@ class Pace(Result):
     chunk: float = field(default=0.0, metadata=LEFT_OUT)
     own: Any = field(default=None, metadata=LEFT_OUT)
     shared: Any = field(default=None, metadata=LEFT_OUT)
-    late: Any = field(default=None, metadata=LEFT_OUT)
+    late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
@@ -127,7 +128,7 @@ def slowed(pace: Pace, slowness: float) -> Pace:
         return pace
     if not slowness > 0:
         raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
-    names = ("decode", "context", "rows", "pair", "key", "chunk", "own", "shared", "late")
+    names = ("decode", "context", "rows", "pair", "key", "chunk", "own", "shared")
     longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names if getattr(pace, name) is not None}
     return replace(pace, **longer)
 
@@ -170,7 +171,7 @@ def pace_of(
         key=key,
         own=own,
         shared=shared,
-        late=_late(model, system, given, token_budget) if layout.pp > 1 else None,
+        late=_late(model, system, given, token_budget) if layout.pp > 1 else 0.0,
         groups=groups,
         before=float(runs_on.scheduler.seconds_before_queue),
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
@@ -214,19 +215,24 @@ def _rows(model: Model, system: System, given: Any, most: int) -> Any:
 
 
 def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, Any]:
-    """Seconds of a pass of one prompt without its attention, by tokens: on its own group, and of what all groups share."""
-    tokens = _knots(most)
-    step = drafted_step(model, system, tokens=tokens, prompts=1, **given)
-    shared = sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
-    own = step.total - step.terms.get("attention", 0.0) - shared
-    return _every(own, tokens, most), _every(shared, tokens, most)
+    """Seconds of passes without their attention, by tokens: those of one attention group, and what the tokens of all share.
+
+    Both are read off passes that are spread evenly, where collectives hide behind operators as they do in full ones.
+    """
+    tokens, groups = _knots(most), given["layout"].dp
+    full, every = (drafted_step(model, system, tokens=n, prompts=groups, **given) for n in (tokens, tokens / groups))
+
+    def shared(step: Step) -> Any:
+        return sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
+
+    own = full.total - full.terms.get("attention", 0.0) - shared(full)
+    return _every(own, tokens, most), _every(shared(every), tokens, most)
 
 
-def _late(model: Model, system: System, given: Any, most: int) -> Any:
-    """Seconds that a prompt is under way beyond its pass, by tokens."""
-    tokens = _knots(most)
-    step = drafted_step(model, system, tokens=tokens, prompts=1, **given)
-    return _every(step.latency - step.total, tokens, most)
+def _late(model: Model, system: System, given: Any, tokens: int) -> float:
+    """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
+    step = drafted_step(model, system, tokens=tokens, prompts=given["layout"].dp, **given)
+    return float(step.latency / step.total) - 1
 
 
 def _every(times: Any, tokens: Any, most: int) -> Any:

@@ -107,7 +107,8 @@ def serve_apart(
     sent: Callable[[Any], Any],
     **given: Any,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve prompts on one pool and outputs on another; `sent` gives the seconds that a cache of some tokens is on its way.
+    """Serve prompts on one pool and outputs on another; `sent` gives the seconds that the caches of requests are on
+    their way.
 
     The first token comes from the first pool. Caches do not wait for each other on the links, and a full decode pool does not
     stop the first.
@@ -116,7 +117,7 @@ def serve_apart(
     a, a_rules, a_pool = serve(reading, first[0], first[1], replicas=first[2], **given)
     a["outputs"] = traffic.outputs
     go_on = np.flatnonzero((a["status"] == DONE) & (a["outputs"] > 1))
-    there = a["finish"][go_on] + np.asarray(sent(a["inputs"][go_on].astype(np.float64)))
+    there = a["finish"][go_on] + np.asarray(sent(a[go_on]))
     order = np.argsort(there, kind="stable")
     go_on, there = go_on[order], there[order]
     moved = Traffic(arrival=there, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])

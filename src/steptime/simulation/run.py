@@ -35,28 +35,36 @@ from steptime.simulation.state import DONE, Replicas, Rules
 from steptime.simulation.traffic import Traffic, checked
 
 
-def as_seen(requests: Any, pace: Pace, late: Any = None, accepted: float = 1.0) -> Any:
+def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:
     """Return finished requests as their users see them.
 
-    A prompt is longer under way through a pipeline than its pass takes, by `late` [s by prompt tokens] of the pool that reads
-    it; a cache that moves is there before its first token is seen; and that is `pace.answer` of its own decode steps late, each
-    of which yields `accepted` tokens. The tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
+    Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
+    its first token is seen; and that is `pace.answer` of its own decode steps late, each of which yields `accepted` tokens. The
+    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
     """
-    if not pace.answer and late is None and np.all(np.isnan(requests["moved"])):
+    if not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
         return requests
     later, owed = requests.copy(), requests["outputs"] - 1
     began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
     each = (requests["finish"] - began) / np.maximum(owed, 1)
-    later["first"] += _late(late, requests["inputs"] - requests["cached"])
-    later["first"] = np.fmax(later["first"], requests["moved"])
+    later["first"] = np.fmax(requests["first"] + late, requests["moved"])
     later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
     return later
 
 
-def _late(late: Any, tokens: Any) -> Any:
-    """Seconds that prompts of `tokens` are late, from a table by tokens, whose last entry stands for longer ones."""
-    return 0.0 if late is None else late[np.clip(np.asarray(tokens, dtype=np.int64), 0, len(late) - 1)]
+def behind(requests: Any, reader: Server) -> Any:
+    """Seconds by which prompts end behind their last pass in a pool that reads them through a pipeline.
+
+    A prompt of several chunks is taken to have passes of one length.
+    """
+    if not reader.pace.late:
+        return 0.0
+    fresh = requests["inputs"] - requests["cached"]
+    chunk = min(reader.policy.chunk, reader.policy.token_budget)
+    passes = np.maximum(np.ceil(fresh / chunk), 1)
+    took = np.where(requests["status"] == DONE, requests["first"] - requests["scheduled"], 0.0)
+    return reader.pace.late * np.nan_to_num(took) / passes
 
 
 def kv_room(
@@ -116,9 +124,9 @@ def simulate(
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _cached(cache, traffic, model, reader)
     chips = _chips(layout, prefill, fast_replicas)
-    sent = _sending(model, system, chips, prefill, reader.pace.late, cached, drafts=server.policy.drafted)
+    sent = _sending(model, system, chips, prefill, reader, drafts=server.policy.drafted)
     served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
-    requests = as_seen(served, server.pace, reader.pace.late, server.policy.acceptance)
+    requests = as_seen(served, server.pace, behind(served, reader), server.policy.acceptance)
     found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
@@ -189,14 +197,19 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
 
 
 def _sending(
-    model: Model, system: System, chips: int, prefill: Layout | None, late: Any, cached: int, *, drafts: int
+    model: Model, system: System, chips: int, prefill: Layout | None, reader: Server, *, drafts: int
 ) -> Callable[[Any], Any] | None:
-    """Return the seconds from a prompt's pass until its cache is in another pool, by its tokens; None for one pool."""
+    """Return the seconds from the pass of requests until their caches are in another pool, as a function; None for one pool."""
     if prefill is None:
         return None
     link = (system.scale_up if chips <= system.scale_up.size else system.scale_out).link
     bandwidth = link.bandwidth * prefill.group * prefill.pp
-    return lambda tokens: _late(late, tokens - cached) + link.latency + cache_moved(model, tokens, drafts) / bandwidth
+
+    def sent(requests: Any) -> Any:
+        moving = cache_moved(model, requests["inputs"].astype(np.float64), drafts) / bandwidth
+        return behind(requests, reader) + link.latency + moving
+
+    return sent
 
 
 def _counts(cached: int, fast_replicas: int, slowness: float, *, apart: bool) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from rich.text import Text
 from steptime.launching.asked import NAMES
 from steptime.launching.commands import launch_commands
 from steptime.machines.energy import counted_by, power_in_words
-from steptime.machines.rents import origin_in_words
+from steptime.machines.rents import kind_and_date, origin_in_words
 from steptime.machines.system import System
 from steptime.models.model import Model
+from steptime.physics.cache_format import as_served
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step
@@ -85,11 +86,12 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
         return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
     rows = []
     for (name, field, write), limits in _figures(plan):
-        rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write)))
+        rent = f"; {kind_and_date(plan.rent)}" if name.startswith("USD") else ""
+        rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write) + rent))
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     said = (Text(f"{name}: {value}") for name, value in rows)
-    paid = _paid(plan) if math.isfinite(plan.electricity) else _paid(plan)[: has_rent(plan)]
-    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan))
+    paid = _paid(plan)[has_rent(plan) :] if math.isfinite(plan.electricity) else []
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan, brief=True))
 
 
 def _used(plan: Plan) -> str:
@@ -152,14 +154,17 @@ def _paid(plan: Plan) -> list[Text]:
     return [Text(line) for line in (*lines, _energy(plan)) if line]
 
 
-def _trust(plan: Plan) -> list[Text]:
-    """Say how likely the plan meets its limits, and in which ways it is unlike what was measured."""
+def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
+    """Say how likely the plan meets its limits, and in which ways it is unlike what was measured; `brief`: in a line or two."""
     names = {"tpot": "the speed", "ttft": "the first token"}
     likely = " and ".join(f"{share:.0%} for {names[name]}" for name, share in plan.likely.items())
     aimed = f", as --sure {plan.sure:g} asks" if plan.sure is not None else "; --sure 0.9 plans for nine in ten"
-    lines = [f"Chance of meeting the limits: {likely}{aimed}."] if likely and plan.tpot_range is not None else []
+    known = likely and plan.tpot_range is not None
+    lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if known else []
     if plan.distance:
-        lines.append(f"Ranges are wider here: {', '.join(plan.distance)} lie beyond the runs that the engine was fitted to.")
+        ways = ", ".join(plan.distance)
+        wider = f"Ranges are wider here: {ways} lie beyond the runs that the engine was fitted to."
+        lines.append(f"Unlike what was measured: {ways}." if brief else wider)
     return [Text(line) for line in lines]
 
 
@@ -367,10 +372,11 @@ def lines_table(lines: list[Line]) -> Grid:
 
 def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> RenderableType:
     """Return every term of a plan's steps with formulas, numbers and sources."""
+    model = as_served(model, system, engine)
     parts: list[RenderableType] = []
     for pool in plan.pools:
         parts += [Text(), heading(f"How the {pool.role} pool's figures come about")]
-        parts += [Text(f"  {rule}") for rule in equations(model, pool, plan.workload, plan.drafting)]
+        parts += [Text(f"  {rule}") for rule in _equations(model, plan, pool)]
         for name, step, mixed in _passes(pool):
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
             parts.append(lines_table(_explained(model, system, plan, pool, engine, mixed=mixed)))
@@ -382,6 +388,7 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
 
 def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> dict[str, Any]:
     """Return what `explain_plan` shows, as data."""
+    model = as_served(model, system, engine)
     pools = []
     for pool in plan.pools:
         passes = []
@@ -389,8 +396,12 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
             lines = _explained(model, system, plan, pool, engine, mixed=mixed)
             times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
             passes.append({"pass": name, **times, "lines": lines})
-        pools.append({"pool": pool.role, "equations": equations(model, pool, plan.workload, plan.drafting), "passes": passes})
+        pools.append({"pool": pool.role, "equations": _equations(model, plan, pool), "passes": passes})
     return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
+
+
+def _equations(model: Model, plan: Plan, pool: Pool) -> list[str]:
+    return equations(model, pool, plan.workload, utilisation=plan.utilisation, drafting=plan.drafting)
 
 
 def _explained(model: Model, system: System, plan: Plan, pool: Pool, engine: Engine, *, mixed: bool) -> list[Line]:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.machines.rents import known, origin_in_words
+from steptime.machines.rents import kind_and_date, known, origin_in_words
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.limits import Judged, at
 from steptime.simulation.metrics import OVERLOADED, SATURATED, Answers, Quantiles, latencies
@@ -56,12 +56,16 @@ def simulation_brief(title: str, found: Simulation) -> RenderableType:
         for name, q in (("First token", a.ttft), ("Time per token", a.tpot)):
             if not math.isnan(q.mean):
                 lines.append(Text(f"{name}: mean {show(q.mean, 's')}, p50 {show(q.p50, 's')}, p99 {show(q.p99, 's')}"))
-        lines += [Text(f"{name}: {value}") for name, value in _figures(a, found) if name in BRIEF]
-        lines += _rent(found)
+        lines += [Text(f"{name}: {value}{_paid(name, found)}") for name, value in _figures(a, found) if name in BRIEF]
     return Group(*lines)
 
 
 BRIEF = ("Throughput", "Output per chip", "USD/M output tokens")
+
+
+def _paid(name: str, found: Simulation) -> str:
+    """Return kind and date of the rent, behind what a token costs."""
+    return f"; {kind_and_date(found.rent)}" if name.startswith("USD") and known(found.rent) else ""
 
 
 def _rent(found: Simulation) -> list[Text]:

@@ -1,0 +1,99 @@
+"""How unlike a layout is what was measured: which ways there are, and how much wider they make a range, by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from steptime.physics.distance import APART, FEW_RUNS, STAGED, WIDE, distances, widening
+from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.uncertainty import factors
+from tests.conftest import engine, machine
+
+TOY = machine()
+NEAR = {"chips": 8, "stages": 1, "apart": False}
+TABLES = {"tpot": {"decode": [0.8, 1.25]}}
+
+
+def fitted(**more):
+    return engine(fit={"names": [], "interval": TABLES} | more)
+
+
+def ways(on, **given) -> set[str]:
+    """Return the words of the ways that there are."""
+    return {one.words for one, there in distances(on, TOY, **NEAR | given) if there}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, set()),
+        ({"chips": 9}, {WIDE.words}),
+        ({"stages": 2}, {STAGED.words}),
+        ({"apart": True}, {APART.words}),
+        ({"chips": 72, "stages": 4, "apart": True}, {WIDE.words, STAGED.words, APART.words}),
+    ],
+)
+def test_a_layout_is_unlike_the_runs_of_one_node(given, found):
+    assert ways(fitted(), **given) == found
+    assert ways(fitted(systems={"toy": 500}), **given) == found
+    assert ways(fitted(systems={"other": 500}), **given) == found | {FEW_RUNS.words}
+
+
+@pytest.mark.parametrize(("runs", "few"), [(0, True), (29, True), (30, False)])
+def test_runs_on_a_system_are_counted(runs, few):
+    assert (FEW_RUNS.words in ways(fitted(systems={"toy": runs}))) == few
+
+
+def test_an_engine_without_a_fit_is_not_near_and_not_far():
+    assert distances(IDEAL, TOY, chips=72, stages=4, apart=True) == ()
+    assert distances(engine(), TOY, chips=72, stages=4, apart=True) == ()
+    assert widening(()) == (0.0, 0.0)
+
+
+def test_logarithms_add_in_quadrature():
+    """Squares of the lower sides: 0.0961, 0.0016, 0.0961 and 0.1089, in all 0.3027; of the upper: 1.3327."""
+    every = tuple((one, np.True_) for one in (APART, WIDE, STAGED, FEW_RUNS))
+    assert widening(every) == pytest.approx((0.3027**0.5, 1.3327**0.5))
+    assert widening(every[:1]) == pytest.approx((0.31, 0.51))
+    assert widening([(one, np.False_) for one, _ in every]) == (0.0, 0.0)
+
+
+def test_each_candidate_of_a_table_has_its_own():
+    found = widening(distances(fitted(), TOY, chips=np.array([4, 8, 16]), stages=np.array([1, 2, 1]), apart=False))
+    assert found[0] == pytest.approx([0.0, 0.31, 0.04])
+    assert found[1] == pytest.approx([0.0, 0.51, 0.69])
+
+
+def test_a_range_is_wider_by_hand():
+    """Scatter of 0.8 to 1.25, log 0.22314 on both sides; with 0.31 and 0.51: 0.38196 and 0.55668."""
+    plain, wide = (factors(fitted(), "tpot", "decode", wider=one) for one in ((0.0, 0.0), (0.31, 0.51)))
+    assert plain == pytest.approx((0.8, 1.25))
+    assert wide == pytest.approx((math.exp(-0.38196), math.exp(0.55668)), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "typical"])
+def test_more_distance_is_never_surer(name):
+    """Whatever the ways: one more never narrows a range, and its ends lie on both sides of the figure."""
+    on = load_engine(name)
+    for count in range(4):
+        for some in itertools.combinations((APART, WIDE, STAGED, FEW_RUNS), count + 1):
+            near, far = (
+                [factors(on, quantity, regime, wider=widening([(one, np.True_) for one in of])) for quantity, regime in TIMES]
+                for of in (some[1:], some)
+            )
+            assert all(low[0] <= high[0] <= 1 <= high[1] <= low[1] for low, high in zip(far, near, strict=True))
+
+
+TIMES = [(quantity, regime) for quantity in ("tpot", "ttft") for regime in ("decode", "mixed")]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "typical"])
+def test_shipped_engines_say_on_which_systems_they_were_fitted(name):
+    fit = load_engine(name).fit
+    assert fit["systems"]
+    assert all(isinstance(runs, int) and runs > 0 for runs in fit["systems"].values())
+    assert sum(fit["systems"].values()) == fit["runs"]

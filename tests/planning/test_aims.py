@@ -1,0 +1,107 @@
+"""Where candidates aim to meet limits as surely as asked, by hand; and plans that are sure of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.errors import RangeError
+from steptime.physics.layout import Layout
+from steptime.planning.aims import aims_of, ways_of
+from steptime.planning.planner import plan
+from tests.conftest import engine
+from tests.planning.cases import MODEL, NODES, WORK, case
+
+TABLES = {"tpot": {"decode": [0.8, 1.25], "mixed": [0.7, 1.5]}, "ttft": {"decode": [0.6, 1.6], "mixed": [0.5, 3.0]}}
+FITTED = engine(fit={"names": [], "interval": TABLES, "systems": {"toy": 100}})
+CASE = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=FITTED, sure=0.95)
+
+
+def test_whoever_asks_for_no_probability_aims_at_the_limits():
+    assert aims_of(replace(CASE, sure=None), Layout(tp=16), None) == (0.02, 2.0)
+    assert aims_of(replace(CASE, engine=st.load_engine("ideal")), Layout(tp=16), None) == (0.02, 2.0)
+
+
+def test_a_limit_is_met_in_nineteen_of_twenty_where_the_end_of_the_range_meets_it():
+    assert aims_of(CASE, Layout(), None) == pytest.approx((0.02 / 1.25, 2 / 1.6))
+    assert aims_of(CASE, Layout(), None, prompts=0.5) == pytest.approx((0.02 / 1.5, 2 / 3))  # mixed
+    assert aims_of(replace(CASE, sure=0.9), Layout(), None)[0] == pytest.approx(0.02 / 1.25**0.779129)
+    assert aims_of(replace(CASE, sure=0.5), Layout(), None) == (0.02, 2.0)
+    assert aims_of(replace(CASE, aim=(0.9, 0.5)), Layout(), None) == pytest.approx((0.9 * 0.02 / 1.25, 1 / 1.6))
+    assert np.isinf(aims_of(replace(CASE, slo=st.Slo()), Layout(), None)).all()
+
+
+def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
+    """Apart: 0.51 more in quadrature to log 1.25 and to log 3."""
+    tpot, ttft = aims_of(CASE, Layout(), Layout())
+    assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.51)))
+    assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 0.51)))
+
+
+def test_candidates_of_a_table_aim_each_for_itself():
+    """Sixteen chips: 0.69 more in quadrature; two stages: 0.51."""
+    found = aims_of(CASE, Layout(tp=np.array([8, 16, 4]), pp=np.array([1, 1, 2])), None)[0]
+    wide = [math.exp(math.hypot(math.log(1.25), more)) for more in (0, 0.69, 0.51)]
+    assert found == pytest.approx(0.02 / np.array(wide))
+
+
+def test_the_larger_of_two_pools_counts():
+    words = [
+        [one.words for one, there in ways_of(CASE, decode, reader) if there]
+        for decode, reader in ((Layout(), Layout(tp=16)), (Layout(tp=16), Layout()), (Layout(), Layout(pp=2)))
+    ]
+    assert words[0] == words[1] == ["prefill and decode in pools of their own", "replicas of more than 8 chips"]
+    assert words[2] == ["prefill and decode in pools of their own", "pipeline stages"]
+
+
+SURES = (None, 0.5, 0.7, 0.9, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "chips", "limits"),
+    [
+        ("llama-3.1-8b", "hgx-h100", 2, {"tpot": 0.02, "ttft": 1.0}),
+        ("llama-3.1-8b", "hgx-h100", 2, {"ttft": 0.15}),
+        ("llama-3.1-70b", "hgx-h200", 8, {"tpot": 0.03}),  # pools apart with stages, until that is not sure enough
+    ],
+)
+def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chips, limits):
+    work = st.Workload(input_tokens=2048, output_tokens=256)
+    of, on = st.load_model(model), st.load_system(system)
+    found = [plan(of, on, work, st.Slo(**limits), chips=chips, sure=sure, levers=False) for sure in SURES]
+    assert [one.sure for one in found] == list(SURES)
+    for one, sure in zip(found[1:], SURES[1:], strict=True):
+        assert one.feasible
+        assert set(one.likely) == set(limits)
+        assert min(one.likely.values()) >= sure - 1e-6
+    cost = [one.usd_per_million_output_tokens for one in found]
+    assert all(later >= sooner * (1 - 0.005) for sooner, later in itertools.pairwise(cost))  # as cheap: half a percent
+    assert cost[-1] > cost[0] * 1.01
+
+
+def test_what_nothing_meets_so_surely_is_an_answer():
+    tight = st.Slo(tpot=1e10 / 4 / 4e12 * 1.2)  # weights over four chips, and a fifth more
+    assert plan(MODEL, NODES, WORK, tight, engine=FITTED).feasible
+    never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95)
+    assert not never.feasible
+    assert (never.sure, never.likely, never.distance) == (0.95, {}, ())
+    assert never.reason.startswith("with probability 0.95, ")
+
+
+def test_the_ideal_is_certain_whatever_is_asked():
+    given = (MODEL, NODES, WORK, st.Slo(tpot=8e-3))
+    asked, plain = plan(*given, engine="ideal", sure=0.99), plan(*given, engine="ideal")
+    assert asked.sure == 0.99
+    assert asked.likely == {"tpot": 1.0}
+    assert asked.usd_per_million_output_tokens == plain.usd_per_million_output_tokens
+
+
+@pytest.mark.parametrize("sure", [0.3, 2, math.nan])
+def test_a_plan_refuses_what_is_no_such_probability(sure):
+    with pytest.raises(RangeError, match="sure is a probability from"):
+        plan(MODEL, NODES, WORK, engine="ideal", sure=sure)

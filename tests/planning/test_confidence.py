@@ -1,0 +1,63 @@
+"""How likely limits are met, by the standard normal: 1.2816 deviations hold 90 % below them, 1.6449 hold 95 %."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from steptime.errors import RangeError
+from steptime.planning.confidence import check_sure, deviations, likelihood, point
+
+RANGE = (0.008, 0.015)  # of a figure of 10 ms
+
+
+@pytest.mark.parametrize("sure", [0.3, 0.49999, 0.9901, 1, 2, -0.9, math.nan, math.inf])
+def test_what_is_no_such_probability_is_refused(sure):
+    with pytest.raises(RangeError, match=r"sure is a probability from 0\.5 to 0\.99, such as 0\.9, not "):
+        check_sure(sure)
+
+
+@pytest.mark.parametrize("sure", [None, 0.5, 0.9, 0.99])
+def test_what_is_one_is_taken(sure):
+    check_sure(sure)
+
+
+def test_an_end_of_a_range_is_its_95_per_cent_point():
+    assert deviations(0.9) == pytest.approx(1.28155 / 1.64485, rel=1e-5)
+    assert point(0.010, RANGE, 0.95) == pytest.approx(0.015)
+    assert point(0.010, RANGE, 0.9) == pytest.approx(0.010 * 1.5**0.779129, rel=1e-5)
+    assert point(0.010, RANGE, 0.5) == 0.010
+    assert point(0.010, None, 0.99) == 0.010
+
+
+@pytest.mark.parametrize(
+    ("limit", "likely"),
+    [(0.015, 0.95), (0.008, 0.05), (0.010, 0.5), (0.010 * 1.5**0.5, 0.794583), (0.010 * 0.8**0.5, 0.205417), (math.inf, 1.0)],
+)
+def test_a_limit_is_met_as_likely_as_the_normal_says(limit, likely):
+    """Half way to an end, in logarithms, lie 0.82243 deviations: 79.5 % are below."""
+    assert likelihood(0.010, RANGE, limit) == pytest.approx(likely, abs=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "likely"), [(0.0099, 0.0), (0.010, 1.0), (0.0101, 1.0)])
+def test_what_has_no_range_is_certain(limit, likely):
+    assert likelihood(0.010, None, limit) == likely
+    assert likelihood(0.010, (0.010, 0.010), limit) == likely
+
+
+FACTORS = some.floats(1.01, 5.0)
+
+
+@given(sure=some.floats(0.5, 0.99), value=some.floats(1e-4, 10.0), low=FACTORS, high=FACTORS)
+def test_what_a_figure_stays_below_so_surely_is_a_limit_met_as_surely(sure, value, low, high):
+    limits = (value / low, value * high)
+    assert likelihood(value, limits, point(value, limits, sure)) == pytest.approx(sure, abs=1e-6)
+
+
+@given(value=some.floats(1e-4, 10.0), low=FACTORS, high=FACTORS, limit=some.floats(1e-4, 10.0), more=some.floats(1.0, 3.0))
+def test_a_wider_limit_is_never_less_likely(value, low, high, limit, more):
+    limits = (value / low, value * high)
+    assert 0 <= likelihood(value, limits, limit) <= likelihood(value, limits, limit * more) <= 1

@@ -1,0 +1,73 @@
+"""Laws over thousands of plans: nothing gets dearer where a limit is relaxed, chips are added, or a machine gets better."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.errors import InputError
+from steptime.machines.what_if import scale, settable
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from replayed_plans import questions
+
+BASES = 375  # questions, of eight plans each
+TOLERANCE = 0.005
+BETTER = ("chip.hbm.bandwidth", "chip.hbm.capacity", "chip.peak", "scale_up.bandwidth", "scale_out.bandwidth")
+
+
+def output(asked, **changed):
+    """Output tokens a second of a plan for a question, with changes; 0 where nothing meets the limits or fits."""
+    given = {"model": asked.model, "system": asked.system, "slo": asked.slo, "chips": asked.chips} | changed
+    try:
+        plan = st.plan(given["model"], given["system"], asked.workload, given["slo"], chips=given["chips"], levers=False)
+    except InputError:
+        return 0.0, None
+    return (plan.requests_per_second * asked.workload.output_tokens if plan.feasible else 0.0), plan
+
+
+def in_ranges(plan):
+    """Whether each range holds its figure, and the mean is likelier than not to be beaten neither way for sure."""
+    pairs = ((plan.tpot, plan.tpot_range), (plan.ttft, plan.ttft_range), (plan.usd_per_million_output_tokens, plan.cost_range))
+    return all(limits is None or limits[0] <= value <= limits[1] for value, limits in pairs)
+
+
+def broken(seed, count):
+    """Return the laws that plans of drawn questions break, in words."""
+    draw, found = np.random.default_rng(seed), []
+    for number, asked in zip(range(count), questions(seed), strict=False):
+        before, plan = output(asked)
+        if plan is None or not plan.feasible:
+            continue
+        if not in_ranges(plan):
+            found.append(f"{number} {asked}: a range without its figure")
+        system = st.load_system(asked.system)
+        path = str(draw.choice([path for path in BETTER if path == "chip.peak" or path in settable(system)]))
+        changes = {
+            "speed": {"slo": st.Slo(tpot=asked.slo.tpot * 1.25, ttft=asked.slo.ttft)},
+            "no speed": {"slo": st.Slo(ttft=asked.slo.ttft)},
+            "first token": {"slo": st.Slo(tpot=asked.slo.tpot, ttft=asked.slo.ttft * 1.5)},
+            "one chip": {"chips": asked.chips + 1},
+            "twice the chips": {"chips": 2 * asked.chips},
+            path: {"system": scale(system, path, 1.25)},
+            "chip.hbm.bandwidth": {"system": scale(system, "chip.hbm.bandwidth", 1.1)},
+        }
+        for name, changed in changes.items():
+            after, _ = output(asked, **changed)
+            least = (2 if name == "twice the chips" else 1) * before * (1 - TOLERANCE)
+            if after < least:
+                found.append(f"{number} {asked} {name}: {before:,.0f} -> {after:,.0f} tok/s, {after / least - 1:+.2%}")
+    return found
+
+
+def test_nothing_gets_dearer_in_a_few_plans():
+    assert broken(5, 3) == []
+
+
+@pytest.mark.slow
+def test_nothing_gets_dearer_in_three_thousand_plans():
+    assert broken(1, BASES) == []
