@@ -108,9 +108,9 @@ def main() -> None:
     page = [
         "# Plans against their own replay",
         "",
-        f"{len(table)} plans of questions drawn at random (`docs/replayed_plans.py`, seed {SEED}), each replayed at its own rate",
-        "by the simulator: Poisson arrivals, warm-up and end left out. The last three columns are plan over replay, less 1, of",
-        f"mean TPOT, mean TTFT and cost. Refused, since its queue grew: {refused}.",
+        f"{len(table)} plans of questions drawn at random (`docs/replayed_plans.py`, seed {SEED}), each replayed at its own",
+        "rate by the simulator: Poisson arrivals, warm-up and end left out. The last three columns are plan over replay,",
+        f"less 1, of mean TPOT, mean TTFT and cost. Refused, since its queue grew: {refused}.",
         "",
         "| | median | worst |",
         "|---|---:|---:|",

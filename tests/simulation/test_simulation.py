@@ -201,7 +201,7 @@ def test_replicas_share_the_load_and_least_loaded_is_no_worse():
 def test_separate_pools_keep_prefill_out_of_decode():
     traffic = open_loop(20, 4000, Lengths(mean=2000), Lengths(mean=100))
     pool = (Policy(max_sequences=64), pace_for(64), 1)
-    found, _ = serve_apart(traffic, pool, pool, lambda tokens: 0.01 + 0 * tokens)
+    found, _ = serve_apart(traffic, pool, pool, lambda rows: 0.01 + 0.0 * rows["inputs"])
     together, _, _ = serve(traffic, Policy(max_sequences=64), pace_for(64), replicas=2)
     assert set(found["status"]) == {DONE}
 
@@ -769,7 +769,7 @@ def test_a_closed_loop_on_separate_pools_is_what_open_arrivals_at_its_times_are(
     shape = {"shape": "lognormal", "spread": 1.0}
     pool = (Policy(max_sequences=4), pace_for(4), 1)
     traffic = closed_loop(clients, 10 * clients, Lengths(mean=1000, **shape), Lengths(mean=200, **shape), seed=3)
-    found, _ = serve_apart_closed(traffic, pool, pool, lambda tokens: 0.0123 + 1e-7 * tokens)
+    found, _ = serve_apart_closed(traffic, pool, pool, lambda rows: 0.0123 + 1e-7 * rows["inputs"])
     assert set(found["status"]) == {DONE}
     ends = np.sort(found["finish"])
     np.testing.assert_array_equal(np.sort(found["arrival"])[clients:], ends[: len(ends) - clients])

@@ -36,7 +36,9 @@ def seated(case: Case, state: State, batch: Number, replicas: Number, ttft: Numb
     """
     open_share = in_flight(batch, replicas)
     life = np.nan_to_num(state.ttft + decode_steps(case.workload) * state.tpot, posinf=0.0)  # s that a request keeps its seat
-    room = np.minimum(ttft - state.ttft, PATIENCE * life)
+    comes = np.isfinite(state.ttft)
+    left = np.where(comes, ttft - np.where(comes, state.ttft, 0.0), -np.inf)
+    room = np.minimum(left, PATIENCE * life)
     share, wait = filled(life, room, np.asarray(batch * replicas))
     capped = share > open_share
     return Seating(share=np.where(capped, share, open_share), wait=np.where(capped, wait, 0.0), capped=capped)

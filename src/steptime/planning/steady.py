@@ -132,8 +132,8 @@ def aggregated(
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     """
     tokens, chunks, together = chunks_of(workload, chunk)
-    others = batch * in_flight(batch, layout.replicas)  # whose prompts are read while one decodes
-    load, slots = np.maximum(others * chunks / decode_steps(workload, drafting), 1e-9), layout.dp * together
+    others = np.where(np.asarray(batch * layout.replicas) > 1, batch, 1e-6)  # whose prompts are read while one decodes
+    load, slots = others * chunks / decode_steps(workload, drafting), layout.dp * together
     given: dict[str, Any] = {
         "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip

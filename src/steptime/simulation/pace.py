@@ -243,10 +243,11 @@ def _every(times: Any, tokens: Any, most: int) -> Any:
 
 
 def _attention(model: Model, system: System, given: Any, budget: int, context: float) -> tuple[float, float]:
-    """Seconds per pair and per key of prompts, from chunks at the start and in the middle of them."""
+    """Seconds per pair and per key of prompts, from chunks at any place of prompts no longer than `context`."""
     groups = given["layout"].dp
-    tokens = np.maximum(1.0, np.geomspace(16, max(budget / groups, 17), 6))[:, None]
-    prefix = np.linspace(0.0, context, 5)
+    longest = max(17.0, min(budget / groups, context))
+    tokens = np.geomspace(16, longest, 6)[:, None]
+    prefix = np.linspace(0.0, 1.0, 5) * np.maximum(context - tokens, 0.0)
     step = drafted_step(model, system, tokens=tokens, prefix=prefix, prompts=groups, **given)
     times = np.broadcast_to(step.terms.get("attention", 0.0), step.total.shape)
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
