@@ -155,7 +155,7 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
 def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, drafting: Drafting = NONE) -> list[str]:
     """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = mean = float(pool.step.total)
-    what, steps = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
+    what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
     each = float(sequences_per_group(pool.batch, pool.layout))
     lines = [
         f"batch {pool.batch:,} = {each:,.0f} sequences x {int(pool.layout.dp)} attention groups"
@@ -166,10 +166,10 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
         _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
-        load, places = pool.batch * chunks / decode_steps(workload, drafting), int(pool.layout.dp * together)
+        load, places = pool.batch * chunks / float(decode_steps(workload, drafting)), int(pool.layout.dp * together)
         places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
-            f"chunks a step = batch x chunks of a prompt / {steps} = {pool.batch:,} x {chunks:,.0f} / "
+            f"chunks a step = batch x chunks of a prompt / {owed} = {pool.batch:,} x {chunks:,.0f} / "
             f"{decode_steps(workload, drafting):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
             f"a share f = {share:.3f}",
             f"time per {what} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",

@@ -376,8 +376,7 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
     parts: list[RenderableType] = []
     for pool in plan.pools:
         parts += [Text(), heading(f"How the {pool.role} pool's figures come about")]
-        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation, drafting=plan.drafting)
-        parts += [Text(f"  {rule}") for rule in rules]
+        parts += [Text(f"  {rule}") for rule in _equations(model, plan, pool)]
         for name, step, mixed in _passes(pool):
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
             parts.append(lines_table(_explained(model, system, plan, pool, engine, mixed=mixed)))
@@ -397,9 +396,12 @@ def explain_json(model: Model, system: System, plan: Plan, engine: Engine) -> di
             lines = _explained(model, system, plan, pool, engine, mixed=mixed)
             times = {"total_s": step.total, "lower_s": step.lower, "upper_s": step.upper}
             passes.append({"pass": name, **times, "lines": lines})
-        rules = equations(model, pool, plan.workload, utilisation=plan.utilisation, drafting=plan.drafting)
-        pools.append({"pool": pool.role, "equations": rules, "passes": passes})
+        pools.append({"pool": pool.role, "equations": _equations(model, plan, pool), "passes": passes})
     return {"pools": pools, "model_source": dict(model.source), "sources": sources_json(system)}
+
+
+def _equations(model: Model, plan: Plan, pool: Pool) -> list[str]:
+    return equations(model, pool, plan.workload, utilisation=plan.utilisation, drafting=plan.drafting)
 
 
 def _explained(model: Model, system: System, plan: Plan, pool: Pool, engine: Engine, *, mixed: bool) -> list[Line]:
