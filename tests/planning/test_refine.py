@@ -161,10 +161,10 @@ def test_one_candidate_alone_is_the_best():
         assert [c.same for c in best(given, one)] == [one[0].same]
 
 
-def test_of_those_that_cost_the_same_the_fastest_comes_first():
-    """200 replicas read fewer prompts of others than 201, and cost the same to half a percent; 190 cost more."""
+def test_of_equal_speeds_that_cost_the_same_the_one_that_serves_more_comes_first():
+    """201 replicas and 200 of one layout differ by less than half a percent; 190 cost more, and come last."""
     given = case()
     made = [Candidate(mode=AGGREGATED, layout=Layout(replicas=n), batch=60, chunk=512) for n in (200, 201, 190)]
-    assert [c.layout.replicas for c in best(given, made)] == [200, 201, 190]
-    assert [c.layout.replicas for c in best(given, made[::-1])] == [200, 201, 190]
+    assert [c.layout.replicas for c in best(given, made)] == [201, 200, 190]
+    assert [c.layout.replicas for c in best(given, made[::-1])] == [201, 200, 190]
     assert len(best(given, [*made, replace(made[0], layout=Layout(replicas=3))])) == 3
