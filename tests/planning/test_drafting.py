@@ -53,7 +53,7 @@ def test_one_token_a_step_and_no_drafts_change_nothing():
 def test_more_accepted_tokens_are_never_dearer():
     costs = [
         plan(MODEL, NODES, WORK, st.Slo(tpot=4e-3), engine="ideal", drafts=3, acceptance=accepted, levers=False)
-        for accepted in (1.0, 1.5, 2.0, 3.0, 4.0)
+        for accepted in (1.0, 2.0, 4.0)
     ]
     money = [found.usd_per_million_output_tokens for found in costs]
     assert money == sorted(money, reverse=True)
@@ -88,15 +88,15 @@ def test_drafts_lose_at_the_batch_where_arithmetic_binds():
     speeds = np.array([row.speed_up for row in found.drafted])
     assert speeds[0] == pytest.approx(2.5 / 1.1)
     assert speeds[-1] == pytest.approx(2.5 / 3.1)
-    assert np.all(np.diff(speeds) < 1e-9)
+    assert np.all(np.diff(speeds) < 1e-6)
 
 
 def test_the_best_number_is_none_where_arithmetic_binds_and_many_where_weights_do():
-    bound = {"engine": "ideal", "levers": False, "drafts": "auto"}
+    bound = {"engine": "ideal", "modes": "aggregated", "levers": False, "drafts": "auto"}
     slow = plan(MODEL, machine(size=4, flops=1e13, capacity=1e14), WORK, **bound)
     assert slow.drafting.drafts == 0
     fast = plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound)
-    each = [plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound | {"drafts": n}) for n in range(9)]
+    each = [plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound | {"drafts": n}) for n in (0, 3, 6, 8)]
     money = [found.usd_per_million_output_tokens for found in each]
     assert fast.usd_per_million_output_tokens <= min(money) * 1.005
     assert fast.drafting.drafts > 0
@@ -141,10 +141,10 @@ def test_curves_name_models_of_the_catalogue():
 
 def test_a_model_without_a_curve_takes_a_guess_and_says_so():
     model = st.load_model("zai-org/GLM-4.5-Air")
-    found = plan(model, "hgx-h200", WORK, drafts=2, levers=False)
+    found = plan(model, "hgx-h200", WORK, drafts=2, levers=False, chips=4)
     assert found.drafting.source.startswith("guess")
     assert any("--acceptance" in warning and "GLM-4.5-Air" in warning for warning in found.warnings)
-    known = plan(model, "hgx-h200", WORK, drafts=2, acceptance=2.1, levers=False)
+    known = plan(model, "hgx-h200", WORK, drafts=2, acceptance=2.1, levers=False, chips=4)
     assert not any("--acceptance" in warning for warning in known.warnings)
 
 

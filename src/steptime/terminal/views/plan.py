@@ -70,7 +70,18 @@ def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> Re
         if plan.front:
             parts += [Text(), front_plot(plan, width)]
         return Group(*parts)
-    parts += [*lead, _answer(plan), *_paid(plan), *_trust(plan), Text(), _pools(plan), _legend(plan), Text(), _comparison(plan)]
+    parts += [
+        *lead,
+        _answer(plan),
+        *_paid(plan),
+        *_trust(plan),
+        *_drafting(plan),
+        Text(),
+        _pools(plan),
+        _legend(plan),
+        Text(),
+        _comparison(plan),
+    ]
     parts += [*_memory_bars(plan, width), Text()]
     parts += [_shares(plan, width), Text(), front_plot(plan, width), *_front_table(plan), Text(), Text(plan.why, style="bold")]
     if has_rent(plan):
@@ -91,7 +102,12 @@ def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableTyp
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
     said = (Text(f"{name}: {value}") for name, value in rows)
     paid = _paid(plan)[has_rent(plan) :] if math.isfinite(plan.electricity) else []
-    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan, brief=True))
+    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan, brief=True), *_drafting(plan))
+
+
+def _drafting(plan: Plan) -> list[Text]:
+    """Say what is drafted and accepted, where anything is."""
+    return [Text(f"Drafts: {plan.drafting.text}.")] if plan.drafting.drafts else []
 
 
 def _used(plan: Plan) -> str:
@@ -332,16 +348,14 @@ def _drafted(plan: Plan) -> list[RenderableType]:
     if not plan.drafted:
         return []
     shown = table(
-        "Batch", "Per token, no drafts", "with drafts", "Output per chip, no drafts", "with drafts", "Faster",
+        "Batch", "Plain token", "Drafted", "Plain output", "Drafted", "Faster",
         numbers=range(6), first_to_go=(3, 4),
     )  # fmt: skip
     for row in plan.drafted:
         times, rates = (row.tpot_without, row.tpot), (row.rate_without, row.rate)
         cells = [*(show(x, "s") for x in times), *(show(x, "tok/s") for x in rates), f"{row.speed_up:.2f} x"]
         shown.add_row(f"{row.batch:,}", *cells)
-    said = (
-        f"Decode steps alone, {plan.drafting.text}; the whole model reads {plan.drafting.drafts + 1} tokens of each sequence."
-    )
+    said = "Time per token and output per chip of decode steps that read no prompts, without drafts and with them."
     return [Text(), heading("What drafts do at each batch"), shown, Text(said, style="bright_black")]
 
 
