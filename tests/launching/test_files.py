@@ -86,7 +86,7 @@ def test_manifests_have_the_keys_and_flags_of_the_released_package():
     own = {engine: json.loads(json.dumps(golden("ai_dynamo")["programs"][f"python3 -m dynamo.{engine}"])) for engine in ENGINES}
     package = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}
     seen = 0
-    for made, *_ in plans()[:25]:
+    for made, *_ in plans()[:12]:
         for engine in ENGINES:
             text = launch_files(made, engine).get("dynamo.yaml")
             if text is None:
@@ -102,7 +102,7 @@ def test_manifests_have_the_keys_and_flags_of_the_released_package():
             mine = own[engine]
             allowed = set(mine["free"].split()) | set(mine["counted"])
             assert flags <= allowed | (known(package[engine])[0] if engine in package else set()), flags - allowed
-    assert seen > 40
+    assert seen > 20
 
 
 def test_a_manifest_of_two_pools(build):
