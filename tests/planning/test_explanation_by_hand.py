@@ -16,7 +16,7 @@ from steptime.planning.deployment import Pool
 from steptime.planning.explanation import equations, explain_step, sources, step_given
 from steptime.planning.planner import plan
 from steptime.planning.steady import aggregated
-from steptime.terminal.views.plan import explain_json
+from steptime.terminal.views.explained import explain_json
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201, cached_share=0.25)

@@ -216,14 +216,10 @@ def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
     table = stacked(layouts)
     readers, decoders = _best_readers(case, table), _best_decoders(case, table)
-    pairs = [
-        (number, _matched(reader, decoder, case, layouts))
-        for number, reader in enumerate(readers)
-        for decoder in decoders
-        if reader.chips + decoder.chips <= case.chips
-    ]
-    found = joined(DISAGGREGATED, layouts, [part for _, part in pairs])
-    which = np.repeat([number for number, _ in pairs], [len(part) for _, part in pairs]).astype(np.int64)
+    both = [(n, other) for n, one in enumerate(readers) for other in decoders if one.chips + other.chips <= case.chips]
+    parts = [_matched(readers[number], decoder, case, layouts) for number, decoder in both]
+    which = np.repeat([number for number, _ in both], [len(part) for part in parts]).astype(np.int64)
+    found = joined(DISAGGREGATED, layouts, parts)
     return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
 
 

@@ -249,7 +249,7 @@ def in_flight(batch: Number, replicas: Number) -> Array:
     r"""Share of `batch` [sequences of a replica] that is in flight in the mean, where a token is made among so many.
 
     An arrival finds the mean number of others and makes one more: $R B - 1$ of $R B$. One seat alone serves one at a time, and
-    has a share of its own (`lone_seat`).
+    has a share of its own (`seating`).
 
     >>> in_flight(4, 2).tolist(), in_flight(1, 1).tolist()
     (0.875, 0.0)

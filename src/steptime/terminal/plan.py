@@ -236,7 +236,7 @@ def _data(
     from dataclasses import replace
 
     from steptime.launching.commands import ENGINES, launch_commands
-    from steptime.terminal.views.plan import explain_json
+    from steptime.terminal.views.explained import explain_json
 
     if replayed is not None and not replayed.good:
         found = replace(found, feasible=False, reason=replayed.reason)
@@ -258,7 +258,8 @@ def _print(
     launches: tuple[str, ...],
 ) -> None:
     """Print a plan as text."""
-    from steptime.terminal.views.plan import explain_plan, launch_view, plan_brief, plan_view
+    from steptime.terminal.views.explained import explain_plan
+    from steptime.terminal.views.plan import launch_view, plan_brief, plan_view
 
     console = console_of()
     lead = []

@@ -88,7 +88,7 @@ def _explained(
 ) -> dict[str, object]:
     """Return what a step is made of, and the sources of the machine's figures, as data."""
     from steptime.planning.explanation import explain_step
-    from steptime.terminal.views.plan import sources_json
+    from steptime.terminal.views.explained import sources_json
 
     lines = explain_step(model, system, given=given, layout=card.layout, engine=engine)
     return {"explanation": {"lines": lines, "sources": sources_json(system)}}
@@ -97,7 +97,7 @@ def _explained(
 def _explain(model: "Model", system: "System", card: "StepCard", given: dict[str, int], engine: "Engine") -> None:
     """Print what a step is made of, and the sources of the machine's figures."""
     from steptime.planning.explanation import explain_step
-    from steptime.terminal.views.plan import lines_table, sources_table
+    from steptime.terminal.views.explained import lines_table, sources_table
 
     show(lines_table(explain_step(model, system, given=given, layout=card.layout, engine=engine)))
     show(sources_table(system))
