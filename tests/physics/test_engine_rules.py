@@ -152,6 +152,10 @@ CASES = [
         {"pp": 3, "dp": 8, "ep": 8, "microbatches": 6},
         "{} overlaps two micro-batches of a stage only without pipeline stages, not with pp=3",
     ),
+    ("a decode pool without stages", replace(LATENT, role="decode"), {"pp": 1}, {"pp": 2}, "no cache on to a decode pool with"),
+    ("a decode pool without stages", replace(LATENT, role="prefill"), {"pp": 2}, None, ""),
+    ("contexts handed on", replace(LATENT, role="decode"), {"tp": 1, "cp": 4}, {"tp": 2, "cp": 4}, "all 8 chips of a group"),
+    ("contexts handed on", LATENT, {"tp": 2, "cp": 4}, None, ""),
     ("two batches without stages", LATENT, {"pp": 3, "microbatches": 3}, {"pp": 3, "microbatches": 6}, "not with pp=3"),
 ]
 

@@ -105,3 +105,8 @@ def test_the_ideal_is_certain_whatever_is_asked():
 def test_a_plan_refuses_what_is_no_such_probability(sure):
     with pytest.raises(RangeError, match="sure is a probability from"):
         plan(MODEL, NODES, WORK, engine="ideal", sure=sure)
+
+
+def test_a_plan_refuses_to_be_sure_of_no_limits():
+    with pytest.raises(RangeError, match="sure is of limits, and there are none"):
+        plan(MODEL, NODES, WORK, engine="ideal", sure=0.9)

@@ -93,7 +93,7 @@ def test_drafts_lose_at_the_batch_where_arithmetic_binds():
 
 def test_the_best_number_is_none_where_arithmetic_binds_and_many_where_weights_do():
     bound = {"engine": "ideal", "modes": "aggregated", "levers": False, "drafts": "auto"}
-    slow = plan(MODEL, machine(size=4, flops=1e13, capacity=1e14), WORK, **bound)
+    slow = plan(MODEL, machine(size=4, flops=3e13, capacity=1e14), WORK, **bound)
     assert slow.drafting.drafts == 0
     fast = plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound)
     each = [plan(MODEL, machine(size=4, flops=1e30), WORK, st.Slo(tpot=4e-3), **bound | {"drafts": n}) for n in (0, 3, 6, 8)]

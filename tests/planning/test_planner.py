@@ -119,7 +119,7 @@ def test_links_carry_no_more_than_nine_tenths_of_what_they_could():
     assert found.transfer_seconds == pytest.approx(1e-6 + moving + moving / 2 * 9, rel=1e-2)  # 0.9 / (1 - 0.9) halves
     assert found.ttft > found.transfer_seconds
     assert found.binding == ("transfer rate",)
-    assert "the links out of the prefill pool carry no more KV caches" in found.why
+    assert "the links between the pools carry no more KV caches" in found.why
 
 
 def test_the_front_holds_points_of_both_modes_that_can_be_had():

@@ -106,13 +106,15 @@ def test_rates_of_both_pools_are_matched():
 def test_links_that_are_nine_tenths_full_set_the_rate():
     """Caches of 10 MB over one link of 0.1 GB/s: 9 a second of each replica that reads, whose passes take 100 a second."""
     slow = case(system=machine(size=4, capacity=11e9, up=1e8))
-    apart = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=1), batch=60, prefill_layout=Layout(replicas=3), prompts=1)
+    apart = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=60, prefill_layout=Layout(replicas=3), prompts=1)
     prefill = prefill_of(slow, apart)
     assert prefill_rate(slow, apart, prefill) == pytest.approx(27)
     assert prefill_rate(slow, replace(apart, prefill_layout=Layout(tp=2)), prefill) == pytest.approx(18)
     state = state_of(slow, apart, 60, 1)
     rate, busy = matched_rate(slow, apart, state, prefill)
     assert (rate, busy) == (pytest.approx(27), pytest.approx(27 / (3 * float(prefill.rate))))
+    one = replace(apart, layout=Layout(replicas=1))
+    assert matched_rate(slow, one, state, prefill)[0] == pytest.approx(9)  # one replica takes in what one sends
     # 0.1 s of a link at 0.9: 0.1 + 0.05 x 9, and the pass before it
     read = float(first_token(prefill, float(busy), 3))
     assert first_token_of(slow, apart, state, prefill, busy) == pytest.approx(read + 0.1 + 0.45)

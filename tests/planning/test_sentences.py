@@ -154,9 +154,9 @@ def test_limits_that_are_out_of_reach_say_how_near_the_best_comes():
     fastest = max(p.tokens_per_second_per_user for p in plan(MODEL, NODES, WORK, engine="ideal").front)
     assert f"reaches 10,000 tok/s per user; the fastest gives {fastest:,.0f} tok/s" in found.reason
     late = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal")
-    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in late.reason
+    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest is" in late.reason
     readers = plan(MODEL, NODES, WORK, st.Slo(ttft=1e-3), engine="ideal", modes=(DISAGGREGATED,))
-    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest at full load is" in readers.reason
+    assert "no layout on 4 chips gives a first token within 1.00 ms; the soonest is" in readers.reason
     slow = plan(MODEL, machine(size=4, bandwidth=1e9, capacity=11e9), WORK, st.Slo(tpot=1e-4), engine="ideal")
     assert "the fastest gives" in slow.reason  # it serves fewer than a request a second
     assert slow.transfer_seconds == 0

@@ -29,7 +29,8 @@ class Facts:
     attention (1: a latent); state_heads: heads of each kind of recurrent mixer. columns: greatest common divisor of the widths
     inside feed-forward blocks, that tp divides, and expert_columns inside routed experts; block and expert_block: columns that
     share a scale (0 each: not known, or none). domain: chips of a scale-up domain that the deployment uses; whole: those it
-    has; most: chips that the machine can have; two_batch: what the engine overlaps.
+    has; most: chips that the machine can have; two_batch: what the engine overlaps. role: "prefill" or "decode" of a pool that
+    hands its cache on or takes it; "" elsewhere.
     """
 
     model: str = ""
@@ -51,6 +52,7 @@ class Facts:
     chips: Number = math.inf
     engine: str = ""
     two_batch: float = 2.0
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +78,8 @@ class Rule:
         return set(KNOWN) <= set(self.engines) if engine not in (*KNOWN, *FREE) else engine in self.engines
 
 
-def facts_of(model: Model, system: System, *, chips: int | None = None, engine: Engine | None = None) -> Facts:
-    """Return what rules ask, of `chips` of the system (by default any number) and an engine (by default any)."""
+def facts_of(model: Model, system: System, *, chips: int | None = None, engine: Engine | None = None, role: str = "") -> Facts:
+    """Return what rules ask, of `chips` of the system (by default any number), an engine (by default any) and a role."""
     shape = _shape(model)
     most = system.scale_out.size
     inside = system.scale_up.size if chips is None else min(system.scale_up.size, chips)
@@ -89,6 +91,7 @@ def facts_of(model: Model, system: System, *, chips: int | None = None, engine: 
         most=most,
         chips=most if chips is None else chips,
         engine="" if engine is None else engine.name,
+        role=role,
         two_batch=2.0 if engine is None else float(engine.scheduler.two_batch),
     )
 

@@ -11,9 +11,11 @@ import numpy as np
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
+from steptime.physics.facts import ENGINE, facts_of
 from steptime.physics.layout import Layout, show_layout
+from steptime.physics.rules import allowed
 from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.steady import Prefill, State, Transfer, aggregated, decode_pool, prefill_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Slo, Workload
@@ -171,3 +173,10 @@ def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft
     """
     sent = moving(case, layout)
     return ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)
+
+
+def runs(case: Case, layouts: Layout, role: str) -> Array:
+    """Return which layouts the engine runs in pools of a role, "prefill" or "decode": booleans of their shape."""
+    facts = facts_of(case.model, case.system, chips=case.chips, engine=case.engine, role=role)
+    found: Array = allowed(layouts, facts, (ENGINE,))
+    return found

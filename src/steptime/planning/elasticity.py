@@ -13,8 +13,8 @@ from steptime.machines.what_if import scale, settable
 from steptime.models.model import Layer, Model
 from steptime.numbers import Array, Number
 from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, Candidate, Case, state_of
-from steptime.planning.refine import decode_rate, planned_prefill, prefill_rate
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, state_of
+from steptime.planning.refine import planned_prefill, prefill_rate, seats_of
 from steptime.planning.search import UNKNOWN, chunk_sizes, readable
 from steptime.planning.steady import MOST_UTILISED, State
 
@@ -121,7 +121,8 @@ def _lowest_cost(case: Case, candidate: Candidate) -> float:
     )
     state = state_of(case, candidate, batch[:, None], chunks[None, :])
     rent = case.system.rent.typical if math.isfinite(case.system.rent.typical) else 1.0
-    cost = np.log(rent * candidate.layout.chips / state.rate)
+    most = moving(case, candidate.layout).most if candidate.mode == DISAGGREGATED else np.inf
+    cost = np.log(rent * candidate.layout.chips / np.minimum(state.rate, most))
     over = np.log(np.maximum(_violation(case, candidate, state), 1e-300))
     inside = np.where(over <= 1e-9, cost, np.inf)
     over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
@@ -158,7 +159,8 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     if not np.any(stable[-1]):
         return ("prompt queue",)
     if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + WORTH):
-        return ("saturation",)
+        faster = np.max(np.where(np.isfinite(state.tpot[-1]), state.rate[-1], 0.0)) >= now.rate * (1 + WORTH)
+        return ("prompt queue",) if faster else ("saturation",)
     tpot, ttft = aims_of(case, candidate.layout, candidate.prefill_layout, state.input_share)
     broken = {
         "speed": state.tpot > tpot,
@@ -179,7 +181,8 @@ def _prefill_limits(case: Case, candidate: Candidate, state: State) -> str:
     if prefill is None or candidate.prefill_layout is None:
         return ""
     can = prefill_rate(case, candidate, prefill)
-    if can > decode_rate(case, state, candidate, candidate.batch):
+    takes = moving(case, candidate.layout).most * candidate.layout.replicas
+    if min(can, takes) > state.rate * candidate.layout.replicas * seats_of(case, state, candidate, candidate.batch).share:
         return ""
     reads = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
-    return "transfer rate" if can < reads else "prefill rate"
+    return "transfer rate" if min(can, takes) < reads else "prefill rate"

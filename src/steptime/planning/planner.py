@@ -87,6 +87,8 @@ def plan(
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
     price = math.nan if electricity is None else read_electricity(electricity)
     check_sure(sure)
+    if sure is not None and slo == Slo():
+        raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
     check_asked(drafts, acceptance)
     case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
     layouts = fitting(case)

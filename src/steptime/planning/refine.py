@@ -63,7 +63,8 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T <= MOST_LOADED if len(batch) > 1 else np.True_
-    kept = np.logical_and(within(case, state, candidate.layout, candidate.prefill_layout), steady)
+    steady = np.logical_or(steady, seats_of(case, state, candidate, batch[:, None]).capped)
+    kept = np.logical_and(within(case, state, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(kept, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
@@ -89,8 +90,13 @@ def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> S
 
 
 def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number) -> Number:
-    """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
+    """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each.
+
+    Those of a pool at most as many as its links take caches in.
+    """
     rate: Number = state.rate * candidate.layout.replicas * seats_of(case, state, candidate, batch).share
+    if candidate.mode == DISAGGREGATED:
+        return np.minimum(rate, moving(case, candidate.layout).most * candidate.layout.replicas)
     return rate
 
 
@@ -172,7 +178,8 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
         prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
-        rate = np.minimum(state.rate * wide.replicas * in_flight(batch, wide.replicas), np.asarray(can)[:, None])
+        served = np.minimum(state.rate * in_flight(batch, wide.replicas), moving(case, wide).most) * wide.replicas
+        rate = np.minimum(served, np.asarray(can)[:, None])
     held = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)

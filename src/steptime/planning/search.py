@@ -19,7 +19,7 @@ from steptime.physics.placement import pairs
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit, runs
 from steptime.planning.drafting import decode_steps
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.seating import seated
@@ -137,7 +137,8 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
     work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
-    stable = (work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
+    alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
+    stable = ((work < MOST_UTILISED * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     decoding = load_of(decode.tpot, sequences)
     hopeful = decode.memory.fits & new & stable & (decoding <= MOST_LOADED)
     if apart is not None:
@@ -276,7 +277,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
         layout=wide, prompts=prompts[None, :], engine=engine, drafting=case.drafting, limit=limit,
     )  # fmt: skip
     each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
-    usable = np.where(pool.memory.fits, each, 0.0)
+    usable = np.where(pool.memory.fits & runs(case, wide, "prefill"), each, 0.0)
     found: list[_Reader] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
@@ -307,17 +308,18 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
     sequences = _batches_of(wide)
     given: dict[str, Any] = {"engine": case.engine, "drafting": case.drafting}
     state = decode_pool(case.model, case.system, case.workload, layout=wide, batch=sequences, **given)
+    rate = np.minimum(state.rate, moving(case, wide).most)  # links take caches in as fast as they send them
     used = np.asarray(state.memory.used / state.memory.capacity)
-    steady = load_of(state.tpot, sequences) <= MOST_LOADED
+    steady = (load_of(state.tpot, sequences) <= MOST_LOADED) & runs(case, wide, "decode")
     found: list[_Decoders] = []
     for size in np.unique(table.chips):
         rows = np.nonzero(table.chips == size)[0]
         m, b = np.nonzero(state.memory.fits[rows] & steady[rows])
         if not len(m):
             continue
-        keep = pareto(-state.tpot[rows][m, b], state.rate[rows][m, b])
+        keep = pareto(-state.tpot[rows][m, b], rate[rows][m, b])
         at = rows[m[keep]], b[keep]
-        columns = {"layout": at[0], "batch": sequences[at], "tpot": state.tpot[at], "rate": state.rate[at], "memory": used[at]}
+        columns = {"layout": at[0], "batch": sequences[at], "tpot": state.tpot[at], "rate": rate[at], "memory": used[at]}
         good = np.ones(len(keep), dtype=bool)
         for small in found:
             if _finds_place(small.chips, int(size), case.system.scale_up.size):

@@ -31,7 +31,7 @@ STOPS = {
     "memory": "the memory of a chip is full",
     "prompt queue": "prompts already arrive almost as fast as chunks can read them",
     "prefill rate": "the prefill pool takes no more requests",
-    "transfer rate": "the links out of the prefill pool carry no more KV caches",
+    "transfer rate": "the links between the pools carry no more KV caches",
     "saturation": "a larger batch would {same}, since enough sequences share the weights already",
 }
 WAITS = {
@@ -108,6 +108,12 @@ def warnings_of(case: Case) -> tuple[str, ...]:
     return (*warnings, *case.model.notes)
 
 
+def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
+    """Whether any layout keeps the limits if its typical times hold."""
+    tables = search(replace(case, sure=None), modes, layouts)
+    return any(np.any((t.tpot <= case.slo.tpot) & (t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in tables)
+
+
 def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> str:
     """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
     tables = search(replace(case, slo=Slo()), modes, layouts)
@@ -120,8 +126,12 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
             f"{case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"
         )
     if case.sure is not None:
-        return "no layout's range keeps within the limits so surely; ask for less, for a lower --sure, or for more chips"
-    fastest, soonest = float(np.min(tpot[fits])), float(np.min(ttft[fits]))
+        likely = unreachable(replace(case, sure=None), modes, layouts) if not _likely(case, modes, layouts) else ""
+        return likely or (
+            "no layout's range keeps within the limits so surely, though the typical times of some do; ask for less, for a "
+            "lower --sure, or for more chips"
+        )
+    fastest = float(np.min(tpot[fits]))
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     if fastest > case.slo.tpot:
         return (
@@ -130,9 +140,10 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
         )
     in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
+        soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in in_time)
         return (
-            f"no layout on {case.chips} chips gives a first token within {first}; the soonest at full load is "
-            f"{show(soonest, 's')}. Use more chips, a shorter prompt, or a prefix cache (--cached)"
+            f"no layout on {case.chips} chips gives a first token within {first}; the soonest is {show(soonest, 's')}. Use "
+            "more chips, a shorter prompt, or a prefix cache (--cached)"
         )
     with_speed = show(float(np.min(ttft[fits & (tpot <= case.slo.tpot)])), "s")
     return (

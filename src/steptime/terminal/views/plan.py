@@ -23,6 +23,7 @@ from steptime.planning.deployment import (
     mean_terms,
     runner_up_dearer,
 )
+from steptime.planning.drafting import step_yield
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
@@ -280,8 +281,12 @@ def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
 def _shares(plan: Plan, width: int) -> RenderableType:
     server = plan.pools[-1]
     what = "mean step, steps with a prompt chunk included" if server.mixed is not None else "decode step"
+    gained = float(step_yield(plan.workload, plan.drafting))
+    where = f"Where the {show(plan.tpot, 's')} per token go ({what})"
+    if plan.drafting.drafts:
+        where = f"Where the {show(plan.tpot * gained, 's')} of a step go ({what}; makes {gained:.3g} tokens of each user)"
     return Group(
-        heading(f"Where the {show(plan.tpot, 's')} per token go ({what})"),
+        heading(where),
         share_table(mean_terms(server), TERM_COLOURS, width, "Term"),
         resource_table(mean_resources(server), width),
     )

@@ -1,0 +1,69 @@
+"""Plans at their edges: one seat, limits that hardly anything keeps, links that are full, one token out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+import steptime as st
+from steptime.physics.drafts import cache_moved
+from steptime.planning.planner import plan
+
+SHORT = st.Workload(input_tokens=8192, output_tokens=16)
+
+
+def test_one_seat_serves_no_more_than_its_time_allows():
+    """A request keeps the only seat from the start of its prompt to its last token; M/D/1 says how long others wait."""
+    found = plan("qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=3.2), levers=False)
+    assert (found.pools[-1].batch, found.pools[-1].layout.replicas) == (1, 1)
+    lone = found.ttft + 99 * found.tpot  # with the wait for the seat
+    taken = found.requests_per_second * lone
+    assert taken < 1
+    read = plan("qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=1e9), levers=False)
+    assert found.ttft <= 3.2 + 1e-9
+    assert read.usd_per_million_output_tokens <= found.usd_per_million_output_tokens * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("engine", ["ideal", "vllm"])
+def test_a_later_first_token_never_costs_more(engine):
+    """Through the limits at which the only seat, two seats and many are best."""
+    limits = (0.245, 0.26, 0.28, 0.3, 0.4) if engine == "ideal" else (0.5, 0.8, 1.03, 1.07, 1.5)
+    asked = {"engine": engine, "levers": False}
+    rates = [plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(tpot=0.02, ttft=t), **asked).requests_per_second for t in limits]
+    assert all(later >= sooner * (1 - 0.005) for sooner, later in pairwise(rates))
+    assert rates[-1] > 0
+
+
+def test_the_soonest_first_token_that_is_told_can_be_had():
+    asked = {"engine": "ideal", "levers": False}
+    refused = plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=0.2), **asked)
+    assert not refused.feasible
+    soonest = float(refused.reason.split("the soonest is ")[1].split(" ms")[0]) / 1e3
+    assert plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 1.01), **asked).feasible
+    assert not plan("llama-3.3-70b", "hgx-h100", SHORT, st.Slo(ttft=soonest * 0.98), **asked).feasible
+
+
+def test_a_decode_pool_takes_in_no_more_caches_than_its_links_carry():
+    work = st.Workload(input_tokens=4096, output_tokens=8)
+    found = plan("llama-3.1-8b", "hgx-b200", work, modes="disaggregated", chips=64, engine="ideal", levers=False)
+    decode = found.pools[-1].layout
+    caches = found.requests_per_second * float(cache_moved(st.load_model("llama-3.1-8b"), 4096, 0))  # B/s
+    link = st.load_system("hgx-b200").scale_out.link
+    taken = caches / (int(decode.chips * decode.replicas) * link.bandwidth)
+    assert 0.3 < taken <= 0.9 + 1e-9
+
+
+def test_a_prompt_of_a_million_tokens_and_one_token_out_is_served():
+    found = plan("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1_000_000, output_tokens=1), levers=False)
+    assert found.feasible
+    assert found.requests_per_second > 0
+
+
+def test_decode_pools_of_vllm_have_no_stages():
+    """NixlConnector of vLLM 0.33 refuses them: 8 x 4090 had such a plan."""
+    work = st.Workload(input_tokens=1024, output_tokens=1024)
+    found = plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), levers=False)
+    assert found.mode == "aggregated" or int(found.pools[-1].layout.pp) == 1
+    pools = plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), modes="disaggregated", levers=False)
+    assert not pools.feasible or int(pools.pools[-1].layout.pp) == 1
