@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 import steptime as st
 from steptime.physics.drafts import cache_moved
+from steptime.planning.candidates import Candidate, state_of
 from steptime.planning.planner import plan
+from steptime.planning.seating import filled, seated
+from tests.planning.cases import case
 
 SHORT = st.Workload(input_tokens=8192, output_tokens=16)
 
@@ -67,3 +72,19 @@ def test_decode_pools_of_vllm_have_no_stages():
     assert found.mode == "aggregated" or int(found.pools[-1].layout.pp) == 1
     pools = plan("qwen3-14b", "rtx-4090-8", work, st.Slo(tpot=0.05, ttft=2), modes="disaggregated", levers=False)
     assert not pools.feasible or int(pools.pools[-1].layout.pp) == 1
+
+
+def test_seats_are_those_of_all_replicas():
+    """A prompt of 1 s and 200 x 1 s of decode: M/D/2 of 201 s, whose tokens are made in 200 of them, wherever the seats are."""
+    one = Candidate(mode="aggregated", layout=st.Layout(), batch=2)
+    state = replace(state_of(case(), one, 2, 500), tpot=np.float64(1.0), ttft=np.float64(1.0))
+    share, wait = filled(201.0, 40.0, 2)
+    for batch, replicas in ((2, 1), (1, 2)):
+        found = seated(case(), state, batch, replicas, 41.0)
+        assert bool(found.capped)
+        assert (float(found.wait), float(wait)) == (pytest.approx(40.0), pytest.approx(40.0))
+        assert float(found.share) == pytest.approx(float(share) * 200 / 201)
+        assert float(found.share) > 0.5
+    assert not bool(seated(case(), state, 2, 2, 41.0).capped)  # four seats in all: an open batch is as good
+    late = seated(case(), state, 2, 1, 0.9)
+    assert (float(late.wait), float(late.share)) == (0, 0.5)
