@@ -84,6 +84,13 @@ def test_a_range_says_which_end_misses():
 # --- the highest rate ---------------------------------------------------------------------------------------------------
 
 
+def test_without_limits_the_highest_rate_speaks_of_none():
+    shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --brief")
+    assert shown.returncode == 0, shown.stderr
+    assert "at most, where the queue does not grow yet; no limits were given" in words(shown.stdout)
+    assert "within the limits" not in words(shown.stdout)
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
     asked = "simulate llama-3.1-8b hgx-h100 --trace t.csv --ttft 0.3 --quantile p95"

@@ -324,6 +324,7 @@ def _print_rate(
 ) -> None:
     """Print the highest rate, and what was tried."""
     from steptime.physics.layout import show_layout
+    from steptime.planning.workload import Slo
     from steptime.terminal.views.rates import rate_answer, rate_view
     from steptime.terminal.views.simulation import uncached
     from steptime.terminal.views.widgets import counted, notes
@@ -335,7 +336,8 @@ def _print_rate(
     console.print(f"{what}, {given['policy'].kind} batching{played}")
     if trace is not None and given["cache"] is None:
         show(*notes(uncached(trace)), console=console)
-    show(rate_answer(found) if answering.brief else rate_view(found, console.width), console=console)
+    limited = given["slo"] != Slo()
+    show(rate_answer(found, limited) if answering.brief else rate_view(found, console.width, limited), console=console)
 
 
 def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:

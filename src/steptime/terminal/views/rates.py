@@ -15,9 +15,9 @@ from steptime.terminal.views.widgets import Grid, counted, table
 from steptime.units import show
 
 
-def rate_view(found: HighestRate, width: int) -> RenderableType:
+def rate_view(found: HighestRate, width: int, limited: bool = True) -> RenderableType:
     """Return the search for the highest rate: a plot of latency against rate, and the points."""
-    parts: list[RenderableType] = [rate_answer(found), Text()]
+    parts: list[RenderableType] = [rate_answer(found, limited), Text()]
     drawn = [p for p in found.points if math.isfinite(p.ttft) and p.rate > 0]
     if len({p.rate for p in drawn}) > 1:
         by_rate = sorted(drawn, key=lambda p: p.rate)
@@ -25,9 +25,13 @@ def rate_view(found: HighestRate, width: int) -> RenderableType:
     return Group(*parts, _tried(found))
 
 
-def rate_answer(found: HighestRate) -> Text:
-    """Say which rate is the highest within the limits, and what it is made of."""
+def rate_answer(found: HighestRate, limited: bool = True) -> Text:
+    """Say which rate is the highest within the limits, or without any the highest that is kept up with."""
     where = at(found.quantile)
+    if not limited and found.rate:
+        most = f"{found.clients:,} clients of a closed loop" if found.clients is not None else f"{found.rate:,.4g} requests/s"
+        told = " at most, where the queue does not grow yet; no limits were given: add --speed or --ttft for yours."
+        return Text.assemble((most, "bold green"), told)
     if not found.rate:
         why = next((p.why for p in found.points if p.why), "")
         none = "no number of clients is" if found.clients is not None else "no rate is"
