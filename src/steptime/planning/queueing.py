@@ -236,7 +236,7 @@ def reading(
         seconds = decode + slow_share * (slow - decode)
         full = np.minimum(load * slow / (slots * seconds), FULL)
         rate = load / (chunks * seconds)
-        odds = np.expm1(slots * full - np.log1p(-np.power(full, slots + 1)))
+        odds = np.expm1(np.minimum(slots * full - np.log1p(-np.power(full, slots + 1)), 700.0))
         odds = np.where(slots > 1, odds, full / (1 - full))
         starts = np.power(np.expm1(-rate * decode) / np.expm1(-rate * slow), 1 - power) * np.power(decode / slow, power)
         odds = odds * starts
