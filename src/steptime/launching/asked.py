@@ -165,7 +165,8 @@ def too_long(plan: Plan) -> str:
 
 def unsaid(asked: Asked, engine: str) -> list[str]:
     """Say what of a layout an engine does not run, by its rules as far as they need no more of the model than its experts."""
-    facts = replace(facts_of_engine(load_engine(engine)), experts=asked.served.routed_experts)
+    role = asked.role if asked.role != "serve" else ""
+    facts = replace(facts_of_engine(load_engine(engine)), experts=asked.served.routed_experts, role=role)
     return [
         f"{rule.reason(facts, asked.layout)}: "
         + ("expect slower steps" if rule.name.startswith("two batches") else "it will not start so")

@@ -63,7 +63,6 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     if asked.role != "serve":
         role = "kv_producer" if asked.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
-        notes += _transfers(asked)
         environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS",
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_PORT + STRIDE * replica.slot),
@@ -110,18 +109,6 @@ def _hosts(asked: Asked, replica: Replica, rank: int | None) -> list[str]:
         f"--master-port {MASTER_PORT + replica.slot}",
         *later,
     ]
-
-
-def _transfers(asked: Asked) -> list[str]:
-    """Say where the connector refuses a pool: `NixlConnector` and the checks of `VllmConfig` in release 0.33."""
-    m, notes = asked.layout, []
-    if asked.role == "decode" and m.pp > 1:
-        notes.append("NixlConnector refuses pipeline stages in a decode pool: it will not start so")
-    if m.cp not in (1, m.group):
-        notes.append(
-            f"NixlConnector wants contexts divided over all {int(m.group)} chips of a group or none: it will not start so"
-        )
-    return notes
 
 
 # --- experts ------------------------------------------------------------------------------------------------------------

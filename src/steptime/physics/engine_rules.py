@@ -329,7 +329,9 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         engines=("vllm",),
         says="no pipeline stages in the decode pool of a disaggregated deployment",
         holds=lambda f, x: (axis(x.pp) == 1) | (f.role != "decode"),
-        reason=lambda f, x: f"pp={x.pp}: {_who(f)} hands no cache on to a decode pool with pipeline stages",
+        reason=lambda f, x: (
+            f"pp={x.pp}: {_who(f)} refuses pipeline stages in a decode pool: it hands no cache on to a decode pool with them"
+        ),
         sources={
             "vllm": f"{VLLM}/pull/45880: pipeline parallelism of the decode side is not planned; "
             "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py of release 0.33"
@@ -341,7 +343,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         engines=("vllm",),
         says="in pools, cp is 1 or all chips of an attention group",
         holds=lambda f, x: (axis(x.cp) == 1) | (axis(x.cp) == axis(x.group)) | (f.role == ""),
-        reason=lambda f, x: f"cp={x.cp}: {_who(f)} hands on contexts that all {x.group} chips of a group divide, or none",
+        reason=lambda f, x: f"cp={x.cp}: {_who(f)} hands on contexts divided over all {x.group} chips of a group or none",
         sources={"vllm": f"{VLLM} vllm/config/vllm.py of release 0.33: NixlConnector and decode context parallelism"},
     ),
 )

@@ -13,7 +13,6 @@ import numpy as np
 
 from steptime.numbers import Array, Number
 from steptime.planning.candidates import Case
-from steptime.planning.drafting import decode_steps, step_yield
 from steptime.planning.queueing import LEVELS, queue_share
 from steptime.planning.steady import MOST_UTILISED, State, in_flight
 
@@ -41,7 +40,7 @@ def seated(case: Case, state: State, batch: Number, replicas: Number, ttft: Numb
     left = np.where(comes, ttft - np.where(comes, state.ttft, 0.0), -np.inf)
     room = np.minimum(left, PATIENCE * life)
     share, wait = filled(life, room, np.asarray(batch * replicas))
-    answering = decode_steps(case.workload, case.drafting) * step_yield(case.workload, case.drafting) * state.tpot
+    answering = np.maximum(1.0, case.workload.output_tokens - 1) * state.tpot
     share = share * np.where(life > 0, answering / np.where(life > 0, life, 1.0), 0.0)
     capped = share > open_share
     return Seating(share=np.where(capped, share, open_share), wait=np.where(capped, wait, 0.0), capped=capped)

@@ -21,7 +21,7 @@ from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.candidates import Case
 from steptime.planning.deployment import Plan, best_change, mean_resources
 from steptime.planning.elasticity import IN_WORDS
-from steptime.planning.search import fitting, room_of, search
+from steptime.planning.search import fitting, ranked, room_of, search
 from steptime.planning.workload import Slo
 from steptime.units import show
 
@@ -110,8 +110,8 @@ def warnings_of(case: Case) -> tuple[str, ...]:
 
 def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
     """Whether any layout keeps the limits if its typical times hold."""
-    tables = search(replace(case, sure=None), modes, layouts)
-    return any(np.any((t.tpot <= case.slo.tpot) & (t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in tables)
+    typical = replace(case, sure=None, aim=(1.0, 1.0))
+    return bool(ranked(typical, search(typical, modes, layouts), 1))
 
 
 def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> str:
