@@ -16,7 +16,8 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case
 from steptime.planning.elasticity import binding, changes_of, elasticities, scaled_cache
-from steptime.planning.steady import decode_pool, prefill_pool
+from steptime.planning.prefilling import prefill_pool
+from steptime.planning.steady import decode_pool
 from tests.conftest import engine, machine, one_matrix, sparse_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5

@@ -11,9 +11,9 @@ import pytest
 import steptime as st
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, prefill_of, state_of
 from steptime.planning.planner import plan
+from steptime.planning.prefilling import first_token
 from steptime.planning.refine import best
 from steptime.planning.search import fitting, ranked, search
-from steptime.planning.steady import first_token
 from tests.conftest import engine, machine
 from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, shared
 

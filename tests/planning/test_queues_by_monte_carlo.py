@@ -52,6 +52,18 @@ def test_a_train_that_takes_all_who_wait():
     assert float(passes(0.3 * 16, PassTime(first=1.0), 16).wait) == pytest.approx(0.499, abs=0.001)  # not 0.15
 
 
+def test_a_server_that_changes_between_two_states():
+    """Passes that jump where a group has a second request, 1, 3 and 8 replicas, below the jump, above it and between."""
+    replicas, rate, first, more, kink, jump, beyond, seats, prompts, wait, service = column("two_states")
+    time = PassTime(first=first, more=more, kink=kink, jump=jump, beyond=beyond)
+    found = passes(rate, time, seats, replicas=replicas)
+    assert found.prompts == pytest.approx(prompts, rel=0.035)
+    assert found.wait + found.service == pytest.approx(wait + service, rel=0.045)
+    assert np.mean(np.abs((found.wait + found.service) / (wait + service) - 1)) < 0.015
+    hopeful = passes(rate, PassTime(first=first, more=more, kink=kink, beyond=beyond), seats, replicas=replicas)
+    assert np.min((hopeful.wait + hopeful.service) / (wait + service)) < 0.75  # where the jump is left out
+
+
 def test_groups_that_share_a_clock():
     """1 to 72 groups, prompts of 1 and 4 chunks: mean step and time to the end of a prompt at the same rate of prompts."""
     groups, chunks, quiet, first, more, rate, step, ended = column("lockstep")

@@ -15,9 +15,10 @@ from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal
 from steptime.planning import search as searching
 from steptime.planning.candidates import AGGREGATED, COLUMNS, DISAGGREGATED, Case, prefill_of, state_of
+from steptime.planning.prefilling import first_token, prefill_pool
 from steptime.planning.refine import matched_rate
 from steptime.planning.search import batches, chunk_sizes, fitting, ranked, search
-from steptime.planning.steady import aggregated, decode_pool, first_token, prefill_pool
+from steptime.planning.steady import aggregated, decode_pool
 from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)

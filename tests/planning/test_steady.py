@@ -14,18 +14,17 @@ from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning.closed import closed_loop, closed_ttft, running_of
+from steptime.planning.prefilling import first_token, prefill_pool
 from steptime.planning.steady import (
     Transfer,
     aggregated,
     chunks_of,
     decode_pool,
     decode_steps,
-    first_token,
     fresh_tokens,
     in_flight,
     longest_prefix,
     mean_context,
-    prefill_pool,
     seats_for,
     transfer_of,
     ttft_seen,
@@ -252,18 +251,29 @@ def test_a_pool_that_only_prefills():
     """Two prompts a group of four: passes of up to eight, four of them side by side; a quarter of the prompt is cached."""
     layout, cached = Layout(dp=4, ep=4, microbatches=2), replace(WORK, cached_share=0.25)
     pool = prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL)
-    one, four, five, eight = (  # a third of the seats beyond one a group stand at five
+    one, four, six, eight = (  # half of the groups have both prompts at six
         float(prefill_step(SPARSE, CHIP, tokens=750, prompts=n, prefix=250, layout=layout, engine="ideal").total)
-        for n in (1, 4, 5, 8)
+        for n in (1, 4, 6, 8)
     )
     assert (pool.seats, pool.step.total) == (8, eight)
-    assert pool.time(np.array([1, 4, 5, 8])) == pytest.approx([one, four, five, eight])
-    assert pool.time(np.array([2, 6])) == pytest.approx([one + (four - one) / 3, five + (eight - five) / 3])
+    assert pool.time(np.array([1, 4, 6, 8])) == pytest.approx([one, four, six, eight])
+    assert pool.time(np.array([2, 5, 7])) == pytest.approx([one + (four - one) / 3, (four + six) / 2, (six + eight) / 2])
     assert pool.rate == pytest.approx(8 / eight)
     assert (pool.late, pool.most_utilised) == (0, pytest.approx(0.9))
     assert pool.memory.cache == pytest.approx(4 * 1e4 * 1000)  # a pass under way and one being sent: 16 over four groups
     assert pool.memory.activations == pytest.approx(2 * 750 / 2 * 2 * 2000)
     assert prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL, limit=1e-6).most_utilised == 0
+
+
+def test_a_group_with_a_second_prompt_holds_up_all_others():
+    """12 groups: the thirteenth prompt makes one group work twice as long, and the pass half as long again."""
+    model, system, engine = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72"), st.load_engine("vllm")
+    work, layout = st.Workload(input_tokens=8192, output_tokens=1024), Layout(dp=12, ep=12, microbatches=2, redundant_experts=8)
+    time = prefill_pool(model, system, work, layout=layout, prompts=2, engine=engine).time
+    counts = np.array([1, 12, 13, 18, 24])
+    steps = prefill_step(model, system, tokens=8192, prompts=counts, layout=layout, engine=engine).total
+    assert time(counts) == pytest.approx(steps, rel=1e-9)
+    assert float(steps[2]) > 1.4 * float(steps[1])
 
 
 def test_how_busy_a_prefill_pool_may_be():

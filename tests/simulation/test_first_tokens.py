@@ -12,7 +12,8 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
-from steptime.planning.steady import aggregated, first_token, prefill_pool
+from steptime.planning.prefilling import first_token, prefill_pool
+from steptime.planning.steady import aggregated
 from steptime.simulation.policy import Policy
 from steptime.simulation.run import simulate
 from steptime.simulation.traffic import Lengths, Traffic, open_loop

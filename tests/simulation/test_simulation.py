@@ -331,16 +331,16 @@ def test_a_lone_prompt_waits_for_its_own_attention_group():
 
 
 @pytest.mark.parametrize("engine", ["vllm", "ideal"])
-@pytest.mark.parametrize("prompts", [1, 2, 4, 8])
+@pytest.mark.parametrize("prompts", [1, 2, 4, 8, 9, 13, 16])
 def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, engine):
     """Experts see the rows of all groups, all else those of the busiest: the same step as `mixed_step` of so many prompts."""
     model, system, layout = st.load_model("deepseek-v3"), st.load_system("hgx-h200"), st.Layout(dp=8, ep=8)
     batch, context, tokens = 480, 2250.0, 512
     given = {"layout": layout, "engine": st.load_engine(engine)}
-    found = pace_of(model, system, max_sequences=batch, token_budget=600, contexts=(2000.0, 2500.0), **given).rates
+    found = pace_of(model, system, max_sequences=batch, token_budget=1200, contexts=(2000.0, 2500.0), **given).rates
     pairs = tokens * (tokens + 1) / 2
     sums = prompts * tokens, prompts * pairs, float(prompts * tokens), prompts
-    took = loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens)
+    took = loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens, 1200)
     expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
     assert took == pytest.approx(float(expected), rel=0.045)
 

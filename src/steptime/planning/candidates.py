@@ -17,7 +17,8 @@ from steptime.physics.facts import ENGINE, facts_of
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.rules import allowed
 from steptime.planning.drafting import NONE, Drafting
-from steptime.planning.steady import Prefill, State, Transfer, aggregated, decode_pool, prefill_pool, transfer_of, ttft_seen
+from steptime.planning.prefilling import Prefill, prefill_pool
+from steptime.planning.steady import State, Transfer, aggregated, decode_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Slo, Workload
 
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"

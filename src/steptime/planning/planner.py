@@ -34,12 +34,13 @@ from steptime.planning.deployment import Drafted, Plan, Point, Pool
 from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
 from steptime.planning.elasticity import binding, elasticities
 from steptime.planning.levers import best_drafting, lever_sentence, levers_of
+from steptime.planning.prefilling import Prefill
 from steptime.planning.ranges import candidate_ranges, distances_of
 from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill, seats_of
 from steptime.planning.search import fitting, ranked, search
 from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
 from steptime.planning.served import what_is_served
-from steptime.planning.steady import Prefill, State, decode_pool
+from steptime.planning.steady import State, decode_pool
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)

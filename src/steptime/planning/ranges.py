@@ -12,8 +12,9 @@ from steptime.physics.engine import Engine
 from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
 from steptime.planning.aims import ways_of
 from steptime.planning.candidates import Candidate, Case, prefill_of, state_of
+from steptime.planning.prefilling import Prefill
 from steptime.planning.refine import first_token_of, matched_rate
-from steptime.planning.steady import Prefill, State
+from steptime.planning.steady import State
 
 Range = tuple[float, float]
 

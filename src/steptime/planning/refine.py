@@ -16,21 +16,10 @@ from steptime.numbers import Number
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
+from steptime.planning.prefilling import Prefill, first_token, prefill_pool
 from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes, readable
 from steptime.planning.seating import Seating, seated
-from steptime.planning.steady import (
-    MOST_LOADED,
-    MOST_UTILISED,
-    Prefill,
-    State,
-    aggregated,
-    decode_pool,
-    first_token,
-    in_flight,
-    load_of,
-    prefill_pool,
-    ttft_seen,
-)
+from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, decode_pool, in_flight, load_of, ttft_seen
 
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined

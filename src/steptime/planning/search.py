@@ -21,18 +21,17 @@ from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit, runs
 from steptime.planning.drafting import decode_steps
+from steptime.planning.prefilling import Prefill, prefill_pool
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.seating import seated
 from steptime.planning.steady import (
     MOST_LOADED,
     MOST_UTILISED,
-    Prefill,
     State,
     aggregated,
     decode_pool,
     fresh_tokens,
     load_of,
-    prefill_pool,
     ttft_seen,
 )
 from steptime.planning.workload import Workload

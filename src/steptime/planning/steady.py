@@ -23,7 +23,6 @@ one, so that a chip needs room for more than the mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +37,12 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
-from steptime.planning.queueing import PassTime, highest_utilisation, passes, queue_wait, reading
+from steptime.planning.queueing import queue_wait, reading
 from steptime.planning.workload import Workload
 
 SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
 MOST_LOADED = 0.9  # of the rate that ever larger batches would tend to: beyond it 1 % more requests make tokens 10 % slower
-BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,93 +254,6 @@ def in_flight(batch: Number, replicas: Number) -> Array:
     """
     share: Array = 1 - 1 / (np.asarray(batch, dtype=np.float64) * replicas)
     return share
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
-    """A replica that only prefills: arrays of one shape.
-
-    time of a pass by its prompts, up to `seats`; late: how much longer a prompt is under way than a pass takes, through the
-    stages of a pipeline, over the pass; rate of full passes [requests/s]; most_utilised: the highest utilisation within the
-    limit [share]; memory of a chip [B]; step: a full pass.
-    """
-
-    time: PassTime
-    late: Array
-    seats: Number
-    rate: Array
-    most_utilised: Array
-    memory: Memory
-    step: Step
-
-
-def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, seats: Array) -> PassTime:
-    """Return the time of passes of any number of prompts, by lines between one, one a group, a third of the seats, and all.
-
-    total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`.
-    """
-    one = total(1) if np.any(seats > 1) else full
-    side = full if np.all(seats == groups) else total(groups)
-    bend = np.maximum(groups + (seats - groups) // BEND, groups + (seats > groups))
-    bent = total(bend) if np.any(bend < seats) else full
-    return PassTime(
-        first=one,
-        more=np.maximum(side - one, 0.0) / np.maximum(groups - 1, 1),
-        kink=groups,
-        beyond=np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1),
-        bend=bend,
-        far=np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1),
-    )
-
-
-def prefill_pool(
-    model: Model,
-    system: System,
-    workload: Workload,
-    *,
-    layout: Layout,
-    prompts: Number,
-    engine: Engine,
-    drafting: Drafting = NONE,
-    limit: Number = np.inf,
-) -> Prefill:
-    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
-
-    limit [s]: on the time from arrival to the end of the pass.
-    """
-    fresh = fresh_tokens(workload)
-    seats = np.asarray(prompts * layout.dp)
-    given: dict[str, Any] = {
-        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
-    }  # fmt: skip
-    step = drafted_step(model, system, prompts=seats, **given)
-    time = _pass_time(lambda prompts: drafted_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
-    late = step.latency / step.total - 1
-    return Prefill(
-        time=time,
-        late=late,
-        seats=seats,
-        rate=seats / step.total,
-        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas),
-        memory=drafted_memory(
-            model,
-            system,
-            drafts=drafting.drafts,
-            batch=2 * seats,  # one pass under way, one being sent on
-            context=workload.input_tokens,
-            layout=layout,
-            engine=engine,
-            step_tokens=prompts * fresh / layout.microbatches,
-        ),
-        step=step,
-    )
-
-
-def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
-    """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
-    found = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
-    read: Number = found.wait + found.service * (1 + prefill.late)
-    return read
 
 
 def ttft_seen(

@@ -79,19 +79,32 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
 
 @compiled
 def mixed_time(
-    rates: Rates, b: int, context: float, rows: int, pairs: float, keys: float, chunks: int, longest: int, hardest: float
+    rates: Rates,
+    b: int,
+    context: float,
+    rows: int,
+    pairs: float,
+    keys: float,
+    chunks: int,
+    longest: int,
+    hardest: float,
+    most: int,
 ) -> Any:
-    """Seconds of a step with `rows` prompt tokens beside `b` decoding sequences.
+    """Seconds of a step with `rows` prompt tokens in `chunks` beside `b` decoding sequences.
 
-    longest [tokens]: its longest chunk, and hardest [s]: the most attention of one. The group that reads them works while the
-    others wait for it; experts work on the rows of all groups.
+    longest [tokens]: its longest chunk, and hardest [s]: the most attention of one; most [tokens] that a group reads. Chunks
+    are dealt out to the groups: the one that has most works while the others wait, and experts work on the rows of all groups.
     """
     seconds = run_time(rates, b, context, 0.0, 1) + rates.chunk * chunks + rows_time(rates.rows, b, rows)
     attention = rates.pair * pairs + rates.key * keys
-    if rates.groups == 1:
+    groups = rates.groups
+    if groups == 1:
         return seconds + attention
-    each, before = (rows + rates.groups - 1) // rates.groups, (b + rates.groups - 1) // rates.groups
-    return seconds + rows_time(rates.own, before, max(longest, each)) + max(attention, rates.groups * hardest)
+    each, before = (rows + groups - 1) // groups, (b + groups - 1) // groups
+    turns = (chunks + groups - 1) // groups
+    busiest = max(longest, each, min(most, (rows * turns + chunks - 1) // chunks))
+    hardest = max(hardest, attention * busiest / rows)
+    return seconds + rows_time(rates.own, before, busiest) + groups * hardest
 
 
 @compiled
@@ -260,7 +273,8 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
-            seconds = load + mixed_time(rates, b, context, rows, pairs, keys, chunks, longest, hardest)
+            reads = FAR if static else min(rules.reads, (rules.budget + rates.groups - 1) // rates.groups)
+            seconds = load + mixed_time(rates, b, context, rows, pairs, keys, chunks, longest, hardest, reads)
         if rules.kind == TRAIN:
             seconds = n * rules.interval * max(1.0, np.ceil(seconds / (n * rules.interval) - ROUND))
         free = float(p.count[r, FREE])

@@ -64,8 +64,11 @@ class Server:
             time += rates.chunk * len(chunks) + _added(rates.rows, b, total)
             if rates.groups == 1:
                 return float(time + sum(attention))
-            longest = max(*(c for c, _ in chunks), -(-total // rates.groups))
-            time += _added(rates.own, -(-b // rates.groups), longest) + max(sum(attention), rates.groups * max(attention))
+            most = total if rules.kind == STATIC else min(rules.reads, -(-rules.budget // rates.groups))
+            dealt = -(-total * -(-len(chunks) // rates.groups) // len(chunks))  # chunks of mean size to the busiest group
+            busiest = max(*(c for c, _ in chunks), -(-total // rates.groups), min(most, dealt))
+            time += _added(rates.own, -(-b // rates.groups), busiest)
+            time += rates.groups * max(*attention, sum(attention) * busiest / total)
         return float(time)
 
     def blocks(self, job: Job, more: int = 0) -> int:

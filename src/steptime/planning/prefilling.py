@@ -1,0 +1,121 @@
+"""Pools of replicas that only read prompts: the time of their passes, what they deliver, and how long a prompt is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.numbers import Array, Number
+from steptime.physics.drafts import drafted_memory, drafted_step
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
+from steptime.physics.memory import Memory
+from steptime.physics.step import Step
+from steptime.planning.drafting import NONE, Drafting
+from steptime.planning.queueing import PassTime, highest_utilisation, passes
+from steptime.planning.steady import MOST_UTILISED, fresh_tokens
+from steptime.planning.workload import Workload
+
+BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """A replica that only prefills: arrays of one shape.
+
+    time of a pass by its prompts, up to `seats`; late: how much longer a prompt is under way than a pass takes, through the
+    stages of a pipeline, over the pass; rate of full passes [requests/s]; most_utilised: the highest utilisation within the
+    limit [share]; memory of a chip [B]; step: a full pass.
+    """
+
+    time: PassTime
+    late: Array
+    seats: Number
+    rate: Array
+    most_utilised: Array
+    memory: Memory
+    step: Step
+
+
+def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, seats: Array) -> PassTime:
+    """Return the time of passes of any number of prompts: by lines between some, with a jump where a group has a second one.
+
+    total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`. Looked at are one prompt, one a group,
+    one more than that, and, for the bend, half of the groups with all of theirs (of one group, a third of the seats).
+    """
+    groups, seats = (np.broadcast_to(x, np.shape(full)) for x in (groups, seats))
+    if np.all(seats == 1):
+        return PassTime(first=full)
+    several = groups > 1
+    more_than = np.minimum(groups + 1, seats)
+    bend = np.clip(np.where(several, seats - groups // 2, groups + (seats - groups) // BEND), more_than, seats)
+    one_each = bool(np.all(seats == groups))
+    looked_at = [np.ones_like(seats)] if one_each else [np.ones_like(seats), groups, more_than, bend]
+    one, side, after, bent = [*total(np.stack(looked_at)), *(full,) * 3][:4]
+    beyond = np.maximum(bent - after, 0.0) / np.maximum(bend - more_than, 1)
+    jump = np.where(several & (seats > groups), np.maximum(after - side - beyond, 0.0), 0.0)
+    beyond = np.where(jump > 0, beyond, np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1))
+    return PassTime(
+        first=one,
+        more=np.maximum(side - one, 0.0) / np.maximum(groups - 1, 1),
+        kink=groups,
+        jump=jump,
+        beyond=beyond,
+        bend=bend,
+        far=np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1),
+    )
+
+
+def prefill_pool(
+    model: Model,
+    system: System,
+    workload: Workload,
+    *,
+    layout: Layout,
+    prompts: Number,
+    engine: Engine,
+    drafting: Drafting = NONE,
+    limit: Number = np.inf,
+) -> Prefill:
+    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
+
+    limit [s]: on the time from arrival to the end of the pass.
+    """
+    fresh = fresh_tokens(workload)
+    seats = np.asarray(prompts * layout.dp)
+    given: dict[str, Any] = {
+        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    }  # fmt: skip
+    step = drafted_step(model, system, prompts=seats, **given)
+    time = _pass_time(lambda prompts: drafted_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
+    late = step.latency / step.total - 1
+    return Prefill(
+        time=time,
+        late=late,
+        seats=seats,
+        rate=seats / step.total,
+        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas),
+        memory=drafted_memory(
+            model,
+            system,
+            drafts=drafting.drafts,
+            batch=2 * seats,  # one pass under way, one being sent on
+            context=workload.input_tokens,
+            layout=layout,
+            engine=engine,
+            step_tokens=prompts * fresh / layout.microbatches,
+        ),
+        step=step,
+    )
+
+
+def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
+    """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
+    found = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
+    read: Number = found.wait + found.service * (1 + prefill.late)
+    return read
