@@ -70,7 +70,4 @@ def test_nothing_gets_dearer_in_a_few_plans():
 
 @pytest.mark.slow
 def test_nothing_gets_dearer_in_three_thousand_plans():
-    """But for two that are known, of 2.3 % each: numbers 296 and 348, of pools whose batches a search tries in steps."""
-    found = broken(1, BASES)
-    assert {line.split()[0] for line in found} <= {"296", "348"}, found
-    assert all(float(line.split()[-1].rstrip("%")) > -2.5 for line in found), found
+    assert broken(1, BASES) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -13,11 +14,12 @@ from steptime.physics.facts import ENGINE, facts_of_engine
 from steptime.physics.layout import Layout
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal
-from steptime.planning import search as searching
+from steptime.planning import matching
 from steptime.planning.candidates import AGGREGATED, COLUMNS, DISAGGREGATED, Case, prefill_of, state_of
+from steptime.planning.matching import batches
 from steptime.planning.prefilling import first_token, prefill_pool
 from steptime.planning.refine import matched_rate
-from steptime.planning.search import batches, chunk_sizes, fitting, ranked, search
+from steptime.planning.search import chunk_sizes, fitting, ranked, search
 from steptime.planning.steady import aggregated, decode_pool
 from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
 
@@ -153,55 +155,67 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(mode
 @pytest.mark.parametrize("slo", [st.Slo(), st.Slo(ttft=0.02)])
 @pytest.mark.parametrize("up", [1e30, 2e9])
 def test_pools_apart_are_matched_for_the_highest_rate(slo, up):
-    """Of every two layouts the best prefill replica of its size, and every number of them; links carry nine tenths at most."""
+    """Every two sizes in every number: the best of all prefill layouts is reached; links carry nine tenths at most."""
     given = case(slo=slo, system=machine(size=4, capacity=11e9, up=up))
     layouts = [m for m in fitting(given) if m.microbatches == m.pp]
     (table,) = search(given, (DISAGGREGATED,), layouts)
-    rates = {}
-    for size in {m.chips for m in layouts}:
-        found = []
-        for layout, prompts in product([m for m in layouts if m.chips == size], (1, 2, 4, 8, 16)):
-            sent = 1e7 / (up * size)  # a cache over the links of all its chips
-            pool = prefill_pool(
-                given.model, given.system, WORK, layout=layout, prompts=prompts, engine=IDEAL, limit=slo.ttft - sent
-            )
-            if pool.memory.fits and pool.most_utilised > 0:
-                usable = min(float(pool.rate * pool.most_utilised), 0.9 * layout.dp / (1e7 / (up * layout.group * layout.pp)))
-                found.append((usable, float(pool.rate), pool))
-        if found:
-            rates[size] = max(found, key=lambda one: one[0])
+
+    @cache
+    def usable(layout, prompts, replicas):
+        """Requests/s of each of so many replicas, and its pool."""
+        moved = 1e7 / (up * layout.group * layout.pp)
+        pool = prefill_pool(
+            given.model, given.system, WORK,
+            layout=replace(layout, replicas=replicas), prompts=prompts, engine=IDEAL, limit=slo.ttft - moved,
+        )  # fmt: skip
+        each = float(pool.rate * pool.most_utilised) if pool.memory.fits else 0.0
+        return min(each, 0.9 * layout.dp / moved), pool
+
+    def most(size, replicas):
+        ways = product([m for m in layouts if m.chips == size], (1, 2, 4, 8, 16))
+        return max(usable(layout, prompts, replicas)[0] for layout, prompts in ways)
+
     assert len(table)
+    highest: dict[tuple[int, ...], float] = {}
+    for i in range(len(table)):
+        candidate = table.row(i)
+        key = (candidate.prefill_layout.chips, int(table.layout[i]), candidate.batch)
+        highest[key] = max(highest.get(key, 0.0), float(table.rate[i]))
     for i in range(0, len(table), max(1, len(table) // 40)):
         candidate = table.row(i)
         assert candidate.mode == DISAGGREGATED
         size, other = candidate.prefill_layout.chips, candidate.layout.chips
-        usable, rate, _ = rates[size]
         state = state_of(given, candidate, candidate.batch, 1)
 
         def served(replicas: int, batch=candidate.batch, each=float(state.rate)) -> float:
             return each * max(replicas * batch - 1, 0) / batch
 
-        best_rate = max(min(n * usable, served((4 - n * size) // other)) for n in range(1, (4 - other) // size + 1))
         readers, decoders = candidate.prefill_layout.replicas, candidate.layout.replicas
-        assert table.rate[i] == pytest.approx(best_rate)
-        assert table.rate[i] == pytest.approx(min(readers * usable, served(decoders)))
+        each, pool = usable(replace(candidate.prefill_layout, replicas=1), candidate.prompts, readers)
+        assert table.rate[i] == pytest.approx(min(readers * each, served(decoders)))
+        best_rate = max(min(n * most(size, n), served((4 - n * size) // other)) for n in range(1, (4 - other) // size + 1))
+        assert highest[size, int(table.layout[i]), candidate.batch] == pytest.approx(best_rate)
         assert table.tpot[i] == pytest.approx(float(state.tpot))
-        pool = prefill_of(given, candidate)
-        assert pool.rate == pytest.approx(rate)
-        assert table.utilisation[i] == pytest.approx(best_rate / (readers * rate))
+        assert table.utilisation[i] == pytest.approx(table.rate[i] / (readers * float(pool.rate)))
         moved = 1e7 / (up * candidate.prefill_layout.group * candidate.prefill_layout.pp)
-        busy = best_rate / readers * moved / candidate.prefill_layout.dp
+        busy = table.rate[i] / readers * moved / candidate.prefill_layout.dp
         sent = moved + moved / 2 * busy / (1 - busy)
         assert table.ttft[i] == pytest.approx(float(first_token(pool, table.utilisation[i], readers)) + sent)
         assert table.memory[i] == pytest.approx(float(state.memory.used / state.memory.capacity))
         assert table.memory[i] <= 1
         assert readers * size + decoders * other <= 4
+    readable = {m.chips for m in layouts if most(m.chips, 1) > 0}
     sizes = {(table.row(i).prefill_layout.chips, table.row(i).layout.chips) for i in range(len(table))}
-    assert sizes <= {(size, other) for size in rates for other in {m.chips for m in layouts} if size + other <= 4}
+    assert sizes <= {(size, other) for size in readable for other in {m.chips for m in layouts} if size + other <= 4}
     kept = {  # a size whose chips smaller replicas use as well is not tried
         size
-        for size, (usable, _, _) in rates.items()
-        if not any(size % less == 0 and rates[less][0] / less >= usable / size for less in rates if less < size)
+        for size in readable
+        if not any(
+            size % less == 0
+            and all(size // less * most(less, size // less * n) >= most(size, n) for n in range(1, 4 // size + 1))
+            for less in readable
+            if less < size
+        )
     }
     assert {size for size, _ in sizes} == {size for size in kept if size < 4}
 
@@ -213,8 +227,8 @@ def test_sizes_that_smaller_ones_replace_are_not_missed(monkeypatch, model, size
     given = case({"dense": one_matrix(heads=12), "sparse": SPARSE}[model], machine(size=size, capacity=11e9), chips=16)
     layouts = [m for m in fitting(given) if m.microbatches == m.pp]
     (found,) = search(given, (DISAGGREGATED,), layouts)
-    monkeypatch.setattr(searching, "_beaten", lambda tpot, *_: np.zeros(len(tpot), dtype=bool))
-    monkeypatch.setattr(searching, "_replaces", lambda *_: False)
+    monkeypatch.setattr(matching, "_beaten", lambda tpot, *_: np.zeros(len(tpot), dtype=bool))
+    monkeypatch.setattr(matching, "_replaces", lambda *_: False)
     (every,) = search(given, (DISAGGREGATED,), layouts)
     assert len(found) < len(every)
     for tpot, rate in zip(every.tpot, every.rate, strict=True):

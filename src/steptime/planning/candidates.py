@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from steptime.physics.facts import ENGINE, facts_of
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.rules import allowed
 from steptime.planning.drafting import NONE, Drafting
-from steptime.planning.prefilling import Prefill, prefill_pool
+from steptime.planning.prefilling import Prefill, passing, within_limit
 from steptime.planning.steady import State, Transfer, aggregated, decode_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Slo, Workload
+
+Found = TypeVar("Found")
 
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
@@ -29,6 +31,7 @@ class Case:
     """Everything that a plan is made for.
 
     sure: probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
+    found: what is known of it already, by `known`.
     """
 
     model: Model
@@ -40,6 +43,7 @@ class Case:
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
     drafting: Drafting = NONE
+    found: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def rent(self) -> Number:
@@ -134,9 +138,27 @@ def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
 def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
     """Return the steady state of one replica of the candidate at any batch and chunk."""
     given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine, "drafting": case.drafting}
+    of = (case.model, case.system, case.workload)
+    key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
     if candidate.mode == AGGREGATED:
-        return aggregated(case.model, case.system, case.workload, chunk=chunk, **given)
+        return known(case, key, lambda: aggregated(*of, chunk=chunk, **given))
+    return known(case, key, lambda: decoding(case, candidate.layout, batch))
+
+
+def decoding(case: Case, layout: Layout, batch: Number) -> State:
+    """Return the steady state of a replica of `layout` that only decodes."""
+    given: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "drafting": case.drafting}
     return decode_pool(case.model, case.system, case.workload, **given)
+
+
+def known(case: Case, key: tuple[object, ...] | None, find: Callable[[], Found]) -> Found:
+    """Return what `find` finds, once for each key; every time for None."""
+    if key is None:
+        return find()
+    if key not in case.found:
+        case.found[key] = find()
+    found: Found = case.found[key]
+    return found
 
 
 def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
@@ -146,17 +168,11 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
     """
     if candidate.prefill_layout is None:
         return None
-    layout = candidate.prefill_layout
-    return prefill_pool(
-        case.model,
-        case.system,
-        case.workload,
-        layout=layout,
-        prompts=candidate.prompts,
-        engine=case.engine,
-        drafting=case.drafting,
-        limit=pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft),
-    )
+    layout, prompts = candidate.prefill_layout, candidate.prompts
+    given: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "drafting": case.drafting}
+    pool = known(case, ("prefill", layout, prompts), lambda: passing(case.model, case.system, case.workload, **given))
+    limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
+    return within_limit(pool, limit, layout.replicas)
 
 
 def moving(case: Case, layout: Layout) -> Transfer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +10,12 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.machines.what_if import scale, settable
 from steptime.models.model import Layer, Model
-from steptime.numbers import Array, Number
+from steptime.numbers import Array, Number, distinct
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, state_of
+from steptime.planning.matching import UNKNOWN
 from steptime.planning.refine import planned_prefill, prefill_rate, seats_of
-from steptime.planning.search import UNKNOWN, chunk_sizes, readable
+from steptime.planning.search import chunk_sizes, readable
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -34,13 +34,6 @@ def scaled_cache(model: Model, factor: float) -> Model:
     return replace(model, layers=layers, draft=draft)
 
 
-def _machine(path: str) -> Callable[[Case, float], Case]:
-    def changed(case: Case, factor: float) -> Case:
-        return replace(case, system=scale(case.system, path, factor))
-
-    return changed
-
-
 MACHINE = {
     "hbm_bandwidth": "chip.hbm.bandwidth",
     "hbm_capacity": "chip.hbm.capacity",
@@ -48,19 +41,14 @@ MACHINE = {
     "scale_up_bandwidth": "scale_up.bandwidth",
     "scale_out_bandwidth": "scale_out.bandwidth",
 }
-CHANGES: dict[str, Callable[[Case, float], Case]] = {
-    **{name: _machine(path) for name, path in MACHINE.items()},
-    "kv_bytes": lambda case, factor: replace(case, model=scaled_cache(case.model, factor)),
-    "rent": _machine("rent"),
-}
-
+KV_BYTES, RENT = "kv_bytes", "rent"
 
 IN_WORDS = {
     "hbm_bandwidth": "HBM bandwidth",
     "hbm_capacity": "HBM capacity",
     "scale_up_bandwidth": "scale-up bandwidth",
     "scale_out_bandwidth": "scale-out bandwidth",
-    "kv_bytes": "KV bytes",
+    KV_BYTES: "KV bytes",
 }
 
 
@@ -69,7 +57,7 @@ def changes_of(system: System) -> list[str]:
     paths = settable(system)
     needed = {name: path for name, path in MACHINE.items() if path != "chip.peak" and path not in paths}
     rented = math.isfinite(system.rent.typical) and system.rent.typical > 0
-    return [name for name in CHANGES if name not in needed and (name != "rent" or rented)]
+    return [*(name for name in MACHINE if name not in needed), KV_BYTES, *([RENT] if rented else [])]
 
 
 def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:
@@ -78,11 +66,23 @@ def elasticities(case: Case, candidate: Candidate) -> dict[str, float]:
     -0.6 means that a figure 10 % higher makes tokens about 6 % cheaper. Forward differences with a step of 10 %. The
     numbers of prefill and decode replicas are taken as divisible, so that the matching of whole replicas adds no steps.
     """
-    base = math.log(_lowest_cost(case, candidate))
-    return {
-        name: (math.log(_lowest_cost(CHANGES[name](case, NUDGE), candidate)) - base) / math.log(NUDGE)
-        for name in changes_of(case.system)
-    }
+    names = changes_of(case.system)
+    figures = [name for name in names if name in MACHINE]
+    machines = np.log(_lowest_cost(_nudged(case, figures), candidate)).ravel()  # as it is, and each figure better in turn
+    moved = dict(zip(figures, machines[1:] - machines[0], strict=True))
+    larger = replace(case, model=scaled_cache(case.model, NUDGE))
+    moved[KV_BYTES] = np.log(_lowest_cost(larger, candidate)) - machines[0]
+    return {name: 1.0 if name == RENT else float(moved[name]) / math.log(NUDGE) for name in names}  # all is rented
+
+
+def _nudged(case: Case, names: list[str]) -> Case:
+    """Return a case of several machines: the one that it has, and one with each figure better, along an axis before two."""
+    system = case.system
+    for number, name in enumerate(names, start=1):
+        factors = np.ones((len(names) + 1, 1, 1))
+        factors[number] = NUDGE
+        system = scale(system, MACHINE[name], factors)
+    return replace(case, system=system)
 
 
 def _violation(case: Case, candidate: Candidate, state: State) -> Array:
@@ -110,33 +110,39 @@ def _over(value: Number, limit: Number) -> Number:
 def _grid(candidate: Candidate) -> Array:
     unit = candidate.layout.dp * candidate.layout.microbatches
     middle = max(1.0, candidate.batch / unit)
-    return unit * np.unique(np.round(np.geomspace(max(1.0, middle / SPAN), max(POINTS, middle * SPAN), POINTS)))
+    return unit * distinct(np.round(np.geomspace(max(1.0, middle / SPAN), max(POINTS, middle * SPAN), POINTS)))
 
 
-def _lowest_cost(case: Case, candidate: Candidate) -> float:
-    """The lowest chip-seconds per request times rent, the batch continuous: the crossing of a limit is interpolated."""
+def _lowest_cost(case: Case, candidate: Candidate) -> Array:
+    """The lowest chip-seconds per request times rent, the batch continuous: the crossing of a limit is interpolated.
+
+    One for each machine of the case.
+    """
     batch = _grid(candidate)
     chunks = (
         np.array([candidate.chunk / 2, candidate.chunk, candidate.chunk * 2]) if candidate.mode == AGGREGATED else np.zeros(1)
     )
     state = state_of(case, candidate, batch[:, None], chunks[None, :])
-    rent = case.system.rent.typical if math.isfinite(case.system.rent.typical) else 1.0
+    rent = case.system.rent.typical if np.all(np.isfinite(case.system.rent.typical)) else 1.0
     most = moving(case, candidate.layout).most if candidate.mode == DISAGGREGATED else np.inf
-    cost = np.log(rent * candidate.layout.chips / np.minimum(state.rate, most))
-    over = np.log(np.maximum(_violation(case, candidate, state), 1e-300))
-    inside = np.where(over <= 1e-9, cost, np.inf)
+    cost, over = np.broadcast_arrays(
+        np.log(rent * candidate.layout.chips / np.minimum(state.rate, most)),
+        np.log(np.maximum(_violation(case, candidate, state), 1e-300)),
+    )
+    inside = np.min(np.where(over <= 1e-9, cost, np.inf), axis=(-2, -1))
     over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
-    crossing = (over[:-1] <= 0) & (over[1:] > 0) & (over[1:] < 700.0)
-    step = np.where(crossing, -over[:-1] / np.where(crossing, over[1:] - over[:-1], 1.0), 0.0)
-    edge = np.where(crossing, cost[:-1] + step * (cost[1:] - cost[:-1]), np.inf)
-    lowest = min(float(np.min(inside)), float(np.min(edge)))
-    if not math.isfinite(lowest):
-        lowest = float(cost.ravel()[np.argmin(over)])
-    total = math.exp(lowest)
+    below, above = over[..., :-1, :], over[..., 1:, :]
+    crossing = (below <= 0) & (above > 0) & (above < 700.0)
+    step = np.where(crossing, -below / np.where(crossing, above - below, 1.0), 0.0)
+    edge = np.where(crossing, cost[..., :-1, :] + step * (cost[..., 1:, :] - cost[..., :-1, :]), np.inf)
+    lowest = np.minimum(inside, np.min(edge, axis=(-2, -1)))
+    flat = (*lowest.shape, -1)
+    nearest = np.take_along_axis(cost.reshape(flat), np.argmin(over.reshape(flat), axis=-1)[..., None], axis=-1)[..., 0]
+    total: Array = np.exp(np.where(np.isfinite(lowest), lowest, nearest))
     prefill = planned_prefill(case, candidate, min(case.slo.tpot, UNKNOWN))
     if prefill is not None and candidate.prefill_layout is not None:
-        each = float(prefill_rate(case, candidate, prefill)) / candidate.prefill_layout.replicas
-        total += float(rent * candidate.prefill_layout.chips / max(each, 1e-9 * float(prefill.rate)))
+        each = prefill_rate(case, candidate, prefill) / candidate.prefill_layout.replicas
+        total = total + (rent * candidate.prefill_layout.chips / np.maximum(each, 1e-9 * prefill.rate)).reshape(total.shape)
     return total
 
 

@@ -18,12 +18,11 @@ from steptime.models.model import weight_bytes, with_formats
 from steptime.numbers import MOST_CHIPS
 from steptime.physics.cache_format import as_served, with_small_cache
 from steptime.physics.layout import Layout
-from steptime.physics.search_space import legal
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
 from steptime.planning.deployment import Lever, Plan
 from steptime.planning.drafting import NONE, Drafting, known_draftings
 from steptime.planning.refine import best, matched_rate, planned_prefill
-from steptime.planning.search import AS_CHEAP, held_by, ranked, search
+from steptime.planning.search import AS_CHEAP, held_by, lawful, ranked, search
 
 NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
 NEARER: Final = 2  # the same where near layouts are many
@@ -100,8 +99,7 @@ def _other_modes(modes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
     """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
     about = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None]
-    tried = legal(case.model, case.system, case.chips, engine=case.engine)
-    near = [layout for layout in tried if any(_near(layout, one, NEAR) for one in about)]
+    near = [layout for layout in lawful(case) if any(_near(layout, one, NEAR) for one in about)]
     if len(near) <= FEW:
         return modes, near
     return (chosen.mode,), [layout for layout in near if any(_near(layout, one, NEARER) for one in about)]

@@ -23,7 +23,7 @@ from steptime.machines.system import System
 from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
-from steptime.numbers import MOST_CHIPS, Number, single, whole
+from steptime.numbers import MOST_CHIPS, Number, distinct, single, whole
 from steptime.physics.cache_format import as_served
 from steptime.physics.engine import IDEAL, Engine, engine_for
 from steptime.physics.layout import Layout
@@ -91,11 +91,11 @@ def plan(
     if sure is not None and slo == Slo():
         raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
     check_asked(drafts, acceptance)
-    case = _case_of(model_of(model), system_of(system), workload, slo, chips, engine)
+    case = replace(_case_of(model_of(model), system_of(system), workload, slo, chips, engine), sure=sure)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
-    case = _drafting(replace(case, sure=sure), modes, layouts, drafts, acceptance)
+    case = _drafting(case, modes, layouts, drafts, acceptance)
     found = _sure(case, modes, layouts, price, sure, levers=levers)
     return replace(found, search_seconds=time.perf_counter() - started)
 
@@ -225,7 +225,7 @@ def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
     if not case.drafting.drafts:
         return ()
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    batch = np.unique([*(unit * 2**n for n in range(MOST_DOUBLINGS)), candidate.batch])
+    batch = distinct([*(unit * 2**n for n in range(MOST_DOUBLINGS)), candidate.batch])
     given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine}
     plain, drafted = (
         decode_pool(case.model, case.system, case.workload, drafting=drafting, **given) for drafting in (NONE, case.drafting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,27 @@ def prefill_pool(
 
     limit [s]: on the time from arrival to the end of the pass.
     """
+    pool = passing(model, system, workload, layout=layout, prompts=prompts, engine=engine, drafting=drafting)
+    return within_limit(pool, limit, layout.replicas)
+
+
+def within_limit(pool: Prefill, limit: Number, replicas: Number) -> Prefill:
+    """Return the pool as busy as a limit [s] on the time from arrival to the end of the pass lets it be."""
+    most = highest_utilisation(limit, pool.time, pool.seats, MOST_UTILISED, late=pool.late, replicas=replicas)
+    return replace(pool, most_utilised=most)
+
+
+def passing(
+    model: Model,
+    system: System,
+    workload: Workload,
+    *,
+    layout: Layout,
+    prompts: Number,
+    engine: Engine,
+    drafting: Drafting = NONE,
+) -> Prefill:
+    """Return what a prefill replica delivers without a limit."""
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
     given: dict[str, Any] = {
@@ -99,7 +120,7 @@ def prefill_pool(
         late=late,
         seats=seats,
         rate=seats / step.total,
-        most_utilised=highest_utilisation(limit, time, seats, MOST_UTILISED, late=late, replicas=layout.replicas),
+        most_utilised=np.full(np.shape(step.total), MOST_UTILISED),
         memory=drafted_memory(
             model,
             system,

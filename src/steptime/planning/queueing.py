@@ -9,13 +9,12 @@ import numpy as np
 from steptime.numbers import Array, Number
 
 ROUNDS = 12  # of the fixed point of slow steps: it halves its error in each
-STEPS = 5  # of the fixed point of passes, of two each
+STEPS = 5  # of the fixed point of passes, of two each, at most
+SETTLED = 1e-9  # change of the passes that is none
 FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
 SERVERS_EXPONENT = 1.2102  # of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to its exact values within 0.9 %
 LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
 MANY = 16  # replicas beyond which streams that are dealt out to them are as even as they get
-KINDS = np.arange(MANY + 1.0)
-LOG_FACTORIAL = np.concatenate([[0.0], np.cumsum(np.log(KINDS[1:]))])
 
 
 def queue_wait(service: Number, utilisation: Number, servers: Number = 1) -> Number:
@@ -184,7 +183,9 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
         twice = next_pass(once)
         bend = twice - 2 * once + seconds
         ahead = seconds - np.square(once - seconds) / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
-        seconds = np.where((ahead >= time.first) & (ahead <= most) & (ahead > once), ahead, twice)
+        before, seconds = seconds, np.where((ahead >= time.first) & (ahead <= most) & (ahead > once), ahead, twice)
+        if np.all(np.abs(seconds - before) <= SETTLED * before):
+            break
     nobody, idle = _nobody(rate, seconds, seats, replicas)
     prompts = np.maximum(rate * (seconds + nobody * idle), 1e-12)
     more = time.slope(prompts)
@@ -225,12 +226,15 @@ def none_of(expected: Number, replicas: Number) -> tuple[Array, Array]:
     """
     count = np.minimum(np.asarray(replicas, dtype=np.float64), MANY)
     mean = np.maximum(expected * count, 1e-300)
-    if np.all(count == 1):
-        none = np.exp(-mean)
-        return np.maximum(none, 1e-250), none * (1 + mean)
-    terms = np.exp(KINDS * np.log(mean)[..., None] - mean[..., None] - LOG_FACTORIAL)
-    below = np.sum(terms * (count[..., None] > KINDS), axis=-1)
-    last = np.take_along_axis(terms, np.broadcast_to(count, mean.shape).astype(np.int64)[..., None], axis=-1)[..., 0]
+    term = np.exp(-mean)  # of none, of one, of two, ...
+    most = int(np.max(count))
+    if most == 1:
+        return np.maximum(term, 1e-250), term * (1 + mean)
+    below, last = np.zeros(np.shape(mean)), np.zeros(np.shape(mean))
+    for number in range(most + 1):
+        below += term * (number < count)
+        last += term * (number == count)
+        term = term * (mean / (number + 1))
     return np.maximum(below, 1e-250), below + last
 
 

@@ -12,14 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from steptime.numbers import Number
+from steptime.numbers import Number, distinct
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, pass_limit, prefill_of, state_of
+from steptime.planning.candidates import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Candidate,
+    Case,
+    decoding,
+    moving,
+    pass_limit,
+    prefill_of,
+    state_of,
+)
+from steptime.planning.matching import UNKNOWN
 from steptime.planning.prefilling import Prefill, first_token, prefill_pool
-from steptime.planning.search import AS_CHEAP, UNKNOWN, chunk_sizes, readable
+from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.seating import Seating, seated
-from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, decode_pool, in_flight, load_of, ttft_seen
+from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
 
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
@@ -41,7 +52,7 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     middle = max(1, round(candidate.batch / unit))
     low, high = max(1, int(middle / AROUND)), int(middle * AROUND) + 1
-    batch = unit * np.unique(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
+    batch = unit * distinct(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
@@ -79,13 +90,11 @@ def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> S
 
 
 def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number) -> Number:
-    """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each.
-
-    Those of a pool at most as many as its links take caches in.
-    """
-    rate: Number = state.rate * candidate.layout.replicas * seats_of(case, state, candidate, batch).share
+    """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
+    layout = candidate.layout
     if candidate.mode == DISAGGREGATED:
-        return np.minimum(rate, moving(case, candidate.layout).most * candidate.layout.replicas)
+        return delivered(state.rate, batch, layout.replicas, moving(case, layout).most)
+    rate: Number = state.rate * layout.replicas * seats_of(case, state, candidate, batch).share
     return rate
 
 
@@ -123,12 +132,12 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
 
     Of candidates that cost the same to within half a percent, the fastest for the user comes first.
     """
-    distinct: dict[object, Candidate] = {}
+    chosen: dict[object, Candidate] = {}
     for candidate in candidates:
-        if len(distinct) < CONTENDERS:
-            distinct.setdefault(candidate.same, candidate)
+        if len(chosen) < CONTENDERS:
+            chosen.setdefault(candidate.same, candidate)
     promise = [
-        (rate, candidate) for mode in (AGGREGATED, DISAGGREGATED) for rate, candidate in _peaks(case, mode, distinct.values())
+        (rate, candidate) for mode in (AGGREGATED, DISAGGREGATED) for rate, candidate in _peaks(case, mode, chosen.values())
     ]
     promise.sort(key=lambda one: -one[0])
     found = []
@@ -161,13 +170,13 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         rate = state.rate * replicas * seated(case, state, batch[:, :, None], replicas, aim).share
         rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
-        state = decode_pool(**given, layout=wide, batch=batch)
+        state = decoding(case, wide, batch)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
         prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
-        served = np.minimum(state.rate * in_flight(batch, wide.replicas), moving(case, wide).most) * wide.replicas
+        served = delivered(state.rate, batch, wide.replicas, moving(case, wide).most)
         rate = np.minimum(served, np.asarray(can)[:, None])
     held = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)

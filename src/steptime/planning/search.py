@@ -5,24 +5,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
-
 import numpy as np
 
-from steptime.frontier import pareto
-from steptime.numbers import Array, Number
+from steptime.numbers import Array, Number, distinct
 from steptime.physics.facts import facts_of
 from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.memory import weights_per_chip
-from steptime.physics.placement import pairs
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, joined, moving, pass_limit, runs
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, known
 from steptime.planning.drafting import decode_steps
-from steptime.planning.prefilling import Prefill, prefill_pool
-from steptime.planning.queueing import PassTime, passes
+from steptime.planning.matching import LARGEST_PASS, batches_of, search_disaggregated
 from steptime.planning.seating import seated
 from steptime.planning.steady import (
     MOST_LOADED,
@@ -32,32 +26,23 @@ from steptime.planning.steady import (
     decode_pool,
     fresh_tokens,
     load_of,
-    ttft_seen,
 )
 from steptime.planning.workload import Workload
 from steptime.units import show
 
 LEAST_CHUNK = 64  # tokens: smaller ones cost as much
 PARTS = 64  # of a prompt at most
-UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
-LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
-MOST_SEQUENCES = 65536
 AS_CHEAP = 0.005  # costs this near are the same
-
-
-def batches(most: float, per_octave: int = 2) -> Array:
-    """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `most`.
-
-    >>> batches(8).tolist()
-    [1, 2, 3, 4, 6, 8]
-    """
-    count = int(np.ceil(np.log2(max(most, 1)) * per_octave)) + 1
-    return np.unique(np.ceil(2 ** (np.arange(count) / per_octave) - 1e-9)).astype(np.int64)
 
 
 def fitting(case: Case) -> list[Layout]:
     """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
-    return held_by(case, legal(case.model, case.system, case.chips, engine=case.engine))
+    return held_by(case, lawful(case))
+
+
+def lawful(case: Case) -> list[Layout]:
+    """Return the legal layouts that the engine can run, whether their weights leave room or not."""
+    return known(case, ("legal",), lambda: legal(case.model, case.system, case.chips, engine=case.engine))
 
 
 def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
@@ -101,7 +86,7 @@ def chunk_sizes(workload: Workload) -> Array:
     pieces = np.ceil(fresh / parts)
     whole = fresh * parts[1:]
     kept = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *whole[whole <= LARGEST_PASS / 2]]
-    return np.unique(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
+    return distinct(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
 
 
 def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
@@ -131,7 +116,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     table = stacked(layouts)
     wide = shaped(table, 1)
-    sequences = _batches_of(wide)
+    sequences = batches_of(wide)
     decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine, drafting=case.drafting)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
@@ -204,174 +189,6 @@ def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
     growing = np.where((state.reads > 1) & (groups > 1), growing, 1.0)
     load: Array = (loaded * decode + growing * (state.tpot - decode)) / state.tpot
     return load
-
-
-def _batches_of(wide: Layout) -> Array:
-    """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
-    most: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
-    return most
-
-
-def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
-    """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
-    table = stacked(layouts)
-    readers, decoders = _best_readers(case, table), _best_decoders(case, table)
-    both = [(n, other) for n, one in enumerate(readers) for other in decoders if one.chips + other.chips <= case.chips]
-    parts = [_matched(readers[number], decoder, case, layouts) for number, decoder in both]
-    which = np.repeat([number for number, _ in both], [len(part) for part in parts]).astype(np.int64)
-    found = joined(DISAGGREGATED, layouts, parts)
-    return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
-
-
-def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill], which: Array) -> Array:
-    """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
-    if not len(found):
-        return np.zeros(0)
-    ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
-    late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
-    passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
-    sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
-    read = passed.wait + passed.service * (1 + late) + sent
-    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine, case.drafting))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
-    """The prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, and pool."""
-
-    chips: int
-    layout: int
-    prompts: int
-    pool: Prefill
-
-
-_FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decoders:
-    """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape."""
-
-    chips: int
-    layout: Any
-    batch: Any
-    tpot: Any
-    rate: Any
-    memory: Any
-
-
-def _best_readers(case: Case, table: Layout) -> list[_Reader]:
-    """Return, for each size of a replica, the layout and pass that prefill most within the limit on TTFT.
-
-    Without sizes in whose place several smaller ones, whose chips they have, prefill as much.
-    """
-    model, system, workload, engine = case.model, case.system, case.workload, case.engine
-    most = max(1.0, LARGEST_PASS // fresh_tokens(workload))
-    prompts = batches(most, per_octave=1)
-    prompts = prompts[prompts <= most]
-    wide = shaped(table, 1)
-    limit = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
-    pool = prefill_pool(
-        model, system, workload,
-        layout=wide, prompts=prompts[None, :], engine=engine, drafting=case.drafting, limit=limit,
-    )  # fmt: skip
-    each = np.minimum(pool.rate * pool.most_utilised, moving(case, wide).most)
-    usable = np.where(pool.memory.fits & runs(case, wide, "prefill"), each, 0.0)
-    found: list[_Reader] = []
-    for size in np.unique(table.chips):
-        rows = np.nonzero(table.chips == size)[0]
-        row, column = np.unravel_index(int(np.argmax(usable[rows])), usable[rows].shape)
-        at = (int(rows[row]), int(column))
-        if usable[at] > 0:
-            figures = {name: np.broadcast_to(getattr(pool, name), usable.shape)[at] for name in _FIGURES}
-            ways = {f.name: np.broadcast_to(getattr(pool.time, f.name), usable.shape)[at] for f in fields(PassTime)}
-            one = replace(pool, **figures, time=PassTime(**ways), most_utilised=usable[at] / pool.rate[at])
-            reader = _Reader(chips=int(size), layout=at[0], prompts=int(prompts[at[1]]), pool=one)
-            if not any(_replaces(other, reader, case.system.scale_up.size) for other in found):
-                found.append(reader)
-    return found
-
-
-def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
-    """Whether smaller replicas find place on the chips of a larger one, and prefill as much there as it does."""
-    each = [reader.pool.rate * reader.pool.most_utilised / reader.chips for reader in (small, large)]
-    return _finds_place(small.chips, large.chips, domain) and bool(each[0] >= each[1])
-
-
-def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
-    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
-
-    Nor several smaller ones, whose chips they have.
-    """
-    wide = shaped(table, 1)
-    sequences = _batches_of(wide)
-    given: dict[str, Any] = {"engine": case.engine, "drafting": case.drafting}
-    state = decode_pool(case.model, case.system, case.workload, layout=wide, batch=sequences, **given)
-    rate = np.minimum(state.rate, moving(case, wide).most)  # links take caches in as fast as they send them
-    used = np.asarray(state.memory.used / state.memory.capacity)
-    steady = (load_of(state.tpot, sequences) <= MOST_LOADED) & runs(case, wide, "decode")
-    found: list[_Decoders] = []
-    for size in np.unique(table.chips):
-        rows = np.nonzero(table.chips == size)[0]
-        m, b = np.nonzero(state.memory.fits[rows] & steady[rows])
-        if not len(m):
-            continue
-        keep = pareto(-state.tpot[rows][m, b], rate[rows][m, b])
-        at = rows[m[keep]], b[keep]
-        columns = {"layout": at[0], "batch": sequences[at], "tpot": state.tpot[at], "rate": rate[at], "memory": used[at]}
-        good = np.ones(len(keep), dtype=bool)
-        for small in found:
-            if _finds_place(small.chips, int(size), case.system.scale_up.size):
-                good &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
-        if np.any(good):
-            found.append(_Decoders(chips=int(size), **{name: column[good] for name, column in columns.items()}))
-    return found
-
-
-def _finds_place(small: int, large: int, domain: Number) -> bool:
-    """Whether replicas of `small` chips find place on the chips of a larger one."""
-    return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
-
-
-def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
-    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
-    order = np.argsort(small.tpot)
-    most = np.maximum.accumulate(small.rate[order]) / small.chips
-    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
-    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
-    return beaten
-
-
-def _matched(reader: _Reader, decoders: _Decoders, case: Case, layouts: list[Layout]) -> Table:
-    """Divide the chips between prefill and decode replicas of two sizes, for the highest rate that both sustain."""
-    counts, replicas = pairs(case.system.scale_up.size, case.chips, reader.chips, decoders.chips)
-    if not len(counts):
-        return joined(DISAGGREGATED, layouts, [])
-    usable = counts * (reader.pool.rate * reader.pool.most_utilised)
-    served = (replicas[:, None] - 1 / decoders.batch[None, :]) * decoders.rate[None, :]
-    matched = np.minimum(usable[:, None], served)
-    best = np.argmax(matched, axis=0)
-    rate = matched[best, np.arange(len(decoders.rate))]
-    counts, replicas = counts[best], replicas[best]
-    utilisation = rate / (counts * reader.pool.rate)
-    same = np.ones(len(rate), dtype=np.int64)
-    return Table(
-        mode=DISAGGREGATED,
-        layouts=layouts,
-        layout=decoders.layout,
-        batch=decoders.batch,
-        chunk=0 * same,
-        replicas=replicas,
-        prefill_layout=reader.layout * same,
-        prefill_prompts=reader.prompts * same,
-        prefill_replicas=counts,
-        tpot=decoders.tpot,
-        ttft=0.0 * rate,  # `_first_tokens` finds those of all pairs at once
-        rate=rate,
-        utilisation=utilisation,
-        input_share=counts * reader.chips / (counts * reader.chips + replicas * decoders.chips),
-        memory=decoders.memory,
-    )
 
 
 def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:

@@ -280,6 +280,18 @@ def answer_tokens(workload: Workload, layout: Layout, engine: Engine, drafting: 
     return np.minimum(steps * step_yield(workload, drafting), workload.output_tokens - 1)
 
 
+def delivered(rate: Number, batch: Number, replicas: Number, most: Number = np.inf) -> Number:
+    """Return the requests/s of all `replicas` of a decode pool: what those in flight of `batch` make of `rate` in each.
+
+    most [requests/s]: that the links into one replica take caches in.
+
+    >>> float(delivered(10.0, 4, 2)), float(delivered(10.0, 4, 2, 5.0))
+    (17.5, 10.0)
+    """
+    found: Number = replicas * np.minimum(rate * in_flight(batch, replicas), most)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """How the KV caches of prompts move from a prefill replica to another pool.

@@ -1,0 +1,311 @@
+"""Pools apart: prefill replicas and decode replicas of all sizes, matched to one rate of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.frontier import pareto
+from steptime.numbers import Array, Number, distinct
+from steptime.physics.layout import Layout, shaped, stacked, taken
+from steptime.physics.placement import pairs
+from steptime.planning.aims import aims_of
+from steptime.planning.candidates import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
+from steptime.planning.prefilling import Prefill, first_token, passing, within_limit
+from steptime.planning.queueing import PassTime, passes
+from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivered, fresh_tokens, load_of, ttft_seen
+
+UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
+LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
+MOST_SEQUENCES = 65536
+
+
+def batches(most: float, per_octave: int = 2) -> Array:
+    """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `most`.
+
+    >>> batches(8).tolist()
+    [1, 2, 3, 4, 6, 8]
+    """
+    count = int(np.ceil(np.log2(max(most, 1)) * per_octave)) + 1
+    return distinct(np.ceil(2 ** (np.arange(count) / per_octave) - 1e-9)).astype(np.int64)
+
+
+def batches_of(wide: Layout) -> Array:
+    """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
+    most: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
+    return most
+
+
+def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
+    """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
+    table = stacked(layouts)
+    readers, decoders = _best_readers(case, table), _best_decoders(case, table)
+    found, which = _matched(case, readers, decoders, layouts)
+    return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
+
+
+def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill], which: Array) -> Array:
+    """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
+    if not len(found):
+        return np.zeros(0)
+    ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
+    late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
+    passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
+    sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
+    read = passed.wait + passed.service * (1 + late) + sent
+    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine, case.drafting))
+
+
+# --- prefill replicas -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """A prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, and pool.
+
+    usable: requests/s that each of 1, 2, ... such replicas reads within the limit and its links carry.
+    """
+
+    chips: int
+    layout: int
+    prompts: int
+    pool: Prefill
+    usable: Array
+
+
+_FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
+
+
+def _at(pool: Prefill, index: Any) -> Prefill:
+    """Return the pool with the rows `index` of its flattened times and rates."""
+    shape = np.shape(pool.rate)
+
+    def rows(column: Number) -> Array:
+        found: Array = np.broadcast_to(column, shape).reshape(-1)[index]
+        return found
+
+    ways = {f.name: rows(getattr(pool.time, f.name)) for f in fields(PassTime)}
+    figures: dict[str, Any] = {name: rows(getattr(pool, name)) for name in _FIGURES}
+    return replace(pool, time=PassTime(**ways), **figures)
+
+
+def _best_readers(case: Case, table: Layout) -> list[_Reader]:
+    """Return, for each size of a replica, the layouts and passes that prefill most within the limit on TTFT, alone and many.
+
+    Without those in whose place others, or several smaller ones, prefill as much on their chips.
+    """
+    most = max(1.0, LARGEST_PASS // fresh_tokens(case.workload))
+    prompts = batches(most, per_octave=1)
+    prompts = prompts[prompts <= most]
+    wide = shaped(table, 1)
+    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "drafting": case.drafting}
+    pool = passing(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
+    shape = np.shape(pool.rate)
+    aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
+    limit, links, chips, replicas = (
+        np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).most, wide.chips, wide.replicas)
+    )
+
+    def usable(at: Array, of: Array) -> Array:
+        if not len(at):
+            return np.zeros(0)
+        part = _at(pool, at)
+        found: Array = np.minimum(part.rate * within_limit(part, limit[at], of).most_utilised, links[at])
+        return found
+
+    runnable = np.logical_and(pool.memory.fits, runs(case, wide, "prefill"))
+    highest = np.where(runnable, np.minimum(pool.rate * MOST_UTILISED, links.reshape(shape)), 0.0).reshape(-1)
+    best = distinct(
+        np.concatenate([_most_usable(pool, highest, chips, of, limit, usable) for of in (replicas, 1 + 0 * replicas)])
+    )
+    many = [int(case.chips // chips[at]) for at in best]
+    some = [np.append(numbers[numbers < most], most) for most in many for numbers in [batches(most)]]
+    each = usable(np.repeat(best, [len(numbers) for numbers in some]), np.concatenate([*some, best[:0]]))
+    readers: list[_Reader] = []
+    for at, numbers in zip(best, some, strict=True):
+        rates, each = each[: len(numbers)], each[len(numbers) :]
+        layout, column = (int(x) for x in np.unravel_index(at, shape))
+        rates = np.interp(np.arange(1, numbers[-1] + 1), numbers, rates)
+        one = _Reader(chips=int(chips[at]), layout=layout, prompts=int(prompts[column]), pool=_at(pool, at), usable=rates)
+        if not any(_replaces(other, one, case.system.scale_up.size) for other in readers):
+            readers.append(one)
+    return readers
+
+
+def _most_usable(
+    pool: Prefill, highest: Array, chips: Array, replicas: Array, limit: Array, usable: Callable[[Array, Array], Array]
+) -> Array:
+    """Return the index of the row of each size that reads most, where `replicas` of it share the requests.
+
+    highest: what each row reads at most, without a limit; only rows that may beat what was found are looked at.
+    """
+    tops = _best_of_each(chips, highest)
+    found = np.zeros(len(highest))
+    found[tops] = usable(tops, replicas[tops])
+    least = found[tops][np.searchsorted(chips[tops], chips)]
+    others = np.nonzero(highest > least)[0]
+    if len(others):
+        part = _at(pool, others)
+        others = others[first_token(part, least[others] / part.rate, replicas[others]) <= limit[others]]
+    found[others] = usable(others, replicas[others])
+    best = _best_of_each(chips, found)
+    return best[found[best] > 0]
+
+
+def _best_of_each(sizes: Array, values: Array) -> Array:
+    """Return the index of the highest value of each size, the first of equals, by size."""
+    order = np.lexsort((-values, sizes))
+    return order[np.unique(sizes[order], return_index=True)[1]]
+
+
+def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
+    """Whether smaller replicas find place on the chips of any number of larger ones, and prefill as much there as they do."""
+    if not _finds_place(small.chips, large.chips, domain):
+        return False
+    ratio = large.chips // small.chips
+    return bool(np.all(ratio * small.usable[ratio - 1 :: ratio][: len(large.usable)] >= large.usable))
+
+
+# --- decode replicas ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoders:
+    """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape.
+
+    rate: with all of `batch` in flight; most: that links take caches in [requests/s of a replica].
+    """
+
+    chips: int
+    layout: Any
+    batch: Any
+    tpot: Any
+    rate: Any
+    most: Any
+    memory: Any
+
+
+def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
+    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
+
+    Nor several smaller ones, whose chips they have. Beside the batches of a grid, the largest within the limits is looked at.
+    """
+    wide = shaped(table, 1)
+    grid = batches_of(wide)
+    coarse = decoding(case, wide, grid)
+    load = load_of(coarse.tpot, grid)
+    top, top_load = _largest(case, wide, grid, coarse, load)
+    fine = decoding(case, wide, top)
+
+    def both(first: Number, second: Number) -> Array:
+        return np.concatenate([np.broadcast_to(first, grid.shape), np.broadcast_to(second, top.shape)], axis=1)
+
+    sequences, loaded = both(grid, top), both(load, top_load)
+    tpot, rate = both(coarse.tpot, fine.tpot), both(coarse.rate, fine.rate)
+    used = both(*(state.memory.used / state.memory.capacity for state in (coarse, fine)))
+    fits = both(coarse.memory.fits, fine.memory.fits)
+    most = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
+    good = fits & (loaded <= MOST_LOADED) & runs(case, wide, "decode")
+    found: list[_Decoders] = []
+    for size in distinct(table.chips):
+        rows = np.nonzero(table.chips == size)[0]
+        m, b = np.nonzero(good[rows])
+        if not len(m):
+            continue
+        keep = pareto(-tpot[rows][m, b], rate[rows][m, b])
+        at = rows[m[keep]], b[keep]
+        columns = {"layout": at[0], "batch": sequences[at], "tpot": tpot[at], "rate": rate[at], "memory": used[at]}
+        columns["most"] = most[at[0]]
+        kept = np.ones(len(keep), dtype=bool)
+        for small in found:
+            if _finds_place(small.chips, int(size), case.system.scale_up.size):
+                kept &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
+        if np.any(kept):
+            found.append(_Decoders(chips=int(size), **{name: column[kept] for name, column in columns.items()}))
+    return found
+
+
+def _largest(case: Case, wide: Layout, grid: Array, state: State, load: Array) -> tuple[Array, Array]:
+    """Return the largest batch of each layout within the limit on TPOT and memory, and how loaded its pool is: shape (n, 1).
+
+    Read off lines between batches of the grid, in logarithms, which lie above the curve of the times.
+    """
+    aim = aims_of(case, wide, wide)[0]
+    over = np.log(np.maximum(state.tpot / aim, state.memory.used / state.memory.capacity))
+    last = np.clip(np.sum(np.logical_and.accumulate(over <= 0, axis=1), axis=1, keepdims=True) - 1, 0, grid.shape[1] - 2)
+    (low, high), (size, larger), (at, after) = (
+        (np.take_along_axis(x, last, 1), np.take_along_axis(x, last + 1, 1)) for x in (over, grid.astype(np.float64), load)
+    )
+    rising = (low < 0) & (high > low)
+    share = np.where(rising, np.clip(-low / np.where(rising, high - low, 1.0), 0.0, 1.0), 0.0)
+    unit = wide.dp * wide.microbatches
+    batch = np.maximum(np.floor(size * (larger / size) ** share / unit) * unit, size)
+    return batch.astype(np.int64), at + share * (after - at)
+
+
+def _finds_place(small: int, large: int, domain: Number) -> bool:
+    """Whether replicas of `small` chips find place on the chips of a larger one."""
+    return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
+
+
+def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
+    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
+    order = np.argsort(small.tpot)
+    most = np.maximum.accumulate(small.rate[order]) / small.chips
+    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
+    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
+    return beaten
+
+
+def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
+    """Divide the chips between prefill and decode replicas of each pair of sizes, for the highest rate that both sustain.
+
+    Return which of the readers each row has, too.
+    """
+    parts: list[tuple[Array, ...]] = []
+    ends = np.cumsum([len(one.rate) for one in decoders])
+    for number, reader in enumerate(readers):
+        for one, end in zip(decoders, ends, strict=True):
+            counts, replicas = pairs(case.system.scale_up.size, case.chips, reader.chips, one.chips)
+            if not len(counts):
+                continue
+            usable = counts * reader.usable[counts - 1]
+            matched = np.minimum(usable[:, None], delivered(one.rate, one.batch, replicas[:, None], one.most))
+            best = np.argmax(matched, axis=0)
+            row = np.arange(len(best))
+            parts.append((np.full(len(row), number), end - len(row) + row, counts[best], replicas[best], matched[best, row]))
+    if not parts:
+        return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
+    which, row, counts, replicas, rate = (np.concatenate(column) for column in zip(*parts, strict=True))
+
+    def read(name: str) -> Array:
+        found: Array = np.array([getattr(reader, name) for reader in readers])[which]
+        return found
+
+    def decode(name: str) -> Array:
+        found: Array = np.concatenate([getattr(one, name) for one in decoders])[row]
+        return found
+
+    reading = counts * read("chips")
+    serving = replicas * np.repeat([one.chips for one in decoders], [len(one.rate) for one in decoders])[row]
+    found = Table(
+        mode=DISAGGREGATED,
+        layouts=layouts,
+        layout=decode("layout"),
+        batch=decode("batch"),
+        chunk=0 * row,
+        replicas=replicas,
+        prefill_layout=read("layout"),
+        prefill_prompts=read("prompts"),
+        prefill_replicas=counts,
+        tpot=decode("tpot"),
+        ttft=0.0 * rate,  # `_first_tokens` finds them
+        rate=rate,
+        utilisation=rate / (counts * np.array([reader.pool.rate for reader in readers])[which]),
+        input_share=reading / (reading + serving),
+        memory=decode("memory"),
+    )
+    return found, which
