@@ -16,7 +16,7 @@ from steptime.planning.aims import aims_of
 from steptime.planning.candidates import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
 from steptime.planning.prefilling import Prefill, first_token, passing, within_limit
 from steptime.planning.queueing import PassTime, passes
-from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivered, fresh_tokens, load_of, ttft_seen
+from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivered, fresh_tokens, in_flight, load_of, ttft_seen
 
 UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
@@ -140,11 +140,12 @@ def _most_usable(
 ) -> Array:
     """Return the index of the row of each size that reads most, where `replicas` of it share the requests.
 
-    highest: what each row reads at most, without a limit; only rows that may beat what was found are looked at.
+    highest: what each row reads at most, without a limit, 0 where it cannot run; only rows that may beat what was found are
+    looked at.
     """
     tops = _best_of_each(chips, highest)
     found = np.zeros(len(highest))
-    found[tops] = usable(tops, replicas[tops])
+    found[tops] = np.where(highest[tops] > 0, usable(tops, replicas[tops]), 0.0)
     least = found[tops][np.searchsorted(chips[tops], chips)]
     others = np.nonzero(highest > least)[0]
     if len(others):
@@ -176,7 +177,7 @@ def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
 class _Decoders:
     """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape.
 
-    rate: with all of `batch` in flight; most: that links take caches in [requests/s of a replica].
+    rate: with all of `batch` in flight; most: that links take caches in [requests/s of a replica]; load: of `load_of`.
     """
 
     chips: int
@@ -185,6 +186,7 @@ class _Decoders:
     tpot: Any
     rate: Any
     most: Any
+    load: Any
     memory: Any
 
 
@@ -208,7 +210,7 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
     used = both(*(state.memory.used / state.memory.capacity for state in (coarse, fine)))
     fits = both(coarse.memory.fits, fine.memory.fits)
     most = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
-    good = fits & (loaded <= MOST_LOADED) & runs(case, wide, "decode")
+    good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
     found: list[_Decoders] = []
     for size in distinct(table.chips):
         rows = np.nonzero(table.chips == size)[0]
@@ -218,7 +220,7 @@ def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
         keep = pareto(-tpot[rows][m, b], rate[rows][m, b])
         at = rows[m[keep]], b[keep]
         columns = {"layout": at[0], "batch": sequences[at], "tpot": tpot[at], "rate": rate[at], "memory": used[at]}
-        columns["most"] = most[at[0]]
+        columns |= {"most": most[at[0]], "load": loaded[at]}
         kept = np.ones(len(keep), dtype=bool)
         for small in found:
             if _finds_place(small.chips, int(size), case.system.scale_up.size):
@@ -273,7 +275,9 @@ def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layo
             if not len(counts):
                 continue
             usable = counts * reader.usable[counts - 1]
-            matched = np.minimum(usable[:, None], delivered(one.rate, one.batch, replicas[:, None], one.most))
+            served = delivered(one.rate, one.batch, replicas[:, None], one.most)
+            steady = one.load * in_flight(one.batch, replicas[:, None]) <= MOST_LOADED
+            matched = np.minimum(usable[:, None], np.where(steady, served, 0.0))
             best = np.argmax(matched, axis=0)
             row = np.arange(len(best))
             parts.append((np.full(len(row), number), end - len(row) + row, counts[best], replicas[best], matched[best, row]))

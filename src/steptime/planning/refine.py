@@ -62,7 +62,8 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
-    steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T <= MOST_LOADED if len(batch) > 1 else np.True_
+    taken = in_flight(batch[:, None], candidate.layout.replicas)
+    steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T * taken <= MOST_LOADED if len(batch) > 1 else np.True_
     steady = np.logical_or(steady, seats_of(case, state, candidate, batch[:, None]).capped)
     kept = np.logical_and(within(case, state, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(kept, rate, -np.inf)
@@ -181,8 +182,10 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     held = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
-    steady = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :]) <= MOST_LOADED
-    steady = steady if mode == DISAGGREGATED else np.moveaxis(steady, -1, 1)
+    load = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :])
+    load = load if mode == DISAGGREGATED else np.moveaxis(load, -1, 1)
+    taken = in_flight(batch, wide.replicas)
+    steady = load * (taken if mode == DISAGGREGATED else taken[:, :, None]) <= MOST_LOADED
     rate = np.where(np.logical_and(within(case, state, held, reading), steady), rate, 0.0)
     by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
     top = np.argmax(by_batch, axis=1)

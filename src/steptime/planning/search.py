@@ -25,6 +25,7 @@ from steptime.planning.steady import (
     aggregated,
     decode_pool,
     fresh_tokens,
+    in_flight,
     load_of,
 )
 from steptime.planning.workload import Workload
@@ -124,7 +125,8 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
     stable = ((work < MOST_UTILISED * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     decoding = load_of(decode.tpot, sequences)
-    hopeful = decode.memory.fits & new & stable & (decoding <= MOST_LOADED)
+    taken_up = in_flight(sequences, wide.replicas)
+    hopeful = decode.memory.fits & new & stable & (decoding * taken_up <= MOST_LOADED)
     if apart is not None:
         hopeful &= ~_outdone(case, apart, decode.tpot, np.asarray(decode.rate * wide.replicas))
     m, b = np.nonzero(hopeful)
@@ -141,6 +143,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
         quick=True,
     )
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None], np.asarray(table.dp)[m][:, None])
+    loaded = loaded * taken_up[m, b][:, None]
     kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
     kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
     i, j = np.nonzero(kept)

@@ -42,7 +42,7 @@ from steptime.planning.workload import Workload
 
 SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
-MOST_LOADED = 0.9  # of the rate that ever larger batches would tend to: beyond it 1 % more requests make tokens 10 % slower
+MOST_LOADED = 0.9  # share of those in flight in the rate that ever larger batches tend to: beyond it tokens slow down tenfold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
