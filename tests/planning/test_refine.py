@@ -30,9 +30,9 @@ def test_what_is_within_the_limits():
     given = case(slo=st.Slo(tpot=3e-3, ttft=0.02))
     good = state_of(given, Candidate(mode=AGGREGATED, layout=Layout(), batch=1), 10, 1000)
     assert within(given, good, Layout(), None)
-    for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.91}, {"memory": replace(good.memory, capacity=1e9)}):
+    for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.86}, {"memory": replace(good.memory, capacity=1e9)}):
         assert not within(given, replace(good, **changes), Layout(), None)
-    assert within(given, replace(good, tpot=3e-3, ttft=0.02, utilisation=0.9), Layout(), None)
+    assert within(given, replace(good, tpot=3e-3, ttft=0.02, utilisation=0.85), Layout(), None)
 
 
 def tried(given, candidate, low, high):
@@ -120,7 +120,7 @@ def test_links_that_are_nine_tenths_full_set_the_rate():
     assert first_token_of(slow, apart, state, prefill, busy) == pytest.approx(read + 0.1 + 0.45)
 
 
-@pytest.mark.parametrize(("tpot", "alike"), [(3e-3, 1), (np.inf, 2)])
+@pytest.mark.parametrize(("tpot", "alike"), [(3e-3, 1), (np.inf, 3)])
 def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_first(tpot, alike):
     given = case(slo=st.Slo(tpot=tpot))
     found = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
@@ -133,7 +133,7 @@ def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_
         for c, state in zip(found, states, strict=True)
     ]
     tpots = [float(state.tpot) for state in states]
-    cheap = [i for i, rate in enumerate(rates) if rate >= max(rates) * 0.995]
+    cheap = [i for i, rate in enumerate(rates) if rate >= max(rates) * 0.9975]
     assert cheap == list(range(alike))
     assert [tpots[i] for i in cheap] == sorted(tpots[i] for i in cheap)
     assert len({c.same for c in found}) == len(found)

@@ -21,7 +21,7 @@ from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import load_engine, named, with_constants
 from steptime.physics.memory import memory_per_chip
 from steptime.planning.steady import aggregated
-from steptime.simulation import loop
+from steptime.simulation import loop, reference
 from steptime.simulation.files import write_chrome_trace, write_requests
 from steptime.simulation.metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
 from steptime.simulation.pace import Pace, linear_pace, pace_of
@@ -343,6 +343,31 @@ def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, e
     took = loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens, 1200)
     expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
     assert took == pytest.approx(float(expected), rel=0.045)
+
+
+def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
+    """Overheads hide in the cycle of four stages where prompts are long: the sum of both parts is 5 % more than the step."""
+    model, system, layout = st.load_model("llama-3.3-70b"), st.load_system("hgx-b200"), st.Layout(tp=2, pp=4, microbatches=4)
+    engine = st.load_engine("vllm")
+    pace = pace_of(model, system, layout=layout, engine=engine, max_sequences=512, token_budget=2048, contexts=(1000, 1300))
+    apart = replace(pace, joint=None)
+    for batch, prompts in ((300, 1), (300, 2), (430, 1), (430, 2)):
+        step = st.mixed_step(
+            model, system, batch=batch, context=1150, prompts=prompts, tokens=1000, layout=layout, engine=engine
+        ).total
+        rows = prompts * 1000
+        sums = batch, batch * 1150.0, rows, rows * 1001 / 2, float(rows)
+        assert loop.mixed_time(pace.rates, *sums, prompts, 1000, 0.0, 2048) == pytest.approx(float(step), rel=0.01)
+        assert float(pace.seconds(*sums, prompts)) == pytest.approx(float(step), rel=0.01)
+        assert loop.mixed_time(apart.rates, *sums, prompts, 1000, 0.0, 2048) > 1.03 * float(step)
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])
+def test_the_factor_of_joint_steps_lies_between_powers_of_two(batch, rows):
+    table = np.random.default_rng(3).uniform(0.8, 1.2, (7, 8))
+    assert loop.joint_factor(table, batch, rows) == pytest.approx(reference._joint(table, batch, rows))
+    assert loop.joint_factor(table, 3, 7) == pytest.approx(table[2, 3])
+    assert loop.joint_factor(np.ones((1, 1)), batch, rows) == 1
 
 
 def test_overload_is_told_and_ends(llama):

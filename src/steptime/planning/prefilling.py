@@ -46,14 +46,16 @@ def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, se
     """Return the time of passes of any number of prompts: by lines between some, with a jump where a group has a second one.
 
     total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`. Looked at are one prompt, one a group,
-    one more than that, and, for the bend, half of the groups with all of theirs (of one group, a third of the seats).
+    one more than that, and, for the bend, half of the groups with all of theirs, or a third of the seats where each has more
+    than three or there is one group.
     """
     groups, seats = (np.broadcast_to(x, np.shape(full)) for x in (groups, seats))
     if np.all(seats == 1):
         return PassTime(first=full)
     several = groups > 1
     more_than = np.minimum(groups + 1, seats)
-    bend = np.clip(np.where(several, seats - groups // 2, groups + (seats - groups) // BEND), more_than, seats)
+    few = several & (seats <= BEND * groups)
+    bend = np.clip(np.where(few, seats - groups // 2, groups + (seats - groups) // BEND), more_than, seats)
     one_each = bool(np.all(seats == groups))
     looked_at = [np.ones_like(seats)] if one_each else [np.ones_like(seats), groups, more_than, bend]
     one, side, after, bent = [*total(np.stack(looked_at)), *(full,) * 3][:4]

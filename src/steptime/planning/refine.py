@@ -30,7 +30,7 @@ from steptime.planning.matching import UNKNOWN
 from steptime.planning.prefilling import Prefill, first_token, prefill_pool
 from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.seating import Seating, seated
-from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
+from steptime.planning.steady import MOST_LOADED, MOST_READING, State, aggregated, delivered, in_flight, load_of, ttft_seen
 
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
@@ -41,13 +41,13 @@ BELOW = 4.0  # and how far below it at first, since a search knows less well how
 def within(case: Case, state: State, layout: Layout, reader: Layout | None) -> Number:
     """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
     tpot, ttft = aims_of(case, layout, reader, state.input_share)
-    return (state.tpot <= tpot) & (state.ttft <= ttft) & state.memory.fits & (state.utilisation <= MOST_UTILISED)
+    return (state.tpot <= tpot) & (state.ttft <= ttft) & state.memory.fits & (state.utilisation <= MOST_READING)
 
 
 def refined(case: Case, candidate: Candidate) -> Candidate:
     """Return the candidate with the batch (in whole sequences per group and micro-batch) and the chunk that serve most.
 
-    Of batches that cost the same to within half a percent, the fastest for the user.
+    Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     middle = max(1, round(candidate.batch / unit))
@@ -70,7 +70,7 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     most = np.max(rate)
     if not np.isfinite(most):
         return candidate
-    as_cheap = np.where(rate >= most * (1 - AS_CHEAP), state.tpot, np.inf)
+    as_cheap = np.where(rate >= most * (1 - AS_CHEAP / 2), state.tpot, np.inf)
     i, j = np.unravel_index(int(np.argmin(as_cheap)), rate.shape)
     return replace(candidate, batch=int(batch[i]), chunk=int(sizes[j]))
 
@@ -131,7 +131,7 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
 def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Candidate]:
     """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
 
-    Of candidates that cost the same to within half a percent, the fastest for the user comes first.
+    Of candidates that cost the same to within a quarter of a percent, the fastest for the user comes first.
     """
     chosen: dict[object, Candidate] = {}
     for candidate in candidates:
@@ -147,7 +147,7 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
         prefill = planned_prefill(case, candidate, state.tpot)
         found.append((float(matched_rate(case, candidate, state, prefill)[0]), float(state.tpot), candidate))
     highest = max(rate for rate, _, _ in found)
-    found.sort(key=lambda one: (one[1], -one[0]) if one[0] >= highest * (1 - AS_CHEAP) else (np.inf, -one[0]))
+    found.sort(key=lambda one: (one[1], -one[0]) if one[0] >= highest * (1 - AS_CHEAP / 2) else (np.inf, -one[0]))
     return [candidate for _, _, candidate in found]
 
 

@@ -40,8 +40,12 @@ from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
 from steptime.planning.queueing import queue_wait, reading
 from steptime.planning.workload import Workload
 
-SPARE_DEVIATIONS = 2.0  # standard deviations of the cache's fill that a deployment keeps free
+SPARE_DEVIATIONS = 2.5  # standard deviations of the cache's fill that a deployment keeps free
+FIXED = ("weights", "overhead", "latency")  # what a step waits for whatever its batch
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
+MOST_READING = (
+    0.85  # of the slots that read beside decode: their steps vary with the batch, and waits grow before those of M/D/c
+)
 MOST_LOADED = 0.9  # share of those in flight in the rate that ever larger batches tend to: beyond it tokens slow down tenfold
 
 
@@ -80,15 +84,27 @@ def mean_context(workload: Workload) -> float:
     return workload.input_tokens + workload.output_tokens / 2
 
 
-def seats_for(workload: Workload, sequences: Number) -> Array:
+def seats_for(workload: Workload, sequences: Number, growing: Number = 0.0) -> Array:
     r"""Sequences that a replica needs room for where `sequences` are in flight in the mean.
 
-    Their number is Poisson's and their contexts $L$ are spread evenly over the output, so that the tokens in cache have the
-    variance $B (\bar L^2 + O^2 / 12)$: room for `SPARE_DEVIATIONS` of it above the mean.
+    Contexts $L$ are spread evenly over the output. Were steps as long with more of them, their number would be Poisson's, and
+    the tokens in cache had the variance $B (\bar L^2 + O^2 / 12)$. Where a share $g$ of a step grows with the batch
+    (`growing`), who comes slows all others down, and more stay: the variance is $1 / (1 - g)$ times that, as in a queue that
+    shares its server. Room for `SPARE_DEVIATIONS` of it above the mean.
     """
     spread = 1 + np.square(workload.output_tokens / mean_context(workload)) / 12
-    seats: Array = np.ceil(sequences + SPARE_DEVIATIONS * np.sqrt(sequences * spread) - 1e-9)
+    varied = spread / (1 - np.clip(growing, 0.0, MOST_LOADED))
+    seats: Array = np.ceil(sequences + SPARE_DEVIATIONS * np.sqrt(sequences * varied) - 1e-9)
     return seats
+
+
+def grown(decode: Step, seconds: Number, batch: Number) -> Number:
+    """Share of steps of `seconds` that grows with the batch, by those in flight, where a `decode` step reads no prompt.
+
+    What it waits for whatever the batch does not grow (`FIXED`); experts that only larger batches touch are not told apart.
+    """
+    fixed: Number = sum(decode.resources.get(name, 0.0) for name in FIXED)
+    return (1 - fixed / seconds) * in_flight(batch, 1)
 
 
 def chunks_of(workload: Workload, chunk: Number) -> tuple[Array, Array, Array]:
@@ -160,7 +176,7 @@ def aggregated(
 
     step, gained = mean(alone.total, seconds), step_yield(workload, drafting)
     tpot = step / gained
-    seats = seats_for(workload, batch + np.minimum(load, slots))
+    seats = seats_for(workload, batch + np.minimum(load, slots), grown(alone, step, batch))
     return State(
         tpot=tpot,
         ttft=np.asarray(
@@ -205,7 +221,7 @@ def decode_pool(
     }  # fmt: skip
     step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
     nothing = np.zeros_like(step.total)
-    seats = seats_for(workload, batch)
+    seats = seats_for(workload, batch, grown(step, step.total, batch))
     return State(
         tpot=step.total / gained,
         ttft=nothing,

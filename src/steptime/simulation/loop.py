@@ -78,6 +78,18 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
 
 
 @compiled
+def joint_factor(table: Any, b: int, rows: int) -> Any:
+    """Factor on a step of `rows` prompt tokens beside `b` sequences: between the powers of two, less one, of a table."""
+    last, end = len(table) - 1, len(table[0]) - 1
+    if last < 1 or end < 1:
+        return 1.0
+    x, y = min(np.log2(1.0 + b), float(last)), min(np.log2(1.0 + rows), float(end))
+    i, j = min(int(x), last - 1), min(int(y), end - 1)
+    x, y = x - i, y - j
+    return (1 - x) * ((1 - y) * table[i, j] + y * table[i, j + 1]) + x * ((1 - y) * table[i + 1, j] + y * table[i + 1, j + 1])
+
+
+@compiled
 def mixed_time(
     rates: Rates,
     b: int,
@@ -95,16 +107,17 @@ def mixed_time(
     longest [tokens]: its longest chunk, and hardest [s]: the most attention of one; most [tokens] that a group reads. Chunks
     are dealt out to the groups: the one that has most works while the others wait, and experts work on the rows of all groups.
     """
-    seconds = run_time(rates, b, context, 0.0, 1) + rates.chunk * chunks + rows_time(rates.rows, b, rows)
+    seconds = run_time(rates, b, context, 0.0, 1) + rows_time(rates.rows, b, rows)
+    factor = joint_factor(rates.joint, b, rows)
     attention = rates.pair * pairs + rates.key * keys
+    if rates.groups == 1:
+        return factor * seconds + attention + rates.chunk * chunks
     groups = rates.groups
-    if groups == 1:
-        return seconds + attention
     each, before = (rows + groups - 1) // groups, (b + groups - 1) // groups
     turns = (chunks + groups - 1) // groups
     busiest = max(longest, each, min(most, (rows * turns + chunks - 1) // chunks))
     hardest = max(hardest, attention * busiest / rows)
-    return seconds + rows_time(rates.own, before, busiest) + groups * hardest
+    return factor * (seconds + rows_time(rates.own, before, busiest)) + groups * hardest + rates.chunk * chunks
 
 
 @compiled

@@ -4,6 +4,9 @@ With b decoding sequences whose contexts add up to C, and prompt chunks of P tok
 
 $$ t = d_b + x_b C + (r_{b+P} - r_b) + q\,Q + k\,K $$
 
+where the first two are multiplied by a factor (`joint`) for what decode and prompts wait for together: collectives that hide
+behind operators, and the cycle of a pipeline, are no sums.
+
 $d_b$ and $x_b$ are a line through decode steps of b sequences at several contexts; $r_n$ the pass of n prompt tokens without
 their attention (the weights stream once for decode and prompts, so rows beside a decode batch cost what they add); q and k the
 attention of prompts. Exact for full attention on an ideal machine with one limit at a time; `decode_error` and `mixed_error`
@@ -40,7 +43,8 @@ class Pace(Result):
     decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
     step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
     tokens of all], the experts and the exchange with them, are `rows` taken apart. late: how much longer a prompt
-    is under way than its last pass takes, through the stages of a pipeline, over that pass.
+    is under way than its last pass takes, through the stages of a pipeline, over that pass. joint: factor on a step with
+    prompts, attention to them left out, by decode sequences and by prompt tokens, both powers of two less one.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
     from the end of its prompt until its first token is seen.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
@@ -54,6 +58,7 @@ class Pace(Result):
     chunk: float = field(default=0.0, metadata=LEFT_OUT)
     own: Any = field(default=None, metadata=LEFT_OUT)
     shared: Any = field(default=None, metadata=LEFT_OUT)
+    joint: Any = field(default=None, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
     before: float = field(default=0.0, metadata=LEFT_OUT)
@@ -80,6 +85,7 @@ class Pace(Result):
             float(self.chunk),
             np.ascontiguousarray(self.rows if self.own is None else self.own, dtype=np.float64),
             int(self.groups),
+            np.ones((1, 1)) if self.joint is None else np.ascontiguousarray(self.joint, dtype=np.float64),
         )
 
     def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
@@ -90,7 +96,22 @@ class Pace(Result):
         beyond = np.maximum(top - last, 0) * (rows[last] - rows[last - 1])
         added = rows[np.minimum(top, last)] + beyond - rows[np.minimum(batch, last)]
         decode = np.asarray(self.decode)[batch] + np.asarray(self.context)[batch] * context
-        return decode + added + self.pair * pairs + self.key * keys + self.chunk * chunks
+        factor = 1.0 if self.joint is None else np.where(np.asarray(tokens) > 0, self._factor(batch, tokens), 1.0)
+        return factor * (decode + added) + self.pair * pairs + self.key * keys + self.chunk * chunks
+
+    def _factor(self, batch: Any, tokens: Any) -> Any:
+        """The factor of steps with prompts, between the points of `joint`."""
+        table = np.asarray(self.joint)
+        (i, x), (j, y) = _between(batch, len(table)), _between(tokens, len(table[0]))
+        low, high = ((1 - y) * table[row, j] + y * table[row, j + 1] for row in (i, i + 1))
+        return (1 - x) * low + x * high
+
+
+def _between(number: Any, points: int) -> tuple[Any, Any]:
+    """The point of so many powers of two, less one, below a number, and how far it is from there to the next."""
+    place = np.minimum(np.log2(1.0 + np.asarray(number)), points - 1)
+    below = np.minimum(place.astype(np.int64), points - 2)
+    return below, place - below
 
 
 def linear_pace(
@@ -178,6 +199,7 @@ def pace_of(
         answer=float(runs_on.scheduler.steps_before_answer)
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
+    pace = replace(pace, joint=_joint(model, system, given, pace, (low, high), max_sequences, token_budget * groups))
     if not check:
         return pace
     errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups)
@@ -227,6 +249,17 @@ def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, An
 
     own = full.total - full.terms.get("attention", 0.0) - shared(full)
     return _every(own, tokens, most), _every(shared(every), tokens, most)
+
+
+def _joint(model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int) -> Any:
+    """Steps with prompts that are spread evenly over what the sum of their parts makes them, attention to prompts left out."""
+    batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (most, budget))
+    batch, groups, context = np.minimum(batch, most)[:, None], given["layout"].dp, sum(contexts) / 2
+    each = np.maximum(tokens / groups, 1.0)
+    alone = drafted_step(model, system, batch=batch, context=context, **given)
+    step = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=each, **given)
+    attention = step.terms.get("attention", 0.0) - alone.terms.get("attention", 0.0)
+    return (step.total - attention) / pace.seconds(batch, batch * context, np.round(groups * each).astype(np.int64))
 
 
 def _late(model: Model, system: System, given: Any, tokens: int) -> float:

@@ -61,13 +61,14 @@ class Server:
         if chunks:
             attention = [rates.pair * (c * p + c * (c + 1) / 2) + rates.key * (c + p) for c, p in chunks]
             total = sum(c for c, _ in chunks)
-            time += rates.chunk * len(chunks) + _added(rates.rows, b, total)
+            factor = _joint(rates.joint, b, total)
+            time += _added(rates.rows, b, total)
             if rates.groups == 1:
-                return float(time + sum(attention))
+                return float(factor * time + sum(attention) + rates.chunk * len(chunks))
             most = total if rules.kind == STATIC else min(rules.reads, -(-rules.budget // rates.groups))
             dealt = -(-total * -(-len(chunks) // rates.groups) // len(chunks))  # chunks of mean size to the busiest group
             busiest = max(*(c for c, _ in chunks), -(-total // rates.groups), min(most, dealt))
-            time += _added(rates.own, -(-b // rates.groups), busiest)
+            time = factor * (time + _added(rates.own, -(-b // rates.groups), busiest)) + rates.chunk * len(chunks)
             time += rates.groups * max(*attention, sum(attention) * busiest / total)
         return float(time)
 
@@ -230,6 +231,14 @@ class Server:
 
 def _turn(job: Job) -> tuple[int, float, int]:
     return job.rank, job.ready, job.turn
+
+
+def _joint(table: Any, batch: int, rows: int) -> float:
+    """Factor on a step with prompts, between the points of a table at powers of two, less one."""
+    if 1 in table.shape:
+        return 1.0
+    by_rows = [np.interp(np.log2(1 + rows), np.arange(len(row)), row) for row in table]
+    return float(np.interp(np.log2(1 + batch), np.arange(len(table)), by_rows))
 
 
 def _added(table: Any, before: int, rows: int) -> float:

@@ -117,6 +117,7 @@ class Rates(NamedTuple):
     chunk: float
     own: Any
     groups: int
+    joint: Any
 
 
 def new_requests(arrival: Any, inputs: Any, outputs: Any, rank: Any, cached: Any, load: Any) -> Any:
