@@ -78,3 +78,20 @@ def test_groups_that_share_a_clock():
     assert np.max(np.abs((found.wait + found.service) / ended - 1)) < 0.035
     binomial = quiet + (first - quiet) * (1 - (1 - load / groups) ** groups)
     assert np.max((binomial / step - 1)[(more == 0) & (groups >= 8) & (groups <= 32)]) > 0.05  # what independence adds
+
+
+def test_prompts_of_many_chunks_in_steps_that_grow():
+    """Up to nine tenths of what full steps read: the queue is that of full steps, not of the time that slots are taken."""
+    groups, chunks, quiet, first, more, rate, step, ended = column("many_chunks")
+    low, high = np.zeros(len(rate)), groups.copy()
+    for _ in range(60):
+        load = (low + high) / 2
+        short = load < rate * chunks * reading(load, groups, chunks, quiet, first, more).seconds
+        low, high = np.where(short, load, low), np.where(short, high, load)
+    found = reading(load, groups, chunks, quiet, first, more)
+    assert found.utilisation == pytest.approx(rate * chunks * (first + more * (groups - 1)) / groups)
+    usual = more < first / 2  # else single steps vary too much
+    assert found.seconds[usual] == pytest.approx(step[usual], rel=0.02)
+    assert found.seconds == pytest.approx(step, rel=0.07)
+    assert (found.wait + found.service)[usual] == pytest.approx(ended[usual], rel=0.075)
+    assert found.wait + found.service == pytest.approx(ended, rel=0.1)

@@ -30,9 +30,9 @@ def test_what_is_within_the_limits():
     given = case(slo=st.Slo(tpot=3e-3, ttft=0.02))
     good = state_of(given, Candidate(mode=AGGREGATED, layout=Layout(), batch=1), 10, 1000)
     assert within(given, good, Layout(), None)
-    for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.86}, {"memory": replace(good.memory, capacity=1e9)}):
+    for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.91}, {"memory": replace(good.memory, capacity=1e9)}):
         assert not within(given, replace(good, **changes), Layout(), None)
-    assert within(given, replace(good, tpot=3e-3, ttft=0.02, utilisation=0.85), Layout(), None)
+    assert within(given, replace(good, tpot=3e-3, ttft=0.02, utilisation=0.9), Layout(), None)
 
 
 def tried(given, candidate, low, high):

@@ -129,7 +129,7 @@ def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(mode
         fits = np.broadcast_to(decode_pool(model, given.system, workload, **given_).memory.fits, state.rate.shape)
         work = np.broadcast_to(tries[:, None] * fresh / (steps * layout.dp), state.rate.shape)  # prompt tokens of a step
         kept = fits & state.memory.fits & np.isfinite(state.ttft)
-        kept &= (state.utilisation < 0.85) & (work < 0.85 * sizes[-1]) & (work > 1e-4 * sizes[0])
+        kept &= (state.utilisation < 0.9) & (work < 0.9 * sizes[-1]) & (work > 1e-4 * sizes[0])
         used = state.memory.used / state.memory.capacity
         rate = state.rate * (layout.replicas - 1 / tries[:, None])  # one of all that share tokens is the arrival itself
         for i, j in zip(*np.nonzero(kept), strict=True):

@@ -16,7 +16,7 @@ from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, C
 from steptime.planning.matching import UNKNOWN
 from steptime.planning.refine import planned_prefill, prefill_rate, seats_of
 from steptime.planning.search import chunk_sizes, readable
-from steptime.planning.steady import MOST_READING, State
+from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
 SPAN = 3.0  # how far around the chosen batch the best one is looked for
@@ -95,7 +95,7 @@ def _violation(case: Case, candidate: Candidate, state: State) -> Array:
                 _over(state.tpot, tpot),
                 _over(state.ttft, ttft),
                 state.memory.used / state.memory.capacity,
-                state.utilisation / MOST_READING,
+                state.utilisation / MOST_UTILISED,
             )
         ]
     )
@@ -161,7 +161,7 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     if limited:
         return (limited,)
     state = state_of(case, candidate, larger[:, None], sizes[None, :])
-    stable = state.utilisation <= MOST_READING
+    stable = state.utilisation <= MOST_UTILISED
     if not np.any(stable[-1]):
         return ("prompt queue",)
     if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + WORTH):

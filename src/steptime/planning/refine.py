@@ -30,7 +30,7 @@ from steptime.planning.matching import UNKNOWN
 from steptime.planning.prefilling import Prefill, first_token, prefill_pool
 from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.seating import Seating, seated
-from steptime.planning.steady import MOST_LOADED, MOST_READING, State, aggregated, delivered, in_flight, load_of, ttft_seen
+from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
 
 CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
@@ -41,7 +41,7 @@ BELOW = 4.0  # and how far below it at first, since a search knows less well how
 def within(case: Case, state: State, layout: Layout, reader: Layout | None) -> Number:
     """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
     tpot, ttft = aims_of(case, layout, reader, state.input_share)
-    return (state.tpot <= tpot) & (state.ttft <= ttft) & state.memory.fits & (state.utilisation <= MOST_READING)
+    return (state.tpot <= tpot) & (state.ttft <= ttft) & state.memory.fits & (state.utilisation <= MOST_UTILISED)
 
 
 def refined(case: Case, candidate: Candidate) -> Candidate:

@@ -20,7 +20,7 @@ from steptime.planning.matching import LARGEST_PASS, batches_of, search_disaggre
 from steptime.planning.seating import seated
 from steptime.planning.steady import (
     MOST_LOADED,
-    MOST_READING,
+    MOST_UTILISED,
     State,
     aggregated,
     decode_pool,
@@ -123,7 +123,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     sizes = chunk_sizes(workload)
     work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
     alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
-    stable = ((work < MOST_READING * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
+    stable = ((work < MOST_UTILISED * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     decoding = load_of(decode.tpot, sequences)
     taken_up = in_flight(sequences, wide.replicas)
     hopeful = decode.memory.fits & new & stable & (decoding * taken_up <= MOST_LOADED)
@@ -145,7 +145,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None], np.asarray(table.dp)[m][:, None])
     loaded = loaded * taken_up[m, b][:, None]
     kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
-    kept &= (state.utilisation < MOST_READING) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
+    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
     i, j = np.nonzero(kept)
     replicas = np.asarray(table.replicas)[m[i]]
     aim = aims_of(case, taken(table, m[:, None]), None, state.input_share)[1]

@@ -43,9 +43,6 @@ from steptime.planning.workload import Workload
 SPARE_DEVIATIONS = 2.5  # standard deviations of the cache's fill that a deployment keeps free
 FIXED = ("weights", "overhead", "latency")  # what a step waits for whatever its batch
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
-MOST_READING = (
-    0.85  # of the slots that read beside decode: their steps vary with the batch, and waits grow before those of M/D/c
-)
 MOST_LOADED = 0.9  # share of those in flight in the rate that ever larger batches tend to: beyond it tokens slow down tenfold
 
 
