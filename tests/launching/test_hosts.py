@@ -9,7 +9,7 @@ import pytest
 
 from steptime.launching.hosts import placed, racks, spread
 from tests.launching.conftest import pool
-from tests.launching.draws import plans
+from tests.launching.draws import drawn, plans
 
 
 def check(made):
@@ -29,8 +29,9 @@ def check(made):
     return {h for h, _ in taken}
 
 
-def test_no_chip_of_a_host_is_taken_twice_and_no_host_is_overfull():
-    for made, *_ in plans():
+@drawn
+def test_no_chip_of_a_host_is_taken_twice_and_no_host_is_overfull(count):
+    for made, *_ in plans(count):
         check(made)
 
 

@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 from unittest.mock import patch
 
 import pytest
@@ -28,10 +29,11 @@ class Shown:
     stderr: str
 
 
-def run(words: str, *, columns: int = 100, folder: Path | None = None) -> Shown:
-    """Run the command line in this process, as `main` does."""
+def run(words: str, *, columns: int | str = 100, folder: Path | None = None, into: TextIO | None = None) -> Shown:
+    """Run the command line in this process, as `main` does; `into`: a stream that takes the answer, which is not kept then."""
     environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
-    out, err = io.StringIO(), io.StringIO()
+    kept, err = io.StringIO(), io.StringIO()
+    out = kept if into is None else into
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, environment))
         stack.enter_context(patch.object(sys, "argv", ["steptime", *words.split()]))
@@ -43,7 +45,7 @@ def run(words: str, *, columns: int = 100, folder: Path | None = None) -> Shown:
             code = 0
         except SystemExit as leaving:
             code = int(leaving.code or 0)
-    return Shown(code, out.getvalue(), err.getvalue())
+    return Shown(code, kept.getvalue(), err.getvalue())
 
 
 def test_the_program_as_it_is_installed():
