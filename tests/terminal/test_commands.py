@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
@@ -46,6 +47,22 @@ def run(words: str, *, columns: int | str = 100, folder: Path | None = None, int
         except SystemExit as leaving:
             code = int(leaving.code or 0)
     return Shown(code, kept.getvalue(), err.getvalue())
+
+
+def test_large_rates_and_single_tokens_are_written_in_words():
+    """A rate of six digits has no exponent, and one token is one."""
+    shown = run("plan qwen3-0.6b gb200-nvl72 --input 1 --output 1").stdout
+    assert "72 chips, 1 token in, 1 out." in shown
+    rate = re.search(r"([0-9,]+) requests a second", shown)
+    assert rate
+    assert re.fullmatch(r"[0-9]{3},[0-9]00|[0-9],[0-9]{2}0,000|[0-9]{2,3},[0-9]00|[0-9]{3},000", rate[1])
+
+
+def test_a_prefill_pool_says_that_its_pass_is_the_longest():
+    pools = "plan llama-3.1-8b hgx-h100 --input 2000 --output 200"
+    said = "Batch and step of the prefill pool: the most that a pass takes"
+    assert said in " ".join(run(f"{pools} --mode disaggregated").stdout.split())
+    assert said not in " ".join(run(f"{pools} --mode aggregated").stdout.split())
 
 
 def test_the_program_as_it_is_installed():

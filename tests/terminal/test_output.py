@@ -71,6 +71,14 @@ def headers(lines: list[str]) -> set[str]:
     return {word for number in rules for word in lines[number - 1].split()}
 
 
+@pytest.mark.parametrize("columns", [46, 60, 80])
+def test_the_list_of_systems_shows_rents_however_narrow(columns):
+    lines = run("systems", columns=columns).stdout.splitlines()
+    (row,) = (line for line in lines if line.strip().startswith("gb200-nvl72"))
+    assert "4.00" in row
+    assert "contract" in row
+
+
 def test_columns_are_left_out_before_a_header_or_a_number_breaks():
     shown = table("Name of it", "Bytes", "Wanted", "", numbers=(1, 2), first_to_go=(3, 1))
     shown.add_row("a long name of several words", "123,456", "7,890", "█" * 12)

@@ -46,7 +46,11 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
     """Return what to mind of a whole plan."""
     notes = [too_long(plan)]
     if plan.engine in ENGINES and plan.engine != engine:
-        notes.append(f"the plan is for {NAMES[plan.engine]}: {NAMES[engine]} takes other times, and may refuse its layout")
+        made, started = NAMES[plan.engine], NAMES[engine]
+        notes.append(
+            f"commands of {started} for a plan made for {made}, whose times it tells; {started} may refuse the layout: "
+            f"--engine {engine} plans for it"
+        )
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
     if hosts > -(-plan.chips // host):
         notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
