@@ -21,7 +21,7 @@ MODES = ("aggregated", "disaggregated")
 
 
 def plan(model, system, chips, *, engine=None, modes=MODES) -> st.Plan:
-    return st.plan(model, system, CHAT, LIMITS, chips=chips, engine=engine, modes=modes)
+    return st.plan(model, system, CHAT, LIMITS, chips=chips, engine=engine, modes=modes, levers=False)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_what_an_engine_does_not_start_is_no_lack_of_memory():
     cache = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=12)
     model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
     system = machine(size=3, capacity=4e9)
-    assert st.plan(model, system, CHAT, chips=3, engine="ideal").feasible
+    assert st.plan(model, system, CHAT, chips=3, engine="ideal", levers=False).feasible
     says = "typical starts no layout that holds them, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
     with pytest.raises(InputError, match=says):
-        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"))
+        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"), levers=False)
 
 
 def engine_named(name: str) -> Engine:

@@ -156,7 +156,7 @@ def test_a_closed_stream_gets_one_message():
 
 
 def test_a_reader_that_goes_is_no_error():
-    words = f"{sys.executable} -m steptime models | head -1; exit"
+    words = f"{sys.executable} -m steptime systems --json | head -1; exit"
     shown = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
     assert shown.stderr == ""
 

@@ -48,8 +48,8 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
     if plan.engine in ENGINES and plan.engine != engine:
         made, started = NAMES[plan.engine], NAMES[engine]
         notes.append(
-            f"commands of {started} for a plan made for {made}, whose times it tells; {started} may refuse the layout: "
-            f"--engine {engine} plans for it"
+            f"commands of {started} for a plan made for {made}, whose times it tells; {started} may refuse it: "
+            f"--engine {engine} plans for {started}"
         )
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
     if hosts > -(-plan.chips // host):
