@@ -118,7 +118,7 @@ def test_later_hosts_with_other_chips_than_each_other_are_told_of_them(build):
 
 def test_hosts_of_a_rack_are_named_together(build):
     made = build(pool(dp=32, ep=32, replicas=3), host_chips=4, domain_chips=72)
-    note = "hosts 0 to 15, hosts 18 to 25: each of these groups is of one nvlink domain"
+    note = "hosts 0 to 15; 18 to 25: each group lies in one nvlink domain"
     assert f"# {note}" in launch_commands(made, "vllm")
     assert f"Mind: {note}." in launch_files(made, "vllm")["README.md"]
 
@@ -141,7 +141,7 @@ def test_manifests_have_the_keys_and_flags_of_the_released_package():
     own = {engine: json.loads(json.dumps(golden("ai_dynamo")["programs"][f"python3 -m dynamo.{engine}"])) for engine in ENGINES}
     package = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}
     seen = 0
-    for made, *_ in plans(12):
+    for made, *_ in plans(8):
         for engine in ENGINES:
             text = launch_files(made, engine).get("dynamo.yaml")
             if text is None:
@@ -157,7 +157,7 @@ def test_manifests_have_the_keys_and_flags_of_the_released_package():
             mine = own[engine]
             allowed = set(mine["free"].split()) | set(mine["counted"])
             assert flags <= allowed | (known(package[engine])[0] if engine in package else set()), flags - allowed
-    assert seen > 20
+    assert seen > 12
 
 
 def test_a_manifest_of_two_pools(build):

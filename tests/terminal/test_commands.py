@@ -112,7 +112,7 @@ def test_explain_shows_formulas_numbers_and_sources():
     shown = run(MAIN + " --explain", columns=140).stdout
     for words in ("2.5-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
         assert words in shown
-    shown = run(MAIN + " --explain --engine ideal --mode aggregated", columns=140).stdout
+    shown = run(MAIN + " --chips 16 --explain --engine ideal --mode aggregated", columns=140).stdout
     for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
         assert words in shown
 
@@ -480,7 +480,7 @@ def test_errors_are_json_where_json_is_asked_for():
 
 
 def test_explanations_are_json_where_json_is_asked_for():
-    found = json.loads(run("plan deepseek-v3 gb200-nvl72 --mode aggregated --explain --json").stdout)["explanation"]
+    found = json.loads(run("plan deepseek-v3 gb200-nvl72 --chips 8 --mode aggregated --explain --json").stdout)["explanation"]
     (pool,) = found["pools"]
     assert any(rule.startswith("time per token = ") for rule in pool["equations"])
     assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prompt chunk"]

@@ -48,15 +48,15 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
     if plan.engine in ENGINES and plan.engine != engine:
         made, started = NAMES[plan.engine], NAMES[engine]
         notes.append(
-            f"commands of {started} for a plan made for {made}, whose times it tells; {started} may refuse it: "
+            f"commands of {started} for a plan made for {made}, with its times; {started} may refuse it: "
             f"--engine {engine} plans for {started}"
         )
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
     if hosts > -(-plan.chips // host):
         notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
-    together = [f"hosts {in_words(rack)}" for rack in racks(plan, replicas) if rack]
+    together = [in_words(rack) for rack in racks(plan, replicas) if rack]
     if together:
-        notes.append(f"{', '.join(together)}: each of these groups is of one {plan.served.fabric or 'scale-up'} domain")
+        notes.append(f"hosts {'; '.join(together)}: each group lies in one {plan.served.fabric or 'scale-up'} domain")
     return tuple(filter(None, notes))
 
 
