@@ -28,6 +28,12 @@ def plan(request, deepseek, rack):
     return st.plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
 
 
+@pytest.fixture(scope="module")
+def apart(deepseek, rack):
+    """The same with pools apart, by the default engine."""
+    return st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
+
+
 def test_the_plan_meets_its_limits(plan):
     assert plan.feasible
     assert plan.tokens_per_second_per_user >= 50
@@ -99,8 +105,7 @@ def test_tighter_limits_never_cost_less(deepseek, rack, plan):
         assert tight.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
 
 
-def test_modes_can_be_chosen(deepseek, rack):
-    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
+def test_modes_can_be_chosen(apart):
     assert [pool.role for pool in apart.pools] == ["prefill", "decode"]
     assert apart.transfer_seconds > 0
     assert apart.utilisation <= 0.9 + 1e-9
@@ -177,14 +182,13 @@ def test_requests_have_tokens(sizes):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
+def test_launch_commands_carry_the_layout(plan, apart, engine):
     text = "\n".join(launch_commands(plan, engine))
     assert "deepseek-ai/DeepSeek-V3" in text
     assert str(int(plan.pools[0].layout.stage if engine != "vllm" else plan.pools[0].layout.group)) in text
     lengths = re.findall(r"(?:max-model-len|context-length|max_seq_len) (\d+)", text)
     assert lengths
     assert all(int(length) >= 9216 for length in lengths)
-    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
     lines = launch_commands(apart, engine)
     assert sum(bool(re.match(r"# \d+ x \d+ chips.*: each (prefills|decodes)$", line)) for line in lines) == 2
     assert all(len(line) < 140 for line in lines)
