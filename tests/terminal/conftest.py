@@ -15,8 +15,8 @@ from steptime.planning import planner
 def answered_once() -> Iterator[None]:
     """Keep the plans of this folder by their questions: the same words are set in several widths, or as JSON.
 
-    Files that a plan reads beside them, such as acceptances in a home folder, are no part of a question: a test that changes them
-    asks something that no other test asks.
+    Files that a plan reads beside them, such as acceptances in a home folder, are no part of a question: a test that changes
+    them asks something that no other test asks.
     """
     answer, known = planner.plan, dict[bytes, Any]()
 
