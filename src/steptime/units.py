@@ -125,6 +125,16 @@ def parse(text: str | float, unit: str = "") -> float:
     return number * size
 
 
+def in_digits(value: float, digits: int = 3) -> str:
+    """Write a number to so many significant digits, large ones with commas and never with an exponent.
+
+    >>> in_digits(122345.6), in_digits(0.5334), in_digits(12.5, 4)
+    ('122,000', '0.533', '12.5')
+    """
+    text = f"{value:,.{digits}g}"
+    return f"{float(f'{value:.{digits}g}'):,.0f}" if "e+" in text else text
+
+
 def count(text: str | int | float, name: str = "number") -> int:
     """Read a whole number as people write it: with separators, an exponent, or k, M, G or B (1e9), T; Ki, Mi, Gi are binary.
 

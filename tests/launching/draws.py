@@ -1,9 +1,11 @@
-"""Forty plans drawn over models, machines, requests, modes and formats, with a fixed seed."""
+"""Plans drawn over models, machines, requests, modes and formats, with a fixed seed: a few every day, forty in slow tests."""
 
 from __future__ import annotations
 
 import random
 from functools import lru_cache
+
+import pytest
 
 import steptime as st
 from steptime.planning.deployment import Plan
@@ -16,13 +18,14 @@ HOSTS = (
 )  # fmt: skip
 REQUESTS = ((1000, 300), (4096, 1024), (128, 2000), (20000, 500))
 ENGINES = ("vllm", "sglang", "trtllm")
+drawn = pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 
 
-@lru_cache(maxsize=1)
-def plans() -> tuple[tuple[Plan, st.Model, st.System], ...]:
-    """Return forty plans that fit, each with its model and system."""
+@lru_cache(maxsize=2)
+def plans(count: int) -> tuple[tuple[Plan, st.Model, st.System], ...]:
+    """Return so many plans that fit, each with its model and system."""
     draw, found = random.Random(20261121), []
-    while len(found) < 40:
+    while len(found) < count:
         name = draw.choice(DENSE + SPARSE)
         system, chips = draw.choice(HOSTS)
         chips = min(chips, 4) if name in DENSE else chips  # whose searches are quick

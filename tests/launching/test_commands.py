@@ -439,7 +439,7 @@ def test_memory_that_the_plan_leaves_to_the_engine(build):
 
 def test_what_to_mind_of_a_whole_plan_stands_first(build):
     plan = replace(build(pool(tp=8)), engine="sglang")
-    other = "# the plan is for SGLang: vLLM takes other times, and may refuse its layout"
+    other = "# commands of vLLM for a plan made for SGLang, with its times; vLLM may refuse it: --engine vllm plans for vLLM"
     assert launch_commands(plan, "vllm")[0] == other
     assert other not in launch_commands(plan, "sglang")
     odd = replace(build(pool(dp=12, ep=12, replicas=2)), chips=24)

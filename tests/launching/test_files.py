@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from steptime.launching.commands import ENGINES, launch_files
+from steptime.launching.commands import ENGINES, launch_commands, launch_files
+from steptime.launching.hosts import placed
 from steptime.launching.script import yaml
 from tests.launching.conftest import pool
 from tests.launching.draws import plans
@@ -68,6 +69,60 @@ def test_a_shell_starts_what_the_scripts_say(build, engine, tmp_path):
         assert '"10.0.0.1:8100"' in (tmp_path / "router.yaml").read_text()
 
 
+RACK = (pool("prefill", batch=4, chunk=0, tp=7, replicas=5), pool("decode", batch=20, chunk=0, dp=36, ep=36))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_each_host_of_a_replica_is_told_its_own_chips(build, engine):
+    """Single chips of a rack's last hosts: the fifth replica has what is left on each."""
+    made = build(*RACK, host_chips=4, domain_chips=72)
+    files = launch_files(made, engine)
+    for r in placed(made):
+        for rank, devices in enumerate(r.devices):
+            told = re.findall(r"export CUDA_VISIBLE_DEVICES=(\S+)", files[f"{r.role}-{r.number}-node-{rank}.sh"])
+            assert told == ([] if r.role == "decode" else [str(devices[0])])
+            assert f"| `{r.role}-{r.number}-node-{rank}.sh` | {r.hosts[rank]} | " in files["README.md"]
+
+
+def test_the_processes_of_one_command_for_all_hosts_pick_the_chips_of_theirs(build, tmp_path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    alone = """#!/bin/sh
+while [ "$1" != sh ] && [ "$1" != trtllm-llmapi-launch ]; do shift; done
+for rank in 0 1 2 3 4 5 6; do OMPI_COMM_WORLD_RANK=$rank "$@"; done
+"""
+    (programs / "mpirun").write_text(alone)
+    (programs / "trtllm-llmapi-launch").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $1 $2"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    made = build(*RACK, host_chips=4, domain_chips=72)
+    for name, text in launch_files(made, "trtllm").items():
+        (tmp_path / name).write_text(text)
+    differ = 0
+    for r in placed(made)[:5]:
+        script = ["sh", str(tmp_path / f"prefill-{r.number}.sh")]
+        done = subprocess.run(script, capture_output=True, text=True, check=True, env={"PATH": f"{programs}:/usr/bin:/bin"})
+        assert done.stdout.splitlines() == [f"{own} trtllm-serve org/m" for (own,) in r.devices]
+        differ += not r.alike
+    assert differ
+
+
+def test_later_hosts_with_other_chips_than_each_other_are_told_of_them(build):
+    """Five chips of four hosts, and twice threes of three: four beside the fives, two on the fifth host."""
+    made = build(pool("prefill", tp=9, replicas=2), pool("decode", tp=20), domain_chips=8)
+    for engine in ("vllm", "sglang"):
+        text = "\n".join(launch_commands(made, engine))
+        assert "\n# DEVICES: the chips of the host: 5,6,7 for NODE_RANK 1; 0,1,2 for NODE_RANK 2\n" in text
+        assert text.count("CUDA_VISIBLE_DEVICES=$DEVICES ") == 1
+
+
+def test_hosts_of_a_rack_are_named_together(build):
+    made = build(pool(dp=32, ep=32, replicas=3), host_chips=4, domain_chips=72)
+    note = "hosts 0 to 15; 18 to 25: each group lies in one nvlink domain"
+    assert f"# {note}" in launch_commands(made, "vllm")
+    assert f"Mind: {note}." in launch_files(made, "vllm")["README.md"]
+
+
 def test_a_script_asks_for_the_checkpoint_that_the_plan_cannot_name(build, tmp_path):
     for name, text in launch_files(build(pool(tp=8), checkpoint=""), "vllm").items():
         (tmp_path / name).write_text(text)
@@ -86,7 +141,7 @@ def test_manifests_have_the_keys_and_flags_of_the_released_package():
     own = {engine: json.loads(json.dumps(golden("ai_dynamo")["programs"][f"python3 -m dynamo.{engine}"])) for engine in ENGINES}
     package = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server"}
     seen = 0
-    for made, *_ in plans()[:12]:
+    for made, *_ in plans(8):
         for engine in ENGINES:
             text = launch_files(made, engine).get("dynamo.yaml")
             if text is None:
@@ -102,7 +157,7 @@ def test_manifests_have_the_keys_and_flags_of_the_released_package():
             mine = own[engine]
             allowed = set(mine["free"].split()) | set(mine["counted"])
             assert flags <= allowed | (known(package[engine])[0] if engine in package else set()), flags - allowed
-    assert seen > 20
+    assert seen > 12
 
 
 def test_a_manifest_of_two_pools(build):

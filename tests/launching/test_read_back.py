@@ -13,12 +13,12 @@ from steptime.models.loading import load_model
 from steptime.physics.cache_format import as_served
 from steptime.physics.engine import load_engine
 from steptime.physics.memory import memory_per_chip
-from tests.launching.draws import plans
+from tests.launching.draws import drawn, plans
 from tests.launching.reading import commands, golden, known, options_file, said
 
 
-def each():
-    return [(made, model, machine, engine) for made, model, machine in plans() for engine in ENGINES]
+def each(count):
+    return [(made, model, machine, engine) for made, model, machine in plans(count) for engine in ENGINES]
 
 
 def check(read) -> None:
@@ -32,9 +32,10 @@ def check(read) -> None:
             assert {value for values in uses for value in values} <= counted[flag], (flag, uses)
 
 
-def test_every_flag_and_value_is_the_engines_own():
+@drawn
+def test_every_flag_and_value_is_the_engines_own(count):
     seen, found = set(), 0
-    for made, _, _, engine in each():
+    for made, _, _, engine in each(count):
         for read in commands(launch_commands(made, engine)):
             check(read)
             found += 1
@@ -42,17 +43,19 @@ def test_every_flag_and_value_is_the_engines_own():
             for flag, fields in golden("vllm")["objects"].items():
                 if read.program == "vllm serve" and flag in read.flags:
                     assert set(json.loads(read.one(flag))) <= set(fields), flag
-    assert found > 120
-    assert {"--quantization", "--kv-cache-dtype", "--enable-dbo", "--moe-a2a-backend", "--ep_size", "--nnodes"} <= seen
+    assert found > 3 * count
+    assert {"--quantization", "--kv-cache-dtype", "--moe-a2a-backend", "--ep_size", "--nnodes"} <= seen
+    assert "--enable-dbo" in seen or count < 40
 
 
-def test_every_key_of_an_options_file_is_the_engines_own():
+@drawn
+def test_every_key_of_an_options_file_is_the_engines_own(count):
     models = golden("tensorrt_llm")["objects"]
     inner = {
         "kv_cache_config": "KvCacheConfig", "moe_config": "MoeConfig", "cache_transceiver_config": "CacheTransceiverConfig",
     }  # fmt: skip
     found = 0
-    for made, *_ in plans():
+    for made, *_ in plans(count):
         for read in commands(launch_commands(made, "trtllm")):
             for name, text in read.files.items():
                 told = options_file(text)
@@ -65,13 +68,14 @@ def test_every_key_of_an_options_file_is_the_engines_own():
                         assert set(fields) <= set(models[of])
                         assert all(not models[of][k] or v in models[of][k].split() for k, v in fields.items())
                     found += 1
-    assert found > 30
+    assert found >= 0.75 * count
 
 
-def test_variables_of_the_environment_are_the_engines_own():
+@drawn
+def test_variables_of_the_environment_are_the_engines_own(count):
     extracted = {name for package in ("vllm", "sglang") for name in golden(package)["environment"]}
     used = set()
-    for made, _, _, engine in each():
+    for made, _, _, engine in each(count):
         for read in commands(launch_commands(made, engine)):
             used |= set(read.environment)
     used -= {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "NVSHMEM_QP_DEPTH"}  # of CUDA, HIP and NVSHMEM
@@ -79,10 +83,11 @@ def test_variables_of_the_environment_are_the_engines_own():
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in used
 
 
-def test_read_back_a_command_takes_the_memory_of_the_plan():
+@drawn
+def test_read_back_a_command_takes_the_memory_of_the_plan(count):
     """Layout, formats, sequences and tokens of the printed command, put into the memory of a chip, give the plan's figure."""
     checked, off = 0, []
-    for made, model, machine, engine in each():
+    for made, model, machine, engine in each(count):
         servers = [read for read in commands(launch_commands(made, engine)) if "--headless" not in read.flags]
         servers = [read for read in servers if read.program in ("vllm serve", "python -m sglang.launch_server", "trtllm-serve")]
         servers = [read for read in servers if read.one("--node-rank", 0) == 0]
@@ -112,13 +117,13 @@ def test_read_back_a_command_takes_the_memory_of_the_plan():
             if apart > 0.05:
                 off.append((made.model, made.system, engine, made.layout_text, pool.role, apart))
     assert not off
-    assert checked > 100
+    assert checked > 2.5 * count
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_scripts_say_what_is_printed(engine):
     """Each script is a command of the same flags, with the variables of the shell filled in or set before it."""
-    for made, *_ in plans()[:10]:
+    for made, *_ in plans(8):
         printed = {frozenset(read.flags) for read in commands(launch_commands(made, engine))}
         for name, text in launch_files(made, engine).items():
             if not name.endswith(".sh") or name == "addresses.sh":

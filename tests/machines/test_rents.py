@@ -81,13 +81,34 @@ def test_the_kind_that_is_asked_for_is_taken():
         ("-1", "a rent must be greater than 0 USD/h, not '-1'"),
         ("0", "a rent must be greater than 0 USD/h"),
         ("1e12", "rent must be at most"),
-        ("2 GB", "quantity in B"),
+        ("2 GB", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', not '2 GB'"),
+        ("2.10 EUR", r"USD per chip-hour, such as 2.10 or '2.10 USD/h', not '2.10 EUR'"),
+        ("$-1", "a rent must be greater than 0 USD/h"),
         ("assumed", r"known: contract \(2.00 USD/h\), owned \(1.17 USD/h\), ondemand \(6.88 USD/h\)"),
     ],
 )
 def test_a_rent_that_is_none_is_refused_with_what_there_is(asked, says):
     with pytest.raises(st.InputError, match=says):
         st.with_rent("hgx-h100", asked)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "2.10",
+        "$2.10",
+        "$ 2.10",
+        "2.10 $",
+        "2.10/h",
+        "$2.10/hr",
+        "2.10 USD/hour",
+        "2.10USD/h",
+        "2.10 USD per hour",
+        "0.035 USD/min",
+    ],
+)
+def test_a_rent_is_read_as_people_write_it(words):
+    assert float(st.with_rent("hgx-h100", words).rent.typical) == pytest.approx(2.10 / 3600)
 
 
 def test_a_number_is_no_rent_in_usd_an_hour():

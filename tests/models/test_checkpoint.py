@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 import steptime as st
+from steptime.errors import DataFileError
 from steptime.models.model import Checkpoint, stored_formats
+
+MODELS = Path(st.__file__).parent / "data" / "models"
 
 
 @pytest.mark.parametrize(
@@ -14,7 +20,7 @@ from steptime.models.model import Checkpoint, stored_formats
         ("deepseek-v3", "deepseek-ai/DeepSeek-V3", "fp8", "fp8", "bf16"),
         ("qwen3-14b", "Qwen/Qwen3-14B", "bf16", "", "bf16"),
         ("gpt-oss-120b", "openai/gpt-oss-120b", "bf16", "mxfp4", "bf16"),
-        ("nvidia/Kimi-K2.5-NVFP4", "nvidia/Kimi-K2.5-NVFP4", "bf16", "nvfp4", "fp8"),
+        ("nvidia/GLM-5-NVFP4", "nvidia/GLM-5-NVFP4", "bf16", "nvfp4", "fp8"),
     ],
 )
 def test_formats_of_a_checkpoint_outlast_those_asked_for(name, place, weights, experts, kv):
@@ -39,3 +45,30 @@ def test_hosts_are_as_large_as_the_file_says_or_as_the_domain(system, chips):
     from steptime.planning.served import what_is_served
 
     assert what_is_served(st.load_model("qwen3-14b"), st.load_system(system)).host_chips == chips
+
+
+# --- code of its own ------------------------------------------------------------------------------------------------------
+
+KIMI = sorted(path for path in MODELS.glob("*.json") if "Kimi" in path.name)
+
+
+@pytest.mark.parametrize("path", KIMI, ids=lambda path: path.stem)
+def test_every_kimi_brings_code_of_its_own_and_says_who_tells_so(path):
+    """vLLM, SGLang and TensorRT-LLM refuse them without the flag that trusts it; their shipped configs leave `auto_map` out."""
+    told = json.loads(path.read_text(encoding="utf-8"))
+    assert st.load_model(told["name"]).checkpoint.remote_code
+    assert told["remote_code"]["url"].startswith("https://")
+    assert told["remote_code"]["date"] >= "2026-11-21"
+    assert told["remote_code"]["grade"] in ("read", "reported")
+
+
+def test_models_that_engines_know_by_themselves_need_no_trust():
+    assert len(KIMI) >= 8
+    assert not any(st.load_model(name).checkpoint.remote_code for name in ("deepseek-v3", "qwen3-14b", "gpt-oss-120b"))
+
+
+def test_who_tells_of_code_is_a_table(tmp_path):
+    told = json.loads(KIMI[0].read_text(encoding="utf-8")) | {"remote_code": True}
+    (tmp_path / "own.json").write_text(json.dumps(told))
+    with pytest.raises(DataFileError, match="remote_code: must be a table, not True"):
+        st.load_model(tmp_path / "own.json")

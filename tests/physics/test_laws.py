@@ -85,7 +85,7 @@ def test_bounds_and_sums(name, system, batch, context, chunk, seed, engine):
 
 
 @given(**anything, points=some.integers(2, 40))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_array_input_equals_the_loop_over_its_elements(name, system, batch, context, chunk, seed, points):
     model, machine_ = st.load_model(name), st.load_system(system)
     random = np.random.default_rng(seed)
@@ -198,10 +198,11 @@ def test_kv_is_replicated_past_its_heads(name, copies):
     assert 16 * shared == pytest.approx((1 if name.startswith("llama") else 8) * float(one))
 
 
-def test_doubling_rent_doubles_usd(deepseek, rack):
+def test_doubling_rent_doubles_usd(rack):
     workload, slo = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
-    once = st.plan(deepseek, rack, workload, slo, chips=16, engine="ideal")
-    twice = st.plan(deepseek, scale(rack, "rent", 2.0), workload, slo, chips=16, engine="ideal")
+    small = st.load_model("llama-3.1-8b")
+    once = st.plan(small, rack, workload, slo, chips=4, engine="ideal", levers=False)
+    twice = st.plan(small, scale(rack, "rent", 2.0), workload, slo, chips=4, engine="ideal", levers=False)
     for figure in (
         "usd_per_million_output_tokens",
         "prefill_usd_per_million_tokens",

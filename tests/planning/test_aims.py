@@ -86,8 +86,8 @@ def test_a_surer_plan_is_as_likely_as_asked_and_never_cheaper(model, system, chi
 
 def test_what_nothing_meets_so_surely_is_an_answer():
     tight = st.Slo(tpot=1e10 / 4 / 4e12 * 1.2)  # weights over four chips, and a fifth more
-    assert plan(MODEL, NODES, WORK, tight, engine=FITTED).feasible
-    never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95)
+    assert plan(MODEL, NODES, WORK, tight, engine=FITTED, levers=False).feasible
+    never = plan(MODEL, NODES, WORK, tight, engine=FITTED, sure=0.95, levers=False)
     assert not never.feasible
     assert (never.sure, never.likely, never.distance) == (0.95, {}, ())
     assert never.reason.startswith("with probability 0.95, ")
@@ -95,7 +95,7 @@ def test_what_nothing_meets_so_surely_is_an_answer():
 
 def test_the_ideal_is_certain_whatever_is_asked():
     given = (MODEL, NODES, WORK, st.Slo(tpot=8e-3))
-    asked, plain = plan(*given, engine="ideal", sure=0.99), plan(*given, engine="ideal")
+    asked, plain = plan(*given, engine="ideal", sure=0.99, levers=False), plan(*given, engine="ideal", levers=False)
     assert asked.sure == 0.99
     assert asked.likely == {"tpot": 1.0}
     assert asked.usd_per_million_output_tokens == plain.usd_per_million_output_tokens
@@ -104,9 +104,9 @@ def test_the_ideal_is_certain_whatever_is_asked():
 @pytest.mark.parametrize("sure", [0.3, 2, math.nan])
 def test_a_plan_refuses_what_is_no_such_probability(sure):
     with pytest.raises(RangeError, match="sure is a probability from"):
-        plan(MODEL, NODES, WORK, engine="ideal", sure=sure)
+        plan(MODEL, NODES, WORK, engine="ideal", sure=sure, levers=False)
 
 
 def test_a_plan_refuses_to_be_sure_of_no_limits():
     with pytest.raises(RangeError, match="sure is of limits, and there are none"):
-        plan(MODEL, NODES, WORK, engine="ideal", sure=0.9)
+        plan(MODEL, NODES, WORK, engine="ideal", sure=0.9, levers=False)

@@ -21,17 +21,17 @@ MODES = ("aggregated", "disaggregated")
 
 
 def plan(model, system, chips, *, engine=None, modes=MODES) -> st.Plan:
-    return st.plan(model, system, CHAT, LIMITS, chips=chips, engine=engine, modes=modes)
+    return st.plan(model, system, CHAT, LIMITS, chips=chips, engine=engine, modes=modes, levers=False)
 
 
 @pytest.mark.parametrize(
     ("model", "system", "engine", "counts"),
     [
-        ("deepseek-v3", "gb200-nvl72", "vllm", (48, 71, 83)),
-        ("qwen3-235b-a22b", "hgx-h200", "sglang", (8, 11, 13, 23)),
         ("mixtral-8x7b", "hgx-h100", "ideal", (2, 3, 5, 11)),
-        ("llama-3.1-70b", "hgx-b200", None, (2, 3, 7, 8, 17)),
-        ("phi-4", "mi300x-8", None, (1, 3, 7, 9, 13)),
+        ("phi-4", "mi300x-8", None, (1, 3, 7, 9)),
+        pytest.param("deepseek-v3", "gb200-nvl72", "vllm", (48, 71, 83), marks=pytest.mark.slow),
+        pytest.param("qwen3-235b-a22b", "hgx-h200", "sglang", (8, 11, 13, 23), marks=pytest.mark.slow),
+        pytest.param("llama-3.1-70b", "hgx-b200", None, (2, 3, 7, 8, 17), marks=pytest.mark.slow),
     ],
 )
 def test_more_chips_serve_no_less(model, system, engine, counts):
@@ -91,10 +91,10 @@ def test_what_an_engine_does_not_start_is_no_lack_of_memory():
     cache = Attention(name="kv", kv_bytes=1000.0, kv_shards=4, heads=12)
     model = model_of(matrix(weights=9e9), attention=(cache,), heads=12, layers=1)
     system = machine(size=3, capacity=4e9)
-    assert st.plan(model, system, CHAT, chips=3, engine="ideal").feasible
+    assert st.plan(model, system, CHAT, chips=3, engine="ideal", levers=False).feasible
     says = "typical starts no layout that holds them, such as tp3: tp=3 and the 4 KV heads of toy do not divide each other"
     with pytest.raises(InputError, match=says):
-        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"))
+        st.plan(model, system, CHAT, chips=3, engine=engine_named("typical"), levers=False)
 
 
 def engine_named(name: str) -> Engine:

@@ -179,14 +179,14 @@ def test_an_own_file_of_measured_acceptances_comes_first(tmp_path, monkeypatch):
 )
 def test_what_makes_no_sense_is_refused(asked, error, message, deepseek):
     with pytest.raises(error, match=message):
-        plan(deepseek, "hgx-h200", WORK, **asked)
+        plan(deepseek, "hgx-h200", WORK, **asked, levers=False)
 
 
 @pytest.mark.parametrize("asked", [{"drafts": 1, "acceptance": 1.5}, {"drafts": 1}, {"drafts": "auto"}])
 def test_a_model_without_draft_layers_is_refused(asked):
     assert known_draftings(one_matrix()) == (NONE,)
     with pytest.raises(InputError, match="has no layers that draft"):
-        plan(one_matrix(), NODES, WORK, engine="ideal", **asked)
+        plan(one_matrix(), NODES, WORK, engine="ideal", **asked, levers=False)
 
 
 # --- the replay ---------------------------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ def broken(seed, count):
     return found
 
 
-def test_nothing_gets_dearer_in_a_few_plans():
-    assert broken(5, 3) == []
+def test_nothing_gets_dearer_in_eight_plans():
+    assert broken(5, 1) == []
 
 
 @pytest.mark.slow

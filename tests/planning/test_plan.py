@@ -28,6 +28,12 @@ def plan(request, deepseek, rack):
     return st.plan(deepseek, rack, CHAT, LIMITS, engine=request.param)
 
 
+@pytest.fixture(scope="module")
+def apart(deepseek, rack):
+    """The same with pools apart, by the default engine."""
+    return st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
+
+
 def test_the_plan_meets_its_limits(plan):
     assert plan.feasible
     assert plan.tokens_per_second_per_user >= 50
@@ -78,7 +84,7 @@ def test_elasticities_have_the_right_sign(plan):
         assert improving == pytest.approx(1, abs=0.15)
 
 
-@pytest.mark.parametrize(("engine", "slo"), [("ideal", st.Slo(ttft=2)), ("vllm", LIMITS)])
+@pytest.mark.parametrize(("engine", "slo"), [("vllm", LIMITS), pytest.param("ideal", st.Slo(ttft=2), marks=pytest.mark.slow)])
 def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, engine, slo):
     """Ten per cent more arithmetic, planned anew: as much cheaper as it says, where no whole replicas are matched."""
     before, after = (
@@ -99,8 +105,7 @@ def test_tighter_limits_never_cost_less(deepseek, rack, plan):
         assert tight.usd_per_million_output_tokens >= plan.usd_per_million_output_tokens * 0.99
 
 
-def test_modes_can_be_chosen(deepseek, rack):
-    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
+def test_modes_can_be_chosen(apart):
     assert [pool.role for pool in apart.pools] == ["prefill", "decode"]
     assert apart.transfer_seconds > 0
     assert apart.utilisation <= 0.9 + 1e-9
@@ -113,7 +118,12 @@ def test_the_batch_follows_the_blackboard():
     """One chip, one kind of layer, prompts of one token, no limits: the batch stops about where weights are paid for."""
     system = machine(flops=2e15, bandwidth=4e12, size=1)
     found = st.plan(
-        one_matrix(kv_bytes=0.0), system, st.Workload(input_tokens=1, output_tokens=100_000), chips=1, engine="ideal"
+        one_matrix(kv_bytes=0.0),
+        system,
+        st.Workload(input_tokens=1, output_tokens=100_000),
+        chips=1,
+        engine="ideal",
+        levers=False,
     )
     assert found.binding == ("saturation",)
     assert found.pools[-1].batch == pytest.approx(250, rel=0.05)  # R = 1e15 x 1 / 4e12
@@ -127,7 +137,7 @@ def test_the_batch_follows_the_blackboard():
     ],
 )
 def test_limits_that_nothing_meets_are_an_answer(deepseek, rack, slo, says):
-    found = st.plan(deepseek, rack, CHAT, slo, engine="ideal")
+    found = st.plan(deepseek, rack, CHAT, slo, chips=8, engine="ideal", levers=False)
     assert not found.feasible
     assert says in found.reason
 
@@ -137,16 +147,16 @@ def test_limits_that_only_clash_are_told_apart():
     """Sixteen tokens of output on one node: speed needs chips of its own for decode, a soon first token needs all of them."""
     model, system = st.load_model("llama-3.1-70b"), st.load_system("hgx-h100")
     workload, slo = st.Workload(input_tokens=8192, output_tokens=16), st.Slo(tpot=0.02, ttft=0.4)
-    found = st.plan(model, system, workload, slo, engine="ideal")
+    found = st.plan(model, system, workload, slo, engine="ideal", levers=False)
     assert "not both: at 50.0 tok/s per user the soonest first token comes after" in found.reason
 
 
 def test_a_model_that_fits_nowhere_says_by_how_much():
     model = st.load_model("llama-3.1-405b")
     with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 640 GB, 172 GB too little\. With --chips 12"):
-        st.plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal")
+        st.plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal", levers=False)
     with pytest.raises(DoesNotFit, match=r"hold 589 GB \(vllm uses 92% of 640 GB\), 223 GB too little"):
-        st.plan(model, st.load_system("hgx-h100"), CHAT)
+        st.plan(model, st.load_system("hgx-h100"), CHAT, levers=False)
     systems = [st.load_system(name) for name in ("hgx-h100", "gb200-nvl72", "hgx-h200")]
     system, chips = smallest_system(model, systems)
     assert (system.name, chips) == ("hgx-h200", 8)
@@ -154,7 +164,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much():
 
 def test_no_room_for_a_sequence_is_an_answer():
     model, system = st.load_model("llama-3.1-70b", weights="fp8"), st.load_system("hgx-h100")
-    found = st.plan(model, system, st.Workload(input_tokens=120_000, output_tokens=1000), chips=1)
+    found = st.plan(model, system, st.Workload(input_tokens=120_000, output_tokens=1000), chips=1, levers=False)
     assert not found.feasible
     assert "leave no room" in found.reason
 
@@ -162,7 +172,7 @@ def test_no_room_for_a_sequence_is_an_answer():
 @pytest.mark.parametrize("chips", [0, -1])
 def test_chips_must_be_positive(deepseek, rack, chips):
     with pytest.raises(st.InputError, match="at least 1"):
-        st.plan(deepseek, rack, CHAT, chips=chips)
+        st.plan(deepseek, rack, CHAT, chips=chips, levers=False)
 
 
 @pytest.mark.parametrize("sizes", [(0, 10), (10, 0), (-5, 10)])
@@ -172,14 +182,13 @@ def test_requests_have_tokens(sizes):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_launch_commands_carry_the_layout(plan, deepseek, rack, engine):
+def test_launch_commands_carry_the_layout(plan, apart, engine):
     text = "\n".join(launch_commands(plan, engine))
     assert "deepseek-ai/DeepSeek-V3" in text
     assert str(int(plan.pools[0].layout.stage if engine != "vllm" else plan.pools[0].layout.group)) in text
     lengths = re.findall(r"(?:max-model-len|context-length|max_seq_len) (\d+)", text)
     assert lengths
     assert all(int(length) >= 9216 for length in lengths)
-    apart = st.plan(deepseek, rack, CHAT, LIMITS, modes=("disaggregated",), levers=False)
     lines = launch_commands(apart, engine)
     assert sum(bool(re.match(r"# \d+ x \d+ chips.*: each (prefills|decodes)$", line)) for line in lines) == 2
     assert all(len(line) < 140 for line in lines)
@@ -200,7 +209,9 @@ def test_plans_keep_to_what_their_engine_can_overlap(engine):
 
 
 def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
-    found = st.plan(st.load_model("llama-3.1-70b"), st.load_system("hgx-h100"), CHAT, st.Slo(ttft=4), engine="ideal")
+    found = st.plan(
+        st.load_model("llama-3.1-70b"), st.load_system("hgx-h100"), CHAT, st.Slo(ttft=4), engine="ideal", levers=False
+    )
     assert any(pool.layout.microbatches > pool.layout.pp for pool in found.pools)
     for engine in ENGINES:
         text = "\n".join(launch_commands(found, engine))
@@ -210,7 +221,9 @@ def test_a_launch_of_another_engine_says_what_it_cannot_overlap():
 
 
 def test_one_output_token_is_all_prefill():
-    found = st.plan(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1))
+    found = st.plan(
+        st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), st.Workload(input_tokens=2000, output_tokens=1), levers=False
+    )
     assert found.feasible
     assert found.prefill_usd_per_million_tokens > 0
 
@@ -220,7 +233,7 @@ def test_one_output_token_is_all_prefill():
 
 def test_the_default_is_a_real_engine(deepseek, rack):
     """One that is slower than the bound beside it, whatever its constants are."""
-    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16)
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, levers=False)
     assert found.engine == "vllm"
     assert found.ideal.layout_text == found.layout_text
     assert found.ideal.batch == found.pools[-1].batch
@@ -231,7 +244,9 @@ def test_the_default_is_a_real_engine(deepseek, rack):
 
 @pytest.mark.parametrize("system", ["tpu7x", "mi300x-8", "trn2-16"])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
-    found = st.plan(st.load_model("llama-3.1-70b"), st.load_system(system), st.Workload(input_tokens=1000, output_tokens=500))
+    found = st.plan(
+        st.load_model("llama-3.1-70b"), st.load_system(system), st.Workload(input_tokens=1000, output_tokens=500), levers=False
+    )
     assert found.engine == "typical"
     assert any("was measured" in warning for warning in found.warnings)
     low, high = found.tpot_range
@@ -254,14 +269,14 @@ def test_ranges_hold_the_plan(deepseek, rack, mode):
 
 def test_a_shared_pool_costs_as_its_tokens_take(deepseek, rack):
     """Where prompts and decode share the chips, twice the time per token is twice the cost."""
-    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), engine="vllm", modes=("aggregated",))
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), engine="vllm", modes=("aggregated",), levers=False)
     cost, tpot = found.usd_per_million_output_tokens, found.tpot
     for side in (0, 1):
         assert found.cost_range[side] / cost == pytest.approx(found.tpot_range[side] / tpot)
 
 
 def test_the_ideal_has_neither_range_nor_ideal(deepseek, rack):
-    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal")
+    found = st.plan(deepseek, rack, CHAT, st.Slo(ttft=5), chips=16, engine="ideal", levers=False)
     assert (found.tpot_range, found.ttft_range, found.cost_range, found.speed_range, found.throughput_range) == (None,) * 5
     assert found.ideal is None
     assert found.cost_bounds[0] <= found.usd_per_million_output_tokens <= found.cost_bounds[1]
@@ -276,7 +291,7 @@ def test_constants_known_less_well_never_make_a_plan_surer(scale_):
     )
     engine = st.load_engine("vllm")
     doubtful = replace(engine, fit=engine.fit | {"covariance": (np.array(engine.fit["covariance"]) * scale_).tolist()})
-    sure, unsure = (st.plan(model, system, workload, chips=1, engine=e) for e in (engine, doubtful))
+    sure, unsure = (st.plan(model, system, workload, chips=1, engine=e, levers=False) for e in (engine, doubtful))
     assert unsure.usd_per_million_output_tokens == pytest.approx(sure.usd_per_million_output_tokens)
     for name in ("tpot_range", "ttft_range", "cost_range"):
         (low, high), (wider_low, wider_high) = getattr(sure, name), getattr(unsure, name)

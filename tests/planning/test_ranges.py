@@ -110,7 +110,7 @@ def test_chips_that_were_never_measured_have_at_least_half_to_twice():
 
 
 def test_a_plan_carries_its_ranges():
-    found = plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW))
+    found = plan(one_matrix(heads=1), STREAM, WORK, chips=1, engine=fitted(NARROW), levers=False)
     assert found.tpot_range == pytest.approx((0.8 * found.tpot, 1.25 * found.tpot))
     assert found.cost_range == pytest.approx(tuple(f * found.usd_per_million_output_tokens for f in (0.8, 1.25)))
     assert found.speed_range == pytest.approx((1 / (1.25 * found.tpot), 1 / (0.8 * found.tpot)))

@@ -104,8 +104,11 @@ SPARSE = model_of(experts(weights=1e7, count=16, active=2), attention=sparse_mat
 
 @pytest.mark.parametrize(
     ("model", "workload"),
-    [(one_matrix(heads=2), WORK), (SPARSE, WORK), (one_matrix(heads=2), st.Workload(input_tokens=100, output_tokens=2))],
-    ids=["dense", "sparse", "one step"],
+    [
+        pytest.param(one_matrix(heads=2), WORK, id="dense"),
+        pytest.param(SPARSE, WORK, id="sparse", marks=pytest.mark.slow),
+        pytest.param(one_matrix(heads=2), st.Workload(input_tokens=100, output_tokens=2), id="one step"),
+    ],
 )
 def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(model, workload):
     given = case(model, machine(size=4, capacity=11e9), workload=workload)

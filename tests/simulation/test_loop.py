@@ -103,7 +103,7 @@ def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=
     assert set(requests["status"]) <= {DONE, REJECTED}
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(POLICIES, COEFFICIENTS, st_.lists(REQUEST, min_size=1, max_size=25), st_.booleans(), BEFORE)
 def test_same_times_to_the_last_bit(policy, numbers, rows, ready, before):
     same(policy, numbers, made(rows, policy.ranks, ready=ready), before=before)

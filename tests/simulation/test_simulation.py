@@ -71,7 +71,7 @@ def test_one_seat_with_random_lengths_is_an_mg1_queue():
     assert np.mean(found["scheduled"] - found["arrival"]) == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize(("servers", "load"), [(4, 0.7), (16, 0.9)])
+@pytest.mark.parametrize(("servers", "load"), [(4, 0.7), pytest.param(16, 0.9, marks=pytest.mark.slow)])
 def test_many_seats_with_small_steps_are_an_mmc_queue(servers, load):
     n, mean = 300_000, 400
     random = np.random.default_rng(5)
@@ -400,7 +400,7 @@ def test_highest_rate_meets_the_limits_and_a_little_more_does_not(llama):
 
 
 def test_the_highest_rate_of_many_replicas_is_theirs(llama):
-    """A run is long enough to fill a deployment, whatever its size: eight times the replicas take eight times the rate."""
+    """A run is long enough to fill a deployment, whatever its size: four times the replicas take four times the rate."""
     lengths = {"inputs": Lengths(mean=256), "outputs": Lengths(mean=256)}
 
     def best(replicas, requests):
@@ -416,7 +416,7 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
         return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05).rate
 
     one = best(1, 4000)
-    assert best(8, 32_000) == pytest.approx(8 * one, rel=0.05)
+    assert best(4, 16_000) == pytest.approx(4 * one, rel=0.05)
     assert best(1, 1) == pytest.approx(one, rel=0.2)
 
 
@@ -441,7 +441,7 @@ def test_a_decode_pool_keeps_its_seats_in_a_replay(llama):
     """With fewer seats caches would wait for one, which counts as time per token."""
     model, system = llama
     workload, slo = st.Workload(input_tokens=2048, output_tokens=256), st.Slo(tpot=1 / 40, ttft=1)
-    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",))
+    plan = st.plan(model, system, workload, slo, chips=8, modes=("disaggregated",), levers=False)
     found = replay_pools(model, system, workload, slo, plan.pools, plan.requests_per_second, engine=load_engine("vllm"))
     assert found.good
     assert found.batch == plan.pools[-1].seats > found.planned_batch == plan.pools[-1].batch
@@ -566,7 +566,7 @@ def test_a_plan_replayed_keeps_its_limits_at_a_lower_rate(llama):
     model, system = llama
     workload, slo = st.Workload(input_tokens=1024, output_tokens=256), st.Slo(tpot=0.02, ttft=1.0)
     for mode in ("aggregated", "disaggregated"):
-        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal")
+        plan = st.plan(model, system, workload, slo, chips=2, modes=(mode,), engine="ideal", levers=False)
         rate = plan.requests_per_second
         found = replay_pools(model, system, workload, slo, plan.pools, rate, engine=st.load_engine("ideal"), requests=3000)
         assert found.good

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 from unittest.mock import patch
 
 import pytest
@@ -28,10 +30,11 @@ class Shown:
     stderr: str
 
 
-def run(words: str, *, columns: int = 100, folder: Path | None = None) -> Shown:
-    """Run the command line in this process, as `main` does."""
+def run(words: str, *, columns: int | str = 100, folder: Path | None = None, into: TextIO | None = None) -> Shown:
+    """Run the command line in this process, as `main` does; `into`: a stream that takes the answer, which is not kept then."""
     environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
-    out, err = io.StringIO(), io.StringIO()
+    kept, err = io.StringIO(), io.StringIO()
+    out = kept if into is None else into
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, environment))
         stack.enter_context(patch.object(sys, "argv", ["steptime", *words.split()]))
@@ -43,7 +46,23 @@ def run(words: str, *, columns: int = 100, folder: Path | None = None) -> Shown:
             code = 0
         except SystemExit as leaving:
             code = int(leaving.code or 0)
-    return Shown(code, out.getvalue(), err.getvalue())
+    return Shown(code, kept.getvalue(), err.getvalue())
+
+
+def test_large_rates_and_single_tokens_are_written_in_words():
+    """A rate of six digits has no exponent, and one token is one."""
+    shown = run("plan qwen3-0.6b gb200-nvl72 --input 1 --output 1").stdout
+    assert "72 chips, 1 token in, 1 out." in shown
+    rate = re.search(r"([0-9,]+) requests a second", shown)
+    assert rate
+    assert re.fullmatch(r"[0-9]{3},[0-9]00|[0-9],[0-9]{2}0,000|[0-9]{2,3},[0-9]00|[0-9]{3},000", rate[1])
+
+
+def test_a_prefill_pool_says_that_its_pass_is_the_longest():
+    pools = "plan llama-3.1-8b hgx-h100 --input 2000 --output 200"
+    said = "Batch and step of the prefill pool: the most that a pass takes"
+    assert said in " ".join(run(f"{pools} --mode disaggregated").stdout.split())
+    assert said not in " ".join(run(f"{pools} --mode aggregated").stdout.split())
 
 
 def test_the_program_as_it_is_installed():
@@ -93,7 +112,7 @@ def test_explain_shows_formulas_numbers_and_sources():
     shown = run(MAIN + " --explain", columns=140).stdout
     for words in ("2.5-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
         assert words in shown
-    shown = run(MAIN + " --explain --engine ideal --mode aggregated", columns=140).stdout
+    shown = run(MAIN + " --chips 16 --explain --engine ideal --mode aggregated", columns=140).stdout
     for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
         assert words in shown
 
@@ -461,7 +480,7 @@ def test_errors_are_json_where_json_is_asked_for():
 
 
 def test_explanations_are_json_where_json_is_asked_for():
-    found = json.loads(run("plan deepseek-v3 gb200-nvl72 --mode aggregated --explain --json").stdout)["explanation"]
+    found = json.loads(run("plan deepseek-v3 gb200-nvl72 --chips 8 --mode aggregated --explain --json").stdout)["explanation"]
     (pool,) = found["pools"]
     assert any(rule.startswith("time per token = ") for rule in pool["equations"])
     assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prompt chunk"]

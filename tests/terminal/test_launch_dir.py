@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 
 import pytest
 
+from steptime.errors import DataFileError
+from steptime.terminal.folders import WRITTEN, write_folder
 from tests.terminal.test_commands import run
 
 PLAN = "plan qwen3-14b hgx-h100 --chips 2 --mode aggregated --input 1000 --output 100"
@@ -35,7 +39,63 @@ def test_other_scripts_are_kept_without_force(tmp_path):
 
 def test_several_engines_have_a_folder_each(tmp_path):
     assert run(f"{PLAN} --launch all --launch-dir all", folder=tmp_path).returncode == 0
-    assert {path.name for path in (tmp_path / "all").iterdir()} == {"vllm", "sglang", "trtllm"}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {"vllm", "sglang", "trtllm", WRITTEN}
+
+
+# --- what an earlier plan left --------------------------------------------------------------------------------------------
+
+LARGER = {f"serve-{n}.sh": f"#!/bin/sh\nexec server {n}\n" for n in range(4)} | {"README.md": "four"}
+SMALLER = {"serve-0.sh": "#!/bin/sh\nexec server 0 --wide\n", "README.md": "one"}
+
+
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_scripts_of_an_earlier_larger_plan_are_removed_with_force(tmp_path, capsys):
+    write_folder(str(tmp_path), LARGER, force=False)
+    write_folder(str(tmp_path), SMALLER, force=True)
+    assert names(tmp_path) == ["README.md", "serve-0.sh", WRITTEN]
+    assert "2 files, and removed 3 of an earlier plan, in place of an older file" in capsys.readouterr().err
+    assert subprocess.run(["sha256sum", "--check", "--quiet", WRITTEN], cwd=tmp_path, check=True).returncode == 0
+
+
+def test_scripts_of_an_earlier_larger_plan_are_named_without_force(tmp_path):
+    write_folder(str(tmp_path), LARGER | {"serve-0.sh": SMALLER["serve-0.sh"], "README.md": "one"}, force=False)
+    with pytest.raises(DataFileError, match=r"serve-1\.sh: is of an earlier plan, and no part of this one; give --force"):
+        write_folder(str(tmp_path), SMALLER, force=False)
+    assert len(names(tmp_path)) == 6
+
+
+def test_files_of_others_and_files_that_were_changed_stay(tmp_path, capsys):
+    (tmp_path / "serve-9.sh").write_text("mine")
+    write_folder(str(tmp_path), LARGER, force=False)
+    (tmp_path / "serve-2.sh").write_text("edited")
+    write_folder(str(tmp_path), SMALLER, force=True)
+    assert names(tmp_path) == ["README.md", "serve-0.sh", "serve-2.sh", "serve-9.sh", WRITTEN]
+    assert f"{tmp_path / 'serve-2.sh'} of an earlier plan was changed by hand, and stays" in capsys.readouterr().err
+
+
+def test_folders_of_engines_that_are_left_out_go_when_they_are_empty(tmp_path):
+    write_folder(str(tmp_path), {"vllm/a.sh": "a", "sglang/a.sh": "a", "trtllm/a.sh": "a"}, force=False)
+    (tmp_path / "sglang" / "notes").write_text("mine")
+    write_folder(str(tmp_path), {"a.sh": "a"}, force=True)
+    assert names(tmp_path) == ["a.sh", "sglang/notes", WRITTEN]
+    assert not (tmp_path / "vllm").exists()
+
+
+def test_no_list_of_files_leads_out_of_the_folder(tmp_path):
+    """Paths upwards, from the root, and through a link are not the program's own, whatever the list says."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    outside.mkdir()
+    inside.mkdir()
+    (inside / "link").symlink_to(outside)
+    (outside / "a.sh").write_text("a")
+    told = hashlib.sha256(b"a").hexdigest()
+    names_told = ("../outside/a.sh", str(outside / "a.sh"), "link/a.sh")
+    (inside / WRITTEN).write_text("".join(f"{told}  {name}\n" for name in names_told) + "no sum\n")
+    write_folder(str(inside), {"b.sh": "b"}, force=True)
+    assert (outside / "a.sh").read_text() == "a"
 
 
 @pytest.mark.parametrize(

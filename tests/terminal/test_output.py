@@ -12,6 +12,7 @@ import sys
 import time
 from functools import lru_cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -70,6 +71,14 @@ def headers(lines: list[str]) -> set[str]:
     return {word for number in rules for word in lines[number - 1].split()}
 
 
+@pytest.mark.parametrize("columns", [46, 60, 80])
+def test_the_list_of_systems_shows_rents_however_narrow(columns):
+    lines = run("systems", columns=columns).stdout.splitlines()
+    (row,) = (line for line in lines if line.strip().startswith("gb200-nvl72"))
+    assert "4.00" in row
+    assert "contract" in row
+
+
 def test_columns_are_left_out_before_a_header_or_a_number_breaks():
     shown = table("Name of it", "Bytes", "Wanted", "", numbers=(1, 2), first_to_go=(3, 1))
     shown.add_row("a long name of several words", "123,456", "7,890", "█" * 12)
@@ -88,9 +97,10 @@ def test_columns_are_left_out_before_a_header_or_a_number_breaks():
 
 @pytest.mark.parametrize("columns", ["0", "-3", "wide", ""])
 def test_a_width_that_is_none_is_80(columns):
-    shown = process("systems", env={"COLUMNS": columns})
+    with patch("os.get_terminal_size", side_effect=OSError):  # there is no terminal that could tell
+        shown = run("systems", columns=columns)
     assert shown.returncode == 0
-    assert max(map(len, shown.stdout.decode().splitlines())) == 80
+    assert max(map(len, shown.stdout.splitlines())) == 80
 
 
 def test_parts_of_a_bar_and_curves_differ_without_colour():
@@ -105,21 +115,34 @@ def test_parts_of_a_bar_and_curves_differ_without_colour():
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
 @pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
 def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding):
-    shown = process(words, env={"PYTHONIOENCODING": encoding})
-    assert shown.returncode == 0
-    assert shown.stderr == b""
-    text = shown.stdout.decode(encoding)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    shown = run(words, into=stream)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    text = stream.buffer.getvalue().decode(encoding)
     if "--json" in words:
         assert json.loads(text)["name"] == "gb200-nvl72"
     if words == PLAN:
         assert "####" in text
 
 
+def test_a_process_whose_stream_has_few_letters():
+    shown = process(PLAN, env={"PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert "####" in shown.stdout.decode("ascii")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", ["systems", "systems --json", "--help", PLAN])
 def test_a_full_disk_gets_one_message(words):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        shown = run(words, into=full)
+    assert (shown.returncode, shown.stderr.strip()) == (2, "steptime: cannot print: No space left on device")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_process_that_finds_the_disk_full_gets_one_message():
     with open("/dev/full", "wb") as full:
-        shown = process(words, stdout=full, stderr=subprocess.PIPE, capture_output=False)
+        shown = process("systems", stdout=full, stderr=subprocess.PIPE, capture_output=False)
     assert shown.returncode == 2
     assert shown.stderr.decode().strip() == "steptime: cannot print: No space left on device"
 
@@ -133,7 +156,7 @@ def test_a_closed_stream_gets_one_message():
 
 
 def test_a_reader_that_goes_is_no_error():
-    words = f"{sys.executable} -m steptime models | head -1; exit"
+    words = f"{sys.executable} -m steptime systems --json | head -1; exit"
     shown = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
     assert shown.stderr == ""
 

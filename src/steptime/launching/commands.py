@@ -7,12 +7,13 @@ does not run on the plan's chips has no commands but the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Final
 
 from steptime.launching import sglang, trtllm, vllm
 from steptime.launching.asked import AMD, NAMES, NVIDIA, Asked, asked, too_long
-from steptime.launching.hosts import Replica, placed
+from steptime.launching.hosts import Replica, in_words, placed, racks
 from steptime.launching.manifests import manifest
 from steptime.launching.script import Command, comments, files_written, spoken, wrapped
 from steptime.planning.deployment import Plan, Pool
@@ -45,10 +46,17 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
     """Return what to mind of a whole plan."""
     notes = [too_long(plan)]
     if plan.engine in ENGINES and plan.engine != engine:
-        notes.append(f"the plan is for {NAMES[plan.engine]}: {NAMES[engine]} takes other times, and may refuse its layout")
+        made, started = NAMES[plan.engine], NAMES[engine]
+        notes.append(
+            f"commands of {started} for a plan made for {made}, with its times; {started} may refuse it: "
+            f"--engine {engine} plans for {started}"
+        )
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
     if hosts > -(-plan.chips // host):
         notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
+    together = [in_words(rack) for rack in racks(plan, replicas) if rack]
+    if together:
+        notes.append(f"hosts {'; '.join(together)}: each group lies in one {plan.served.fabric or 'scale-up'} domain")
     return tuple(filter(None, notes))
 
 
@@ -65,31 +73,41 @@ def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
 def _replica(engine: str, asked: Asked, replica: Replica, port: int) -> list[str]:
     """Return the commands of one replica, the hosts after the first as one command with `$NODE_RANK`."""
     writer = WRITERS[engine]
-    head = _visible(writer.server(asked, replica, 0, port), asked, replica)
+    head = _visible(writer.server(asked, replica, 0, port), engine, asked, replica, 0)
     lines = comments(head.notes)
     if "$NODE_ADDRESS" in head.environment.values():
         lines.append("# NODE_ADDRESS: the address of the host itself")
     if replica.nodes == 1 or engine == "trtllm":
         return lines + spoken(head)
-    rest = _visible(writer.server(asked, replica, None, port), asked, replica)
-    others = f"1 to {replica.nodes - 1}" if replica.nodes > 2 else "1"
+    rest = _visible(writer.server(asked, replica, None, port), engine, asked, replica, None)
+    others = in_words(range(1, replica.nodes))
+    each = [f"# DEVICES: the chips of the host: {_devices(replica)}"] if "$DEVICES" in rest.environment.values() else []
     return [
         *lines,
         "# on the first host, whose address is HEAD_ADDRESS everywhere:",
         *spoken(head),
         f"# on the other{'s' if replica.nodes > 2 else ''}, NODE_RANK={others}:",
+        *each,
         *spoken(rest),
     ]
 
 
-def _visible(command: Command, asked: Asked, replica: Replica) -> Command:
-    """Return a command that sees its own chips, where others of the host are not its."""
+def _visible(command: Command, engine: str, asked: Asked, replica: Replica, rank: int | None) -> Command:
+    """Return a command that sees its own chips, where others of the host are not its; rank: as in the writers' `server`."""
     name = VISIBLE.get(asked.served.vendor)
-    if name is None or replica.chips == asked.served.host_chips:
+    if name is None or replica.chips == asked.served.host_chips or (engine == "trtllm" and not replica.alike):
         return command
-    chips = ",".join(str(replica.first + n) for n in range(replica.chips))
-    environment = {name: chips, **command.environment}
-    return Command(words=command.words, environment=environment, notes=command.notes, files=command.files)
+    lists = {",".join(map(str, own)) for own in (replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])}
+    environment = {name: lists.pop() if len(lists) == 1 else "$DEVICES", **command.environment}
+    return replace(command, environment=environment)
+
+
+def _devices(replica: Replica) -> str:
+    """Return the chips that each host after the first gives to a replica."""
+    lists: dict[tuple[int, ...], list[int]] = {}
+    for rank, own in enumerate(replica.devices[1:], 1):
+        lists.setdefault(own, []).append(rank)
+    return "; ".join(f"{','.join(map(str, own))} for NODE_RANK {in_words(ranks)}" for own, ranks in lists.items())
 
 
 def _others(own: list[Replica], ports: Mapping[Replica, int]) -> str:
@@ -98,10 +116,12 @@ def _others(own: list[Replica], ports: Mapping[Replica, int]) -> str:
     which = "replica 1" if last == 1 else f"replicas 1 to {last}"
     hosts = sorted({host for r in own[1:] for host in r.hosts})
     if hosts == list(own[0].hosts):
-        ways = "on other chips of the host" + (f", port {ports[own[1]]}" if last == 1 else f", ports up to {ports[own[-1]]}")
+        ways = f"on other chips of the host{'s' if own[0].nodes > 1 else ''}" + (
+            f", port {ports[own[1]]}" if last == 1 else f", ports up to {ports[own[-1]]}"
+        )
     else:
-        ways = f"on hosts {hosts[0]} to {hosts[-1]}" if len(hosts) > 1 else "on a host of its own"
-        ways += ", some with other chips and ports" if len({(r.first, ports[r]) for r in own}) > 1 else ""
+        ways = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on a host of its own"
+        ways += ", some with other chips and ports" if len({(r.devices, ports[r]) for r in own}) > 1 else ""
     return f"{which}: the same {ways}; --launch-dir writes a script for each"
 
 
@@ -128,7 +148,8 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     for replica in replicas:
         ranks = 1 if engine == "trtllm" else replica.nodes
         for rank in range(ranks):
-            command = _visible(writer.server(pools[replica.role], replica, rank, ports[replica]), pools[replica.role], replica)
+            own = pools[replica.role]
+            command = _visible(writer.server(own, replica, rank, ports[replica]), engine, own, replica, rank)
             name = f"{replica.role}-{replica.number}" + (f"-node-{rank}" if ranks > 1 else "") + ".sh"
             files[name] = _script(command, _where(replica, rank, command))
     if len(replicas) > 1:
@@ -180,10 +201,10 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
     for r in replicas:
         name = f"{r.role}-{r.number}"
         scripts = [n for n in files if n in (f"{name}.sh",) or n.startswith(f"{name}-node-")]
-        hosts = list(r.hosts) if len(scripts) > 1 else [", ".join(str(host) for host in r.hosts)]
-        last = r.first + r.chips - 1
-        chips = f"{r.first} to {last}" if last > r.first else str(last)
-        rows += [f"| `{script}` | {host} | {chips} |" for script, host in zip(scripts, hosts, strict=True)]
+        hosts, chips = [str(host) for host in r.hosts], [in_words(own) for own in r.devices]
+        if len(scripts) < r.nodes:
+            hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.alike else chips[:1])]
+        rows += [f"| `{script}` | {host} | {own} |" for script, host, own in zip(scripts, hosts, chips, strict=True)]
     first = "; one of several hosts on the first of them" if engine == "trtllm" else ""
     steps = [
         "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each.",

@@ -6,8 +6,11 @@ Counted for all attention groups together: `--max-running-requests`, `--chunked-
 
 from __future__ import annotations
 
-from steptime.launching.asked import AMD, LOW_LATENCY_TOKENS, NVIDIA, RACK, Asked, checkpoint, deepep_runs, queues, unsaid
+from dataclasses import replace
+
+from steptime.launching.asked import AMD, LOW_LATENCY_TOKENS, NVIDIA, RACK, Asked, checkpoint, deepep_runs, queues
 from steptime.launching.hosts import Replica
+from steptime.launching.opening import Exchange, Flags, opened, routed, ways
 from steptime.launching.script import Command
 from steptime.planning.deployment import Plan
 from steptime.planning.served import Served
@@ -31,17 +34,19 @@ def refused(served: Served) -> str:
 def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
     m = asked.layout
-    quantised, place, missing = weights(asked.served)
-    words = [f"python -m sglang.launch_server --model-path {place}", f"--tp-size {int(m.stage)}"]
-    if m.cp > 1:
-        words.append(f"--dcp-size {int(m.cp)}")
-    if m.pp > 1:
-        words += [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {asked.decoding}"]
-    if m.dp > 1:
-        words.append(f"--attn-dp-size {int(m.dp)}")
-    experts, environment, notes = _experts(asked)
-    cached, uncached = _cache(asked.served)
-    words += [*experts, *quantised, *cached, *_room(asked)]
+    stages = [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {asked.decoding}"] if m.pp > 1 else []
+    opening = opened(
+        asked,
+        "sglang",
+        "python -m sglang.launch_server --model-path",
+        axes=[f"--tp-size {int(m.stage)}", *ways({"--dcp-size": m.cp}), *stages, *ways({"--attn-dp-size": m.dp})],
+        weights=weights(asked.served),
+        experts=_experts(asked),
+        caches=CACHE,
+        room=_room(asked),
+        counted=_counted(asked),
+    )
+    words = []
     if asked.drafts:  # the window holds the sure token and its drafts
         words += [f"--speculative-algorithm EAGLE --speculative-num-steps {asked.drafts}", "--speculative-eagle-topk 1"]
         words.append(f"--speculative-num-draft-tokens {asked.drafts + 1}")
@@ -59,11 +64,7 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
         ]
     if rank == 0:
         words += ["--host 0.0.0.0", f"--port {port}"]
-    return Command(
-        words=tuple(words),
-        environment=environment,
-        notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(asked, "sglang")),
-    )
+    return replace(opening, words=(*opening.words, *words))
 
 
 def _counted(asked: Asked) -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def _counted(asked: Asked) -> tuple[str, ...]:
 # --- experts ------------------------------------------------------------------------------------------------------------
 
 
-def _experts(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
+def _experts(asked: Asked) -> Exchange:
     """Return how experts are spread, exchanged and balanced, with the environment and notes."""
     m = asked.layout
     if m.ep <= 1:
@@ -130,23 +131,14 @@ def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
 # --- formats and room ---------------------------------------------------------------------------------------------------
 
 
-def weights(served: Served) -> tuple[list[str], str, list[str]]:
+def weights(served: Served) -> Flags:
     """Return the flags that bring weights to the plan's formats, the word that names the checkpoint, and what that must be."""
     plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
     changed = (served.weights, served.experts) != (served.checkpoint_weights, served.checkpoint_experts)
     able = served.weights in ONLINE and (served.weights != "nvfp4" or "fp4" in served.arithmetic)
     online = plain and changed and able and served.experts in (served.weights, "")
-    trust = ["--trust-remote-code"] if served.remote_code else []
     words = [f"--quantization {ONLINE[served.weights]}"] if online else []
-    return ([*words, *trust], *checkpoint(served, quantises=online))
-
-
-def _cache(served: Served) -> tuple[list[str], list[str]]:
-    """Return the flag of the cache's format, wherever SGLang would take another by itself, and what it cannot do."""
-    if served.kv not in CACHE:
-        return [], [f"SGLang keeps no KV cache in {served.kv}: expect another size of it"]
-    alone = served.kv == served.checkpoint_kv == "bf16"
-    return ([] if alone else [f"--kv-cache-dtype {CACHE[served.kv]}"]), []
+    return (words, *checkpoint(served, quantises=online))
 
 
 def _room(asked: Asked) -> list[str]:
@@ -166,13 +158,7 @@ def _room(asked: Asked) -> list[str]:
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
     """Return the command of SGLang's router before several servers."""
-    urls = {r: f"http://${r.variable}:{ports[r]}" for r in replicas}
-    words = ["python -m sglang_router.launch_router"]
-    if len(plan.pools) > 1:
-        words.append("--pd-disaggregation")
-        words += [f"--{r.role} {urls[r]}" + (f" {BOOTSTRAP_PORT + r.slot}" if r.role == "prefill" else "") for r in replicas]
-    else:
-        words.append("--worker-urls " + " ".join(urls.values()))
-    policy = "cache_aware" if plan.workload.cached_share > 0 else "round_robin"
-    words += [f"--policy {policy}", "--host 0.0.0.0", f"--port {port}"]
-    return Command(words=tuple(words), notes=("pip install sglang-router",))
+    beside = {r: f" {BOOTSTRAP_PORT + r.slot}" for r in replicas if r.role == "prefill"}
+    program = "python -m sglang_router.launch_router"
+    command = routed(plan, replicas, ports, port, program=program, pools="--pd-disaggregation", beside=beside)
+    return replace(command, notes=("pip install sglang-router",))

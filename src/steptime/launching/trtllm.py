@@ -32,8 +32,7 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     chips = int(m.group) if m.dp > 1 else 1  # of a group: each becomes a group of its own
     sequences = -(-asked.sequences // (asked.parts * chips))
     if replica.nodes > 1:
-        own = " -x CUDA_VISIBLE_DEVICES" if replica.chips < asked.served.host_chips else ""
-        words = [f"mpirun -n {int(m.chips)} -H $HOSTS{own}", "trtllm-llmapi-launch", *words]
+        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", *_own_chips(asked, replica), "trtllm-llmapi-launch", *words]
         words.append(f"--gpus_per_node {replica.chips}")
     if m.pp > 1:
         words.append(f"--pp_size {int(m.pp)}")
@@ -51,6 +50,22 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
         words.append("--trust_remote_code")
     text = "\n".join(yaml(options(asked))) + "\n"
     return Command(words=tuple(words), notes=(*missing, *_notes(asked, replica)), files={name: text})
+
+
+def _own_chips(asked: Asked, replica: Replica) -> list[str]:
+    """Return the words that let each process of a replica of several hosts see its own chips, where others are not its.
+
+    One list for all hosts is passed on from the environment; else each process picks its host's by its rank, for `mpirun`
+    fills the hosts in their order under `--map-by slot`, as `srun` does.
+    """
+    if replica.chips == asked.served.host_chips:
+        return []
+    if replica.alike:
+        return ["-x CUDA_VISIBLE_DEVICES"]
+    lists = " ".join(",".join(map(str, devices)) for devices in replica.devices)
+    rank = f"$((${{OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}} / {replica.chips} + 1))"
+    pick = f'export CUDA_VISIBLE_DEVICES=$(echo {lists} | cut -d " " -f {rank}); exec "$0" "$@"'
+    return ["--map-by slot", f"sh -c '{pick}'"]
 
 
 def options(asked: Asked) -> dict[str, Any]:

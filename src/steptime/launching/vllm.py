@@ -6,6 +6,7 @@ Counted for one data-parallel rank, which is an attention group: `--max-num-seqs
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from steptime.launching.asked import (
     AMD,
@@ -16,9 +17,9 @@ from steptime.launching.asked import (
     checkpoint,
     deepep_runs,
     queues,
-    unsaid,
 )
 from steptime.launching.hosts import Replica
+from steptime.launching.opening import Exchange, Flags, opened, routed, ways
 from steptime.launching.script import Command
 from steptime.planning.deployment import Plan
 from steptime.planning.served import Served
@@ -46,18 +47,21 @@ def refused(served: Served) -> str:
 def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
     m = asked.layout
-    quantised, place, missing = weights(asked.served)
-    words = [f"vllm serve {place}", f"--tensor-parallel-size {int(m.group)}"]
-    if m.cp > 1:
-        words.append(f"--decode-context-parallel-size {int(m.cp)}")
-    if m.pp > 1:
-        words.append(f"--pipeline-parallel-size {int(m.pp)}")
-    if m.dp > 1:
-        words.append(f"--data-parallel-size {int(m.dp)}")
-    words += _hosts(asked, replica, rank)
-    experts, environment, notes = _experts(asked)
-    cached, uncached = _cache(asked.served)
-    words += [*experts, *quantised, *cached, *_room(asked)]
+    axes = ways(
+        {"--decode-context-parallel-size": m.cp, "--pipeline-parallel-size": m.pp, "--data-parallel-size": m.dp},
+    )
+    opening = opened(
+        asked,
+        "vllm",
+        "vllm serve",
+        axes=[f"--tensor-parallel-size {int(m.group)}", *axes, *_hosts(asked, replica, rank)],
+        weights=weights(asked.served),
+        experts=_experts(asked),
+        caches=CACHE,
+        room=_room(asked),
+        counted=_counted(asked),
+    )
+    words, environment = [], dict(opening.environment)
     if asked.drafts:
         words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{asked.drafts}}}'""")
     if asked.role != "serve":
@@ -69,11 +73,7 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
         }
     if rank == 0:
         words.append(f"--port {port}")
-    return Command(
-        words=tuple(words),
-        environment=environment,
-        notes=(*missing, *_counted(asked), *notes, *uncached, *unsaid(asked, "vllm")),
-    )
+    return replace(opening, words=(*opening.words, *words), environment=environment)
 
 
 def _counted(asked: Asked) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def _hosts(asked: Asked, replica: Replica, rank: int | None) -> list[str]:
 # --- experts ------------------------------------------------------------------------------------------------------------
 
 
-def _experts(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
+def _experts(asked: Asked) -> Exchange:
     """Return how experts are spread, exchanged and balanced, with the environment and notes."""
     m = asked.layout
     if m.ep <= 1:
@@ -194,30 +194,21 @@ def _in_blocks(served: Served) -> bool:
 # --- formats and room ---------------------------------------------------------------------------------------------------
 
 
-def _cache(served: Served) -> tuple[list[str], list[str]]:
-    """Return the flag of the cache's format, wherever vLLM would take another by itself, and what it cannot do."""
-    if served.kv not in CACHE:
-        return [], [f"vLLM keeps no KV cache in {served.kv}: expect another size of it"]
-    alone = served.kv == served.checkpoint_kv == "bf16"
-    return ([] if alone else [f"--kv-cache-dtype {CACHE[served.kv]}"]), []
-
-
-def weights(served: Served) -> tuple[list[str], str, list[str]]:
+def weights(served: Served) -> Flags:
     """Return the flags that bring weights to the plan's formats, the word that names the checkpoint, and what that must be."""
     dense, routed = served.weights, served.experts
     same_dense, same_routed = dense == served.checkpoint_weights, routed == served.checkpoint_experts
-    trust = ["--trust-remote-code"] if served.remote_code else []
     plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
     if not plain or (same_dense and same_routed):
-        return (trust, *checkpoint(served, quantises=False))
+        return ([], *checkpoint(served, quantises=False))
     if dense in ONLINE and routed in (dense, ""):
-        return ([f"--quantization {ONLINE[dense]}", *trust], *checkpoint(served, quantises=True))
+        return ([f"--quantization {ONLINE[dense]}"], *checkpoint(served, quantises=True))
     able = routed in ONLINE_EXPERTS and (routed != "nvfp4" or "fp4" in served.arithmetic)
     if (same_dense or dense in ONLINE) and (same_routed or able):
         given = ({} if same_dense else {"linear": ONLINE[dense]}) | ({} if same_routed else {"moe": ONLINE_EXPERTS[routed]})
         words = ["--quantization online", f"--quantization-config '{json.dumps(given, separators=(',', ':'))}'"]
-        return ([*words, *trust], *checkpoint(served, quantises=True))
-    return (trust, *checkpoint(served, quantises=False))
+        return (words, *checkpoint(served, quantises=True))
+    return ([], *checkpoint(served, quantises=False))
 
 
 def _room(asked: Asked) -> list[str]:
@@ -237,13 +228,6 @@ def _room(asked: Asked) -> list[str]:
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
     """Return the command of `vllm-router` before several servers; for pools it hands the KV cache on over NIXL."""
-    urls = {r: f"http://${r.variable}:{ports[r]}" for r in replicas}
-    words = ["vllm-router"]
-    if len(plan.pools) > 1:
-        words += ["--vllm-pd-disaggregation", "--kv-connector nixl"]
-        words += [f"--{r.role} {urls[r]}" for r in replicas]
-    else:
-        words.append("--worker-urls " + " ".join(urls.values()))
-    policy = "cache_aware" if plan.workload.cached_share > 0 else "round_robin"
-    words += [f"--policy {policy}", "--host 0.0.0.0", f"--port {port}"]
-    return Command(words=tuple(words), notes=("pip install vllm-router",))
+    pools = "--vllm-pd-disaggregation --kv-connector nixl"
+    command = routed(plan, replicas, ports, port, program="vllm-router", pools=pools, beside={})
+    return replace(command, notes=("pip install vllm-router",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Final
 
@@ -107,7 +108,9 @@ def _per_second(text: str) -> float:
     if not any(character.isdigit() for character in text):
         hint = "A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10."
         raise UnknownName("kind of rent", text, KINDS, hint)
+    paid = re.fullmatch(r"\s*\$?\s*([^\s$/]+?)\s*(?:\$|USD)?\s*(?:(?:/|per)\s*(?:h|hr|hour)\.?)?\s*", text, re.IGNORECASE)
     try:
-        return parse(text, "") / 3600
+        return parse(paid[1], "") / 3600 if paid else parse(text, "USD/s")
     except UnitError:
-        return parse(text, "USD/s")
+        told = "a rent is a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
+        raise UnitError(f"{told}, not {shown(text)}") from None

@@ -134,11 +134,12 @@ def _load(path: Path, _modified: float, kv_format: str) -> Model:
         return _placed(model, str(path.parent.resolve())) if in_folder else model
     if not isinstance(data["config"], dict):
         raise DataFileError(path, "config: must be a table of fields")
-    for key in ("source", "published"):
+    for key in ("source", "published", "remote_code"):
         if not isinstance(data.get(key, {}), dict):
             raise DataFileError(path, f"{key}: must be a table, not {shown(data[key])}")
     model = read_model(data["config"], name=str(data.get("name", path.stem)), kv_format=kv_format)
-    model = replace(model, source=data.get("source", {}), published=data.get("published", {}))
+    trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
+    model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
     return _placed(model, model.name) if "/" in model.name else model
 
 

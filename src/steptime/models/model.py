@@ -127,7 +127,8 @@ class Checkpoint:
     """Where the weights lie that a config describes, and how they are stored there.
 
     place: Hugging Face id or local folder; "" where the config tells neither. weights, experts ("" without any) and kv: formats
-    of the dense layers, of the routed experts and of the KV cache. remote_code: whether the repository brings code of its own.
+    of the dense layers, of the routed experts and of the KV cache. remote_code: whether the repository brings code of its own,
+    by the `auto_map` of its config, or by the source that a file of the catalogue gives where it leaves that field out.
     """
 
     place: str = ""

@@ -18,7 +18,7 @@ from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.served import Served
 from steptime.planning.workload import Slo, Workload
 from steptime.results import Result, Tabular, table_of, unit
-from steptime.units import show
+from steptime.units import in_digits, show
 
 PER_USER, PER_CHIP = "tokens_per_s_per_user", "tokens_per_s_per_chip"
 COST, WHOLE_COST = "usd_per_million_output_tokens", "whole rent over output tokens, prompts included, per million"
@@ -261,7 +261,8 @@ class Plan(Tabular):
             if math.isfinite(self.usd_per_million_output_tokens)
             else "no rent known",
             **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {kind_in_words(self.rent)}"} if known(self.rent) else {}),
-            "output": f"{self.requests_per_second:,.3g} requests/s, {show(self.tokens_per_second_per_chip, 'tok/s')} a chip"
+            "output": f"{in_digits(self.requests_per_second)} requests/s, "
+            + f"{show(self.tokens_per_second_per_chip, 'tok/s')} a chip"
             + (f", {show(self.joules_per_output_token, 'J')} a token" if math.isfinite(self.joules_per_output_token) else ""),
         }
 

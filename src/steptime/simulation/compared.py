@@ -23,7 +23,7 @@ from steptime.simulation.planned import PoolLike, prompts_of, reading, requests_
 from steptime.simulation.policy import MOST_SEATS, Policy
 from steptime.simulation.run import as_seen, kv_room, simulate
 from steptime.simulation.state import DONE
-from steptime.units import show
+from steptime.units import in_digits, show
 
 COUNTED = 20_000  # requests that are counted unless told
 WARM = 5.0  # lifetimes of a request that are left out before the counted ones; one comes after them
@@ -101,7 +101,7 @@ class Compared(Result):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the ratios, and what they were taken from."""
         grows = "" if self.steady else "; the queue grows, so that no time is steady"
-        return f"Replay over plan at {self.rate:,.4g} requests/s, {self.counted:,} requests counted{grows}", {
+        return f"Replay over plan at {in_digits(self.rate, 4)} requests/s, {self.counted:,} requests counted{grows}", {
             "TPOT": _beside(self.planned_tpot, self.tpot, self.made_tpot, self.tpot_error),
             "TTFT": _beside(self.planned_ttft, self.ttft, self.made_ttft, self.ttft_error),
             "cost": f"{self.cost_ratio:.3f}",

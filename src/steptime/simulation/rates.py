@@ -19,7 +19,7 @@ from steptime.simulation.metrics import OVERLOADED, Answers
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.run import simulate
 from steptime.simulation.traffic import Traffic, checked, scaled
-from steptime.units import show
+from steptime.units import in_digits, show
 
 SETTLED = 4.0  # lifetimes of a request over which others come, that a rate is judged by
 LOWERED = 20  # times at most, that a rate is lowered which longer runs do not bear out
@@ -80,9 +80,12 @@ class HighestRate(Tabular):
             {} if at is None else {f"TTFT, {self.quantile}": show(at.ttft, "s"), f"TPOT, {self.quantile}": show(at.tpot, "s")}
         )
         if self.clients is not None:
-            return f"Most clients: {self.clients:,}, bringing {self.rate:,.3g} requests/s, of {len(self.points)} tried", seen
-        times = "" if self.scale is None else f" ({self.scale:,.3g} times as fast as the trace)"
-        return f"Highest rate: {self.rate:,.3g} requests/s{times}, of {len(self.points)} tried", seen
+            return (
+                f"Most clients: {self.clients:,}, bringing {in_digits(self.rate)} requests/s, of {len(self.points)} tried",
+                seen,
+            )
+        times = "" if self.scale is None else f" ({in_digits(self.scale)} times as fast as the trace)"
+        return f"Highest rate: {in_digits(self.rate)} requests/s{times}, of {len(self.points)} tried", seen
 
     def columns(self) -> dict[str, Any]:
         """Return every rate tried, lowest first."""

@@ -23,6 +23,7 @@ from steptime.simulation.outcome import Simulation
 from steptime.simulation.planned import PoolLike, prompts_of, reading, requests_of, serving, things_of
 from steptime.simulation.rates import long_enough, meets
 from steptime.simulation.run import simulate
+from steptime.units import in_digits
 
 __all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]
 
@@ -66,7 +67,8 @@ class Replay(Result):
         """Why the limits do not hold; empty where they do."""
         if self.good:
             return ""
-        lowest = f"{self.rate:,.4g} requests/s ({self.rate / self.planned_rate:.0%} of the plan's {self.planned_rate:,.4g})"
+        share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate, 4)}"
+        lowest = f"{in_digits(self.rate, 4)} requests/s ({share})"
         why = self.limits.why if not self.limits.met else "the run is too short to tell"
         return f"with random arrivals the limits do not hold {at(self.quantile)}, down to {lowest}: {why}"
 
@@ -74,7 +76,7 @@ class Replay(Result):
         """Return batch and rate against the planned ones, and the figures of the run."""
         _, figures = self.answers.headline()
         holds = "limits hold" if self.good else "limits do not hold"
-        rate = f"{self.rate:,.3g} of {self.planned_rate:,.3g} requests/s"
+        rate = f"{in_digits(self.rate)} of {in_digits(self.planned_rate)} requests/s"
         return f"Replay: {holds} {at(self.quantile)} with {rate}", figures
 
 

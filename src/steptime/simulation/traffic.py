@@ -12,6 +12,7 @@ import numpy as np
 from steptime.errors import RangeError, UnknownName, expect
 from steptime.numbers import MOST_TOKENS, at_least_zero, between, positive, single, whole
 from steptime.results import Result, unit
+from steptime.units import in_digits
 
 ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
@@ -64,7 +65,7 @@ class Traffic(Result):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how many requests come how, and their mean lengths."""
-        comes = f"{self.clients:,} clients" if self.clients else f"{self.rate:,.3g} requests/s"
+        comes = f"{self.clients:,} clients" if self.clients else f"{in_digits(self.rate)} requests/s"
         return f"Traffic {self.name}: {len(self):,} requests, {comes}", {
             "mean lengths": f"{np.mean(self.inputs):,.0f} tokens in, {np.mean(self.outputs):,.0f} out" if len(self) else "none"
         }

@@ -163,40 +163,6 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
         taken[place] = name
 
 
-def check_folder(name: str, text: str | None) -> None:
-    """Raise, before any work, for a folder that cannot be written; one that is not there yet needs one to lie in."""
-    if text is None:
-        return
-    if not text.strip() or "\0" in text:
-        raise InputError(f"{name} needs the name of a folder")
-    if os.path.exists(text) and not os.path.isdir(text):
-        raise DataFileError(text, f"is a file; {name} needs a folder")
-    above = text if os.path.isdir(text) else os.path.dirname(os.path.realpath(text))
-    if not os.path.isdir(above):
-        raise DataFileError(text, "cannot be written: the folder that it would lie in does not exist")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise DataFileError(text, "cannot be written: Permission denied")
-
-
-def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
-    """Write texts by name into a folder, those that end in .sh executable, and say so; other texts stay without `force`."""
-    places = {Path(folder) / name: text for name, text in files.items()}
-    with writing(folder):
-        kept = [place for place, text in places.items() if place.exists() and _other_than(place, text)]
-        if kept and not force:
-            raise DataFileError(str(kept[0]), "is there already, with another text; give --force to write over it")
-        for place, text in places.items():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8", newline="\n")
-            if place.suffix == ".sh":
-                place.chmod(0o755)
-    wrote(folder, f"{len(files):,} files", replaced=bool(kept))
-
-
-def _other_than(place: Path, text: str) -> bool:
-    return not place.is_file() or place.read_bytes() != text.encode()
-
-
 def _try(place: Path) -> None:
     """Open a file for writing and leave it, or its absence, as it was; raise OSError where that cannot be done."""
     existed = os.path.exists(place)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steptime.terminal.folders import check_folder, write_folder
 from steptime.terminal.groups import grouped
 from steptime.terminal.options import (
     BRIEF,
@@ -20,7 +21,7 @@ from steptime.terminal.options import (
     read_systems,
     refuse_idle,
 )
-from steptime.terminal.output import check_folder, check_outputs, console_of, print_json, show, write_csv, write_folder
+from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
@@ -91,7 +92,9 @@ class Wanted:
         str | None,
         option("Write them as scripts into a folder, one a host, with a README.", OUTPUT, "--launch-dir", metavar="FOLDER"),
     ] = None
-    force: Annotated[bool, option("Write over other scripts that are in the folder.", OUTPUT, "--force")] = False
+    force: Annotated[
+        bool, option("Write over other scripts in the folder, and remove those of an earlier plan.", OUTPUT, "--force")
+    ] = False
     brief: BRIEF = False
     csv: CSV = None
     json: JSON = False

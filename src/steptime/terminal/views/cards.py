@@ -208,7 +208,7 @@ KINDS = {"owned": "owned", "contract": "contract", "ondemand": "ondemand", "assu
 def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
     """Return the list of systems."""
     heads = ("System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", "Kind of rent")
-    shown = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3, 6))
+    shown = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3, 6, 5, 1))
     for row in rows:
         peak = row.peak
         shown.add_row(

@@ -29,7 +29,7 @@ from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
 from steptime.terminal.views.step import TERM_COLOURS, memory_bar, resource_table
 from steptime.terminal.views.widgets import Grid, bar, counted, heading, notes, ranged, share_table, table, usd
-from steptime.units import show
+from steptime.units import in_digits, show
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("USD/M output tokens", "usd_per_million_output_tokens", usd),
@@ -128,11 +128,11 @@ def _question(plan: Plan) -> Text:
 def _asked(plan: Plan) -> Text:
     w, limits = plan.workload, []
     if math.isfinite(plan.slo.tpot):
-        limits.append(f"at least {1 / plan.slo.tpot:,.4g} tok/s per user")
+        limits.append(f"at least {in_digits(1 / plan.slo.tpot, 4)} tok/s per user")
     if math.isfinite(plan.slo.ttft):
         limits.append(f"first token within {show(plan.slo.ttft, 's')}")
     cached = f" ({w.cached_share:.0%} cached)" if w.cached_share else ""
-    text = f"{counted(plan.chips, 'chip')}, {w.input_tokens:,} tokens in{cached}, {w.output_tokens:,} out"
+    text = f"{counted(plan.chips, 'chip')}, {counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out"
     what = Text.assemble((plan.model, "bold"), " on ", (plan.system, "bold"), f": {text}")
     if limits:
         what.append("; " + ", ".join(limits))
@@ -222,7 +222,12 @@ def _legend(plan: Plan) -> Text:
     ]
     used = {word.rstrip("0123456789") for text in points for word in text.split()}
     named = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used)
-    return Text(f"{named}." if named else "one chip: no layout is needed.", style="bright_black")
+    said = f"{named}." if named else "one chip: no layout is needed."
+    if any(pool.role == "prefill" and pool.batch > 1 for pool in plan.pools):
+        said += (
+            " Batch and step of the prefill pool: the most that a pass takes; the mean pass has fewer prompts and is shorter."
+        )
+    return Text(said, style="bright_black")
 
 
 def _comparison(plan: Plan) -> RenderableType:
@@ -243,7 +248,7 @@ def _comparison(plan: Plan) -> RenderableType:
 def _beside(plan: Plan) -> list[Text]:
     """Say what the columns of the comparison are, and what else the plan comes to."""
     said = [
-        f"{plan.requests_per_second:,.3g} requests a second",
+        f"{in_digits(plan.requests_per_second)} requests a second",
         f"{plan.concurrency:,.0f} sequences in flight",
         f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]

@@ -12,7 +12,7 @@ from steptime.simulation.metrics import OVERLOADED
 from steptime.simulation.rates import HighestRate, RatePoint
 from steptime.terminal.views.plots import rate_plot
 from steptime.terminal.views.widgets import Grid, counted, table
-from steptime.units import show
+from steptime.units import in_digits, show
 
 
 def rate_view(found: HighestRate, width: int, limited: bool = True) -> RenderableType:
@@ -29,20 +29,26 @@ def rate_answer(found: HighestRate, limited: bool = True) -> Text:
     """Say which rate is the highest within the limits, or without any the highest that is kept up with."""
     where = at(found.quantile)
     if not limited and found.rate:
-        most = f"{found.clients:,} clients of a closed loop" if found.clients is not None else f"{found.rate:,.4g} requests/s"
+        most = (
+            f"{found.clients:,} clients of a closed loop"
+            if found.clients is not None
+            else f"{in_digits(found.rate, 4)} requests/s"
+        )
         told = " at most, where the queue does not grow yet; no limits were given: add --speed or --ttft for yours."
         return Text.assemble((most, "bold green"), told)
     if not found.rate:
         why = next((p.why for p in found.points if p.why), "")
         none = "no number of clients is" if found.clients is not None else "no rate is"
         return Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {where}.", style="bold red")
-    rate = f"{found.rate:,.4g} requests/s"
+    rate = f"{in_digits(found.rate, 4)} requests/s"
     if found.clients is not None:
         best = f"{counted(found.clients, 'client')} of a closed loop are the most within the limits, {where}"
         return Text.assemble((f"{best}.", "bold green"), f" They bring {rate}: each asks again when its answer ends.")
     said = Text(f"{rate} is the highest rate within the limits, {where}.", style="bold green")
     if found.scale is not None:
-        said.append(f" The trace is played {found.scale:,.3g} times as fast, its lengths and bursts kept.", style="not bold")
+        said.append(
+            f" The trace is played {in_digits(found.scale)} times as fast, its lengths and bursts kept.", style="not bold"
+        )
     if found.cut_short:
         said.append(
             " More may hold: played faster, it lasts too short a time to tell."
@@ -60,7 +66,7 @@ def _tried(found: HighestRate) -> Grid:
     shown = table(*([what] if what else []), *heads, numbers=range(len(heads) - (not what)))
     for p in found.points:
         verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
-        shown.add_row(*_load(p), f"{p.rate:.4g}", _time(p.ttft), _time(p.tpot), verdict)
+        shown.add_row(*_load(p), in_digits(p.rate, 4), _time(p.ttft), _time(p.tpot), verdict)
     return shown
 
 

@@ -19,7 +19,7 @@ from steptime.simulation.replays import Replay
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.terminal.views.plots import distribution_plot
 from steptime.terminal.views.widgets import Either, Grid, counted, notes, table, usd
-from steptime.units import show
+from steptime.units import in_digits, show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
 MEANING = "Arrival to seat: what comes before the queue, and the wait in it. Between two tokens: stalls by others' prompts too."
@@ -145,7 +145,7 @@ def _figures(a: Answers, found: Simulation) -> list[tuple[str, str]]:
     money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "no rent is known"
     return [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
-        ("Throughput", f"{a.requests_per_second:,.4g} requests/s"),
+        ("Throughput", f"{in_digits(a.requests_per_second, 4)} requests/s"),
         limits,
         ("Output", show(a.output_tokens_per_second, "tok/s")),
         ("Output per chip", show(found.output_tokens_per_second_per_chip, "tok/s")),
@@ -165,7 +165,7 @@ def _within(a: Answers) -> str:
         return "no request"
     if a.within_limits < 0.001:
         return "fewer than 0.1% of requests"
-    return f"{a.within_limits:.1%}, {a.goodput:,.4g} requests/s"
+    return f"{a.within_limits:.1%}, {in_digits(a.goodput, 4)} requests/s"
 
 
 def _rates(a: Answers, found: Simulation) -> list[RenderableType]:
@@ -227,7 +227,7 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
 
     row("First token, p90", lambda a: show(a.ttft.p90, "s"))
     row("Time per token, p90", lambda a: show(a.tpot.p90, "s"))
-    row("Requests/s", lambda a: f"{a.requests_per_second:,.4g}")
+    row("Requests/s", lambda a: in_digits(a.requests_per_second, 4))
     if found.limited:
         held = {id(end.answers): end.limits for end in runs.values()}
         row("Limits", lambda a: getattr(held[id(a)], "verdict", "-"))
@@ -246,7 +246,7 @@ def replay_lines(found: Replay, *, brief: bool) -> list[Text]:
     tokens = f"{show(found.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
     answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else tokens
     share = "all" if found.tried == 1 else f"{found.rate / found.planned_rate:.0%}"
-    rate = f"with {share} of the plan's {found.planned_rate:,.4g} requests/s"
+    rate = f"with {share} of the plan's {in_digits(found.planned_rate, 4)} requests/s"
     head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {where} {rate}.")
     own = Text(f"{'' if brief else chr(10)}The plan's own figures, arrivals not at random:", style="bold")
     return [head, own] if brief else [head, *_limits(found.simulation.limits), _verdict(a, None), own]
