@@ -84,9 +84,7 @@ def closed_loop(
     read them; a pool that only decodes has no first tokens.
     """
     context = input_tokens + output_tokens / 2
-    running = running_of(
-        model, system, context=context, layout=layout, engine=engine, wanted=concurrency, drafts=drafts
-    )
+    running = running_of(model, system, context=context, layout=layout, engine=engine, wanted=concurrency, drafts=drafts)
     decode = drafted_step(model, system, drafts=drafts, batch=running, context=context, layout=layout, engine=engine)
     own = decode.total / acceptance
     if not prompts:

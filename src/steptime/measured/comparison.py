@@ -58,13 +58,13 @@ class Predictions(Tabular):
         return times | speeds | {"bound": self.bound, "regime": self.regime, "reason": self.reason}
 
 
-def errors(measured: Array, predicted: Array, low: Array | None, high: Array | None) -> dict[str, float]:
+def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
     """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage.
 
-    Coverage is not a number where no range is stated.
+    Coverage is not a number where no range is stated, its ends not being numbers.
     """
     off = predicted / measured - 1
-    inside = np.nan if low is None or high is None else np.mean((measured >= low) & (measured <= high))
+    inside = np.nan if np.isnan(low).all() else np.mean((measured >= low) & (measured <= high))
     return {
         "runs": len(off),
         "median": float(np.median(np.abs(off))),
@@ -85,18 +85,17 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
     Runs that cannot be right are in none: `Predictions.reason` names them.
     """
     tables: dict[str, Any] = {}
-    good = predictions.reason == ""
+    good, nothing = predictions.reason == "", np.full(len(rows), np.nan)
     for name in MEASURED:
         measured = measured_of(rows, name)
         predicted = getattr(predictions, name)
         known = good & np.isfinite(measured) & np.isfinite(predicted)
         if not known.any():
             continue
-        low, high = (getattr(predictions, f"{name}_{end}", None) for end in ("low", "high"))
+        low, high = (getattr(predictions, f"{name}_{end}", nothing) for end in ("low", "high"))
 
-        def of(chosen: Array, columns: tuple[Array | None, ...] = (measured, predicted, low, high)) -> dict[str, float]:
-            found, made, *ends = (None if column is None else column[chosen] for column in columns)
-            return errors(found, made, *ends)
+        def of(chosen: Array, columns: tuple[Array, ...] = (measured, predicted, low, high)) -> dict[str, float]:
+            return errors(*(column[chosen] for column in columns))
 
         tables[name] = {"all": of(known), "by": {}}
         for key in BY:
@@ -136,7 +135,7 @@ def _order(value: str) -> tuple[float, str]:
 
 
 def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, str]], predictions: Predictions) -> None:
-    """Write a line for every row as CSV: its id, the columns `predictions.columns` but the regime, nothing where none is known."""
+    """Write a line for every row as CSV: its id and all columns but the regime, nothing where none is known."""
     found = {name: values for name, values in predictions.columns().items() if name != "regime"}
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -1,8 +1,8 @@
 r"""Which measured runs cannot be right: what they say of themselves against physics, and against the other rows.
 
-- **Weights that do not fit.** What the chips must hold of the model is more than they have, whatever the engine does.
-- **Faster than physics.** No engine decodes a step of $N$ sequences sooner than the busiest resource allows (`Step.lower` of the
-  ideal engine), and no closed loop of $C$ requests turns round sooner than its steps and prompts keep the chips busy:
+- **Weights that do not fit.** What a chip must hold of the model is more than the engine uses of its memory.
+- **Faster than physics.** No engine decodes a step of $N$ sequences sooner than the busiest resource allows (`Step.lower` of
+  the ideal engine), and no closed loop of $C$ requests turns round sooner than its steps and prompts keep the chips busy:
 
 $$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N) + N P_{lower} $$
 
@@ -10,7 +10,8 @@ $$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N)
   fewer requests in flight than it says, or found its prompts in a cache.
 - **Like a drafted run.** A plain run of a model that has layers to draft with, much faster than predicted and as fast as the
   prediction with drafts. Rows of one set (model, system, engine, version, date, formats) are of one kind where most of those
-  with few clients are such: at many clients drafts save little, and a row alone does not tell.
+  with few clients are such: at many clients drafts save little, and a row alone does not tell. A row whose column `spec` says
+  that nothing was drafted is taken at its word.
 """
 
 from __future__ import annotations
@@ -22,23 +23,53 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from steptime.catalog.acceptance import curve_of
+from steptime.machines.system import System
 from steptime.measured.closed import closed_loop, running_of
-from steptime.measured.kinds import is_drafted
-from steptime.numbers import Array
+from steptime.models.model import Model
+from steptime.numbers import Array, Number
 from steptime.physics.cache_format import with_small_cache
 from steptime.physics.drafts import draft_bytes, drafted_step
 from steptime.physics.engine import IDEAL, Engine
+from steptime.physics.layout import Layout
 from steptime.physics.memory import weights_per_chip
+from steptime.planning.drafting import Drafting
 
 if TYPE_CHECKING:
     from steptime.measured.validation import Runs
 
-FASTER = 0.8  # of the plain prediction: repeats differ by 4 %, configurations by less than this
+WRONG = "cannot be right: "
+FASTER = 0.75  # of the plain prediction: repeats differ by 4 %, configurations by less than this
 NEAR = 1.3  # factor within which a run is like the prediction with drafts
 MOST_DRAFTED = 3  # tokens a step, that are usual
 FEW = 32  # clients up to which drafts show
 LEAST_OF_SET, SHARE_OF_SET = 3, 0.6  # rows with few clients, and the share of them, that tell of a whole set
 SET = ("model", "system", "engine", "engine_version", "measured", "weight_dtype", "expert_dtype")
+
+
+def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, drafts: int, count: int) -> Array:
+    """Say of each of `count` layouts where the weights are more than the engine uses of a chip, "" where they are not."""
+    capacity = system.chip.hbm.capacity
+    room = float(capacity * engine.room.memory_share - engine.room.reserved_bytes)
+    held = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
+    held = np.broadcast_to(held, count)
+    found = np.full(count, "", dtype=object)
+    used = f"of which {engine.name} uses {room / 1e9:,.1f}"
+    for i in np.flatnonzero(held > room):
+        found[i] = f"{WRONG}weights do not fit: {held[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB, {used}"
+    return found
+
+
+def faster(what: str, measured: float, soonest: float, sequences: float) -> str:
+    """Say that something took less time than it can [s] with so many requests in flight."""
+    times = f"a {what} took {_shown(measured)}, at least {_shown(soonest)}"
+    return f"{WRONG}faster than physics: {times} with {sequences:,.0f} requests in flight"
+
+
+def soonest_token(model: Model, system: System, layout: Layout, drafting: Drafting, batch: Array, context: Number) -> Array:
+    """Return the least time per token [s] of a pool that decodes `batch` sequences in a replica, whatever its engine."""
+    small = model if model.kv_told else with_small_cache(model)
+    given: dict[str, Any] = {"batch": batch, "context": context, "drafts": drafting.drafts, "layout": layout}
+    return drafted_step(small, system, **given, engine=IDEAL).lower / drafting.acceptance
 
 
 class Doubts:
@@ -53,14 +84,14 @@ class Doubts:
 
     def look(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
         """Look at a group of closed loops that are the rows `at`, with their predicted times per token [s]."""
-        self._weights(runs, at)
+        self.found[at] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(at))
         known = np.flatnonzero(np.isfinite(self.tpot[at]) & (self.tpot[at] < predicted))  # no bound lies above a prediction
         if len(known):
             self._bound(runs.taken(known), at[known])
         if not runs.drafts and runs.model.draft:
-            plain = [i for i in at if np.isfinite(self.tpot[i]) and not is_drafted(self.rows[i])]
-            self.plain += plain
-            fast = np.flatnonzero(self.tpot[at] < FASTER * predicted)
+            plain = np.array([not self.rows[i].get("spec") for i in at]) & np.isfinite(self.tpot[at])
+            self.plain += list(at[plain])
+            fast = np.flatnonzero(plain & (self.tpot[at] < FASTER * predicted))
             if len(fast):
                 self._drafts(runs.taken(fast), at[fast], predicted[fast], engine)
 
@@ -68,33 +99,22 @@ class Doubts:
         """Return what speaks against each row, "" for nothing."""
         return np.where(self.found == "", self._sets(), self.found)
 
-    def _weights(self, runs: Runs, at: Array) -> None:
-        capacity = runs.system.chip.hbm.capacity
-        held = np.broadcast_to(weights_per_chip(runs.model, runs.layout), at.shape)
-        if runs.drafts and runs.model.draft:
-            held = held + draft_bytes(runs.model, 1.0, runs.layout)[0]
-        for i in np.flatnonzero(held > capacity):
-            self.found[at[i]] = (
-                f"cannot be right: weights do not fit: {held[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB"
-            )
-
     def _bound(self, runs: Runs, at: Array) -> None:
         model = runs.model if runs.model.kv_told else with_small_cache(runs.model)
         gained = np.where(np.isnan(runs.acceptance), runs.drafts + 1.0, runs.acceptance)
         given: dict[str, Any] = {"drafts": runs.drafts, "layout": runs.layout, "engine": IDEAL}
         context = runs.input_tokens + runs.output_tokens / 2
-        running = running_of(model, runs.system, context=context, wanted=runs.concurrency, **given)
+        running: Array = np.asarray(running_of(model, runs.system, context=context, wanted=runs.concurrency, **given))
         step = drafted_step(model, runs.system, batch=running, context=context, **given).lower / gained
         read = drafted_step(model, runs.system, prompts=runs.layout.dp, tokens=runs.input_tokens, **given).lower
         owed = runs.output_tokens - 1
         turn = owed * step + running / runs.layout.dp * read * runs.prompts
         took = self.ttft[at] + owed * self.tpot[at]
         for i in np.flatnonzero((self.tpot[at] < step) | (took < turn)):
-            soonest, measured, what = (turn[i], took[i], "a request") if took[i] < turn[i] else (step[i], self.tpot[at[i]], "a token")
-            self.found[at[i]] = self.found[at[i]] or (
-                f"cannot be right: faster than physics: {what} took {_shown(measured)}, at least {_shown(soonest)} with "
-                f"{running[i]:,.0f} requests in flight"
-            )
+            whole = took[i] < turn[i]
+            what, measured, soonest = ("request", took[i], turn[i]) if whole else ("token", self.tpot[at[i]], step[i])
+            told = faster(what, measured, soonest, running[i])
+            self.found[at[i]] = self.found[at[i]] or told
 
     def _drafts(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
         """Note runs that are nearer to the prediction with some number of drafts than to that without."""
@@ -105,7 +125,7 @@ class Doubts:
             like = (np.abs(np.log(over)) < np.abs(np.log(plain))) & (np.abs(np.log(over)) < np.log(NEAR))
             for i in np.flatnonzero(like & ~np.isnan(over)):
                 self.drafted[int(at[i])] = (
-                    f"cannot be right: like a drafted run: {plain[i]:.2f} of the time predicted without drafts, "
+                    f"{WRONG}like a drafted run: {plain[i]:.2f} of the time predicted without drafts, "
                     f"{over[i]:.2f} of that with {drafts}"
                 )
 
@@ -119,7 +139,7 @@ class Doubts:
             few = [i for i in members if float(self.rows[i]["concurrency"]) <= FEW]
             like = sum(i in self.drafted for i in few)
             if like >= LEAST_OF_SET and like >= SHARE_OF_SET * len(few):
-                found[members] = f"cannot be right: of a set of runs of which {like} of {len(few)} with few clients are like drafted ones"
+                found[members] = f"{WRONG}like a drafted run, as {like} of {len(few)} of its set with few clients are"
         for i, reason in self.drafted.items():
             found[i] = reason
         return found

@@ -93,7 +93,8 @@ def _wrong_drafts(row: Mapping[str, str]) -> str:
         good = 1 <= float(text) <= drafts + 1
     except ValueError:
         good = False
-    return "" if good else f"acceptance is the tokens that a step yields, from 1 to drafted + 1 = {drafts + 1}, not {shown(text)}"
+    most = f"drafted + 1 = {drafts + 1}"
+    return "" if good else f"acceptance is the tokens that a step yields, from 1 to {most}, not {shown(text)}"
 
 
 def _wrong_pools(row: Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
 from steptime.machines.system import System
+from steptime.measured.doubts import WRONG, faster, soonest_token, too_heavy
 from steptime.measured.kinds import PREFILL_WAYS, drafts_of, is_drafted
 from steptime.measured.runs import AXES, MEANS, spread_of
 from steptime.models.loading import load_model
@@ -35,7 +36,6 @@ from steptime.planning.drafting import NONE, Drafting, drafting_of
 from steptime.planning.queueing import passes
 from steptime.planning.steady import Transfer, decode_pool, prefill_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Workload
-from steptime.simulation.policy import budget_of
 
 LEVELS = 16  # batches at which a decode replica is looked at, from one sequence to all
 HALVINGS = 40  # of the logarithm of the sequences in decode
@@ -63,9 +63,7 @@ class Pools:
     interval: Array
 
 
-def predict_pools(
-    rows: list[dict[str, str]], engines: Mapping[str, Engine], *, catalog: str | None = None
-) -> dict[str, Array]:
+def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, catalog: str | None = None) -> dict[str, Array]:
     """Return the figures of rows on separate pools, by the name that `Predictions` has for them."""
     out: dict[str, Array] = {}
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -76,7 +74,8 @@ def predict_pools(
         chosen = [rows[i] for i in index]
         engine = engines[chosen[0]["engine"]]
         for name, values in _predicted(chosen, engine, catalog).items():
-            out.setdefault(name, np.full(len(rows), "" if values.dtype == object else np.nan, dtype=values.dtype))[index] = values
+            empty = "" if values.dtype == object else np.nan
+            out.setdefault(name, np.full(len(rows), empty, dtype=values.dtype))[index] = values
     return out
 
 
@@ -110,7 +109,7 @@ def workload_of(row: Mapping[str, str]) -> Workload:
         float(row.get(mean) or float(row[f"{name}_tokens"]) / (1 + spread_of(row)))
         for name, mean in zip(("input", "output"), MEANS, strict=False)
     )
-    return Workload(input_tokens=max(1.0, prompt), output_tokens=max(2.0, output))
+    return Workload(input_tokens=max(1.0, round(prompt)), output_tokens=max(2.0, output))
 
 
 def _drafting(model: Model, row: Mapping[str, str]) -> Drafting:
@@ -136,15 +135,31 @@ def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) 
         "tpot_low": tpot * low, "tpot_high": tpot * high, "ttft_low": ttft * first_low, "ttft_high": ttft * first_high,
         "output_tok_s_low": speed / high, "output_tok_s_high": speed / low,
         "regime": np.full(len(rows), REGIMES[0], dtype=object),
-        "reason": np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object),
+        "reason": doubts_of(rows, pools, engine),
     }  # fmt: skip
+
+
+def doubts_of(rows: list[dict[str, str]], pools: Pools, engine: Engine) -> Array:
+    """Return what speaks against each row, "" for nothing (`doubts`)."""
+    drafts, count = pools.drafting.drafts, len(rows)
+    heavy = [too_heavy(pools.model, pools.system, one, engine, drafts, count) for one in (pools.decode, pools.prefill)]
+    tpot, speed = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "output_tok_s"))
+    batch = np.fmax(np.nan_to_num(speed * tpot) / pools.decode.replicas, 1.0)  # Little's law
+    context = pools.workload.input_tokens + pools.workload.output_tokens / 2
+    soonest = soonest_token(pools.model, pools.system, pools.decode, pools.drafting, batch, context)
+    found = np.array([_odd_chips(row, pools, i) for i, row in enumerate(rows)], dtype=object)
+    for i in np.flatnonzero(tpot < soonest):
+        found[i] = faster("token", tpot[i], soonest[i], batch[i])
+    for wrong in heavy:
+        found = np.where(wrong == "", found, wrong)
+    return found
 
 
 def _odd_chips(row: Mapping[str, str], pools: Pools, at: int) -> str:
     """Say where the chips of a run are not those of its workers."""
-    counted = sum(float((one.chips * one.replicas)[at]) for one in (pools.decode, pools.prefill))
+    counted = sum(float(np.asarray(one.chips * one.replicas)[at]) for one in (pools.decode, pools.prefill))
     told = float(row.get("chips") or counted)
-    return "" if told == counted else f"cannot be right: {told:.0f} chips, but its workers have {counted:.0f}"
+    return "" if told == counted else f"{WRONG}{told:.0f} chips, but its workers have {counted:.0f}"
 
 
 def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
@@ -154,17 +169,15 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     most = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
     batches = most[:, None] ** np.linspace(0, 1, LEVELS)
     state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **given)
-    budget = budget_of(engine, prompt=work.input_tokens, batch=1)
-    prompts = max(1.0, budget // work.input_tokens)
+    prompts = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
     reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **given)
     near = pools.decode.chips * replicas + pools.prefill.chips * pools.prefill.replicas <= pools.system.scale_up.size
     moves = [
-        transfer_of(
-            pools.model, pools.system, work, layout=pools.prefill, within_domain=inside, drafts=pools.drafting.drafts
-        )
+        transfer_of(pools.model, pools.system, work, layout=pools.prefill, within_domain=inside, drafts=pools.drafting.drafts)
         for inside in (True, False)
     ]
-    sent = Transfer(**{name: np.where(near, *(getattr(one, name) for one in moves)) for name in ("latency", "moving", "groups")})
+    parts = ("latency", "moving", "groups")
+    sent = Transfer(**{name: np.where(near, *(getattr(one, name) for one in moves)) for name in parts})
 
     def first(rate: Array, tpot: Array) -> Array:
         each = rate / pools.prefill.replicas

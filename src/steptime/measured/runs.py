@@ -119,16 +119,14 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
             return problem
         given, kind = checked(row), kind_of(row)
         if kind not in LOOPS:
-            given = _told(given, row, kind)
+            given = given if kind == POOLS else _told(given)
         return cells(*given) or (cells(*_prefill(given, row)) if kind == POOLS else "")
 
     return problem_of
 
 
-def _told(cells: tuple[str, ...], row: Mapping[str, str], kind: str) -> tuple[str, ...]:
+def _told(cells: tuple[str, ...]) -> tuple[str, ...]:
     """Return the cells of a row to check, with 1 for what a scenario says in place of a column."""
-    if kind == POOLS:
-        return cells
     return tuple("1" if at in TOLD_ELSEWHERE and not text else text for at, text in enumerate(cells))
 
 
@@ -160,7 +158,8 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
         except ValueError:
             good = False
         if not good:
-            return f"{name} must be a {'time' if name.endswith('_s') and name not in RATES else 'number'} greater than 0, not {shown(text)}"
+            kind = "time" if name.endswith("_s") and name not in RATES else "number"
+            return f"{name} must be a {kind} greater than 0, not {shown(text)}"
         if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
             most = LONGEST_SECONDS[name]
             return f"{name} must be at most {most:,.0f} s, not {shown(text)}: times are in seconds, not in milliseconds"

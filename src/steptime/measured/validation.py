@@ -1,10 +1,11 @@
 """Predicted against measured: predicts times and throughput of serving runs of every kind (`kinds`).
 
-A closed loop holds `concurrency` requests in flight in the whole deployment. Its nominal lengths are the longest: benchmarks draw
-lengths evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths reach to
-both sides of their mean, as a share of it. Where means are known they stand in columns of their own. TPOT is a closed form; TTFT
-comes from a simulation of the loop where numba is installed, since the burst at the start is a good part of it, and else from a
-closed form too. Throughput follows from both by Little's law. Separate pools are those of `pools`, scenarios those of `highest`.
+A closed loop holds `concurrency` requests in flight in the whole deployment. Its nominal lengths are the longest: benchmarks
+draw lengths evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths
+reach to both sides of their mean, as a share of it. Where means are known they stand in columns of their own. TPOT is a closed
+form; TTFT comes from a simulation of the loop where numba is installed, since the burst at the start is a good part of it, and
+else from a closed form too. Throughput follows from both by Little's law. Separate pools are those of `pools`, scenarios those
+of `highest`.
 """
 
 from __future__ import annotations
