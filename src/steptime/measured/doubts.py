@@ -62,7 +62,7 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
 def faster(what: str, measured: float, soonest: float, sequences: float) -> str:
     """Say that something took less time than it can [s] with so many requests in flight."""
     times = f"a {what} took {_shown(measured)}, at least {_shown(soonest)}"
-    return f"{WRONG}faster than physics: {times} with {sequences:,.0f} requests in flight"
+    return f"{WRONG}faster than physics: {times} with {sequences:,.0f} request{'' if sequences == 1 else 's'} in flight"
 
 
 def soonest_token(model: Model, system: System, layout: Layout, drafting: Drafting, batch: Array, context: Number) -> Array:

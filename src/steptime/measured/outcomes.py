@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.measured.comparison import MEASURED, Predictions, report
-from steptime.measured.kinds import LOOPS, kind_of
+from steptime.measured.kinds import LOOPS, POOLS, kind_of
 from steptime.measured.load_generators import read_files
 from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs, unread_columns
 from steptime.measured.validation import engine_of, predict
@@ -43,9 +43,9 @@ class Validation(Tabular):
     tpot: Mapping[str, Any] | None = field(
         metadata=unit(
             "",
-            "errors of the time per output token: all, and by kind of run, model, system, engine, weight_dtype, concurrency, bound; each "
-            "has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), coverage "
-            "(share inside the 90 % interval); null where none was measured",
+            "errors of the time per output token: all, and by kind of run, model, system, engine, weight_dtype, concurrency, "
+            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), "
+            "coverage (share inside the 90 % interval); null where none was measured",
             key="tpot",
         )
     )
@@ -216,12 +216,16 @@ def calibrate(
 def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[list[dict[str, str]], list[str]]:
     """Return the rows that an engine can be fitted to, and why others cannot.
 
-    Those are closed loops on one pool that can be right, with drafts or without. Raises InputError where none is left.
+    Those are closed loops that can be right, with drafts or without; of separate pools, the steps of the pool that decodes,
+    which need the measured throughput. Raises InputError where none is left.
     """
     reasons = predict(rows, catalog=catalog, by_simulation=False).reason
     for i, row in enumerate(rows):
-        if not reasons[i] and (kind := kind_of(row)) not in LOOPS:
-            reasons[i] = f"not fitted to: its throughput or its pools ({kind}) rest on more than one step"
+        kind = kind_of(row)
+        if not reasons[i] and kind == POOLS and not (row.get("tpot_s") and row.get("output_tok_s")):
+            reasons[i] = "not fitted to: its pool decodes as many sequences as tpot_s and output_tok_s say, and it lacks one"
+        elif not reasons[i] and kind not in (*LOOPS, POOLS):
+            reasons[i] = f"not fitted to: a throughput ({kind}) rests on more than a step"
     left = _named(rows, reasons)
     if len(left) == len(rows):
         raise InputError(f"no run to fit to: {left[0]}")

@@ -26,7 +26,7 @@ from steptime.measured.closed import ClosedLoop, closed_loop
 from steptime.measured.comparison import FIGURES, Predictions
 from steptime.measured.doubts import Doubts
 from steptime.measured.highest import predict_highest
-from steptime.measured.kinds import LOOPS, POOLS, drafts_of, is_drafted, kind_of
+from steptime.measured.kinds import DRAFTED, LOOPS, POOLS, drafts_of, kind_of
 from steptime.measured.pools import predict_pools
 from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
 from steptime.models.loading import load_model
@@ -79,11 +79,15 @@ class Runs:
 def grouped(
     rows: list[dict[str, str]], *, small_kv: Mapping[str, bool] | None = None, catalog: str | None = None
 ) -> list[Runs]:
-    """Return rows of closed loops as groups of runs that share model, formats, drafts, system and engine."""
+    """Return rows of closed loops as groups of runs that share model, formats, drafts, system and engine.
+
+    Rows of separate pools are runs of the pool that decodes, of as many sequences as Little's law says were in it.
+    """
     groups: dict[tuple[Any, ...], list[int]] = {}
     named = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
     for position, row in enumerate(rows):
-        groups.setdefault((*named(row), row.get("kv_dtype") or "", drafts_of(row)), []).append(position)
+        of = (*named(row), row.get("kv_dtype") or "", drafts_of(row), not row.get("decode_workers"))
+        groups.setdefault(of, []).append(position)
     columns = _columns(rows)
     systems = {name: load_system(name, catalog) for name in {key[1] for key in groups}}
     return [
@@ -109,9 +113,22 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     columns["concurrency"] = np.maximum(1.0, columns["concurrency"] / columns["replicas"])
     usual = EACH * columns["concurrency"]
     columns[REQUESTS] = np.where(np.isnan(told[REQUESTS]), usual, told[REQUESTS] / columns["replicas"])
+    if any(row.get("decode_workers") for row in rows):
+        _set_decoding(columns, rows)
     columns["interval"] = np.nan_to_num(told["stream_interval"], nan=1.0)
     columns["acceptance"] = np.array([float(row.get("acceptance") or "nan") for row in rows])
     return columns
+
+
+def _set_decoding(columns: dict[str, Array], rows: list[dict[str, str]]) -> None:
+    """Set concurrency and replicas of rows of separate pools to those of the pool that decodes: $N = X t$."""
+    speed, tpot, workers = (
+        np.array([float(row.get(name) or "nan") for row in rows]) for name in ("output_tok_s", "tpot_s", "decode_workers")
+    )
+    pools = np.isfinite(workers)
+    columns["replicas"] = np.where(pools, workers, columns["replicas"])
+    decoding = np.maximum(1.0, speed * tpot / workers)
+    columns["concurrency"] = np.where(pools, decoding, columns["concurrency"])
 
 
 def acceptance_of(model: Model, drafts: int, told: Array) -> Array:
@@ -134,7 +151,7 @@ def _runs(
     catalog: str | None,
 ) -> Runs:
     """Return one group; unless the rows name a format, its KV cache is in 8 bits where the engine keeps it so (`served`)."""
-    name, _, engine, weights, experts, kv, drafts = key
+    name, _, engine, weights, experts, kv, drafts, prompts = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
@@ -154,6 +171,7 @@ def _runs(
         acceptance=acceptance_of(model, drafts, columns["acceptance"]),
         interval=columns["interval"],
         drafts=drafts,
+        prompts=prompts,
     )
 
 
@@ -256,9 +274,11 @@ def predict(
         for key, values in _predicted(runs, engines[runs.engine], simulated).items():
             out[key][loops[runs.index]] = values
         doubts.look(runs, loops[runs.index], out["tpot"][loops[runs.index]], engines[runs.engine])
-    for i in np.flatnonzero(kinds == kind_of({"drafted": "1"})):
-        if is_drafted(rows[i]) and not np.isfinite(out["tpot"][i]):
+    for i in np.flatnonzero(kinds == DRAFTED):
+        if not drafts_of(rows[i]) or not np.isfinite(out["tpot"][i]):
             out["reason"][i] = _unknown_drafts(rows[i])
+            for key in FIGURES:
+                out[key][i] = np.nan
     out["reason"] = np.where(out["reason"] == "", doubts.reasons(), out["reason"])
     return Predictions(**out, simulated=simulated)
 
