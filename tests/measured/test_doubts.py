@@ -31,13 +31,14 @@ def reasons(rows: list[dict[str, str]]) -> list[str]:
 
 
 def test_weights_are_held_against_what_the_engine_uses_of_a_chip():
-    """141.1 GB of a 70-B model in bf16: not on one H100, on half of two, on an ideal H200 but not on a real one."""
+    """141.1 GB of a 70-B model in bf16: not on one H100, on two and on one B200; 676 GB on four B200 are in doubt."""
     heavy = plain(model="llama-3.1-70b")
     alone, halved, four = reasons([heavy, heavy | {"tp": "2"}, heavy | {"tp": "4"}])
     assert alone == "cannot be right: weights do not fit: 141.1 GB on chips of 80.0 GB, of which vllm uses 73.6"
     assert halved == four == ""
-    larger = heavy | {"system": "hgx-h200", "tp": "1"}
-    assert reasons([larger])[0].startswith("cannot be right: weights do not fit: 141.1 GB on chips of 141.0 GB")
+    tight, larger = reasons([deepseek(tp="4"), heavy | {"system": "hgx-b200"}])
+    assert tight.startswith("in doubt: weights do not fit: 169.1 GB on chips of 180.0 GB, of which sglang uses 165.6")
+    assert larger == ""
 
 
 def test_a_row_that_cannot_be_right_is_still_predicted():

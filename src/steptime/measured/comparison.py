@@ -43,7 +43,9 @@ class Predictions(Tabular):
     output_tok_s_high: Array = field(metadata=unit("tok/s", "upper end of its 90 % interval", key="output_tok_s_high"))
     bound: Array = field(metadata=unit("", "resource that takes the largest part of a decode step"))
     regime: Array = field(metadata=unit("", "decode or mixed"))
-    reason: Array = field(metadata=unit("", "why there is no prediction, or why the run cannot be right; else empty"))
+    reason: Array = field(
+        metadata=unit("", "why there is no prediction, or why the run cannot be right or is in doubt; else empty")
+    )
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
 
     def headline(self) -> tuple[str, dict[str, str]]:

@@ -1,6 +1,7 @@
 r"""Which measured runs cannot be right: what they say of themselves against physics, and against the other rows.
 
-- **Weights that do not fit.** What a chip must hold of the model is more than the engine uses of its memory.
+- **Weights that do not fit.** What a chip must hold of the model is more than it has; a run is in doubt where it is more than
+  the engine uses of its memory by default.
 - **Faster than physics.** No engine decodes a step of $N$ sequences sooner than the busiest resource allows (`Step.lower` of
   the ideal engine), and no closed loop of $C$ requests turns round sooner than its steps and prompts keep the chips busy:
 
@@ -37,7 +38,7 @@ from steptime.planning.drafting import Drafting
 if TYPE_CHECKING:
     from steptime.measured.validation import Runs
 
-WRONG = "cannot be right: "
+WRONG, DOUBTFUL = "cannot be right: ", "in doubt: "
 FASTER = 0.75  # of the plain prediction: repeats differ by 4 %, configurations by less than this
 NEAR = 1.3  # factor within which a run is like the prediction with drafts
 MOST_DRAFTED = 3  # tokens a step, that are usual
@@ -55,7 +56,8 @@ def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, draf
     found = np.full(count, "", dtype=object)
     used = f"of which {engine.name} uses {room / 1e9:,.1f}"
     for i in np.flatnonzero(held > room):
-        found[i] = f"{WRONG}weights do not fit: {held[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB, {used}"
+        sure = WRONG if held[i] > capacity else DOUBTFUL
+        found[i] = f"{sure}weights do not fit: {held[i] / 1e9:,.1f} GB on chips of {capacity / 1e9:,.1f} GB, {used}"
     return found
 
 

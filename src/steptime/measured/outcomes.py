@@ -58,7 +58,7 @@ class Validation(Tabular):
     )
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
     doubtful: tuple[str, ...] = field(
-        default=(), metadata=unit("", "runs that cannot be right or have no prediction, and why: in no table of errors")
+        default=(), metadata=unit("", "runs that cannot be right, are in doubt or have no prediction, and why: in no table")
     )
     unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file that nothing reads"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
 from steptime.measured.comparison import Predictions
+from steptime.measured.doubts import DOUBTFUL, WRONG
 from steptime.measured.outcomes import NAMED
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
 from steptime.measured.validation import MOST_SIMULATED
@@ -124,31 +125,37 @@ def validation_view(
         parts.append(scatter_plot(measured, predictions.tpot[known] / MILLISECOND, width))
     if "ttft" in tables and not predictions.simulated:
         parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
-    named = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
-    if named and parts:
+    drawn = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
+    if drawn and parts:
         parts.append(
-            Text(f"{named:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
+            Text(f"{drawn:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
         )
     if not parts:
         parts.append(Text("No row has a measured time; --predictions writes what is predicted."))
     if unread:
         parts.append(Text(f"Columns that are not read: {', '.join(unread)}."))
-    parts += [Text.assemble(("In no table: ", "yellow"), line) for line in _doubtful(rows, predictions)]
+    named = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
+    parts += [Text.assemble(("In no table: ", "yellow"), line) for line in _in_few_lines(named)]
+    if len(named) > FEW_NAMED:
+        parts.append(Text("--predictions OUT.csv gives the reason of each."))
     return Group(*parts, *(Text.assemble(("Left out: ", "yellow"), problem) for problem in problems))
 
 
-def _doubtful(rows: list[dict[str, str]], predictions: Predictions) -> list[str]:
-    """Say which runs cannot be right or have no prediction: each, or where they are many, the first of each kind."""
-    found = [(row["id"], reason) for row, reason in zip(rows, predictions.reason, strict=True) if reason]
-    if len(found) <= FEW_NAMED:
-        return [f"{name}: {reason}" for name, reason in found]
-    kinds: dict[str, list[tuple[str, str]]] = {}
-    for name, reason in found:
-        kinds.setdefault(":".join(part.split(",")[0] for part in reason.split(":")[:2]), []).append((name, reason))
-    return [
-        f"{counted(len(members), 'run')}, {kind}; the first is {members[0][0]}; --predictions names each"
-        for kind, members in kinds.items()
-    ]
+def _in_few_lines(lines: Sequence[str]) -> list[str]:
+    """Return lines "run: reason", or where they are many, how many runs have each kind of reason, and the first of them.
+
+    >>> _in_few_lines(["a: bad"]), _in_few_lines([f"{n}: too fast: {n} ms" for n in range(9)])
+    (['a: bad'], ['9 runs: too fast; the first is 0'])
+    """
+    if len(lines) <= FEW_NAMED:
+        return list(lines)
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, reason = line.partition(": ")
+        sure = next((words for words in (WRONG, DOUBTFUL) if reason.startswith(words)), "")
+        told = reason.removeprefix(sure).split(":")[0].split(",")[0]
+        kinds.setdefault(sure + told, []).append(name)
+    return [f"{counted(len(names), 'run')}: {kind}; the first is {names[0]}" for kind, names in kinds.items()]
 
 
 def _cells(errors: Mapping[str, float]) -> list[str]:
@@ -189,5 +196,5 @@ def calibration_view(
     if runs < FEW:
         told = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
         few = [f"{told}: most constants stay near {before.name}'s, and the ranges are {before.name}'s"]
-    left = [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
+    left = [Text.assemble(("Left out: ", "yellow"), line) for line in _in_few_lines(problems)]
     return Group(*notes(few), shown, errors, *left)
