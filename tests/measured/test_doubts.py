@@ -110,3 +110,10 @@ def test_the_runs_that_were_matched_to_drafted_ones_are_found():
     assert len(like & truth) >= 47
     of_model = {row["id"] for row in rows if row["model"].endswith("DeepSeek-R1")}
     assert len((like & of_model) - set(verdicts)) <= 3
+
+
+def test_chips_that_are_no_whole_number_of_replicas_are_named():
+    whole, part, few = reasons([deepseek(chips="16"), deepseek(chips="12"), deepseek(chips="4")])
+    assert whole == ""
+    assert part == "cannot be right: 12 chips are no whole number of replicas of 8"
+    assert few == "cannot be right: 4 chips are no whole number of replicas of 8"

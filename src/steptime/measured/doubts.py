@@ -79,7 +79,9 @@ class Doubts:
 
     def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
         self.rows = rows
-        self.tpot, self.ttft = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "ttft_s"))
+        self.tpot, self.ttft, self.chips = (
+            np.array([float(row.get(name) or "nan") for row in rows]) for name in ("tpot_s", "ttft_s", "chips")
+        )
         self.found = np.full(len(rows), "", dtype=object)
         self.drafted: dict[int, str] = {}
         self.plain: list[int] = []
@@ -87,6 +89,7 @@ class Doubts:
     def look(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
         """Look at a group of closed loops that are the rows `at`, with their predicted times per token [s]."""
         self.found[at] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(at))
+        self._chips(runs, at)
         known = np.flatnonzero(np.isfinite(self.tpot[at]) & (self.tpot[at] < predicted))  # no bound lies above a prediction
         if len(known):
             self._bound(runs.taken(known), at[known])
@@ -100,6 +103,13 @@ class Doubts:
     def reasons(self) -> Array:
         """Return what speaks against each row, "" for nothing."""
         return np.where(self.found == "", self._sets(), self.found)
+
+    def _chips(self, runs: Runs, at: Array) -> None:
+        """Note runs whose chips are no whole number of replicas."""
+        chips = self.chips[at]
+        each = np.broadcast_to(runs.layout.chips, at.shape)
+        for i in np.flatnonzero(np.isfinite(chips) & (chips % each != 0)):
+            self.found[at[i]] = f"{WRONG}{chips[i]:,.0f} chips are no whole number of replicas of {each[i]:,.0f}"
 
     def _bound(self, runs: Runs, at: Array) -> None:
         model = runs.model if runs.model.kv_told else with_small_cache(runs.model)
