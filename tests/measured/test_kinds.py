@@ -118,7 +118,7 @@ def test_a_fit_takes_closed_loops_and_pools_that_decode_and_says_what_it_leaves_
     told = dict(line.split(": ", 1) for line in found.left_out)
     assert told["q"].startswith("not fitted to: its pool decodes as many sequences as")
     assert told["w"].startswith("cannot be right: faster than physics")
-    assert told["m"] == "not fitted to: a throughput (highest throughput) rests on more than a step"
+    assert told["m"] == "not fitted to: a throughput (maximum) rests on more than a step"
 
 
 @pytest.mark.parametrize("name", ["serving", "serving_more", "serving_models"])

@@ -12,8 +12,8 @@ from typing import Final
 from steptime.errors import UnknownName, shown
 from steptime.planning.drafting import MOST_DRAFTS
 
-PLAIN, DRAFTED, POOLS = "aggregated", "drafted", "separate pools"
-OFFLINE, SERVER, INTERACTIVE, HIGHEST = "offline", "server", "interactive", "highest throughput"
+PLAIN, DRAFTED, POOLS = "aggregated", "drafted", "pools"
+OFFLINE, SERVER, INTERACTIVE, HIGHEST = "offline", "server", "interactive", "maximum"
 LOOPS: Final = (PLAIN, DRAFTED)
 SCENARIOS: Final = {"Offline": OFFLINE, "Server": SERVER, "Interactive": INTERACTIVE}
 PARTS: Final = ("ix_aggregated", "ix_mtp", "ix_disaggregated", "mlperf", "trt_max")
@@ -31,9 +31,9 @@ def kind_of(row: Mapping[str, str]) -> str:
     """Return the kind of run that a row is.
 
     >>> kind_of({}), kind_of({"drafted": "2.0"}), kind_of({"drafted": "2", "decode_workers": "1"})
-    ('aggregated', 'drafted', 'separate pools')
+    ('aggregated', 'drafted', 'pools')
     >>> kind_of({"scenario": "Offline", "part": "mlperf"}), kind_of({"part": "trt_max"})
-    ('offline', 'highest throughput')
+    ('offline', 'maximum')
     """
     if scenario := row.get("scenario"):
         return SCENARIOS[scenario]
