@@ -83,7 +83,8 @@ def test_predictions_keep_the_order_and_every_row(tmp_path):
     write_predictions(tmp_path / "out.csv", rows, together)
     back = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [row["id"] for row in back] == [row["id"] for row in rows]
-    assert set(back[0]) == {"id", "tpot_s", "tpot_low_s", "tpot_high_s", "ttft_s", "ttft_low_s", "ttft_high_s", "bound"}
+    times = ("tpot_s", "tpot_low_s", "tpot_high_s", "ttft_s", "ttft_low_s", "ttft_high_s", "ttft_median_s")
+    assert list(back[0]) == ["id", *times, "output_tok_s", "output_tok_s_low", "output_tok_s_high", "bound", "reason"]
 
 
 def test_first_tokens_are_simulated_where_numba_is(monkeypatch):

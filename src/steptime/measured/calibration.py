@@ -183,6 +183,8 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Array, mean: Array 
     """
     from scipy.optimize import least_squares
 
+    if not groups:
+        return engine
     orderly = np.concatenate([predict_runs(runs, engine)[1] for runs in groups])
     seen = _of(groups, measured)
     known = np.isfinite(seen)
@@ -202,6 +204,8 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Array, prior: Engin
     The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
     numba or a measured time the engine stays as it is.
     """
+    if not groups:
+        return engine, []
     seen = _of(groups, measured)
     if not can_simulate() or not np.isfinite(seen).any():
         return engine, []
@@ -357,8 +361,9 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
     fitted = engine_from(logs, name=prior.name, base=prior)
     first = _first_tokens(rows)
     usual = np.log([float(constant(prior, n)) for n in QUEUE_NAMES])
-    fitted = with_queue(fitted, groups, first, usual)
-    fitted, _ = with_waits(groups, fitted, first, prior)
+    reading = [runs for runs in groups if runs.prompts]
+    fitted = with_queue(fitted, reading, first, usual)
+    fitted, _ = with_waits(reading, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:

@@ -11,18 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from steptime.measured.kinds import label_of
 from steptime.numbers import Array
 from steptime.results import Tabular, in_words, unit
 from steptime.units import show
 
 TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
+SPEEDS = ("output_tok_s", "output_tok_s_low", "output_tok_s_high")
+FIGURES = (*TIMES, "ttft_median", *SPEEDS)
+MEASURED = {"tpot": "tpot_s", "ttft": "ttft_s", "ttft_median": "ttft_median_s", "output_tok_s": "output_tok_s"}
+"""The quantities that error tables are made of, and the column of a run that holds each as measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Predictions(Tabular):
-    """Predicted times of runs [s] with 90 % intervals, what binds their decode steps, and the regime each is in.
+    """Predicted times of runs [s] and throughputs [tok/s] with 90 % ranges, what binds, and why a run has none or is in doubt.
 
-    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form. Arrays of shape (runs,).
+    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form. Arrays of shape (runs,), not a
+    number where a kind of run has no such figure.
     """
 
     tpot: Array = field(metadata=unit("s", "time per output token after the first"))
@@ -31,8 +37,15 @@ class Predictions(Tabular):
     ttft: Array = field(metadata=unit("s", "time to first token"))
     ttft_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
     ttft_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
+    ttft_median: Array = field(metadata=unit("s", "median time to first token"))
+    output_tok_s: Array = field(metadata=unit("tok/s", "output tokens of the whole deployment", key="output_tok_s"))
+    output_tok_s_low: Array = field(metadata=unit("tok/s", "lower end of its 90 % interval", key="output_tok_s_low"))
+    output_tok_s_high: Array = field(metadata=unit("tok/s", "upper end of its 90 % interval", key="output_tok_s_high"))
     bound: Array = field(metadata=unit("", "resource that takes the largest part of a decode step"))
     regime: Array = field(metadata=unit("", "decode or mixed"))
+    reason: Array = field(
+        metadata=unit("", "why there is no prediction, or why the run cannot be right or is in doubt; else empty")
+    )
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
 
     def headline(self) -> tuple[str, dict[str, str]]:
@@ -42,12 +55,18 @@ class Predictions(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each run."""
-        return {f"{name}_s": getattr(self, name) for name in TIMES} | {"bound": self.bound, "regime": self.regime}
+        times = {f"{name}_s": getattr(self, name) for name in (*TIMES, "ttft_median")}
+        speeds = {name: getattr(self, name) for name in SPEEDS}
+        return times | speeds | {"bound": self.bound, "regime": self.regime, "reason": self.reason}
 
 
 def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
-    """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage."""
+    """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage.
+
+    Coverage is not a number where no range is stated, its ends not being numbers.
+    """
     off = predicted / measured - 1
+    inside = np.nan if np.isnan(low).all() else np.mean((measured >= low) & (measured <= high))
     return {
         "runs": len(off),
         "median": float(np.median(np.abs(off))),
@@ -55,25 +74,30 @@ def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[s
         "p90": float(np.quantile(np.abs(off), 0.9)),
         "bias": float(np.median(off)),
         "within_25": float(np.mean(np.abs(off) <= 0.25)),
-        "coverage": float(np.mean((measured >= low) & (measured <= high))),
+        "coverage": float(inside),
     }
 
 
-BY = ("model", "system", "engine", "weight_dtype", "concurrency", "bound")
+BY = ("kind", "model", "system", "engine", "weight_dtype", "concurrency", "bound")
 
 
 def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[str, Any]:
-    """Return error tables of all runs with a measured time, and by each of `BY`."""
+    """Return error tables of all runs with a measured and a predicted figure, and by each of `BY`.
+
+    Runs that cannot be right are in none: `Predictions.reason` names them.
+    """
     tables: dict[str, Any] = {}
-    for name in ("tpot", "ttft"):
-        known = np.array([bool(row.get(f"{name}_s")) for row in rows])
+    good, nothing = predictions.reason == "", np.full(len(rows), np.nan)
+    for name in MEASURED:
+        measured = measured_of(rows, name)
+        predicted = getattr(predictions, name)
+        known = good & np.isfinite(measured) & np.isfinite(predicted)
         if not known.any():
             continue
-        measured = np.array([float(row[f"{name}_s"]) if row.get(f"{name}_s") else math.nan for row in rows])
-        columns = [getattr(predictions, key) for key in (name, f"{name}_low", f"{name}_high")]
+        low, high = (getattr(predictions, f"{name}_{end}", nothing) for end in ("low", "high"))
 
-        def of(chosen: Array, measured: Array = measured, columns: list[Array] = columns) -> dict[str, float]:
-            return errors(measured[chosen], *(column[chosen] for column in columns))
+        def of(chosen: Array, columns: tuple[Array, ...] = (measured, predicted, low, high)) -> dict[str, float]:
+            return errors(*(column[chosen] for column in columns))
 
         tables[name] = {"all": of(known), "by": {}}
         for key in BY:
@@ -83,10 +107,29 @@ def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[
     return tables
 
 
+def measured_of(rows: Iterable[Mapping[str, str]], name: str) -> Array:
+    """Return the measured figure of each run, not a number where there is none.
+
+    Output tokens a second follow from tokens in all where only those are told, by the mean lengths of prompts and outputs.
+    """
+    found = np.array([float(row.get(MEASURED[name]) or "nan") for row in rows])
+    if name != "output_tok_s":
+        return found
+    return np.where(np.isnan(found), [_output_share(row) * float(row.get("total_tok_s") or "nan") for row in rows], found)
+
+
+def _output_share(row: Mapping[str, str]) -> float:
+    """Return the share of a run's tokens that are output."""
+    prompt, output = (float(row.get(f"{name}_mean") or row[f"{name}_tokens"]) for name in ("input", "output"))
+    return output / (prompt + output)
+
+
 def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Array:
     if key == "bound":
         return predictions.bound
-    return np.array([row[key] for row in rows], dtype=object)
+    if key == "kind":
+        return np.array([label_of(row) for row in rows], dtype=object)
+    return np.array([row[key].removesuffix(".0") for row in rows], dtype=object)
 
 
 def _order(value: str) -> tuple[float, str]:
@@ -94,9 +137,16 @@ def _order(value: str) -> tuple[float, str]:
 
 
 def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, str]], predictions: Predictions) -> None:
-    """Write id, tpot_s, tpot_low_s, tpot_high_s, ttft_s, ttft_low_s, ttft_high_s, bound of every row as CSV."""
+    """Write a line for every row as CSV: its id and all columns but the regime, nothing where none is known."""
+    found = {name: values for name, values in predictions.columns().items() if name != "regime"}
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["id", *(f"{name}_s" for name in TIMES), "bound"])
-        columns = [map("{:.6g}".format, getattr(predictions, name).tolist()) for name in TIMES]
-        writer.writerows(zip((row["id"] for row in rows), *columns, predictions.bound.tolist(), strict=True))
+        writer.writerow(["id", *found])
+        columns = [values.tolist() if values.dtype == object else _texts(values) for values in found.values()]
+        writer.writerows(zip((row["id"] for row in rows), *columns, strict=True))
+
+
+def _texts(values: Array) -> Iterable[str]:
+    """Write numbers with six figures, and nothing for what is not a number."""
+    texts = map("{:.6g}".format, values.tolist())
+    return ("" if text == "nan" else text for text in texts) if np.isnan(values).any() else texts

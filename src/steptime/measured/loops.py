@@ -2,9 +2,10 @@ r"""Time to first token of benchmark runs: each row a closed loop of C clients t
 
 The simulated queue gives what a request waits for prompts before it and for its own. On top of it comes what no step time
 holds: $a + b I$ seconds before the request is in the queue (HTTP, tokenising $I$ tokens), and $n$ decode steps until its first
-token is seen, $w$ more where attention groups wait until each has a prompt:
+token is seen, $w$ more where attention groups wait until each has a prompt, and $i - 1$ more where the deployment looks for
+what is new every $i$ steps:
 
-$$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1])\, t $$
+$$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1] + i - 1)\, t $$
 
 $Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the four to measured times in their
 logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
@@ -47,19 +48,22 @@ ROUNDS, FEW, MANY = 4, 10, 16  # rounds simulated with MANY clients or more, and
 class Loops:
     """Closed loops, all arrays of one shape: what each waits and how it goes on.
 
-    queued: mean time from the place in the queue to the end of the prompt [s]; step: mean time between tokens [s]; prompt: mean
-    prompt tokens; groups: attention groups.
+    queued, half: mean and median time from the place in the queue to the end of the prompt [s]; step: mean time of a decode
+    step [s]; prompt: mean prompt tokens; groups: attention groups; interval: decode steps between two looks at what is new.
     """
 
     queued: Array
+    half: Array
     step: Array
     prompt: Array
     groups: Array
+    interval: Array
 
-    def ttft(self, constants: Array) -> Array:
-        """Mean time to first token [s] with `constants` in the order of WAIT_NAMES."""
+    def ttft(self, constants: Array, *, median: bool = False) -> Array:
+        """Mean or median time to first token [s] with `constants` in the order of WAIT_NAMES."""
         a, b, n, w = constants
-        seen: Array = a + b * self.prompt + self.queued + (n + w * (self.groups > 1)) * self.step
+        steps = n + w * (self.groups > 1) + self.interval - 1
+        seen: Array = a + b * self.prompt + (self.half if median else self.queued) + steps * self.step
         return seen
 
 
@@ -78,6 +82,9 @@ def closed_loops(
     output_tokens: Array,
     requests: Array,
     spread: Number = 0.0,
+    drafts: int = 0,
+    acceptance: Number = 1.0,
+    interval: Number = 1.0,
     engine: Engine,
     seed: int = 0,
 ) -> Loops:
@@ -92,33 +99,35 @@ def closed_loops(
     table = np.stack([x.ravel() for x in ways], axis=1).astype(np.int64)
     n = len(table)
     inputs, outputs = (np.broadcast_to(np.maximum(x, 2.0), n) for x in (input_tokens, output_tokens))
-    spreads = np.broadcast_to(np.maximum(spread, DRIFT), n)
+    spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
     total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
     kind = kind_of(engine)
-    queued, step, prompt = (np.full(n, np.nan) for _ in range(3))
+    queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
     for chosen, one in _alike(table[:, :4]):
         clients, long = table[chosen, 4], longest.sum(axis=0)
         budget = [budget_of(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
         pace = pace_of(
             model, system, layout=one, engine=engine, max_sequences=int(max(clients)), token_budget=max(budget),
-            contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), check=False,
+            contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), query=drafts + 1, check=False,
         )  # fmt: skip
         for k, tokens in zip(chosen, budget, strict=True):
-            room = kv_room(
-                model, system, layout=one, engine=engine, context=float(inputs[k] + outputs[k] / 2), step_tokens=tokens
-            )
+            context = float(inputs[k] + outputs[k] / 2)
+            room = kv_room(model, system, layout=one, engine=engine, context=context, step_tokens=tokens, drafts=drafts)
             policy = Policy(
                 kind=kind,
                 max_sequences=int(table[k, 4]),
                 token_budget=tokens,
                 kv_tokens=room if room >= long[k] else math.inf,
                 when_full="queue",
+                drafted=drafts,
+                acceptance=float(gained[k]),
             )
-            queued[k], step[k], prompt[k] = _loop(
+            queued[k], half[k], step[k], prompt[k] = _loop(
                 pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed
             )
-    return Loops(queued=queued, step=step, prompt=prompt, groups=table[:, 2])
+    seen = np.broadcast_to(np.asarray(interval, dtype=np.float64), n)
+    return Loops(queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=seen)
 
 
 def _alike(ways: Array) -> Iterator[tuple[Array, Layout]]:
@@ -130,8 +139,8 @@ def _alike(ways: Array) -> Iterator[tuple[Array, Layout]]:
 
 def _loop(
     pace: Pace, policy: Policy, clients: int, lengths: tuple[float, float, float], total: int, seed: int
-) -> tuple[float, float, float]:
-    """Means of one loop: time from the queue to the end of a prompt [s], time between tokens [s], prompt [tokens]."""
+) -> tuple[float, float, float, float]:
+    """Mean and median time of one loop from the queue to the end of a prompt [s]; means of time between tokens [s], prompt."""
     inputs, outputs, spread = lengths
     shape: dict[str, Any] = {"shape": "uniform", "spread": spread}
     n = min(total, clients * (ROUNDS if clients >= MANY else FEW))
@@ -140,14 +149,25 @@ def _loop(
     served = found["status"] == DONE
     weight = served * np.where(np.arange(n) < clients, 1.0, (total - clients) / max(n - clients, 1))
     if not weight.any():
-        return math.nan, math.nan, math.nan
+        return math.nan, math.nan, math.nan, math.nan
     between = (found["finish"] - found["first"]) / np.maximum(found["outputs"] - 1, 1)
     means = (
         np.average(np.where(served, of, 0.0), weights=weight)
         for of in (found["first"] - found["ready"], between, found["inputs"])
     )
     queued, step, prompt = map(float, means)
-    return queued, step, prompt
+    return queued, _weighted_median(found["first"] - found["ready"], weight), step, prompt
+
+
+def _weighted_median(values: Array, weight: Array) -> float:
+    """Median of values that count as often as `weight` says.
+
+    >>> _weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
+    2.0
+    """
+    order = np.argsort(values)
+    sums = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
 def fit(parts: list[Loops], measured: Array, mean: Array = USUAL, deviation: Array = PRIOR_DEVIATIONS) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,14 +12,16 @@ from typing import Any, ClassVar
 
 from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
-from steptime.measured.comparison import Predictions, report
+from steptime.measured.comparison import MEASURED, Predictions, report
+from steptime.measured.kinds import LOOPS, POOLS, kind_of
 from steptime.measured.load_generators import read_files
-from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs
+from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs, unread_columns
 from steptime.measured.validation import engine_of, predict
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.results import Tabular, unit
 
+NAMED = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
 Place = str | os.PathLike[str]
 Runs = Place | Sequence[Place] | Sequence[Mapping[str, Any]]
 TOLD = {
@@ -40,14 +43,24 @@ class Validation(Tabular):
     tpot: Mapping[str, Any] | None = field(
         metadata=unit(
             "",
-            "errors of the time per output token: all, and by model, system, engine, weight_dtype, concurrency, bound; each "
-            "has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), coverage "
-            "(share inside the 90 % interval); null where none was measured",
+            "errors of the time per output token: all, and by kind of run, model, system, engine, weight_dtype, concurrency, "
+            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), "
+            "coverage (share inside the 90 % interval); null where none was measured",
             key="tpot",
         )
     )
     ttft: Mapping[str, Any] | None = field(metadata=unit("", "the same of the time to first token", key="ttft"))
+    ttft_median: Mapping[str, Any] | None = field(
+        default=None, metadata=unit("", "the same of the median time to first token", key="ttft_median")
+    )
+    output_tok_s: Mapping[str, Any] | None = field(
+        default=None, metadata=unit("", "the same of the output tokens a second of the whole deployment", key="output_tok_s")
+    )
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
+    doubtful: tuple[str, ...] = field(
+        default=(), metadata=unit("", "runs that cannot be right, are in doubt or have no prediction, and why: in no table")
+    )
+    unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file that nothing reads"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
 
     @property
@@ -58,29 +71,31 @@ class Validation(Tabular):
     @property
     def tables(self) -> dict[str, Any]:
         """The errors by quantity, of those that were measured."""
-        return {name: found for name, found in (("tpot", self.tpot), ("ttft", self.ttft)) if found is not None}
+        return {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the errors of all runs."""
         title = f"Validation of {self.runs:,} run{'s' * (self.runs != 1)}" + (
             f", {len(self.left_out):,} left out" if self.left_out else ""
         )
-        return title, {name.upper(): _in_words(found["all"]) for name, found in self.tables.items()}
+        figures = {NAMED[name]: _in_words(found["all"]) for name, found in self.tables.items()}
+        if self.doubtful:
+            figures["cannot be right"] = f"{in_runs(len(self.doubtful))}, in no table"
+        return title, figures
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each run: what it was, what was measured, and what is predicted."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         found = {name: [row.get(name, "") for row in self.rows] for name in names}
-        measured = {f"measured_{name}": found.pop(name) for name in ("tpot_s", "ttft_s") if name in found}
+        measured = {f"measured_{name}": found.pop(name) for name in MEASURED.values() if name in found}
         numbers = {name: [float(text) if text else float("nan") for text in texts] for name, texts in measured.items()}
         return found | numbers | {f"predicted_{name}": values for name, values in self.predictions.columns().items()}
 
 
 def _in_words(errors: Mapping[str, float]) -> str:
-    return (
-        f"median error {errors['median']:.1%}, bias {errors['bias']:+.1%}, {errors['within_25']:.0%} within 25 %, "
-        f"{errors['coverage']:.0%} inside the 90 % interval"
-    )
+    text = f"median error {errors['median']:.1%}, bias {errors['bias']:+.1%}, {errors['within_25']:.0%} within 25 %"
+    inside = errors["coverage"]
+    return text if math.isnan(inside) else f"{text}, {inside:.0%} inside the 90 % interval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -159,11 +174,17 @@ def validate(
     return Validation(
         rows=tuple(rows),
         predictions=found,
-        tpot=tables.get("tpot"),
-        ttft=tables.get("ttft"),
+        **{name: tables.get(name) for name in MEASURED},
         simulated=found.simulated,
+        doubtful=tuple(_named(rows, found.reason)),
+        unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
     )
+
+
+def _named(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:
+    """Return the rows that have a reason, by their ids, with it."""
+    return [f"{row['id']}: {reason}" for row, reason in zip(rows, reasons, strict=True) if reason]
 
 
 def calibrate(
@@ -180,7 +201,9 @@ def calibrate(
     `runs`, `skip_bad` and `told` are those of `validate`. prior: the engine to start from, which few runs move little; by
     default that of the runs, or the typical one. The text of the engine file is `toml` of what is returned.
     """
-    rows, problems = _read(runs, told, skip_bad, catalog)
+    read, problems = _read(runs, told, skip_bad, catalog)
+    rows, left = fitting(read, catalog=catalog)
+    problems += left
     ran = {row["engine"] for row in rows}
     before = (
         engine_of(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog) if prior is None else load_engine(prior, catalog)
@@ -188,6 +211,25 @@ def calibrate(
     fitted = calibrated_engine(rows, name=name, prior=before, catalog=catalog)
     source = {"url": "", "date": datetime.date.today().isoformat(), "grade": "measured", "note": _origin(runs, len(rows))}
     return Calibrated(engine=replace(fitted, source=source), prior=before, rows=tuple(rows), left_out=tuple(problems))
+
+
+def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the rows that an engine can be fitted to, and why others cannot.
+
+    Those are closed loops that can be right, with drafts or without; of separate pools, the steps of the pool that decodes,
+    which need the measured throughput. Raises InputError where none is left.
+    """
+    reasons = predict(rows, catalog=catalog, by_simulation=False).reason
+    for i, row in enumerate(rows):
+        kind = kind_of(row)
+        if not reasons[i] and kind == POOLS and not (row.get("tpot_s") and row.get("output_tok_s")):
+            reasons[i] = "not fitted to: its pool decodes as many sequences as tpot_s and output_tok_s say, and it lacks one"
+        elif not reasons[i] and kind not in (*LOOPS, POOLS):
+            reasons[i] = f"not fitted to: a throughput ({kind}) rests on more than a step"
+    left = _named(rows, reasons)
+    if len(left) == len(rows):
+        raise InputError(f"no run to fit to: {left[0]}")
+    return [row for row, reason in zip(rows, reasons, strict=True) if not reason], left
 
 
 def _origin(runs: Runs, count: int) -> str:

@@ -6,13 +6,14 @@ import csv
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from operator import itemgetter
 
 from steptime.catalog.loading import load_system
 from steptime.errors import DataFileError, InputError, did_you_mean, shown
 from steptime.machines.system import System
+from steptime.measured.kinds import LOOPS, POOLS, PREFILL_WAYS, SAID, kind_of, wrong_kind
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.physics.layout import Layout
@@ -24,13 +25,19 @@ AXES = ("tp", "pp", "dp", "ep")
 NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
 COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
 MEASURED = ("ttft_s", "tpot_s")
-LONGEST_SECONDS = {"ttft_s": 1e4, "tpot_s": 10.0}  # that a mean of a run is believed to be; longer ones were milliseconds
+LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}  # that is believed; longer ones were milliseconds
 MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
 SPREAD, REQUESTS = "length_spread", "requests"
-OPTIONAL = ("kv_dtype", *MEANS, SPREAD, REQUESTS)
+RATES = ("output_tok_s", "total_tok_s")  # measured throughputs of the whole deployment
+LIMITS = ("ttft_limit_s", "tpot_limit_s")
+OPTIONAL = ("kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *SAID)
+UNREAD = ("engine_version", "measured", "note", "acceptance_assumed")  # columns that say where a run is from
 LARGEST = 1e8  # of a length, a number of requests or of ways
-POSITIVE = (*MEASURED, *MEANS, REQUESTS)
+QUOTE = "'"
+LARGEST_RATE = 1e12  # tokens a second
+POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
+TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
 
 
 def read_runs(
@@ -50,7 +57,7 @@ def read_runs(
                 raise DataFileError(path, f"has the column {shown(twice)} twice", 1)
             if problem := _wrong_header(header):
                 raise DataFileError(path, problem, 1)
-            header += [name for name in OPTIONAL if name not in header]
+            header += [name for name in CHECKED if name not in header]
             rows, problems = [], []
             for cells in filter(None, reader):
                 row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
@@ -106,23 +113,59 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
     names = lru_cache(maxsize=None)(partial(_wrong_name, system, model))
     cells = lru_cache(maxsize=None)(partial(_wrong_cell, names))
     checked = itemgetter(*CHECKED)
-    return lambda row: _wrong_measure(row) or cells(*checked(row))
+
+    def problem_of(row: Mapping[str, str]) -> str:
+        if problem := _wrong_measure(row) or wrong_kind(row):
+            return problem
+        given, kind = checked(row), kind_of(row)
+        if kind not in LOOPS:
+            given = given if kind == POOLS else _told(given)
+        return cells(*given) or (cells(*_prefill(given, row)) if kind == POOLS else "")
+
+    return problem_of
+
+
+def _told(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cells of a row to check, with 1 for what a scenario says in place of a column."""
+    return tuple("1" if at in TOLD_ELSEWHERE and not text else text for at, text in enumerate(cells))
+
+
+def _prefill(cells: tuple[str, ...], row: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the cells of a row of separate pools with the ways of the pool that reads prompts."""
+    given = dict(zip(CHECKED, cells, strict=True)) | {own: row.get(name) or "1" for name, own in PREFILL_WAYS.items()}
+    return tuple(given[name] for name in CHECKED)
+
+
+def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the columns of rows that nothing reads, with the column that may have been meant.
+
+    >>> unread_columns([{"id": "a", "note": "", "host": "x", "acceptence": "2"}])
+    ['host', 'acceptence (acceptance?)']
+    """
+    known = {*COLUMNS, *MEASURED, *OPTIONAL, *UNREAD}
+    names = dict.fromkeys(name for row in rows for name in row if name not in known and name)
+    near = {name: did_you_mean(name, known, most=1, alike=0.8) for name in names}
+    return [f"{shown(name).strip(QUOTE)} ({near[name][0]}?)" if near[name] else shown(name).strip(QUOTE) for name in names]
 
 
 def _wrong_measure(row: Mapping[str, str]) -> str:
     for name in POSITIVE:
         text = row.get(name)
+        if not text:
+            continue
         try:
-            good = not text or 0 < float(text) < math.inf
+            good = 0 < float(text) < math.inf
         except ValueError:
             good = False
         if not good:
-            return f"{name} must be a {'time' if name in MEASURED else 'number'} greater than 0, not {shown(text)}"
-        if text and name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
+            kind = "time" if name.endswith("_s") and name not in RATES else "number"
+            return f"{name} must be a {kind} greater than 0, not {shown(text)}"
+        if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
             most = LONGEST_SECONDS[name]
             return f"{name} must be at most {most:,.0f} s, not {shown(text)}: times are in seconds, not in milliseconds"
-        if text and name not in MEASURED and float(text) > LARGEST:
-            return f"{name} must be at most {LARGEST:,.0f}, not {shown(text)}"
+        most = LARGEST_RATE if name in RATES else LARGEST
+        if float(text) > most:
+            return f"{name} must be at most {most:,.0f}, not {shown(text)}"
     return _wrong_spread(row.get(SPREAD) or "0")
 
 

@@ -1,26 +1,33 @@
-"""Predicted against measured: predicts TPOT and TTFT of serving runs, and says how far off it is.
+"""Predicted against measured: predicts times and throughput of serving runs of every kind (`kinds`).
 
-A run is a closed loop of `concurrency` requests on one deployment. Its nominal lengths are the longest: benchmarks draw lengths
-evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths reach to both
-sides of their mean, as a share of it. Where means are known they stand in columns of their own. TPOT is a closed form; TTFT
-comes from a simulation of the loop where numba is installed, since the burst at the start is a good part of it, and else from a
-closed form too.
+A closed loop holds `concurrency` requests in flight in the whole deployment. Its nominal lengths are the longest: benchmarks
+draw lengths evenly from a range that ends there, or give all requests the same. `length_spread` tells which: how far lengths
+reach to both sides of their mean, as a share of it. Where means are known they stand in columns of their own. TPOT is a closed
+form; TTFT comes from a simulation of the loop where numba is installed, since the burst at the start is a good part of it, and
+else from a closed form too. Throughput follows from both by Little's law. Separate pools are those of `pools`, scenarios those
+of `highest`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from steptime.catalog.acceptance import curve_of
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
 from steptime.machines.system import System
-from steptime.measured.comparison import Predictions
+from steptime.measured.closed import ClosedLoop, closed_loop
+from steptime.measured.comparison import FIGURES, Predictions
+from steptime.measured.doubts import Doubts
+from steptime.measured.highest import predict_highest
+from steptime.measured.kinds import DRAFTED, LOOPS, POOLS, drafts_of, kind_of
+from steptime.measured.pools import predict_pools
 from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
 from steptime.models.loading import load_model
 from steptime.models.model import Model
@@ -29,7 +36,6 @@ from steptime.physics.cache_format import is_narrow, with_small_cache
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors, regime_of
-from steptime.planning.closed import closed_loop
 
 MOST_SIMULATED = 5000  # rows: a loop takes some milliseconds, a closed form some microseconds
 EACH = 10  # requests of a run for each in flight, unless it tells: what benchmarks send
@@ -38,9 +44,12 @@ MOST_CLIENTS = 100_000  # of a loop that is simulated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs that share model, formats, system and engine, as arrays of shape (runs,); lengths are means.
+    """Measured runs that share model, formats, drafts, system and engine, as arrays of shape (runs,); lengths are means.
 
-    spread: how far lengths reach to both sides of their means, as a share. requests: of the whole run.
+    concurrency and requests (of the whole run) are of one of `replicas`. spread: how far lengths reach to both sides of their
+    means, as a share. drafts: tokens drafted a step; acceptance: tokens that a step yields, not a number where nobody knows.
+    interval: decode steps between two looks at what is new. prompts: whether the same chips read them, or those of a pool of
+    their own.
     """
 
     index: Array
@@ -53,16 +62,32 @@ class Runs:
     output_tokens: Array
     spread: Array
     requests: Array
+    replicas: Array
+    acceptance: Array
+    interval: Array
+    drafts: int = 0
+    prompts: bool = True
+
+    def taken(self, chosen: Array) -> Runs:
+        """Return some of the runs, by their places or as booleans."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        ways = {name: getattr(self.layout, name)[chosen] for name in (*AXES, "microbatches")}
+        arrays = {name: value[chosen] for name, value in found.items() if isinstance(value, np.ndarray)}
+        return Runs(**found | arrays | {"layout": Layout(**ways)})
 
 
 def grouped(
     rows: list[dict[str, str]], *, small_kv: Mapping[str, bool] | None = None, catalog: str | None = None
 ) -> list[Runs]:
-    """Return the rows as groups of runs that share model, formats, system and engine."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+    """Return rows of closed loops as groups of runs that share model, formats, drafts, system and engine.
+
+    Rows of separate pools are runs of the pool that decodes, of as many sequences as Little's law says were in it.
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    named = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
     for position, row in enumerate(rows):
-        key = (row["model"], row["system"], row["engine"], row["weight_dtype"], row["expert_dtype"], row.get("kv_dtype") or "")
-        groups.setdefault(key, []).append(position)
+        of = (*named(row), row.get("kv_dtype") or "", drafts_of(row), not row.get("decode_workers"))
+        groups.setdefault(of, []).append(position)
     columns = _columns(rows)
     systems = {name: load_system(name, catalog) for name in {key[1] for key in groups}}
     return [
@@ -82,13 +107,43 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
         known = [row.get(mean) for row in rows]
         if any(known):
             columns[name] = np.where([bool(text) for text in known], [float(text or 1) for text in known], columns[name])
-    sent = np.array([float(row.get(REQUESTS) or "nan") for row in rows])
-    columns[REQUESTS] = np.where(np.isnan(sent), EACH * columns["concurrency"], sent)
+    told = {name: np.array([float(row.get(name) or "nan") for row in rows]) for name in (REQUESTS, "chips", "stream_interval")}
+    ways = columns["tp"] * columns["pp"] * columns["dp"]
+    columns["replicas"] = np.maximum(1.0, np.floor(np.nan_to_num(told["chips"], nan=1.0) / ways))
+    columns["concurrency"] = np.maximum(1.0, columns["concurrency"] / columns["replicas"])
+    usual = EACH * columns["concurrency"]
+    columns[REQUESTS] = np.where(np.isnan(told[REQUESTS]), usual, told[REQUESTS] / columns["replicas"])
+    if any(row.get("decode_workers") for row in rows):
+        _set_decoding(columns, rows)
+    columns["interval"] = np.nan_to_num(told["stream_interval"], nan=1.0)
+    columns["acceptance"] = np.array([float(row.get("acceptance") or "nan") for row in rows])
     return columns
 
 
+def _set_decoding(columns: dict[str, Array], rows: list[dict[str, str]]) -> None:
+    """Set concurrency and replicas of rows of separate pools to those of the pool that decodes: $N = X t$."""
+    speed, tpot, workers = (
+        np.array([float(row.get(name) or "nan") for row in rows]) for name in ("output_tok_s", "tpot_s", "decode_workers")
+    )
+    pools = np.isfinite(workers)
+    columns["replicas"] = np.where(pools, workers, columns["replicas"])
+    decoding = np.maximum(1.0, speed * tpot / workers)
+    columns["concurrency"] = np.where(pools, decoding, columns["concurrency"])
+
+
+def acceptance_of(model: Model, drafts: int, told: Array) -> Array:
+    """Return the tokens that a step of `drafts` yields: as told, or as measured of the model's own layers that draft.
+
+    Not a number where neither is known.
+    """
+    if not drafts:
+        return np.ones_like(told)
+    tokens = curve_of(model.name).tokens if model.draft else ()
+    return np.where(np.isnan(told), tokens[drafts - 1] if drafts <= len(tokens) else np.nan, told)
+
+
 def _runs(
-    key: tuple[str, ...],
+    key: tuple[Any, ...],
     columns: Mapping[str, Array],
     index: Array,
     system: System,
@@ -96,7 +151,7 @@ def _runs(
     catalog: str | None,
 ) -> Runs:
     """Return one group; unless the rows name a format, its KV cache is in 8 bits where the engine keeps it so (`served`)."""
-    name, _, engine, weights, experts, kv = key
+    name, _, engine, weights, experts, kv, drafts, prompts = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
@@ -112,12 +167,17 @@ def _runs(
         output_tokens=columns["output_tokens"],
         spread=columns[SPREAD],
         requests=columns[REQUESTS],
+        replicas=columns["replicas"],
+        acceptance=acceptance_of(model, drafts, columns["acceptance"]),
+        interval=columns["interval"],
+        drafts=drafts,
+        prompts=prompts,
     )
 
 
-def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
-    """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
-    tpot, ttft, decode = closed_loop(
+def closed_of(runs: Runs, engine: Engine) -> ClosedLoop:
+    """Return the closed loops of a group in closed form; constants of the engine may be arrays of shape (n, 1)."""
+    return closed_loop(
         runs.model,
         runs.system,
         layout=runs.layout,
@@ -126,9 +186,18 @@ def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array
         output_tokens=runs.output_tokens,
         spread=runs.spread,
         starting=np.minimum(1.0, runs.concurrency / runs.requests),
+        drafts=runs.drafts,
+        acceptance=runs.acceptance,
+        interval=runs.interval,
+        prompts=runs.prompts,
         engine=engine,
     )
-    return np.asarray(tpot), np.asarray(ttft), decode.bound, regime_of(1 - decode.total / tpot)
+
+
+def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
+    """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
+    found = closed_of(runs, engine)
+    return found.tpot, found.ttft, found.decode.bound, regime_of(1 - found.own)
 
 
 def can_simulate() -> bool:
@@ -149,16 +218,24 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
         output_tokens=runs.output_tokens,
         spread=runs.spread,
         requests=runs.requests,
+        drafts=runs.drafts,
+        acceptance=np.where(np.isnan(runs.acceptance), 1.0, runs.acceptance),
+        interval=runs.interval,
         engine=engine,
     )
 
 
 def first_tokens(runs: Runs, engine: Engine) -> Array:
     """Return mean TTFT [s] of a group by simulation."""
+    return _simulated(runs, engine)[0]
+
+
+def _simulated(runs: Runs, engine: Engine) -> tuple[Array, Array]:
+    """Return mean and median TTFT [s] of a group by simulation."""
     from steptime.measured.loops import constants_of
 
-    ttft: Array = loops_of(runs, engine).ttft(constants_of(engine))
-    return ttft
+    loops, constants = loops_of(runs, engine), constants_of(engine)
+    return loops.ttft(constants), loops.ttft(constants, median=True)
 
 
 def engine_of(name: str, *, given: Engine | None = None, catalog: str | None = None) -> Engine:
@@ -181,18 +258,56 @@ def predict(
     """
     names = sorted({row["engine"] for row in rows})
     engines = {name: engine_of(name, given=engine, catalog=catalog) for name in names}
-    small = {name: bool(engines[name].room.small_kv) for name in names}
-    out = {key: np.empty(len(rows)) for key in ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")}
-    labels = {key: np.empty(len(rows), dtype=object) for key in ("bound", "regime")}
+    kinds = np.array([kind_of(row) for row in rows])
+    out: dict[str, Any] = {key: np.full(len(rows), np.nan) for key in FIGURES}
+    out |= {key: np.full(len(rows), "", dtype=object) for key in ("bound", "regime", "reason")}
     simulated = can_simulate() and len(rows) <= MOST_SIMULATED if by_simulation is None else by_simulation
-    for runs in grouped(rows, small_kv=small, catalog=catalog):
-        of = engines[runs.engine]
-        tpot, ttft, bound, regime = predict_runs(runs, of)
-        if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
-            ttft = first_tokens(runs, of)
-        out["tpot"][runs.index], out["ttft"][runs.index] = tpot, ttft
-        labels["bound"][runs.index], labels["regime"][runs.index] = bound, regime
-        for name, value in (("tpot", tpot), ("ttft", ttft)):
-            low, high = factors(of, name, regime, system=runs.system)
-            out[f"{name}_low"][runs.index], out[f"{name}_high"][runs.index] = value * low, value * high
-    return Predictions(**out, **labels, simulated=simulated)
+    doubts = Doubts(rows)
+    for of, predicted in ((POOLS, predict_pools), (None, predict_highest)):
+        others = np.flatnonzero(kinds == of if of else ~np.isin(kinds, (*LOOPS, POOLS)))
+        if len(others):
+            for key, values in predicted([rows[i] for i in others], engines, catalog=catalog).items():
+                out[key][others] = values
+    loops = np.flatnonzero(np.isin(kinds, LOOPS))
+    small = {name: bool(engines[name].room.small_kv) for name in names}
+    for runs in grouped([rows[i] for i in loops], small_kv=small, catalog=catalog) if len(loops) else ():
+        for key, values in _predicted(runs, engines[runs.engine], simulated).items():
+            out[key][loops[runs.index]] = values
+        doubts.look(runs, loops[runs.index], out["tpot"][loops[runs.index]], engines[runs.engine])
+    for i in np.flatnonzero(kinds == DRAFTED):
+        if not drafts_of(rows[i]) or not np.isfinite(out["tpot"][i]):
+            out["reason"][i] = _unknown_drafts(rows[i])
+            for key in FIGURES:
+                out[key][i] = np.nan
+    out["reason"] = np.where(out["reason"] == "", doubts.reasons(), out["reason"])
+    return Predictions(**out, simulated=simulated)
+
+
+def _unknown_drafts(row: Mapping[str, str]) -> str:
+    """Say why a drafted run has no prediction."""
+    if not drafts_of(row):
+        return f"no prediction: spec is {row['spec']}, and drafted does not tell how many tokens a step"
+    return f"no prediction: how many of {drafts_of(row)} drafts the model accepts was not measured; acceptance tells"
+
+
+def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
+    """Return the figures of a group of closed loops by the name that `Predictions` has for them."""
+    loop, unknown = closed_of(runs, engine), np.isnan(runs.acceptance)
+    regime = regime_of(1 - loop.own)
+    ttft, median = loop.ttft, loop.ttft_median
+    if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
+        ttft, median = (np.where(unknown, np.nan, times) for times in _simulated(runs, engine))
+    lasting = ttft + (runs.output_tokens - 1) * loop.tpot
+    speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
+    found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
+    return found | spans(found, engine, regime, runs.system) | {"bound": loop.decode.bound, "regime": regime}
+
+
+def spans(found: Mapping[str, Array], engine: Engine, regime: Array | str, system: System) -> dict[str, Array]:
+    """Return the ends of 90 % ranges of times and throughput, by name: throughput is as sure as the time per token."""
+    ends: dict[str, Array] = {}
+    for name in ("tpot", "ttft"):
+        low, high = factors(engine, name, regime, system=system)
+        ends |= {f"{name}_low": found[name] * low, f"{name}_high": found[name] * high}
+    low, high = factors(engine, "tpot", regime, system=system)
+    return ends | {"output_tok_s_low": found["output_tok_s"] / high, "output_tok_s_high": found["output_tok_s"] / low}

@@ -17,7 +17,11 @@ def validate(
     told: Told,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
     predictions: Annotated[
-        str | None, typer.Option(metavar="OUT.csv", help="Write predicted times with 90 % intervals of every row.")
+        str | None,
+        typer.Option(
+            metavar="OUT.csv",
+            help="Write predicted times and throughput with 90 % intervals of every row, and why one has none.",
+        ),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="Predict every row with this engine instead of its own (ideal: the bound).")
@@ -48,7 +52,7 @@ def validate(
         existed = os.path.exists(predictions)
         with writing(predictions):
             write_predictions(predictions, found.rows, found.predictions)
-        wrote(predictions, f"times of {found.runs:,} runs in s, with 90 % ranges", replaced=existed)
+        wrote(predictions, f"times of {found.runs:,} runs in s and tok/s, with 90 % ranges", replaced=existed)
     if csv is not None:
         write_csv(csv, found)
     if json:
@@ -56,5 +60,8 @@ def validate(
         return
     console = console_of()
     show(
-        validation_view(list(found.rows), found.predictions, found.tables, list(found.left_out), console.width), console=console
+        validation_view(
+            list(found.rows), found.predictions, found.tables, list(found.left_out), console.width, unread=found.unread
+        ),
+        console=console,
     )

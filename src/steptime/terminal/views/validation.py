@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
 from steptime.measured.comparison import Predictions
+from steptime.measured.doubts import DOUBTFUL, WRONG
+from steptime.measured.outcomes import NAMED
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
 from steptime.measured.validation import MOST_SIMULATED
 from steptime.physics.constants import WAIT_NAMES
@@ -22,6 +25,13 @@ MILLISECOND = 1e-3  # s
 FIGURES = 63  # columns that the figures of an error table take
 FEW = 50  # runs below which the ranges are those of the engine that was fitted from
 GOING = (1, 3, 4, 5, 6, 7)  # columns of an error table in the order in which they are left out
+FEW_NAMED = 8  # runs in doubt that are named one by one
+QUANTITIES = {
+    "tpot": "Time per output token",
+    "ttft": "Time to first token",
+    "ttft_median": "Median time to first token",
+    "output_tok_s": "Output tokens a second",
+}
 HEADINGS = ("Runs", "Median", "Mean", "p90", "Bias", "<25 %", "Covered")
 MEANINGS = {
     "id": "any name, kept in the output",
@@ -30,8 +40,8 @@ MEANINGS = {
     "engine": "vllm, sglang, trtllm, or another",
     "input_tokens": "prompt tokens: of the longest, where lengths are drawn",
     "output_tokens": "output tokens: of the longest, where lengths are drawn",
-    "concurrency": "requests in flight in the whole deployment",
-    "tp": "tensor parallel ways",
+    "concurrency": "requests in flight in the whole deployment; under a scenario empty, or the most of a replica",
+    "tp": "tensor parallel ways; under a scenario empty where they are not known",
     "pp": "pipeline stages",
     "dp": "attention groups; tp x pp x dp chips in all",
     "ep": "expert parallel ways",
@@ -46,6 +56,23 @@ MEANINGS = {
     "requests": "of the whole run; where not given, ten for each in flight",
     "length_spread": "how far lengths reach to both sides of their mean, as a share; where not given, 1/9 (drawn from 0.8 to 1 "
     "of the longest) if the id begins with a date or holds cfg, as in the public set, and else 0 (all alike)",
+    "ttft_median_s": "measured median time to first token [s]",
+    "output_tok_s": "measured output tokens a second of the whole deployment",
+    "total_tok_s": "measured input and output tokens a second, where output_tok_s is not known",
+    "ttft_limit_s": "of Server and Interactive: time to first token that 99 % of requests keep [s]",
+    "tpot_limit_s": "of Server and Interactive: time per output token that 99 % of requests keep [s]",
+    "scenario": "Offline (all requests at once), Server or Interactive (Poisson arrivals within limits)",
+    "part": "ix_aggregated, ix_mtp, ix_disaggregated, mlperf or trt_max: the highest throughput at any concurrency",
+    "spec": "none or a method of drafting; without the column a run is plain, unless it looks like a drafted one",
+    "acceptance": "tokens that a step yields; where not given, as measured of the model's own layers",
+    "drafted": "tokens drafted a step; where not given, none",
+    "decode_workers": "of separate pools: replicas of tp, dp, ep that decode",
+    "prefill_workers": "of separate pools: replicas that read prompts",
+    "prefill_tp": "of those, tensor parallel ways",
+    "prefill_dp": "of those, attention groups; 1 where not given",
+    "prefill_ep": "of those, expert parallel ways; 1 where not given",
+    "chips": "of the whole deployment; where not given, those of one replica",
+    "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; usually 1",
 }
 
 
@@ -64,17 +91,22 @@ def _why_closed(rows: int) -> str:
 
 
 def validation_view(
-    rows: list[dict[str, str]], predictions: Predictions, tables: Mapping[str, Any], problems: list[str], width: int
+    rows: list[dict[str, str]],
+    predictions: Predictions,
+    tables: Mapping[str, Any],
+    problems: list[str],
+    width: int,
+    *,
+    unread: Sequence[str] = (),
 ) -> RenderableType:
-    """Return error tables and a scatter picture."""
+    """Return error tables, a scatter picture, and what was left out of them."""
     parts: list[RenderableType] = []
     room = max(12, width - FIGURES)  # for labels
-    names = {"tpot": "Time per output token", "ttft": "Time to first token"}
     for name, found in tables.items():
         shown = table(
             "",
             *HEADINGS,
-            title=f"{names[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
+            title=f"{QUANTITIES[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
             numbers=range(1, 8),
             first_to_go=GOING,
         )
@@ -88,18 +120,42 @@ def validation_view(
                     shown.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
         parts.append(shown)
     if "tpot" in tables:
-        known = [i for i, row in enumerate(rows) if row.get("tpot_s")]
+        known = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
         measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in known]
         parts.append(scatter_plot(measured, predictions.tpot[known] / MILLISECOND, width))
     if "ttft" in tables and not predictions.simulated:
         parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
-    named = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
-    if named and parts:
+    drawn = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
+    if drawn and parts:
         parts.append(
-            Text(f"{named:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
+            Text(f"{drawn:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
         )
-    parts += [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
-    return Group(*parts) if parts else Text("No row has a measured time; --predictions writes what is predicted.")
+    if not parts:
+        parts.append(Text("No row has a measured time; --predictions writes what is predicted."))
+    if unread:
+        parts.append(Text(f"Columns that are not read: {', '.join(unread)}."))
+    named = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
+    parts += [Text.assemble(("In no table: ", "yellow"), line) for line in _in_few_lines(named)]
+    if len(named) > FEW_NAMED:
+        parts.append(Text("--predictions OUT.csv gives the reason of each."))
+    return Group(*parts, *(Text.assemble(("Left out: ", "yellow"), problem) for problem in problems))
+
+
+def _in_few_lines(lines: Sequence[str]) -> list[str]:
+    """Return lines "run: reason", or where they are many, how many runs have each kind of reason, and the first of them.
+
+    >>> _in_few_lines(["a: bad"]), _in_few_lines([f"{n}: too fast: {n} ms" for n in range(9)])
+    (['a: bad'], ['9 runs: too fast; the first is 0'])
+    """
+    if len(lines) <= FEW_NAMED:
+        return list(lines)
+    kinds: dict[str, list[str]] = {}
+    for line in lines:
+        name, _, reason = line.partition(": ")
+        sure = next((words for words in (WRONG, DOUBTFUL) if reason.startswith(words)), "")
+        told = reason.removeprefix(sure).split(":")[0].split(",")[0]
+        kinds.setdefault(sure + told, []).append(name)
+    return [f"{counted(len(names), 'run')}: {kind}; the first is {names[0]}" for kind, names in kinds.items()]
 
 
 def _cells(errors: Mapping[str, float]) -> list[str]:
@@ -107,7 +163,8 @@ def _cells(errors: Mapping[str, float]) -> list[str]:
         f"{errors['runs']:,}",
         *(percent(errors[key]) for key in ("median", "mean", "p90")),
         percent(errors["bias"], "+"),
-        *(f"{errors[key]:.0%}" for key in ("within_25", "coverage")),
+        f"{errors['within_25']:.0%}",
+        "" if math.isnan(errors["coverage"]) else f"{errors['coverage']:.0%}",
     ]
 
 
@@ -134,10 +191,10 @@ def calibration_view(
     errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
     for engine, found in tables.items():
         for quantity, of_all in found.items():
-            errors.add_row(f"{quantity.upper()}, {engine}", *_cells(of_all["all"]))
+            errors.add_row(f"{NAMED[quantity]}, {engine}", *_cells(of_all["all"]))
     few = []
     if runs < FEW:
         told = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
         few = [f"{told}: most constants stay near {before.name}'s, and the ranges are {before.name}'s"]
-    left = [Text.assemble(("Left out: ", "yellow"), problem) for problem in problems]
+    left = [Text.assemble(("Left out: ", "yellow"), line) for line in _in_few_lines(problems)]
     return Group(*notes(few), shown, errors, *left)

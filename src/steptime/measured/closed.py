@@ -1,0 +1,111 @@
+r"""Closed loops in closed form: as many requests in flight as there are clients, with drafts and without.
+
+Every request that ends is followed by another, so that $C$ of them with $O$ tokens each bring $C/O$ prompts for each token of
+all, whose prefill $P$ delays all who decode. A step of $k$ drafts yields $a$ tokens of each sequence in the mean:
+
+$$ t = t_{step} / a + (C/O) P $$
+
+An engine that reads prompts first starts the requests of a burst together, and they end together unless their lengths differ:
+of the share $\omega = CP / (CP + s O t_{step} / a)$ that stays together, half of the prefill is waited for before the first
+token. $s$ is how far lengths reach to both sides of their means, at least `DRIFT`. Of the $C$ requests, those run whose caches
+fit in memory; the others wait for a seat, and their wait is part of the first token.
+
+A pool that only decodes has no prompts of its own: $t = t_{step} / a$.
+
+Source: conservation of requests (Little's law), lecture section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.machines.system import System
+from steptime.models.model import Model
+from steptime.numbers import Array, Number
+from steptime.physics.drafts import drafted_sequences, drafted_step
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
+from steptime.physics.step import Step
+from steptime.planning.closed import DRIFT, STARTING, STEP_TOKENS, closed_ttft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """Times of closed loops: arrays of one shape.
+
+    tpot, ttft, ttft_median [s]: mean time per token, mean and median first token; running: sequences that have a seat; decode:
+    their step; own: share of `tpot` that is a sequence's own steps.
+    """
+
+    tpot: Array
+    ttft: Array
+    ttft_median: Array
+    running: Array
+    decode: Step
+    own: Array
+
+
+def running_of(
+    model: Model, system: System, *, context: Number, layout: Layout, engine: Engine, wanted: Number, drafts: int = 0
+) -> Number:
+    """Return how many of the `wanted` sequences [per replica] run at once: as many as have room for `context` [tokens].
+
+    Where this count leaves room for none, all of them run: the run was made, so that its server found room.
+    """
+    fit = drafted_sequences(
+        model, system, context=context, drafts=drafts, layout=layout, engine=engine, step_tokens=STEP_TOKENS
+    )
+    return np.where(fit >= 1, np.minimum(wanted, np.maximum(fit, 1)), wanted)
+
+
+def closed_loop(
+    model: Model,
+    system: System,
+    *,
+    layout: Layout,
+    concurrency: Number,
+    input_tokens: Number,
+    output_tokens: Number,
+    spread: Number = 0.0,
+    starting: Number = STARTING,
+    drafts: int = 0,
+    acceptance: Number = 1.0,
+    interval: Number = 1.0,
+    prompts: bool = True,
+    engine: Engine,
+) -> ClosedLoop:
+    """Return the times of closed loops of `concurrency` requests in one replica; numbers are arrays that broadcast.
+
+    starting: share of the requests of the whole loop that come together at its start; half of the burst is the wait of the mean
+    one, and no median one is among them. drafts [tokens a step] and acceptance [tokens that a step yields]. interval [decode
+    steps] between two looks at what is new: a first token is seen `interval - 1` steps later. prompts: whether the same chips
+    read them; a pool that only decodes has no first tokens.
+    """
+    context = input_tokens + output_tokens / 2
+    running = running_of(model, system, context=context, layout=layout, engine=engine, wanted=concurrency, drafts=drafts)
+    decode = drafted_step(model, system, drafts=drafts, batch=running, context=context, layout=layout, engine=engine)
+    own = decode.total / acceptance
+    if not prompts:
+        nothing = np.full_like(own, np.nan)
+        return ClosedLoop(
+            tpot=own, ttft=nothing, ttft_median=nothing, running=np.asarray(running), decode=decode, own=np.ones_like(own)
+        )
+    read = drafted_step(model, system, drafts=drafts, prompts=layout.dp, tokens=input_tokens, layout=layout, engine=engine)
+    prefill = read.total
+    burst, decoding = running / layout.dp * prefill, output_tokens * own
+    together = engine.scheduler.prefill_first * burst / (burst + np.maximum(spread, DRIFT) * decoding)
+    tpot = own + burst / output_tokens * (1 - together / 2)
+    busy = burst / (burst + decoding)
+    median = decode.total / 2 + prefill * (1 + busy) + together * burst / 2
+    mean = median + (1 - together) * starting * burst / 2
+    later = (concurrency - running) / running * output_tokens * tpot + (interval - 1) * decode.total
+    return ClosedLoop(
+        tpot=tpot,
+        ttft=np.asarray(closed_ttft(mean, engine) + later),
+        ttft_median=np.asarray(closed_ttft(median, engine) + later),
+        running=np.asarray(running),
+        decode=decode,
+        own=own / tpot,
+    )

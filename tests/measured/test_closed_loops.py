@@ -1,0 +1,93 @@
+"""Closed loops in closed form: with drafts, over replicas, and what is seen of first tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steptime.measured import validation as validate
+from steptime.measured.validation import closed_of, grouped, predict
+from steptime.physics.drafts import drafted_step
+from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.layout import Layout
+from steptime.planning.closed import closed_loop
+from tests.measured.rows import deepseek, plain
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_without_drafts_a_loop_is_the_one_of_plans(engine):
+    (runs,) = grouped([deepseek(concurrency=str(c)) for c in (1, 64, 4096)])
+    found = closed_of(runs, load_engine(engine))
+    tpot, ttft, decode = closed_loop(
+        runs.model, runs.system, layout=runs.layout, concurrency=runs.concurrency, input_tokens=runs.input_tokens,
+        output_tokens=runs.output_tokens, spread=runs.spread, starting=runs.concurrency / runs.requests,
+        engine=load_engine(engine),
+    )  # fmt: skip
+    assert found.tpot == pytest.approx(tpot)
+    assert found.ttft == pytest.approx(ttft)
+    assert found.decode.total == pytest.approx(decode.total)
+
+
+def test_a_drafted_step_is_shared_by_the_tokens_that_it_yields():
+    """One client: O tokens take O / a steps of verification and drafts, and its prompt once."""
+    (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3")])
+    given = {"drafts": 2, "layout": Layout(tp=8), "engine": IDEAL}
+    step = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, **given).total
+    read = drafted_step(runs.model, runs.system, prompts=1, tokens=1024, **given).total
+    assert closed_of(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + read / 1024)
+
+
+def test_the_acceptance_of_a_models_own_layers_stands_where_a_run_tells_none():
+    """DeepSeek's layer yields 1.85 tokens with one draft, as its report says."""
+    own, told = predict([deepseek(drafted="1"), deepseek(drafted="1", acceptance="1.85")], by_simulation=False).tpot
+    assert own == pytest.approx(told)
+
+
+def test_a_pool_that_only_decodes_has_no_prompts_in_its_steps():
+    """As many sequences as Little's law says: 2 replicas at 3200 tok/s and 10 ms hold 16 each."""
+    pools = {"decode_workers": "2", "prefill_workers": "1", "prefill_tp": "8", "output_tok_s": "3200", "tpot_s": "0.01"}
+    (runs,) = grouped([deepseek(concurrency="64", **pools)])
+    found = closed_of(runs, IDEAL)
+    step = drafted_step(runs.model, runs.system, batch=16, context=1536, layout=Layout(tp=8), engine=IDEAL)
+    assert found.tpot[0] == pytest.approx(step.total)
+    assert np.isnan(found.ttft[0])
+
+
+def test_replicas_share_the_clients():
+    found = predict([plain(concurrency="16"), plain(concurrency="32", chips="2")], by_simulation=False).columns()
+    for name in ("tpot_s", "ttft_s", "ttft_median_s"):
+        assert found[name][0] == pytest.approx(found[name][1])
+    assert found["output_tok_s"][1] == pytest.approx(2 * found["output_tok_s"][0])
+
+
+def test_throughput_is_littles_law():
+    found = predict([plain(concurrency="16")], by_simulation=False)
+    assert found.output_tok_s[0] == pytest.approx(16 * 256 / (found.ttft[0] + 255 * found.tpot[0]))
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_first_tokens_come_an_interval_later(simulated):
+    """A server that looks for what is new every 11 steps shows first tokens ten steps later."""
+    if simulated and not validate.can_simulate():
+        pytest.skip("the simulator needs the extra 'simulate'")
+    rows = [plain(concurrency="1"), plain(concurrency="1", stream_interval="11")]
+    found = predict(rows, engine=IDEAL, by_simulation=simulated)
+    (runs,) = grouped(rows[:1])
+    step = closed_of(runs, IDEAL).decode.total[0]
+    assert found.tpot[0] == found.tpot[1]
+    for ttft in (found.ttft, found.ttft_median):
+        assert ttft[1] - ttft[0] == pytest.approx(10 * step, rel=0.02)
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_the_burst_at_the_start_is_in_the_mean_and_not_in_the_median():
+    found = predict([plain(concurrency="128", length_spread="0.3")])
+    assert found.ttft[0] > 1.2 * found.ttft_median[0]
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_drafted_loops_are_simulated_with_their_drafts():
+    """Tokens of a simulated loop of one client come as fast as those of the closed form but for prompts."""
+    (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])
+    loops = validate.loops_of(runs, IDEAL)
+    assert loops.step[0] == pytest.approx(closed_of(runs, IDEAL).decode.total[0], rel=0.02)
