@@ -45,6 +45,8 @@ def broken(seed, count):
             continue
         if not in_ranges(plan):
             found.append(f"{number} {asked}: a range without its figure")
+        if any(pool.memory.used > pool.memory.capacity for pool in plan.pools):
+            found.append(f"{number} {asked}: {plan.layout_text} does not fit")
         system = st.load_system(asked.system)
         path = str(draw.choice([path for path in BETTER if path == "chip.peak" or path in settable(system)]))
         changes = {
