@@ -32,7 +32,7 @@ from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.seating import Seating, seated
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
 
-CONTENDERS = 64  # candidates that are looked at again
+CONTENDERS = 256  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 BELOW = 4.0  # and how far below it at first, since a search knows less well how loaded a pool is
