@@ -1,4 +1,7 @@
-"""Fits the shipped engines to measured runs and writes them and docs/validation.md: `python docs/fit_engines.py RUNS.csv`."""
+"""Fits the shipped engines to measured runs and writes them and docs/validation.md: `python docs/fit_engines.py RUNS.csv ...`.
+
+Of the files, closed loops and separate pools without drafts are fitted, without rows that cannot be right.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.measured.calibration import Calibration, engine_file, fit_all
+from steptime.measured.calibration import engine_file
+from steptime.measured.kinds import LOOPS, kind_of
+from steptime.measured.leaving_out import Calibration, fit_all
 from steptime.measured.runs import MEASURED, read_runs
-from steptime.measured.validation import grouped, predict_runs
+from steptime.measured.validation import grouped, predict, predict_runs
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL
 from steptime.physics.uncertainty import REGIMES, factors
@@ -19,6 +24,7 @@ from steptime.physics.uncertainty import REGIMES, factors
 HERE = Path(__file__).parent
 ENGINES = HERE.parent / "src" / "steptime" / "data" / "engines"
 URL = "https://github.com/ai-dynamo/aiconfigurator"
+MORE = "https://github.com/SemiAnalysisAI/InferenceX"
 TITLES = {
     "vllm": "vLLM 0.12 to 0.19",
     "sglang": "SGLang 0.5",
@@ -72,7 +78,8 @@ def insides(errors: Number, quantity: str, engine: Number, found: Calibration) -
 def table(title: str, errors: Number, inside: Number, labels: list[str]) -> list[str]:
     """Return a table of errors by label, under a heading."""
     of, every = np.array(labels, dtype=object), np.ones(len(labels), dtype=bool)
-    names = sorted(set(labels), key=lambda label: (float(label), "") if label.isdigit() else (math.inf, label))
+    known = {label for label, error in zip(labels, errors, strict=True) if np.isfinite(error)}
+    names = sorted(known, key=lambda label: (float(label), "") if label.isdigit() else (math.inf, label))
     lines = [f"### By {title}", "", HEAD]
     return [*lines, *(f"| {name} | {figures(errors, inside, every & (of == name))} |" for name in names), ""]
 
@@ -112,16 +119,19 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
     lines = [
         "# Predictions against measurements",
         "",
-        f"{len(rows):,} public serving runs (closed loop, one engine on one node or rack, aggregated), from",
-        f"[AIConfigurator's sample]({URL}). Errors are |predicted / measured - 1|, bias is its median with its sign.",
-        "*Left out*: constants fitted anew without the run's whole model-system pair, in every engine. *Inside 90 %*: measured",
-        "values inside the interval that the engine states. Written by `docs/fit_engines.py`, with the engine files.",
+        f"{len(rows):,} public serving runs: closed loops without drafts on a node or rack, and pools that decode alone, from",
+        f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}),",
+        "without those that `steptime validate` names as wrong or in doubt. Errors are |predicted / measured - 1|, bias is its",
+        "median with its sign. *Left out*: constants fitted anew without the run's whole model, or its whole system, in every",
+        "engine. *Inside 90 %*: measured values inside the interval that the engine states, which is made of both. Written by",
+        "`docs/fit_engines.py`, with the engine files.",
         "",
     ]
     quantities = (
-        ("Time per output token, left out", found.left_out, "tpot"),
+        ("Time per output token, whole models left out", found.left_out["model"], "tpot"),
+        ("Time per output token, whole systems left out", found.left_out["system"], "tpot"),
         ("Time per output token, fitted", found.fitted, "tpot"),
-        ("Time to first token of simulated closed loops, left out", found.left_out_ttft, "ttft"),
+        ("Time to first token of simulated closed loops, whole models left out", found.left_out_ttft, "ttft"),
     )
     for title, errors, name in quantities:
         inside = insides(errors, name, engine, found)
@@ -141,15 +151,23 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
         spans = [factors(one, quantity, regime) for quantity in ("tpot", "ttft") for regime in REGIMES]
         lines.append(f"| {name} | " + " | ".join(f"{float(low):.2f} to {float(high):.2f}" for low, high in spans) + " |")
     lines += ["", "## The ten worst rows, and why", "", "| id | measured | predicted, left out | why |", "|---|---:|---:|---|"]
-    for i, why in reasons(rows, found.left_out, found.left_out_ttft).items():
+    errors = found.left_out["model"]
+    for i, why in reasons(rows, errors, found.left_out_ttft).items():
         measured = 1e3 * float(rows[i]["tpot_s"])
-        lines.append(f"| {rows[i]['id']} | {measured:.1f} ms | {measured * np.exp(found.left_out[i]):.1f} ms | {why} |")
+        lines.append(f"| {rows[i]['id']} | {measured:.1f} ms | {measured * np.exp(errors[i]):.1f} ms | {why} |")
     return "\n".join([*lines, "", NOT_MODELLED])
+
+
+def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows that are fitted: closed loops and pools without drafts, with a time per token, none of them in doubt."""
+    plain = [row for row in rows if kind_of(row) == LOOPS[0] and row.get("tpot_s")]
+    reasons_ = predict(plain, by_simulation=False).reason
+    return [row for row, reason in zip(plain, reasons_, strict=True) if not reason]
 
 
 def main() -> None:
     """Fit, write the engines and the page."""
-    rows, _ = read_runs(sys.argv[1])
+    rows = fitted_rows([row for path in sys.argv[1:] for row in read_runs(path)[0]])
     found = fit_all(rows)
     ENGINES.mkdir(exist_ok=True)
     for name, engine in found.engines.items():

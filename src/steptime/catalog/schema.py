@@ -80,7 +80,7 @@ class ChipEntry(_Thing):
     peak: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4"], Entry]
     memory: list[MemoryEntry] = Field(min_length=1)
     power: dict[Literal["tdp", "whole", "all_in"], Entry] = {}
-    reached: dict[Literal["memory", "compute"], Entry] = {}
+    reached: dict[Literal["memory", "compute", "software"], Entry] = {}
 
 
 class DomainEntry(_Strict):

@@ -41,7 +41,8 @@ class MemoryTier:
 class Chip(Result):
     """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first.
 
-    reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach.
+    reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach, and
+    of the speed that engines would have by their constants, what their "software" for this chip reaches.
     """
 
     name: str

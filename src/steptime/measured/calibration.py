@@ -3,12 +3,12 @@ r"""Measured runs to an engine file: fits an engine's physical constants, with t
 The constants are fitted in their logarithms by least squares with a robust loss, to the logarithms of measured TPOT, each
 with a prior: what is usual, and how far engines depart from it. `fit_all` fits one typical engine to all runs first, which is
 the prior of each engine; a user's own few runs take a shipped engine as theirs. The 90 % interval is that of errors on runs
-that were left out with their whole model-system pair, so that it holds for what was not seen.
+that were left out with their whole model, and with their whole system, so that it holds for what was not seen. Structure and
+priors are those that err least on such runs: engines differ little once a model is new, so that their priors are narrow.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,15 +19,19 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime.measured.runs import in_runs
-from steptime.measured.validation import Runs, can_simulate, engine_of, first_tokens, grouped, loops_of, predict_runs
+from steptime.measured.validation import Runs, can_simulate, engine_of, grouped, loops_of, predict_runs
 from steptime.numbers import Array
 from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, WAIT_NAMES
-from steptime.physics.engine import TYPICAL, Engine, constant, named, with_constants
+from steptime.physics.engine import Engine, constant, named, with_constants
 from steptime.physics.uncertainty import REGIMES, with_variances
 
-NOISE = 0.16  # scatter of log(TPOT) that is common to the runs of a model on a system; repeats of one run differ by 4 %
-ROBUST = 1.0  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
-OWN, OWN_NOISE, OWN_ROBUST = 3.0, 0.05, 10.0  # one's own runs depart further from an engine's mean, repeat better, and are true
+NOISE = 0.26  # scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %
+ROBUST = 0.5  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
+OWN, OWN_NOISE, OWN_ROBUST = (
+    12.0,
+    0.05,
+    10.0,
+)  # one's own runs depart further from an engine's mean, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
 TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
 SMALL_KV = {"sglang": 0.0}  # engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
@@ -45,17 +49,17 @@ class Prior:
 
 # Usual values: what GEMM, grouped GEMM, attention and all-reduce kernels take in AIConfigurator's tables of ten systems.
 PRIORS: dict[str, Prior] = {
-    "memory_efficiency": Prior(0.82, 0.035, 0.03),
-    "narrow_efficiency": Prior(0.75, 0.075, 0.05),
-    "compute_efficiency": Prior(0.7, 0.05, 0.04),
-    "expert_efficiency": Prior(0.45, 0.2, 0.08),
-    "expert_memory_efficiency": Prior(0.8, 0.06, 0.05),
-    "latent_efficiency": Prior(0.7, 0.4, 0.1),
-    "attention_memory_efficiency": Prior(0.8, 0.05, 0.045),
-    "seconds_per_kernel": Prior(3.3e-6, 0.1, 0.1),
-    "seconds_per_quantised_kernel": Prior(5e-6, 0.2, 0.1),
-    "seconds_per_expert_layer": Prior(20e-6, 0.1, 0.1),
-    "seconds_per_sequence": Prior(5e-6, 0.25, 0.09),
+    "memory_efficiency": Prior(0.82, 0.035, 0.0075),
+    "narrow_efficiency": Prior(0.75, 0.075, 0.0125),
+    "compute_efficiency": Prior(0.7, 0.05, 0.01),
+    "expert_efficiency": Prior(0.45, 0.2, 0.02),
+    "expert_memory_efficiency": Prior(0.8, 0.06, 0.0125),
+    "latent_efficiency": Prior(0.7, 0.4, 0.025),
+    "attention_memory_efficiency": Prior(0.8, 0.05, 0.011),
+    "seconds_per_kernel": Prior(3.3e-6, 0.1, 0.025),
+    "seconds_per_quantised_kernel": Prior(5e-6, 0.2, 0.025),
+    "seconds_per_expert_layer": Prior(20e-6, 0.1, 0.025),
+    "seconds_per_sequence": Prior(5e-6, 0.25, 0.0225),
 }
 HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
     "roofline_norm": 2.5,
@@ -171,7 +175,7 @@ def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: A
     return covariance
 
 
-def _of(groups: list[Runs], values: Array) -> Array:
+def values_of(groups: list[Runs], values: Array) -> Array:
     """The values of the runs of `groups`, in their order, out of those of all rows."""
     return np.concatenate([values[runs.index] for runs in groups])
 
@@ -186,7 +190,7 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Array, mean: Array 
     if not groups:
         return engine
     orderly = np.concatenate([predict_runs(runs, engine)[1] for runs in groups])
-    seen = _of(groups, measured)
+    seen = values_of(groups, measured)
     known = np.isfinite(seen)
 
     def residuals(logs: Array) -> Array:
@@ -206,7 +210,7 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Array, prior: Engin
     """
     if not groups:
         return engine, []
-    seen = _of(groups, measured)
+    seen = values_of(groups, measured)
     if not can_simulate() or not np.isfinite(seen).any():
         return engine, []
     from steptime.measured import loops as first_token
@@ -223,28 +227,7 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Array, prior: Engin
     return with_constants(engine, named(WAIT_NAMES, constants)), loops
 
 
-def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Array) -> Engine:
-    """Return the engine with waits fitted to loops that were simulated before."""
-    if not loops:
-        return engine
-    from steptime.measured import loops as first_token
-
-    return with_constants(engine, named(WAIT_NAMES, first_token.fit(loops, _of(groups, measured))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Fitted engines by name, log(predicted / measured) of TPOT and TTFT of every run, left out and not, and what binds it."""
-
-    engines: dict[str, Engine]
-    fitted: Array
-    left_out: Array
-    left_out_ttft: Array
-    regime: Array
-    bound: Array
-
-
-def _log_tpot(rows: list[dict[str, str]]) -> Array:
+def log_tpot(rows: list[dict[str, str]]) -> Array:
     """log(measured TPOT) of every row; an engine cannot be fitted to a run without one."""
     without = [row["id"] for row in rows if not row.get("tpot_s")]
     if without:
@@ -252,60 +235,9 @@ def _log_tpot(rows: list[dict[str, str]]) -> Array:
     return np.log([float(row["tpot_s"]) for row in rows])
 
 
-def _first_tokens(rows: list[dict[str, str]]) -> Array:
+def measured_first_tokens(rows: list[dict[str, str]]) -> Array:
     """Measured TTFT of every row [s], not a number where there is none."""
     return np.array([float(row.get("ttft_s") or "nan") for row in rows])
-
-
-def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibration:
-    """Fit a typical engine and each engine of the rows; with `leave_out`, again without each model-system pair.
-
-    What first tokens wait for is fitted anew without the pair too, to loops that the whole fit's engine simulated.
-    """
-    groups = grouped(rows, small_kv={name: kept > 0 for name, kept in SMALL_KV.items()})
-    target, first = _log_tpot(rows), _first_tokens(rows)
-    names = sorted({row["engine"] for row in rows})
-    typical, deviation = fit(groups, target, USUAL, DEVIATIONS)
-    logs, covariances = {TYPICAL: typical}, {TYPICAL: deviation}
-    of = {TYPICAL: groups} | {name: [runs for runs in groups if runs.engine == name] for name in names}
-    for name in names:
-        logs[name], covariances[name] = fit(of[name], target, typical, BETWEEN, typical)
-    made: dict[str, Engine] = {}
-    loops: dict[str, list[Any]] = {}
-    for name, values in logs.items():
-        engine = with_queue(engine_from(values, name=name), of[name], first)
-        made[name], loops[name] = with_waits(of[name], engine, first)
-    fitted, out, out_ttft = (np.full(len(rows), np.nan) for _ in range(3))
-    bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
-    for runs in groups:
-        tpot, _, bound[runs.index], regime[runs.index] = predict_runs(runs, made[runs.engine])
-        fitted[runs.index] = np.log(tpot) - target[runs.index]
-    for pair in sorted({_pair(runs) for runs in groups}) if leave_out else ():
-        without, _ = fit([runs for runs in groups if _pair(runs) != pair], target, USUAL, DEVIATIONS, typical)
-        for name in sorted({runs.engine for runs in groups if _pair(runs) == pair}):
-            known = name if any(_pair(runs) != pair for runs in of[name]) else TYPICAL
-            kept = [k for k, runs in enumerate(of[known]) if _pair(runs) != pair]
-            rest = [of[known][k] for k in kept]
-            values = fit(rest, target, without, BETWEEN, logs[name])[0] if known == name else without
-            engine = with_queue(engine_from(values, name=name), rest, first)
-            engine = _refitted(engine, rest, [loops[known][k] for k in kept] if loops[known] else [], first)
-            for runs in (runs for runs in of[name] if _pair(runs) == pair):
-                tpot, ttft, _, _ = predict_runs(runs, engine)
-                if can_simulate():
-                    ttft = first_tokens(runs, engine)
-                out[runs.index] = np.log(tpot) - target[runs.index]
-                out_ttft[runs.index] = np.log(ttft / first[runs.index])
-    engines = {}
-    for name, engine in made.items():
-        of_name = np.array([name in (TYPICAL, row["engine"]) for row in rows])
-        info = {
-            "names": list(NAMES),
-            "covariance": covariances[name].tolist(),
-            "interval": {"tpot": intervals(out, regime, of_name), "ttft": intervals(out_ttft, regime, of_name)},
-            "runs": int(of_name.sum()),
-        }
-        engines[name] = replace(engine, fit=info | known_from(of[name], replace(engine, fit=info)))
-    return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
 
 
 def _pair(runs: Runs) -> tuple[str, str]:
@@ -326,21 +258,10 @@ def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:
     found = {}
     for position, quantity in enumerate(("tpot", "ttft")):
         variance = np.concatenate([part[position][1] for part in parts])
-        found[quantity] = {name: float(np.mean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
+        found[quantity] = {name: float(np.nanmean(variance[regime == name])) for name in REGIMES if np.any(regime == name)}
     count = Counter(name for runs in groups for name in [runs.system.name] * len(runs.index))
     vendors = sorted({runs.system.chip.vendor for runs in groups})
     return {"vendors": vendors, "systems": dict(sorted(count.items())), "parameter_variance": found}
-
-
-def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:
-    """Return, by regime, the factors on a prediction that 90 % of measured values lie between."""
-    found = {}
-    for name in REGIMES:
-        errors = log_errors[chosen & (regime == name) & np.isfinite(log_errors)]
-        if len(errors) >= 10:
-            low, high = np.quantile(-errors, [0.05, 0.95])
-            found[name] = [round(math.exp(low), 4), round(math.exp(high), 4)]
-    return found
 
 
 def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, catalog: str | None = None) -> Engine:
@@ -355,11 +276,11 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
             "take vllm, sglang, trtllm or typical as prior"
         )
     groups = [replace(runs, engine=prior.name) for runs in grouped(rows, catalog=catalog)]
-    target = _log_tpot(rows)
+    target = log_tpot(rows)
     mean = np.log([float(constant(prior, n)) for n in NAMES])
     logs, covariance = fit(groups, target, mean, OWN * BETWEEN, mean, OWN_NOISE, OWN_ROBUST, prior)
     fitted = engine_from(logs, name=prior.name, base=prior)
-    first = _first_tokens(rows)
+    first = measured_first_tokens(rows)
     usual = np.log([float(constant(prior, n)) for n in QUEUE_NAMES])
     reading = [runs for runs in groups if runs.prompts]
     fitted = with_queue(fitted, reading, first, usual)

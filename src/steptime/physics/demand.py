@@ -231,6 +231,12 @@ def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
 
 
+def software_factor(system: System, engine: Engine) -> Number:
+    """Return the factor on an engine's times for how far its software for a chip is: 1 for the ideal."""
+    share = system.chip.reached.get("software", 1.0)
+    return np.where(np.asarray(engine.kernels.chip_departure) > 0, 1 / share, 1.0) if np.any(np.asarray(share) != 1) else 1.0
+
+
 KERNELS = (
     "layer", "kernel", "quantised_kernel", "expert_layer", "attention_layer", "latent_layer", "state_layer", "selected_layer",
 )  # fmt: skip

@@ -34,7 +34,7 @@ from steptime.physics.blocks import blocks_of, in_threads
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
-from steptime.physics.demand import Work, ledger, work_of
+from steptime.physics.demand import Work, ledger, software_factor, work_of
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
@@ -124,6 +124,7 @@ def _evaluate(
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
     cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, share=share)
+    cycled = cycled.slowed(software_factor(system, engine))
     lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=m, share=share)
     terms: dict[str, Number] = {}
     resources: dict[str, Number] = {}

@@ -100,6 +100,12 @@ def warnings_of(case: Case) -> tuple[str, ...]:
             f"the rent of {show(float(rent.typical), 'USD/s')} a chip is a {rent.grade} figure ({kind_in_words(rent)}); "
             "give yours in USD per chip-hour, such as --rent 2.10"
         )
+    if has_range(case.engine) and "software" in case.system.chip.reached:
+        chip = case.system.chip.title or case.system.chip.name
+        warnings.append(
+            f"times on {chip} rest on runs of DeepSeek-R1 alone, with software of about February 2026: on other models, and "
+            "since, they may be shorter"
+        )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
         warnings.append(
             f"no run on chips of {case.system.chip.vendor or 'this maker'} was measured: times are a guess from others, and "
