@@ -23,7 +23,7 @@ from steptime.errors import DataFileError, InputError, UnknownName, shown
 from steptime.machines.system import System
 from steptime.measured.comparison import Predictions, measured_of
 from steptime.measured.kinds import LOOPS, POOLS, kind_of
-from steptime.measured.load_generators import OPTIONS
+from steptime.measured.load_generators import OPTIONS, NotTold
 from steptime.measured.outcomes import Place, Runs, rows_of
 from steptime.measured.runs import COLUMNS, read_runs
 from steptime.measured.validation import engine_of, predict
@@ -54,8 +54,10 @@ def load_anchor(
         return kept_anchors(catalog)
     try:
         rows, _ = rows_of(runs, told, False, catalog)
+    except NotTold:
+        raise
     except DataFileError as problem:
-        raise type(problem)(problem.path, in_own_words(problem.problem), problem.line) from None
+        raise DataFileError(problem.path, in_own_words(problem.problem), problem.line) from None
     return anchors_of(rows, source_of(runs), engine=engine, catalog=catalog)
 
 
@@ -158,15 +160,16 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | None = None) -> Anchor | None:
     """Return what the runs that are kept say about a model on a system by an engine; None where there are none of them."""
-    asked, rows, names = (model.name, system.name, engine.name), [], []
+    asked, origin, rows = (model.name, system.name, engine.name), dict[int, str](), []
     for name, path in files(KEPT, catalog).items():
-        groups = _groups(_kept_rows(path, catalog), catalog).items()
-        mine = [row for group, members in groups if group[:3] == asked for row in members]
-        rows += mine
-        names += [name] * bool(mine)
+        for group, members in _groups(_kept_rows(path, catalog), catalog).items():
+            rows += members if group[:3] == asked else []
+            origin |= {id(row): name for row in members}
     if not rows:
         return None
-    return anchors_of(rows, ", ".join(names), engine=engine, kept=True, catalog=catalog).anchors[-1]
+    newest = list(_groups(rows, catalog).values())[-1]
+    names = ", ".join(dict.fromkeys(origin[id(row)] for row in newest))
+    return anchors_of(newest, names, engine=engine, kept=True, catalog=catalog).anchors[0]
 
 
 def kept_anchors(catalog: str | None = None) -> Anchors:

@@ -41,8 +41,8 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
 
     Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
     its first token is seen; and that is `pace.answer` of its own decode steps late, each of which yields `accepted` tokens. The
-    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case. Where one's
-    own runs say that first tokens are longer (`pace.waited`), requests end as much later or sooner as their first tokens come.
+    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case. First
+    tokens are sooner or later as one's own runs say (`pace.waited`).
     """
     if pace.waited == 1 and not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
         return requests
@@ -52,10 +52,23 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
     later["first"] = np.fmax(requests["first"] + late, requests["moved"])
     later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
-    longer = (pace.waited - 1) * (later["first"] - later["arrival"])
-    later["first"] += longer
-    later["finish"] += longer
-    return later
+    return later if pace.waited == 1 else _waited(later, pace.waited)
+
+
+def _waited(requests: Any, factor: float) -> Any:
+    """Return requests whose first tokens, and all before them, come `factor` times as long after their arrival.
+
+    What comes after a first token is as much later or sooner as that.
+    """
+    longer = (factor - 1) * (requests["first"] - requests["arrival"])
+    away = np.where(np.isnan(requests["moved"]), 0.0, (factor - 1) * (requests["moved"] - requests["arrival"]))
+    for name in ("ready", "scheduled"):
+        requests[name] = requests["arrival"] + factor * (requests[name] - requests["arrival"])
+    requests["moved"] += away
+    requests["resumed"] += away
+    requests["first"] += longer
+    requests["finish"] += longer
+    return requests
 
 
 def behind(requests: Any, reader: Server) -> Any:
