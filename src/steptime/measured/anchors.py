@@ -34,7 +34,7 @@ from steptime.physics.anchor import Anchor, Anchors, Factor
 from steptime.physics.engine import Engine
 
 KEPT = "anchors"  # the folder of the catalogue
-SKIP = "; --skip-bad leaves such runs out"
+SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 Row = Mapping[str, str]
 Group = tuple[str, str, str, str]
@@ -69,7 +69,7 @@ def in_own_words(problem: str) -> str:
     """
     for option in OPTIONS.values():
         problem = problem.replace(option, option.removeprefix("--").replace(" ", "="))
-    return problem.replace(SKIP, "")
+    return SKIP.sub("", problem)
 
 
 def source_of(runs: Runs) -> str:
@@ -198,7 +198,7 @@ def keep(
     try:
         rows, _ = rows_of(runs, told, False, catalog)
     except DataFileError as problem:
-        raise DataFileError(problem.path, problem.problem.replace(SKIP, ""), problem.line) from None
+        raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
     found = anchors_of(rows, called, kept=True, catalog=catalog)
     columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, text in row.items() if text)]))
     try:

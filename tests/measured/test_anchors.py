@@ -1,0 +1,174 @@
+"""Runs of one's own, read and held against predictions: laws, what is refused, what is kept, and what one run is worth."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.measured import anchors
+from steptime.measured.runs import read_runs
+from steptime.measured.validation import predict
+from tests.measured.rows import SHARED, plain
+from tests.measured.test_load_generators import VLLM
+
+NAMES = ("meta-llama/Llama-3.1-8B", "hgx-h100", "vllm")
+
+
+def measured(factors, *, ttft=None, **changes) -> list[dict[str, str]]:
+    """Rows that took so many times as long as predicted."""
+    rows = [plain(id=f"r{i}", concurrency=str(8 * (i + 1)), **changes) for i in range(len(factors))]
+    found = predict(rows)
+    for i, row in enumerate(rows):
+        row["tpot_s"] = repr(float(found.tpot[i] * factors[i]))
+        row["ttft_s"] = "" if ttft is None else repr(float(found.ttft[i] * ttft[i]))
+    return rows
+
+
+def written(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_k_runs_at_one_factor_give_its_power(k, tmp_path):
+    path = written(tmp_path / "runs.csv", measured([1.25] * k, ttft=[0.8] * k))
+    (found,) = st.load_anchor(path).anchors
+    assert (found.model, found.system, found.engine, found.source) == (*NAMES, "runs.csv")
+    assert (found.tpot.runs, found.ttft.runs, found.runs) == (k, k, tuple(f"r{i}" for i in range(k)))
+    assert found.tpot.factor == pytest.approx(1.25 ** (k / (k + 0.3)), rel=1e-9)
+    assert found.ttft.factor == pytest.approx(0.8 ** (k / (k + 0.3)), rel=1e-9)
+
+
+def test_a_run_as_predicted_has_the_factor_one():
+    (found,) = st.load_anchor(measured([1.0])).anchors
+    assert found.tpot.factor == pytest.approx(1.0, rel=1e-12)
+    assert found.ttft is None
+
+
+def test_the_median_of_logarithms_counts():
+    (found,) = st.load_anchor(measured([1.1, 1.2, 3.0])).anchors
+    assert found.tpot.ratio == pytest.approx(1.2, rel=1e-9)
+    (found,) = st.load_anchor(measured([1.0, 1.44])).anchors
+    assert found.tpot.ratio == pytest.approx(1.2, rel=1e-9)
+
+
+def test_runs_are_predicted_by_the_engine_that_is_given():
+    from steptime.physics.engine import load_engine, with_constants
+
+    rows, slow = measured([1.0]), with_constants(load_engine("vllm"), {"seconds_per_step": 0.01})
+    assert st.load_anchor(rows, engine=slow).anchors[0].tpot.ratio < 0.8
+    assert st.load_anchor(rows, engine=load_engine("sglang")).anchors[0].tpot.ratio == pytest.approx(1)
+
+
+def test_the_newest_version_comes_last():
+    rows = [
+        row | {"engine_version": version, "measured": date}
+        for version, date, factor in (
+            ("0.19.0", "2026-04-01", 1.3),
+            ("0.9.0", "2026-04-01", 1.1),
+            ("0.20.0", "2025-01-01", 2.0),
+        )
+        for row in measured([factor])
+    ]
+    assert [one.version for one in st.load_anchor(rows).anchors] == ["0.20.0", "0.9.0", "0.19.0"]
+
+
+def test_a_result_of_a_load_generator_is_read(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM))
+    (found,) = st.load_anchor(path, system="hgx-h100", tp=1, weights="bf16").anchors
+    assert (found.model, found.system, found.engine) == NAMES
+    assert (found.tpot.runs, found.ttft.runs) == (1, 1)
+    with pytest.raises(DataFileError) as caught:
+        st.load_anchor(path, system="hgx-h100")
+    assert str(caught.value).startswith(f"{path}:1: does not tell the tp of the run")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"tpot_s": "0"}, "tpot_s must be a time greater than 0, not '0'"),
+        ({"tpot_s": "-1"}, "tpot_s must be a time greater than 0, not '-1'"),
+        ({"tpot_s": ""}, "runs.csv: no run to go by: r0: it has neither tpot_s nor ttft_s"),
+        ({"tpot_s": "1e-5"}, "runs.csv: no run to go by: r0: "),
+        ({"model": "no-such"}, "unknown model 'no-such'"),
+    ],
+)
+def test_runs_that_tell_nothing_are_refused(change, says, tmp_path):
+    path = written(tmp_path / "runs.csv", [measured([1.0])[0] | change])
+    with pytest.raises(InputError) as caught:
+        st.load_anchor(path)
+    assert says in str(caught.value)
+    assert "--skip-bad" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_holds_no_rows_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file or directory"):
+        st.load_anchor(tmp_path / "none.csv")
+    path = written(tmp_path / "runs.csv", measured([1.0]))
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(InputError, match="has no runs"):
+        st.load_anchor(path)
+
+
+def test_runs_are_kept_found_and_removed(tmp_path):
+    catalog = str(tmp_path)
+    assert st.load_anchor(catalog=catalog).anchors == ()
+    model, system, engine = st.load_model(NAMES[0]), st.load_system(NAMES[1]), st.load_engine(NAMES[2])
+    assert anchors.kept_anchor(model, system, engine, catalog) is None
+    old = written(tmp_path / "old.csv", [row | {"engine_version": "0.1"} for row in measured([2.0])])
+    new = written(tmp_path / "new.csv", [row | {"engine_version": "0.2"} for row in measured([1.2])])
+    other = written(tmp_path / "other.csv", measured([1.5], system="hgx-h200"))
+    for path in (old, new, other):
+        kept, found = anchors.keep(path, catalog=catalog)
+        assert kept == tmp_path / "anchors" / path.name
+        assert found.anchors[0].kept
+    mine = anchors.kept_anchor(model, system, engine, catalog)
+    assert (mine.source, mine.version, mine.kept, mine.tpot.runs) == ("new", "0.2", True, 1)
+    assert mine.tpot.ratio == pytest.approx(1.2, rel=1e-6)
+    assert [one.source for one in st.load_anchor(catalog=catalog).anchors] == ["new", "old", "other"]
+    with pytest.raises(DataFileError, match="is there already"):
+        anchors.keep(new, catalog=catalog)
+    anchors.remove("new", catalog=catalog)
+    assert anchors.kept_anchor(model, system, engine, catalog).source == "old"
+    with pytest.raises(UnknownName, match="did you mean old"):
+        anchors.remove("olde", catalog=catalog)
+    with pytest.raises(UnknownName):
+        anchors.remove("../old", catalog=catalog)
+    with pytest.raises(InputError, match="kept under a name of letters"):
+        anchors.keep(new, name="../new", catalog=catalog)
+
+
+def test_kept_runs_that_cannot_be_read_say_how_to_go_on(tmp_path):
+    (tmp_path / "anchors").mkdir()
+    (tmp_path / "anchors" / "bad.csv").write_text("id,model\n")
+    with pytest.raises(DataFileError, match="`steptime anchors remove bad` removes it, --no-anchor leaves it out"):
+        st.load_anchor(catalog=str(tmp_path))
+
+
+MODELS = SHARED / "serving_models.csv"
+
+
+@pytest.mark.skipif(not MODELS.is_file(), reason="the runs of models outside the fit are not here")
+def test_one_run_is_worth_something_on_models_outside_the_fit():
+    """Each run of a group in turn is given, and the others are predicted: errors at the median and at the 90th percentile."""
+    rows = read_runs(MODELS)[0]
+    tpot, _ = anchors.ratios(rows, predict(rows, by_simulation=False))
+    labels = np.array([" ".join(row[name] for name in ("model", "system", "engine", "engine_version")) for row in rows])
+    before, after = [], []
+    for label in sorted(set(labels)):
+        logs = np.log(tpot[(labels == label) & np.isfinite(tpot)])
+        for i in range(len(logs) if len(logs) > 1 else 0):
+            others = np.delete(logs, i)
+            before.append(others)
+            after.append(others - np.log(anchors.factor_of(np.exp(logs[i : i + 1])).factor))
+    found = [np.quantile(np.abs(np.expm1(-np.concatenate(errors))), [0.5, 0.9]) for errors in (before, after)]
+    assert np.all(found[1] < found[0]), found
