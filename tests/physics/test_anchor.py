@@ -11,7 +11,7 @@ import pytest
 import steptime as st
 from steptime.cards.steps import step_card
 from steptime.errors import InputError
-from steptime.physics.anchor import Anchor, Anchors, Factor, chosen
+from steptime.physics.anchor import SPREAD, WITHIN, Anchor, Anchors, Factor, chosen
 from steptime.physics.distance import distances
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
 from steptime.physics.uncertainty import WIDE, factors
@@ -35,25 +35,28 @@ def width(limits, value) -> np.ndarray:
 @pytest.mark.parametrize(
     ("runs", "factor", "left"),
     [
-        (1, 2 ** (1 / 1.3), math.sqrt((0.3 / 1.3 + 0.3) / 1.3)),  # 1.704, 0.639
-        (2, 2 ** (2 / 2.3), math.sqrt((0.3 / 2.3 + 0.3) / 1.3)),  # 1.827, 0.575
-        (10**9, 2.0, math.sqrt(0.3 / 1.3)),  # 0.480
+        (1, 2 ** (1 / 1.3), math.sqrt(((0.3 / 1.3) ** 2 + 0.45 * (1 + 1 / 1.3**2)) / 1.45)),  # 1.704, 0.728
+        (2, 2 ** (2 / 2.3), math.sqrt(((0.3 / 2.3) ** 2 + 0.45 * (1 + (2 / 2.3) ** 2 / 2)) / 1.45)),  # 1.827, 0.663
+        (10**9, 2.0, math.sqrt(0.45 / 1.45)),  # 0.557
     ],
 )
 def test_factor_and_width_by_hand(runs, factor, left):
     found = Factor(runs=runs, ratio=2.0)
     assert found.factor == pytest.approx(factor)
     assert found.width == pytest.approx(left)
+    assert replace(found, spread=SPREAD["ttft"]).width > left
 
 
 def test_width_is_what_is_left_of_two_independent_errors():
-    """Constants of groups vary by b, runs within one by w: after k runs with s = k / (k + 0.3) so much variance is left."""
+    """Constants of groups vary by b, runs within one by w: so much is left after k runs and a factor of their mean's share."""
     rng = np.random.default_rng(1)
-    b, w, k, n = 0.18, 0.18 * math.sqrt(0.3), 3, 200_000
-    group = b * rng.standard_normal(n)
-    mean = group + w * rng.standard_normal(n) / math.sqrt(k)
-    left = group + w * rng.standard_normal(n) - mean * k / (k + 0.3)
-    assert np.std(left) / math.hypot(b, w) == pytest.approx(Factor(runs=k, ratio=1.0).width, rel=0.01)
+    b, k, n = 0.18, 3, 200_000
+    for u in SPREAD.values():
+        w = b * math.sqrt(u)
+        group = b * rng.standard_normal(n)
+        mean = group + w * rng.standard_normal(n) / math.sqrt(k)
+        left = group + w * rng.standard_normal(n) - mean * k / (k + WITHIN)
+        assert np.std(left) / math.hypot(b, w) == pytest.approx(Factor(runs=k, ratio=1.0, spread=u).width, rel=0.01)
 
 
 def test_a_step_takes_the_factor_in_all_its_parts():

@@ -30,7 +30,7 @@ from steptime.measured.validation import engine_of, predict
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
-from steptime.physics.anchor import Anchor, Anchors, Factor
+from steptime.physics.anchor import SPREAD, Anchor, Anchors, Factor
 from steptime.physics.engine import Engine
 
 KEPT = "anchors"  # the folder of the catalogue
@@ -102,7 +102,7 @@ def anchors_of(
             anchor = Anchor(
                 source=source, kept=kept, model=group[0], system=group[1], engine=group[2], version=group[3],
                 runs=tuple(row["id"] for row, tells in zip(members, told, strict=True) if tells),
-                tpot=factor_of(tpot), ttft=factor_of(ttft),
+                tpot=factor_of(tpot, "tpot"), ttft=factor_of(ttft, "ttft"),
             )  # fmt: skip
             found.append(anchor)
     if not found:
@@ -128,14 +128,16 @@ def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]
     return tpot, np.where(np.isfinite(ttft), ttft, median)
 
 
-def factor_of(found: Array) -> Factor | None:
-    """Return the factor of runs with those ratios, None without any.
+def factor_of(found: Array, quantity: str) -> Factor | None:
+    """Return the factor of runs with those ratios of "tpot" or "ttft", None without any.
 
-    >>> factor_of(np.array([2.0, np.nan, 8.0])).ratio, factor_of(np.array([np.nan]))
+    >>> factor_of(np.array([2.0, np.nan, 8.0]), "tpot").ratio, factor_of(np.array([np.nan]), "ttft")
     (4.0, None)
     """
-    known = found[np.isfinite(found)]
-    return Factor(runs=len(known), ratio=math.exp(float(np.median(np.log(known))))) if len(known) else None
+    known = np.log(found[np.isfinite(found)])
+    if not len(known):
+        return None
+    return Factor(runs=len(known), ratio=math.exp(float(np.median(known))), spread=SPREAD[quantity])
 
 
 def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, list[dict[str, str]]]:
