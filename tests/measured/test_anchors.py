@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.catalog.files import find
 from steptime.errors import DataFileError, InputError, UnknownName
 from steptime.measured import anchors
 from steptime.measured.runs import read_runs
@@ -145,6 +146,16 @@ def test_runs_are_kept_found_and_removed(tmp_path):
         anchors.remove("../old", catalog=catalog)
     with pytest.raises(InputError, match="kept under a name of letters"):
         anchors.keep(new, name="../new", catalog=catalog)
+
+
+def test_runs_on_a_machine_of_ones_own_are_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "mine.toml").write_text(find("systems", "hgx-h100").read_text())
+    monkeypatch.chdir(tmp_path)
+    path, found = anchors.keep(written(tmp_path / "runs.csv", measured([1.2], system="mine.toml")), catalog=str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert st.load_anchor(catalog=str(tmp_path)).anchors == found.anchors
+    assert str(tmp_path / "mine.toml") in path.read_text()
 
 
 def test_kept_runs_that_cannot_be_read_say_how_to_go_on(tmp_path):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.catalog.files import files, own_folder
+from steptime.catalog.files import files, is_dir, is_file, own_folder
 from steptime.catalog.loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, shown
 from steptime.machines.system import System
@@ -201,6 +201,7 @@ def keep(
         rows, _ = rows_of(runs, told, False, catalog)
     except DataFileError as problem:
         raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
+    rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
     found = anchors_of(rows, called, kept=True, catalog=catalog)
     columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, text in row.items() if text)]))
     try:
@@ -212,6 +213,16 @@ def keep(
     except OSError as problem:
         raise DataFileError(path, f"cannot be written: {problem.strerror}") from None
     return path, found
+
+
+def _lasting(name: str) -> str:
+    """Return a name of the catalogue as it is, and that of a file or a folder as it can be found from anywhere.
+
+    >>> _lasting("hgx-h100"), _lasting("meta-llama/Llama-3.1-8B")
+    ('hgx-h100', 'meta-llama/Llama-3.1-8B')
+    """
+    path = Path(name)
+    return str(path.resolve()) if is_file(path) or is_dir(path) else name
 
 
 def remove(name: str, *, catalog: str | None = None) -> Path:

@@ -20,8 +20,8 @@ predicted with the whole model, or the whole system, left out of the fit; measur
 per token, in logarithms, are 0.20 between and 0.09 within groups (robust; 0.31 and 0.16 plain), so that $h$ is 0.2 to 0.3; of
 first tokens 0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and after four, give $u$ from 0.35 to 0.55 and from
 0.97 to 1.2; ranges so narrowed hold 87 to 91 % of the other runs. One run takes errors of the time per token from 12.5 % at the
-median and 36 % at the 90th percentile to 9.0 % and 30 % with models left out, from 13.9 % and 48 % to 9.6 % and 32 % with systems
-left out. Of a group that the engine was fitted to, one run tells less: its constant is mostly in the fit.
+median and 36 % at the 90th percentile to 9.0 % and 30 % with models left out, from 13.9 % and 48 % to 9.6 % and 32 % with
+systems left out. Of a group that the engine was fitted to, one run tells less: its constant is mostly in the fit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Factor(Result):
 
     >>> one, many = Factor(runs=1, ratio=1.3), Factor(runs=10, ratio=1.3)
     >>> round(one.factor, 4), round(many.factor, 4), round(one.width, 3), round(many.width, 3)
-    (1.2236, 1.29, 0.728, 0.583)
+    (1.2236, 1.2901, 0.728, 0.583)
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
