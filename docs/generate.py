@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+os.environ["STEPTIME_CATALOG"] = str(HERE)  # holds no data files: a home folder changes no page
 
 from steptime.cards.engines import EngineCard, EngineTable
 from steptime.cards.models import Comparison, ModelCard, ModelTable
@@ -27,6 +29,7 @@ from steptime.catalog.files import files
 from steptime.measured.outcomes import Calibrated, Validation
 from steptime.models.loading import load_model
 from steptime.errors import InputError
+from steptime.physics.anchor import Anchors
 from steptime.physics.constants import DESCRIPTIONS, GROUPS
 from steptime.physics.engine import Engine, constant, load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
@@ -62,9 +65,11 @@ ANSWERS: dict[type, str] = {
     Memory: "`st.memory_per_chip`.",
     Simulation: "`steptime simulate`, `st.simulate`. The command adds `range` with `--range`: for each end `slowness`, over "
     "what the engine predicts of every step, and `answers`.",
-    HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout` and `policy`.",
+    HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout`, "
+    "`anchor` and `policy`.",
     Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
     Compared: "`steptime.simulation.replays.compare`.",
+    Anchors: "`steptime anchors`, `st.load_anchor`.",
     Validation: "`steptime validate`, `st.validate`.",
     Calibrated: "`st.calibrate`.",
     ModelCard: "`steptime models NAME`.",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +15,8 @@ from steptime.machines.formats import number_format
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.models.model import Attention, Layer, Model, Op
 from steptime.physics.engine import IDEAL, Engine, with_constants
+
+os.environ["STEPTIME_CATALOG"] = str(Path(__file__).parent / "golden")  # holds no data files: a home folder changes no test
 
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")

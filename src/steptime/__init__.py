@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from steptime.catalog.loading import load_system, vary, with_rent
     from steptime.errors import InputError
     from steptime.machines.system import System
+    from steptime.measured.anchors import load_anchor
     from steptime.measured.outcomes import calibrate, validate
     from steptime.models.loading import load_model
     from steptime.models.model import Model
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Engine", "InputError", "Layout", "Lengths", "Memory", "Model", "Plan", "Policy", "Simulation", "Slo", "Step", "System",
-    "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "decode_step", "load_engine", "load_model",
-    "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan", "prefill_step", "read_trace", "replay", "simulate",
-    "step_range", "validate", "vary", "with_rent",
+    "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "decode_step", "load_anchor", "load_engine",
+    "load_model", "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan", "prefill_step", "read_trace", "replay",
+    "simulate", "step_range", "validate", "vary", "with_rent",
 ]  # fmt: skip
 
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
     "catalog.loading": "load_system vary with_rent",
     "errors": "InputError",
     "machines.system": "System",
+    "measured.anchors": "load_anchor",
     "measured.outcomes": "calibrate validate",
     "models.loading": "load_model",
     "models.model": "Model",

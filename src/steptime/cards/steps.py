@@ -13,7 +13,8 @@ from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import Number
-from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.anchor import Anchor, Anchors
+from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory, memory_per_chip
 from steptime.physics.step import Step, mixed_step
@@ -49,6 +50,8 @@ class StepCard(Step):
     prefix: Number = field(metadata=unit("tokens", "cached ones before them"))
     range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
     ideal: Step | None = field(metadata=unit("", "the same step, were nothing lost; null for the ideal engine"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
+    unanchored: Step | None = field(default=None, metadata=unit("", "the same step without them"))
     memory: Memory = field(metadata=unit("", "of a chip"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind about the answer"))
 
@@ -139,15 +142,17 @@ def step_card(
     *,
     layout: Layout | None = None,
     engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
     **given: Number,
 ) -> StepCard:
     """Return the step that decodes and prefills what is `given`, as `mixed_step` takes it, with all that goes with it.
 
-    A step that decodes holds the cache of its batch; one that only prefills that of its prompts.
+    A step that decodes holds the cache of its batch; one that only prefills that of its prompts. anchor: one's own runs.
     """
     of, on = model_of(model), system_of(system)
-    layout, runs_on = layout or Layout(), engine_for(on, engine)
-    asked: dict[str, Number] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **given}
+    layout = layout or Layout()
+    runs_on = anchored(engine_for(on, engine), anchor, model=of.name, system=on.name)
+    asked: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **given}
     found = mixed_step(of, on, **asked, layout=layout, engine=runs_on)
     limits = step_range(of, on, **asked, layout=layout, engine=runs_on)
     rows = asked["prompts"] * asked["tokens"]
@@ -164,6 +169,8 @@ def step_card(
         **sizes,
         range=limits,
         ideal=None if limits is None else mixed_step(of, on, **asked, layout=layout, engine=IDEAL),
+        anchor=runs_on.anchor,
+        unanchored=mixed_step(of, on, **asked, layout=layout, engine=bare(runs_on)) if runs_on.anchor else None,
         memory=memory_per_chip(
             of,
             on,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from steptime.errors import DataFileError, UnknownName, shown
 
 PACKAGED = Path(__file__).parents[1] / "data"
-SUFFIXES = {"models": ".json"}
+SUFFIXES = {"models": ".json", "anchors": ".csv"}
 LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}  # bytes; real files have a thousandth to a tenth of it
 DEEPEST_KEY: Final = 32  # parts of a TOML key; the reader's time grows with their square
 UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
@@ -49,6 +49,18 @@ def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Pa
         )
     roots = ([Path(catalog)] if catalog is not None else []) + [*_users(), PACKAGED]
     return [root / kind for root in roots if is_dir(root / kind)]
+
+
+def own_folder(kind: str, catalog: str | os.PathLike[str] | None = None) -> Path:
+    """Return the user's own folder of `kind`, which may not be there yet: in `catalog`, else where `_users` looks first.
+
+    Raises DataFileError where there is neither.
+    """
+    folders(kind, catalog)  # refuses what is no folder
+    roots = [Path(catalog)] if catalog is not None else _users()
+    if not roots:
+        raise DataFileError("~/.steptime", "there is no home folder; name one by the variable STEPTIME_CATALOG or --catalog")
+    return roots[0] / kind
 
 
 def _users() -> list[Path]:

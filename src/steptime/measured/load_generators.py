@@ -147,9 +147,17 @@ def read_results(
 
 def _must_be_told(row: Mapping[str, str], path: Path, line: int) -> None:
     """Raise DataFileError, with the option, where neither the file nor the user tells what a prediction takes."""
-    for column, option in OPTIONS.items():
+    for column in OPTIONS:
         if not row[column] and MAY_LACK.get(column) != "":
-            raise DataFileError(path, f"does not tell the {column} of the run: give {option}", line)
+            raise NotTold(path, column, line)
+
+
+class NotTold(DataFileError):
+    """A result that does not tell what a prediction takes, in a `column` of a run."""
+
+    def __init__(self, path: object, column: str, line: int | None = None) -> None:
+        self.column = column
+        super().__init__(path, f"does not tell the {column} of the run: give {OPTIONS[column]}", line)
 
 
 def objects(text: str) -> Iterator[tuple[int, Any]]:

@@ -168,7 +168,7 @@ def validate(
     predicts every run, instead of the run's own. told: what result JSON of load generators does not tell: `system="hgx-h200",
     tp=4, weights="fp8"` (`TOLD`). Raises InputError with file and line of a bad run, unless `skip_bad` leaves it out.
     """
-    rows, problems = _read(runs, told, skip_bad, catalog)
+    rows, problems = rows_of(runs, told, skip_bad, catalog)
     found = predict(rows, engine=None if engine is None else load_engine(engine, catalog), catalog=catalog)
     tables = report(rows, found)
     return Validation(
@@ -201,7 +201,7 @@ def calibrate(
     `runs`, `skip_bad` and `told` are those of `validate`. prior: the engine to start from, which few runs move little; by
     default that of the runs, or the typical one. The text of the engine file is `toml` of what is returned.
     """
-    read, problems = _read(runs, told, skip_bad, catalog)
+    read, problems = rows_of(runs, told, skip_bad, catalog)
     rows, left = fitting(read, catalog=catalog)
     problems += left
     ran = {row["engine"] for row in rows}
@@ -242,7 +242,7 @@ def _origin(runs: Runs, count: int) -> str:
     return f"{in_runs(count)} of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
 
 
-def _read(
+def rows_of(
     runs: Runs, told: Mapping[str, str | int], skip_bad: bool, catalog: str | None
 ) -> tuple[list[dict[str, str]], list[str]]:
     """Return rows of texts from files, or from rows of anything, and what was wrong with those left out."""

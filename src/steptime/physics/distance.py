@@ -43,13 +43,14 @@ def distances(
 ) -> tuple[tuple[Distance, Array], ...]:
     """Return the ways in which candidates can be unlike the runs that an engine was fitted to, and which of them are.
 
-    None for an engine without a fit. chips: of the largest replica; stages: of the deepest pipeline; both may be arrays.
-    apart: whether prefill and decode have pools of their own.
+    None for an engine without a fit; few runs on a system do not count where there are some of one's own (`anchor`).
+    chips: of the largest replica; stages: of the deepest pipeline; both may be arrays. apart: whether prefill and decode have
+    pools of their own.
     """
     if not engine.fit:
         return ()
     runs = engine.fit.get("systems")
-    few = runs is not None and int(runs.get(system.name, 0)) < FEW
+    few = runs is not None and int(runs.get(system.name, 0)) < FEW and engine.anchor is None
     wide, staged = np.asarray(chips) > LARGEST_MEASURED, np.asarray(stages) > 1
     return (APART, np.asarray(apart)), (WIDE, wide), (STAGED, staged), (FEW_RUNS, np.asarray(few))
 

@@ -35,7 +35,7 @@ from steptime.physics.memory import (
     sequences_that_fit,
     weights_per_chip,
 )
-from steptime.physics.step import Step, mixed_step
+from steptime.physics.step import Step, mixed_step, times
 
 TERM = "drafts"
 
@@ -94,7 +94,7 @@ def draft_passes(
 
     def passed(**asked: Any) -> Step:
         each = {name: asked[name] / turns for name in ("batch", "prompts") if name in asked}
-        return _times(mixed_step(small, system, **asked | each, layout=one_stage, engine=bare), turns)
+        return times(mixed_step(small, system, **asked | each, layout=one_stage, engine=bare), turns)
 
     decodes, reads = bool(np.any(np.asarray(given["batch"]) > 0)), bool(np.any(np.asarray(given["prompts"]) > 0))
     found = [(1.0, passed(**given))] if reads else []
@@ -102,20 +102,6 @@ def draft_passes(
     if decodes and again:
         found.append((float(again), passed(batch=given["batch"], context=given["context"])))
     return found
-
-
-def _times(step: Step, times: Number) -> Step:
-    """Return a step that is done `times` times, one after another."""
-    if np.all(times == 1):
-        return step
-    return Step(
-        terms={name: seconds * times for name, seconds in step.terms.items()},
-        resources={name: seconds * times for name, seconds in step.resources.items()},
-        lower=step.lower * times,
-        total=step.total * times,
-        upper=step.upper * times,
-        latency=step.latency * times,
-    )
 
 
 def _added(step: Step, passes: Iterable[tuple[float, Step]], *, apart: bool) -> Step:

@@ -19,6 +19,7 @@ from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
 from steptime.machines.system import System
 from steptime.numbers import Number
+from steptime.physics.anchor import Anchor, Anchors, chosen
 from steptime.physics.computed import Computed, read_rules
 from steptime.physics.constants import (
     CONSTANTS,
@@ -38,7 +39,8 @@ from steptime.results import Result, in_words
 class Engine(Result):
     """An engine: its constants in groups (`constants`), the `fit` behind them, and their `source`.
 
-    arithmetic: what its kernels compute in where that is not the chip's best (`computed`).
+    arithmetic: what its kernels compute in where that is not the chip's best (`computed`). anchor: one's own runs, by which
+    every step is longer or shorter.
 
     The ideal engine has the defaults of every group: each efficiency 1, each overhead 0. Constants may be arrays.
     """
@@ -53,6 +55,7 @@ class Engine(Result):
     arithmetic: tuple[Computed, ...] = ()
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
+    anchor: Anchor | None = None
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what it is, and the shares of peak rates that it reaches."""
@@ -85,6 +88,20 @@ def default_engine(system: System) -> str:
 def engine_for(system: System, engine: Engine | str | None = None, catalog: str | os.PathLike[str] | None = None) -> Engine:
     """Return the engine asked for, or the default of the system where none is: what every function and command takes."""
     return load_engine(default_engine(system) if engine is None else engine, catalog)
+
+
+def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, system: str) -> Engine:
+    """Return the engine with the anchor of a model and a system, by their names, of those given; as it is without any.
+
+    Raises InputError where the runs are of another model, system or engine.
+    """
+    given = engine.anchor if anchor is None else anchor
+    return engine if given is None else replace(engine, anchor=chosen(given, model=model, system=system, engine=engine.name))
+
+
+def bare(engine: Engine) -> Engine:
+    """Return the engine without the anchor of one's own runs."""
+    return replace(engine, anchor=None)
 
 
 def load_engine(name: str | os.PathLike[str] | Engine, catalog: str | os.PathLike[str] | None = None) -> Engine:

@@ -30,12 +30,13 @@ from steptime.machines.what_if import is_scalar
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, between, check_shapes, positive
+from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.blocks import blocks_of, in_threads
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
 from steptime.physics.demand import Work, ledger, software_factor, work_of
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
 from steptime.physics.operators import run_layers, run_stem
@@ -161,18 +162,21 @@ def mixed_step(
     prefix: Number = 0,
     layout: Layout | None = None,
     engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
 ) -> Step:
     """Return the time of a step that decodes `batch` sequences and prefills `prompts` chunks beside them.
 
     batch [sequences per replica] at context [tokens], each getting query [tokens]; prompts [per replica] of tokens [new tokens
     each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
     The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
-    `uncertainty.step_range` says how sure the time of a real one is.
+    `uncertainty.step_range` says how sure the time of a real one is. anchor: one's own runs (`st.load_anchor`).
     model and system may be named, as for `load_model` and `load_system`.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
     model, system = model_of(model), system_of(system)
     runs_on = engine_for(system, engine)
+    if anchor is not None:
+        runs_on = anchored(runs_on, anchor, model=model.name, system=system.name)
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     arrays = _checked(inputs, Layout() if layout is None else layout)
     blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
@@ -245,7 +249,25 @@ def _one_layout(
 ) -> tuple[Step, list[Entry]]:
     layout = Layout(**{name: given[name] for name in NAMES})
     check_rules(layout, model, system)
-    return _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
+    step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
+    if engine.anchor is None:
+        return step, entries
+    slower = engine.anchor.step
+    return times(step, slower), [replace(entry, weight=entry.weight * slower) for entry in entries]
+
+
+def times(step: Step, factor: Number) -> Step:
+    """Return a step that takes `factor` times as long in all its parts."""
+    if np.all(np.asarray(factor) == 1):
+        return step
+    return Step(
+        terms={name: seconds * factor for name, seconds in step.terms.items()},
+        resources={name: seconds * factor for name, seconds in step.resources.items()},
+        lower=step.lower * factor,
+        total=step.total * factor,
+        upper=step.upper * factor,
+        latency=step.latency * factor,
+    )
 
 
 def decode_step(
@@ -257,6 +279,7 @@ def decode_step(
     query: Number = 1,
     layout: Layout | None = None,
     engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
 ) -> Step:
     """Return the time in which each of `batch` sequences at `context` [tokens] gets its next token.
 
@@ -264,7 +287,7 @@ def decode_step(
     """
     positive("batch", batch, most=MOST_SEQUENCES)
     positive("context", context, most=MOST_TOKENS)
-    return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine)
+    return mixed_step(model, system, batch=batch, context=context, query=query, layout=layout, engine=engine, anchor=anchor)
 
 
 def prefill_step(
@@ -276,6 +299,7 @@ def prefill_step(
     prefix: Number = 0,
     layout: Layout | None = None,
     engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
 ) -> Step:
     """Return the time in which `prompts` prompts of `tokens` new tokens are read, each after a cached `prefix`.
 
@@ -285,4 +309,5 @@ def prefill_step(
     prompts = layout.dp if prompts is None else prompts
     positive("tokens", tokens, most=MOST_TOKENS)
     positive("prompts", prompts, most=MOST_SEQUENCES)
-    return mixed_step(model, system, prompts=prompts, tokens=tokens, prefix=prefix, layout=layout, engine=engine)
+    given: dict[str, Any] = {"prompts": prompts, "tokens": tokens, "prefix": prefix}
+    return mixed_step(model, system, **given, layout=layout, engine=engine, anchor=anchor)

@@ -10,8 +10,9 @@ $\bar v$ of it over the fitted runs already, so that only what exceeds it widens
 $$ w_\pm = \sqrt{q_\pm^2 + z^2 \max(0, g^T \Sigma g - \bar v)}, \qquad f e^{-w_-} \le t \le f e^{w_+} $$
 
 A step like those measured gets the interval of left-out runs; one that rests on a badly known constant gets a wider one. On
-chips of a vendor of which no run was fitted, and for an engine without a fit, the range is at least `WIDE`. The ideal engine is
-a bound and no prediction: it has no range.
+chips of a vendor of which no run was fitted, and for an engine without a fit, the range is at least `WIDE`. Runs of one's own
+(`anchor`) narrow the scatter, not what a step's own constants or its distance from what was measured add. The ideal engine is a
+bound and no prediction: it has no range.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from steptime.catalog.loading import SystemLike, system_of
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.numbers import Array, Number
-from steptime.physics.engine import IDEAL, Engine, constant, engine_for, with_constants
+from steptime.physics.anchor import Anchor, Anchors
+from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
 from steptime.physics.step import mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
@@ -133,12 +135,13 @@ def factors(
     """
     table = engine.fit.get("interval", {}).get(quantity, {})
     usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
-    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) for side in (0, 1))
+    left = 1.0 if engine.anchor is None else engine.anchor.width(quantity)  # of the scatter; own runs tell the rest (`anchor`)
+    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) ** left for side in (0, 1))
     excess = 0.0 if variance is None else variance - usual
     low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
     high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
     if system is not None and not measured_on(engine, system):
-        low, high = np.minimum(low, WIDE[0]), np.maximum(high, WIDE[1])
+        low, high = np.minimum(low, WIDE[0] ** left), np.maximum(high, WIDE[1] ** left)
     return low, high
 
 
@@ -154,15 +157,20 @@ def _by_regime(table: Mapping[str, float], default: float, regime: Number | str)
 
 
 def step_range(
-    model: ModelLike, system: SystemLike, *, engine: Engine | str | None = None, **given: Any
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
+    **given: Any,
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
-    `given`: the arguments of `mixed_step`, which may be arrays. A step that reads prompts takes the regime "mixed": no run that
-    only reads prompts was measured.
+    `given`: the arguments of `mixed_step`, which may be arrays; anchor: one's own runs. A step that reads prompts takes the
+    regime "mixed": no run that only reads prompts was measured.
     """
     of, on = model_of(model), system_of(system)
-    engine = engine_for(on, engine)
+    engine = anchored(engine_for(on, engine), anchor, model=of.name, system=on.name)
     if not has_range(engine):
         return None
     shape = np.shape(mixed_step(of, on, engine=engine, **given).total)

@@ -18,7 +18,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.rules import allowed
 from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.prefilling import Prefill, passing, within_limit
-from steptime.planning.steady import State, Transfer, aggregated, decode_pool, transfer_of, ttft_seen
+from steptime.planning.steady import State, Transfer, aggregated, decode_pool, transfer_of, ttft_seen, waited
 from steptime.planning.workload import Slo, Workload
 
 Found = TypeVar("Found")
@@ -189,7 +189,8 @@ def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft
     added where the rate is known.
     """
     sent = moving(case, layout)
-    return ttft - ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)
+    other = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)
+    return (ttft - other) / waited(case.engine)
 
 
 def runs(case: Case, layouts: Layout, role: str) -> Array:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from steptime.machines.energy import electricity_per_million, joules_per_token
 from steptime.machines.rents import kind_in_words, known
 from steptime.machines.system import Power, Rent
+from steptime.physics.anchor import Anchor
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
@@ -189,6 +190,8 @@ class Plan(Tabular):
         default=(), metadata=unit("", "other formats, chips, pools and drafts, what saves most first")
     )
     ideal: Point | None = field(default=None, metadata=unit("", "the same layout and batch, were nothing lost"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
+    unanchored: Point | None = field(default=None, metadata=unit("", "the same layout and batch without them"))
     runner_up: Point | None = field(default=None, metadata=unit("", "the next layout by cost"))
     front: tuple[Point, ...] = field(default=(), metadata=unit("", "what no other layout beats in both, fastest first"))
     transfer_seconds: float = field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ def explain_step(
     order = {term: position for position, term in enumerate(step.terms)}
     lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
     lines.sort(key=lambda line: (order[line.term], -line.seconds))
+    if engine.anchor is not None:
+        lines = [replace(line, formula=f"{line.formula} x {engine.anchor.step:.4g} of own runs") for line in lines]
     asked: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **given}
     asked.pop("query", None)
     return lines + [

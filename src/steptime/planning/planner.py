@@ -24,8 +24,9 @@ from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import MOST_CHIPS, Number, distinct, single, whole
+from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.cache_format import as_served
-from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
@@ -66,6 +67,7 @@ def plan(
     sure: float | None = None,
     drafts: int | str | None = None,
     acceptance: float | None = None,
+    anchor: Anchors | Anchor | None = None,
 ) -> Plan:
     """Return the cheapest way to serve `workload` within `slo` on `chips` chips (by default one scale-up domain).
 
@@ -75,6 +77,7 @@ def plan(
     which each limit is met, such as 0.9; by default a plan meets them in the mean, which a machine may miss half the time.
     drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
     engines do. acceptance: tokens that a step then yields in the mean, from 1 to drafts + 1; by default as it was measured.
+    anchor: runs of one's own (`st.load_anchor`) of this model on this system by this engine, which set its times right.
     Raises DoesNotFit where the weights do not fit the chips in any layout. Limits that nothing meets are an answer: a Plan
     with `feasible=False` and the reason.
     """
@@ -91,7 +94,7 @@ def plan(
     if sure is not None and slo == Slo():
         raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
     check_asked(drafts, acceptance)
-    case = replace(_case_of(model_of(model), system_of(system), workload, slo, chips, engine), sure=sure)
+    case = replace(_case_of(model_of(model), system_of(system), workload, slo, chips, engine, anchor), sure=sure)
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
@@ -160,6 +163,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         warnings=(*warnings_of(case), *drafting_warnings(case.model, case.drafting)),
         drafting=case.drafting,
         served=what_is_served(case.model, case.system),
+        anchor=case.engine.anchor,
     )
     candidates = ranked(case, tables)
     if not candidates:
@@ -172,6 +176,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         elasticities=elasticities(case, candidate),
         runner_up=_point(case, others[0]) if others else None,
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
+        unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
     found = replace(found, levers=levers_of(case, candidate, tuple(modes)) if levers else ())
@@ -179,7 +184,13 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
 
 
 def _case_of(
-    model: Model, system: System, workload: Workload, slo: Slo, chips: int | None, engine: Engine | str | None
+    model: Model,
+    system: System,
+    workload: Workload,
+    slo: Slo,
+    chips: int | None,
+    engine: Engine | str | None,
+    anchor: Anchors | Anchor | None,
 ) -> Case:
     """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
     single(chips=chips)
@@ -189,7 +200,7 @@ def _case_of(
     if number > system.scale_out.size:
         has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
         raise RangeError(f"{has}; {number:,} are too many")
-    runs_on = engine_for(system, engine)
+    runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     served = as_served(model, system, runs_on)
     return Case(model=served, system=system, workload=workload, slo=slo, chips=number, engine=runs_on)
 

@@ -275,9 +275,15 @@ def ttft_seen(
     """Return the time to first token [s] that a user sees where a prompt is `read` [s] after it is in the queue.
 
     An engine adds the time before the queue and the decode steps until a token is seen: those of the simulator. A step takes
-    as long as its tokens, of `tpot` [s] each. layout: of the replica that decodes.
+    as long as its tokens, of `tpot` [s] each. layout: of the replica that decodes. All of it is as much longer as own runs say.
     """
-    return before_queue(workload, engine) + read + answer_tokens(workload, layout, engine, drafting) * tpot
+    made = before_queue(workload, engine) + read + answer_tokens(workload, layout, engine, drafting) * tpot
+    return made * waited(engine)
+
+
+def waited(engine: Engine) -> float:
+    """Return the factor on first tokens that one's own runs tell, beside that on the steps which they are made of."""
+    return 1.0 if engine.anchor is None else engine.anchor.wait
 
 
 def before_queue(workload: Workload, engine: Engine) -> Number:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.machines.system import Rent
+from steptime.physics.anchor import Anchor
 from steptime.physics.layout import Layout, show_layout
 from steptime.results import Tabular, unit
 from steptime.simulation.limits import Judged, at
@@ -72,6 +73,7 @@ class Simulation(Tabular):
     fast_replicas: int = field(default=0, metadata=unit("", "for the fast class alone"))
     limited: bool = field(default=False, metadata=unit("", "whether any class has a limit"))
     rent: Rent = field(default=Rent(), metadata=unit("", "of a chip: its kind, term, date and grade, and where it stands"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
 
     @property
     def output_tokens_per_second_per_chip(self) -> float:

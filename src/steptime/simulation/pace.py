@@ -27,6 +27,7 @@ from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout
 from steptime.physics.step import Step
+from steptime.planning.steady import waited
 from steptime.results import Result, unit
 from steptime.simulation.state import Rates
 
@@ -46,7 +47,7 @@ class Pace(Result):
     is under way than its last pass takes, through the stages of a pipeline, over that pass. joint: factor on a step with
     prompts, attention to them left out, by decode sequences and by prompt tokens, both powers of two less one.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
-    from the end of its prompt until its first token is seen.
+    from the end of its prompt until its first token is seen. waited: factor on first tokens, by own runs.
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
     """
 
@@ -64,6 +65,7 @@ class Pace(Result):
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
     answer: float = field(default=0.0, metadata=LEFT_OUT)
+    waited: float = field(default=1.0, metadata=LEFT_OUT)
     decode_error: float = field(default=0.0, metadata=unit("", "mean error of decode steps, relative to those they stand for"))
     mixed_error: float = field(default=0.0, metadata=unit("", "the same of steps with prompt tokens"))
 
@@ -198,6 +200,7 @@ def pace_of(
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
         answer=float(runs_on.scheduler.steps_before_answer)
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
+        waited=waited(runs_on),
     )
     pace = replace(pace, joint=_joint(model, system, given, pace, (low, high), max_sequences, token_budget * groups))
     if not check:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from steptime.catalog.loading import SystemLike, system_of
@@ -112,6 +112,7 @@ def things_of(
     machine = _loaded("system", plan.system, system, system_of)
     described = _loaded("model", plan.model, model, model_of)
     runs_on = _loaded("engine", plan.engine, engine, lambda one: engine_for(machine, one))
+    runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)
     if model is None or system is None or engine is None:
         for pool in plan.pools:

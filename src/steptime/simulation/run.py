@@ -18,9 +18,10 @@ from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model, cache_bytes
 from steptime.numbers import MOST_CHIPS, positive, single, whole
+from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.cache_format import as_served
 from steptime.physics.drafts import cache_moved, drafted_sequences
-from steptime.physics.engine import Engine, engine_for
+from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.rules import check_rules
 from steptime.planning.workload import Slo
@@ -40,9 +41,10 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
 
     Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
     its first token is seen; and that is `pace.answer` of its own decode steps late, each of which yields `accepted` tokens. The
-    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case.
+    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case. First
+    tokens are sooner or later as one's own runs say (`pace.waited`).
     """
-    if not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
+    if pace.waited == 1 and not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
         return requests
     later, owed = requests.copy(), requests["outputs"] - 1
     began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
@@ -50,7 +52,23 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
     later["first"] = np.fmax(requests["first"] + late, requests["moved"])
     later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
-    return later
+    return later if pace.waited == 1 else _waited(later, pace.waited)
+
+
+def _waited(requests: Any, factor: float) -> Any:
+    """Return requests whose first tokens, and all before them, come `factor` times as long after their arrival.
+
+    What comes after a first token is as much later or sooner as that.
+    """
+    longer = (factor - 1) * (requests["first"] - requests["arrival"])
+    away = np.where(np.isnan(requests["moved"]), 0.0, (factor - 1) * (requests["moved"] - requests["arrival"]))
+    for name in ("ready", "scheduled"):
+        requests[name] = requests["arrival"] + factor * (requests[name] - requests["arrival"])
+    requests["moved"] += away
+    requests["resumed"] += away
+    requests["first"] += longer
+    requests["finish"] += longer
+    return requests
 
 
 def behind(requests: Any, reader: Server) -> Any:
@@ -98,6 +116,7 @@ def simulate(
     fast: Policy | None = None,
     fast_replicas: int = 0,
     slowness: float = 1.0,
+    anchor: Anchors | Anchor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
     """Serve `traffic` with `layout.replicas` replicas of the model, and say what its users see.
@@ -108,11 +127,13 @@ def simulate(
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
     `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
     which are MET or MISSED at `quantile` ("mean", "p50", "p90", "p95" or "p99").
-    slowness: over what the engine predicts of every step. Raises RangeError where the weights leave no room for any request.
+    slowness: over what the engine predicts of every step. anchor: runs of one's own, as for a plan. Raises RangeError where
+    the weights leave no room for any request.
     """
     model, system = model_of(model), system_of(system)
     layout, policy, slo, quantile = layout or Layout(), policy or Policy(), slo or Slo(), known(quantile)
-    runs_on, traffic = engine_for(system, engine), checked(traffic)
+    runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
+    traffic = checked(traffic)
     model = as_served(model, system, runs_on)
     cached, fast_replicas = _counts(cached, fast_replicas, slowness, apart=prefill is not None or cache is not None)
     _check_pools(model, system, layout, prefill, fast_replicas)
@@ -147,6 +168,7 @@ def simulate(
         fast_replicas=fast_replicas,
         limited=_limited(slo),
         rent=system.rent,
+        anchor=runs_on.anchor,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from steptime.errors import InputError
-from steptime.terminal import calibrate, engines, models, plan, simulate, step, systems, validate
+from steptime.terminal import anchors, calibrate, engines, models, plan, simulate, step, systems, validate
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -31,15 +31,17 @@ EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     plan.plan: (
         "plan qwen3-235b-a22b hgx-b200 --input 4k --output 1k --speed 40 --launch vllm",
         "plan deepseek-v3 gb200-nvl72 --input 8k --output 1k --speed 50 --csv front.csv",
+        "plan llama-3.1-70b hgx-h200 --weights fp8 --speed 40 --anchor vllm-result.json,tp=4",
     ),
     step.step: (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",
         "step llama-3.3-70b hgx-h100 --phase prefill --tokens 8k --tp 8",
+        "step llama-3.1-70b hgx-h200 --batch 64 --tp 4 --anchor runs.csv",
     ),
     simulate.simulate: (
         "simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2",
         "simulate llama-3.1-8b hgx-h100 --find-rate --ttft 0.5 --speed 50",
-        "simulate llama-3.1-70b hgx-h100 --tp 4 --concurrency 64",
+        "simulate llama-3.1-70b hgx-h100 --tp 4 --concurrency 64 --anchor runs.csv",
         "simulate qwen3-32b hgx-h200 --tp 2 --replicas 2 --prefill-replicas 2 --trace requests.csv",
     ),
     models.models: (
@@ -52,6 +54,11 @@ EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     validate.validate: (
         "validate runs.csv --predictions predicted.csv",
         "validate vllm-result.json --system hgx-h200 --tp 4 --weights fp8",
+    ),
+    anchors.anchors: (
+        "anchors",
+        "anchors add vllm-result.json --system hgx-h200 --tp 4 --weights fp8 --name mine",
+        "anchors remove mine",
     ),
     calibrate.calibrate: (
         "calibrate runs.csv --prior vllm --engine mine --out mine.toml",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.errors import RangeError
+from steptime.terminal.own_runs import file_of, read_anchor
 from steptime.units import count as read_count
 
 if TYPE_CHECKING:
@@ -116,6 +117,22 @@ class Subject:
             help="Rows on the busiest expert chip over the mean.", show_default="the engine's", rich_help_panel=SUBJECT
         ),
     ] = None
+    anchor: Annotated[
+        str | None,
+        typer.Option(
+            "--anchor",
+            metavar="RESULTS",
+            help="Runs of your own of this model, system and engine, which set its times right: a result of `vllm bench serve` "
+            "or of SGLang's bench_serving, with what it does not tell behind it (result.json,tp=4,weights=fp8), or a CSV of "
+            "runs.",
+            show_default="those that `steptime anchors` keeps",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    no_anchor: Annotated[
+        bool,
+        typer.Option("--no-anchor", help="Leave out the runs that `steptime anchors` keeps.", rich_help_panel=SUBJECT),
+    ] = False
     set_: SET = None
     catalog: CATALOG = None
 
@@ -130,11 +147,31 @@ class Subject:
             if given is not None and not any(layer.routed for layer, _ in described.layers):
                 raise RangeError(f"{name} needs a model with experts; {described.name} has none")
         engine = engine_for(machine, self.engine, self.catalog)
-        return described, machine, engine if self.imbalance is None else with_imbalance(engine, self.imbalance)
+        engine = engine if self.imbalance is None else with_imbalance(engine, self.imbalance)
+        return described, machine, self._anchored(described, machine, engine)
+
+    def _anchored(self, model: "Model", system: "System", engine: "Engine") -> "Engine":
+        """Return the engine with the runs of one's own that are given, or that are kept of this model, system and engine."""
+        from steptime.catalog.files import files
+        from steptime.physics.engine import anchored
+        from steptime.physics.uncertainty import has_range
+
+        if self.anchor is not None and self.no_anchor:
+            raise RangeError("--anchor gives runs and --no-anchor leaves them out; keep one of the two")
+        if self.anchor is not None:
+            asked = {"system": self.system, "weights": self.weights or ""}
+            given = read_anchor(self.anchor, asked, engine, self.catalog)
+            return anchored(engine, given, model=model.name, system=system.name)
+        if self.no_anchor or not has_range(engine) or not files("anchors", self.catalog):
+            return engine
+        from steptime.measured.anchors import kept_anchor
+
+        return anchored(engine, kept_anchor(model, system, engine, self.catalog), model=model.name, system=system.name)
 
     def files(self) -> list[str]:
         """Return the names that may be files which the command reads."""
-        return [name for name in (self.model, self.system, self.engine) if name]
+        own = file_of(self.anchor) if self.anchor else ""
+        return [name for name in (self.model, self.system, self.engine, own) if name]
 
 
 @dataclass(frozen=True, kw_only=True)

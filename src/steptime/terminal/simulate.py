@@ -327,6 +327,7 @@ def _print_rate(
     from steptime.planning.workload import Slo
     from steptime.terminal.views.rates import rate_answer, rate_view
     from steptime.terminal.views.simulation import uncached
+    from steptime.terminal.views.step import own_runs
     from steptime.terminal.views.widgets import counted, notes
 
     console = console_of()
@@ -336,6 +337,8 @@ def _print_rate(
     console.print(f"{what}, {given['policy'].kind} batching{played}")
     if trace is not None and given["cache"] is None:
         show(*notes(uncached(trace)), console=console)
+    if given["engine"].anchor is not None:
+        show(*own_runs(given["engine"].anchor), console=console)
     limited = given["slo"] != Slo()
     show(rate_answer(found, limited) if answering.brief else rate_view(found, console.width, limited), console=console)
 
@@ -383,4 +386,6 @@ def _write(found: "Simulation", answering: Answering) -> None:
 
 def _about(model: "Model", system: "System", given: dict[str, Any]) -> dict[str, Any]:
     """What was run on what, in JSON."""
-    return {"model": model.name, "system": system.name, "engine": given["engine"].name, "layout": given["layout"]}
+    engine = given["engine"]
+    names = {"model": model.name, "system": system.name, "engine": engine.name}
+    return names | {"layout": given["layout"], "anchor": engine.anchor}

@@ -1,7 +1,7 @@
 """The command `steptime step`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,7 +68,7 @@ def step(
     check_outputs({"--csv": csv}, subject.files())
     model, system, engine = subject.read()
     layout = ways.layout() if ways.microbatches is None else ways.layout(microbatches=ways.microbatches)
-    given = asked_of(layout=layout, **vars(asked))
+    given: dict[str, Any] = asked_of(layout=layout, **vars(asked))
     card = step_card(model, system, **given, layout=layout, engine=engine)
     if csv is not None:
         write_csv(csv, card)

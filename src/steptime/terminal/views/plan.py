@@ -27,7 +27,7 @@ from steptime.planning.drafting import step_yield
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
-from steptime.terminal.views.step import TERM_COLOURS, memory_bar, resource_table
+from steptime.terminal.views.step import TERM_COLOURS, memory_bar, own_runs, resource_table
 from steptime.terminal.views.widgets import Grid, bar, counted, heading, notes, ranged, share_table, table, usd
 from steptime.units import in_digits, show
 
@@ -174,7 +174,17 @@ def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
         ways = ", ".join(plan.distance)
         wider = f"Ranges are wider here: {ways} lie beyond the runs that the engine was fitted to."
         lines.append(f"Unlike what was measured: {ways}." if brief else wider)
-    return [Text(line) for line in lines]
+    return [*_anchored(plan), *(Text(line) for line in lines)]
+
+
+def _anchored(plan: Plan) -> list[Text]:
+    """Say by which runs of one's own the times were set right, and what they were before."""
+    before = plan.unanchored
+    if before is None:
+        return []
+    times = f"{before.tokens_per_second_per_user:,.1f} tok/s for each user, first token {show(before.ttft, 's')}"
+    paid = f", {usd(before.usd_per_million_output_tokens)}" if has_rent(plan) else ""
+    return [*own_runs(plan.anchor), Text(f"Before them, the same layout and batch: {times}{paid}.")]
 
 
 def _rent(plan: Plan) -> str:

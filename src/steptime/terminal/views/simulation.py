@@ -18,6 +18,7 @@ from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.replays import Replay
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.terminal.views.plots import distribution_plot
+from steptime.terminal.views.step import own_runs
 from steptime.terminal.views.widgets import Either, Grid, counted, notes, table, usd
 from steptime.units import in_digits, show
 
@@ -33,6 +34,7 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
     parts: list[RenderableType] = [
         Text(title),
         *notes(_notes(found)),
+        *own_runs(found.anchor),
         Text(),
         *_limits(found.limits),
         _verdict(a, found.limits),
@@ -51,7 +53,7 @@ def simulation_view(title: str, found: Simulation, width: int) -> RenderableType
 def simulation_brief(title: str, found: Simulation) -> RenderableType:
     """Return the answer alone."""
     a = found.answers
-    lines = [Text(title), *notes(_notes(found)), *_limits(found.limits), _verdict(a, found.limits)]
+    lines = [Text(title), *notes(_notes(found)), *own_runs(found.anchor), *_limits(found.limits), _verdict(a, found.limits)]
     if a.served:
         for name, q in (("First token", a.ttft), ("Time per token", a.tpot)):
             if not math.isnan(q.mean):

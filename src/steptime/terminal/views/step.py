@@ -10,6 +10,7 @@ from rich.text import Text
 
 from steptime.cards.steps import StepCard
 from steptime.numbers import Number
+from steptime.physics.anchor import Anchor
 from steptime.physics.layout import show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
@@ -57,6 +58,7 @@ def step_view(card: StepCard, width: int) -> RenderableType:
     return Group(
         Text(title(card)),
         *notes(card.notes),
+        *own_runs(card.anchor),
         facts(_answers(card)),
         *meaning,
         share_table({k: float(v) for k, v in card.terms.items()}, TERM_COLOURS, width, "Term"),
@@ -67,7 +69,13 @@ def step_view(card: StepCard, width: int) -> RenderableType:
 
 def step_brief(card: StepCard) -> RenderableType:
     """Return the answer alone."""
-    return Group(Text(title(card)), *notes(card.notes), *(Text(f"{name}: {value}") for name, value in _answers(card)))
+    said = (Text(f"{name}: {value}") for name, value in _answers(card))
+    return Group(Text(title(card)), *notes(card.notes), *own_runs(card.anchor), *said)
+
+
+def own_runs(anchor: Anchor | None) -> list[Text]:
+    """Say by which runs of one's own an answer was set right, where there are any."""
+    return [] if anchor is None else [Text(anchor.text, style="cyan")]
 
 
 def title(card: StepCard) -> str:
@@ -81,6 +89,8 @@ def _answers(card: StepCard) -> list[tuple[str, str | Text]]:
     rows: list[tuple[str, str | Text]] = [
         ("Time" + (" (90 % range)" if card.range else ""), Text(time, style="bold green")),
     ]
+    if card.unanchored is not None:
+        rows.append(("Before your own runs", show(float(card.unanchored.total), "s")))
     if card.ideal is not None:
         rows.append(("Ideal, were nothing lost", show(float(card.ideal.total), "s")))
     rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
