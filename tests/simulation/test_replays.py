@@ -59,6 +59,16 @@ def test_a_name_that_loads_nothing_says_what_to_give(plan):
             st.replay(replace(plan, **{what: "mine"}))
 
 
+def test_requests_beyond_the_models_context_are_replayed_as_they_were_planned():
+    """Mixtral's config states 32,768 tokens; the plan warns, and its replay serves what was planned."""
+    workload = st.Workload(input_tokens=40_000, output_tokens=200)
+    found = st.plan("mixtral-8x7b", "hgx-h100", workload, st.Slo(tpot=1 / 15, ttft=20), levers=False)
+    assert any("exceed the model's context of 32,768" in warning for warning in found.warnings)
+    answers = compare(found, requests=300)
+    assert answers.steady
+    assert 0.3 < answers.tpot_ratio < 1.5
+
+
 def test_there_is_no_replay_of_nothing():
     nothing = st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-5), chips=1, levers=False)
     for replayed in (st.replay, compare):

@@ -114,6 +114,8 @@ def things_of(
     runs_on = _loaded("engine", plan.engine, engine, lambda one: engine_for(machine, one))
     runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)
+    asked = plan.workload.input_tokens + plan.workload.output_tokens  # a plan warns where that is beyond the model's context
+    described = replace(described, max_context=max(float(described.max_context), float(asked)))
     if model is None or system is None or engine is None:
         for pool in plan.pools:
             _check(plan, pool, described, machine, runs_on)
