@@ -73,8 +73,8 @@ def test_time_that_goes_to_prompts_is_mixed():
 
 
 def wider(low: float, high: float) -> tuple[float, float]:
-    """Two factors with what pools of their own add, of which no run was fitted: logarithms of 0.31 and 0.51, in squares."""
-    return np.exp(-np.hypot(np.log(low), 0.31)), np.exp(np.hypot(np.log(high), 0.51))
+    """Two factors with what pools of their own add, of which no run was fitted: logarithms of 0.33 each, in squares."""
+    return np.exp(-np.hypot(np.log(low), 0.33)), np.exp(np.hypot(np.log(high), 0.33))
 
 
 def test_pools_apart_err_together():

@@ -28,6 +28,7 @@ from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
 from steptime.physics.cache_format import as_served
+from steptime.physics.distance import distances, widening
 from steptime.physics.drafts import drafted_sequences
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, shaped
@@ -129,8 +130,10 @@ def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) 
     except InputError as problem:
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
     found = closed_pools(pools, engine)
-    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system)
-    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system)
+    chips, stages = (np.maximum(getattr(pools.decode, name), getattr(pools.prefill, name)) for name in ("chips", "pp"))
+    wider = widening(distances(engine, pools.system, chips=chips, stages=stages, apart=True))
+    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=wider)
+    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=wider)
     speed, tpot, ttft = (found[name] for name in ("output_tok_s", "tpot", "ttft"))
     return found | {
         "tpot_low": tpot * low, "tpot_high": tpot * high, "ttft_low": ttft * first_low, "ttft_high": ttft * first_high,
