@@ -15,7 +15,7 @@ from steptime.numbers import MOST_CHIPS
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 Text = Annotated[str, BeforeValidator(lambda v: v.isoformat() if isinstance(v, datetime.date) else v)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
 from steptime.physics.facts import ENGINE, facts_of
-from steptime.physics.layout import Layout, show_layout
+from steptime.physics.layout import NAMES, Layout, show_layout
 from steptime.physics.rules import allowed
 from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.prefilling import Prefill, passing, within_limit
@@ -23,6 +24,7 @@ from steptime.planning.workload import Slo, Workload
 
 Found = TypeVar("Found")
 
+_WAYS = attrgetter(*(name for name in NAMES if name != "microbatches"))  # of a layout
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
@@ -76,11 +78,7 @@ class Candidate:
     @property
     def same(self) -> tuple[object, ...]:
         """What two candidates share that differ in batch, chunk and micro-batches only."""
-        return (
-            self.mode,
-            replace(self.layout, microbatches=1),
-            self.prefill_layout and replace(self.prefill_layout, microbatches=1),
-        )
+        return (self.mode, _WAYS(self.layout), self.prefill_layout and _WAYS(self.prefill_layout))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
