@@ -41,14 +41,14 @@ NOT_MODELLED = """## What is not modelled
 - Kernels that one engine has for one model (attention with the projection in it, an all-reduce with the norm in it): launches
   are counted by one rule for all models, which is why gpt-oss is the worst when it is left out.
 - Waves: engines that read prompts first keep requests of equal length together. How far such requests drift apart is a guess
-  (`serving.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
+  (`loops.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
   Whether a run drew its lengths at random follows from how the public set names it.
-- Flags that no column tells, on which time to first token depends most. One number of each engine stands for what differs by
-  deployment. First tokens of SGLang come some 30 decode steps late for Qwen3.5 and DeepSeek (16 below 16 clients), 10 for
-  GLM-5, none for Qwen3-32B: InferenceMAX starts the former with a scheduler that looks for requests every 10 steps, or 30
-  from 16 clients on (`--scheduler-recv-interval`, which is 1 unless set). Those of TensorRT-LLM with Llama-3.1-70B at 1024 in
-  and out come 20 late on up to four chips and in time on eight; with attention groups, 40. First requests of SGLang with
-  DeepSeek in nvfp4 wait 5 to 9 s in the mean.
+- Flags that no column tells, on which time to first token depends most. First tokens of SGLang on hgx-b200 and hgx-b300 come
+  some 30 decode steps late for Qwen3.5 and DeepSeek (16 below 16 clients), 10 for GLM-5: InferenceMAX starts those with a
+  scheduler that looks for requests every 10 steps, or 30 from 16 clients on (`--scheduler-recv-interval`, which is 1 unless
+  set). A file of runs tells it as `stream_interval`; those runs have none, so that their first tokens are neither fitted nor
+  scored here. Those of TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
+  eight; with attention groups, 40. First requests of SGLang with DeepSeek in nvfp4 wait 5 to 9 s in the mean.
 """
 
 
@@ -162,7 +162,13 @@ def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Return the rows that are fitted: closed loops and pools without drafts, with a time per token, none of them in doubt."""
     plain = [row for row in rows if kind_of(row) == LOOPS[0] and row.get("tpot_s")]
     reasons_ = predict(plain, by_simulation=False).reason
-    return [row for row, reason in zip(plain, reasons_, strict=True) if not reason]
+    return [_told(row) for row, reason in zip(plain, reasons_, strict=True) if not reason]
+
+
+def _told(row: dict[str, str]) -> dict[str, str]:
+    """Return a row without its first token where that waits for an interval which the row does not tell (`NOT_MODELLED`)."""
+    held = row["engine"] == "sglang" and row["system"] in ("hgx-b200", "hgx-b300") and not row.get("stream_interval")
+    return row | {"ttft_s": ""} if held else row
 
 
 def main() -> None:
