@@ -1,6 +1,6 @@
 """Fits the shipped engines to measured runs and writes them and docs/validation.md: `python docs/fit_engines.py RUNS.csv ...`.
 
-Of the files, closed loops and separate pools without drafts are fitted, without rows that cannot be right.
+Of the files, closed loops without drafts are fitted, without rows that cannot be right.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOT_MODELLED = """## What is not modelled
 - Kernels that one engine has for one model (attention with the projection in it, an all-reduce with the norm in it): launches
   are counted by one rule for all models, which is why gpt-oss is the worst when it is left out.
 - Waves: engines that read prompts first keep requests of equal length together. How far such requests drift apart is a guess
-  (`loops.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
+  (`closed.DRIFT`, half a per cent of their length; from 0.3 to 2 % the error of first tokens changes by less than a point).
   Whether a run drew its lengths at random follows from how the public set names it.
 - Flags that no column tells, on which time to first token depends most. First tokens of SGLang on hgx-b200 and hgx-b300 come
   some 30 decode steps late for Qwen3.5 and DeepSeek (16 below 16 clients), 10 for GLM-5: InferenceMAX starts those with a
@@ -119,7 +119,7 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
     lines = [
         "# Predictions against measurements",
         "",
-        f"{len(rows):,} public serving runs: closed loops without drafts on a node or rack, and pools that decode alone, from",
+        f"{len(rows):,} public serving runs: closed loops without drafts, one engine on a node or rack, from",
         f"[AIConfigurator's sample]({URL}) and [InferenceX]({MORE}),",
         "without those that `steptime validate` names as wrong or in doubt. Errors are |predicted / measured - 1|, bias is its",
         "median with its sign. *Left out*: constants fitted anew without the run's whole model, or its whole system, in every",
@@ -159,7 +159,7 @@ def page(rows: list[dict[str, str]], found: Calibration) -> str:
 
 
 def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the rows that are fitted: closed loops and pools without drafts, with a time per token, none of them in doubt."""
+    """Return the rows that are fitted: closed loops without drafts, with a time per token, none of them in doubt."""
     plain = [row for row in rows if kind_of(row) == LOOPS[0] and row.get("tpot_s")]
     reasons_ = predict(plain, by_simulation=False).reason
     return [_told(row) for row, reason in zip(plain, reasons_, strict=True) if not reason]

@@ -6,23 +6,31 @@ import numpy as np
 import pytest
 
 from steptime.measured import validation as validate
+from steptime.measured.closed import running_of
 from steptime.measured.validation import closed_of, grouped, predict
 from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
-from steptime.planning.closed import closed_loop
+from steptime.physics.step import decode_step, prefill_step
 from tests.measured.rows import deepseek, plain
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_without_drafts_a_loop_is_the_one_of_plans(engine):
+def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
     (runs,) = grouped([deepseek(concurrency=str(c)) for c in (1, 64, 4096)])
     found = closed_of(runs, load_engine(engine))
-    tpot, ttft, decode = closed_loop(
-        runs.model, runs.system, layout=runs.layout, concurrency=runs.concurrency, input_tokens=runs.input_tokens,
-        output_tokens=runs.output_tokens, spread=runs.spread, starting=runs.concurrency / runs.requests,
-        engine=load_engine(engine),
-    )  # fmt: skip
+    on, context = load_engine(engine), runs.input_tokens + runs.output_tokens / 2
+    given = {"layout": runs.layout, "engine": on}
+    running = running_of(runs.model, runs.system, context=context, wanted=runs.concurrency, **given)
+    decode = decode_step(runs.model, runs.system, batch=running, context=context, **given)
+    prefill = prefill_step(runs.model, runs.system, tokens=runs.input_tokens, prompts=runs.layout.dp, **given).total
+    burst, decoding = running / runs.layout.dp * prefill, runs.output_tokens * decode.total
+    together = on.scheduler.prefill_first * burst / (burst + np.maximum(runs.spread, 0.005) * decoding)
+    tpot = decode.total + burst / runs.output_tokens * (1 - together / 2)
+    started = (1 - together) * runs.concurrency / runs.requests * burst / 2
+    queued = decode.total / 2 + prefill * (1 + burst / (burst + decoding)) + together * burst / 2 + started
+    waiting = (runs.concurrency - running) / running * runs.output_tokens * tpot
+    ttft = on.scheduler.seconds_per_request + on.scheduler.first_token_factor * queued + waiting
     assert found.tpot == pytest.approx(tpot)
     assert found.ttft == pytest.approx(ttft)
     assert found.decode.total == pytest.approx(decode.total)

@@ -17,7 +17,7 @@ from steptime.physics.search_space import legal
 from steptime.planning import matching
 from steptime.planning.candidates import AGGREGATED, COLUMNS, DISAGGREGATED, Case, prefill_of, state_of
 from steptime.planning.matching import batches
-from steptime.planning.prefilling import first_token, prefill_pool
+from steptime.planning.prefilling import first_token, prefill_pool, within_limit
 from steptime.planning.refine import matched_rate
 from steptime.planning.search import chunk_sizes, fitting, ranked, search
 from steptime.planning.steady import aggregated, decode_pool
@@ -167,10 +167,8 @@ def test_pools_apart_are_matched_for_the_highest_rate(slo, up):
     def usable(layout, prompts, replicas):
         """Requests/s of each of so many replicas, and its pool."""
         moved = 1e7 / (up * layout.group * layout.pp)
-        pool = prefill_pool(
-            given.model, given.system, WORK,
-            layout=replace(layout, replicas=replicas), prompts=prompts, engine=IDEAL, limit=slo.ttft - moved,
-        )  # fmt: skip
+        pool = prefill_pool(given.model, given.system, WORK, layout=layout, prompts=prompts, engine=IDEAL)
+        pool = within_limit(pool, slo.ttft - moved, replicas)
         each = float(pool.rate * pool.most_utilised) if pool.memory.fits else 0.0
         return min(each, 0.9 * layout.dp / moved), pool
 

@@ -13,8 +13,7 @@ from steptime.errors import RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
-from steptime.planning.closed import closed_loop, closed_ttft, running_of
-from steptime.planning.prefilling import first_token, prefill_pool
+from steptime.planning.prefilling import first_token, prefill_pool, within_limit
 from steptime.planning.steady import (
     State,
     Transfer,
@@ -297,7 +296,7 @@ def test_a_pool_that_only_prefills():
     assert (pool.late, pool.most_utilised) == (0, pytest.approx(0.9))
     assert pool.memory.cache == pytest.approx(4 * 1e4 * 1000)  # a pass under way and one being sent: 16 over four groups
     assert pool.memory.activations == pytest.approx(2 * 750 / 2 * 2 * 2000)
-    assert prefill_pool(SPARSE, CHIP, cached, layout=layout, prompts=2, engine=IDEAL, limit=1e-6).most_utilised == 0
+    assert within_limit(pool, 1e-6, 1).most_utilised == 0
 
 
 def test_a_group_with_a_second_prompt_holds_up_all_others():
@@ -315,7 +314,7 @@ def test_how_busy_a_prefill_pool_may_be():
     """One prompt at a time: a limit of 1.5 passes leaves half a pass to wait, 0.5 of the time."""
     given = {"layout": Layout(), "prompts": 1, "engine": IDEAL}
     once = float(prefill_pool(DENSE, CHIP, WORK, **given).step.total)
-    pool = prefill_pool(DENSE, CHIP, WORK, limit=1.5 * once, **given)
+    pool = within_limit(prefill_pool(DENSE, CHIP, WORK, **given), 1.5 * once, 1)
     assert pool.most_utilised == pytest.approx(0.5, abs=1e-3)
     assert first_token(pool, 0.5, 1) == pytest.approx(1.5 * once)
     assert float(first_token(pool, 0.5, 2)) < 1.5 * once  # two that share their queue
@@ -382,75 +381,3 @@ def test_groups_send_caches_side_by_side():
     assert sent.seconds(0.6) == pytest.approx(0.5 + 2 + 2 * 0.6 / 0.8)
     assert sent.most == pytest.approx(0.9)
     assert np.isinf(sent.seconds(1.0))
-
-
-# --- closed loops ----------------------------------------------------------------------------------------------------------
-
-
-def loop(on=IDEAL, model=DENSE, system=CHIP, layout=None, concurrency=16, **given):
-    return closed_loop(
-        model,
-        system,
-        layout=layout or Layout(),
-        concurrency=concurrency,
-        input_tokens=1000,
-        output_tokens=200,
-        engine=on,
-        **given,
-    )
-
-
-def test_a_closed_loop_brings_a_prompt_for_each_that_ends():
-    """16 requests of 200 tokens: 0.08 prompts a step; a first token waits for half a step, the prompt, the queue, the start."""
-    tpot, ttft, step = loop()
-    t = float(decode_step(DENSE, CHIP, batch=16, context=1100, engine="ideal").total)
-    p = float(prefill_step(DENSE, CHIP, tokens=1000, engine="ideal").total)
-    assert step.total == t
-    assert tpot == pytest.approx(t + 16 / 200 * p)
-    busy, start = 16 * p / (16 * p + 200 * t), 0.1 * 16 * p / 2
-    assert ttft == pytest.approx(t / 2 + p * (1 + busy) + start)
-    assert loop(starting=1.0)[1] == pytest.approx(t / 2 + p * (1 + busy) + 10 * start)
-
-
-@pytest.mark.parametrize(("spread", "drift"), [(0.0, 0.005), (0.5, 0.5)])
-def test_requests_that_start_together_stay_together_unless_they_differ(spread, drift):
-    """An engine that reads prompts first: of the share w = CP / (CP + s O t) half of the prefill comes before a first token."""
-    on = engine(prefill_first=1.0)
-    t = float(decode_step(DENSE, CHIP, batch=16, context=1100, engine="ideal").total)
-    burst = 16 * float(prefill_step(DENSE, CHIP, tokens=1000, engine="ideal").total)
-    w = burst / (burst + drift * 200 * t)
-    tpot, ttft, _ = loop(on, spread=spread)
-    assert tpot == pytest.approx(t + burst / 200 * (1 - w / 2))
-    busy = burst / (burst + 200 * t)
-    assert ttft == pytest.approx(t / 2 + burst / 16 * (1 + busy) + w * burst / 2 + (1 - w) * 0.1 * burst / 2)
-
-
-def test_groups_of_a_closed_loop_read_prompts_each():
-    layout = Layout(dp=4, ep=4)
-    tpot, _, _ = loop(model=SPARSE, layout=layout, concurrency=64)
-    t = float(decode_step(SPARSE, CHIP, batch=64, context=1100, layout=layout, engine="ideal").total)
-    p = float(prefill_step(SPARSE, CHIP, tokens=1000, prompts=4, layout=layout, engine="ideal").total)
-    assert tpot == pytest.approx(t + 64 / 4 / 200 * p)
-
-
-def test_requests_without_room_wait_for_a_seat():
-    """Room for ten caches of 1,100 tokens beside 10 GB of weights and a step of 2,048 tokens; six wait 0.6 of a request."""
-    small = machine(capacity=10e9 + 10 * 1.1e7 + 2048 * 4000 + 1)
-    tpot, ttft, step = loop(system=small)
-    enough, first, ten = loop(concurrency=10)
-    assert (tpot, step.total) == (enough, ten.total)
-    assert ttft == pytest.approx(float(first) + 6 / 10 * 200 * float(tpot))
-    held = {"context": 1100, "layout": Layout(), "engine": IDEAL}
-    assert running_of(DENSE, small, wanted=16, **held) == 10
-    assert running_of(DENSE, small, wanted=9, **held) == 9
-    one = machine(capacity=10e9 + 1.1e7 + 2048 * 4000 + 1)
-    assert running_of(DENSE, one, wanted=16, **held) == 1
-    assert running_of(DENSE, machine(capacity=1e9), wanted=16, **held) == 16  # who measured them had found room
-
-
-def test_what_an_engine_adds_to_a_first_token_of_a_closed_loop():
-    """0.1 s a request, and twice what an orderly queue takes."""
-    tpot, ttft, _ = loop(engine(seconds_per_request=0.1, first_token_factor=2.0))
-    assert (tpot, ttft) == (loop()[0], pytest.approx(0.1 + 2 * float(loop()[1])))
-    assert closed_ttft(0.3, engine(seconds_per_request=0.1, first_token_factor=2.0)) == pytest.approx(0.7)
-    assert loop(engine(seconds_before_queue=0.1, steps_before_answer=3))[1] == loop()[1]

@@ -27,11 +27,7 @@ from steptime.physics.uncertainty import REGIMES, with_variances
 
 NOISE = 0.26  # scatter of log(TPOT) between groups of a model, system, engine and version; repeats of one run differ by 4 %
 ROBUST = 0.5  # in units of the noise: an error far beyond it hardly pulls, since some runs are not what their row says
-OWN, OWN_NOISE, OWN_ROBUST = (
-    12.0,
-    0.05,
-    10.0,
-)  # one's own runs depart further from an engine's mean, repeat better, and are true
+OWN, OWN_NOISE, OWN_ROBUST = 12.0, 0.05, 10.0  # one's own runs depart further from an engine, repeat better, and are true
 PREFILL_FIRST = ("sglang",)  # engines whose scheduler reads waiting prompts before it goes on decoding
 TWO_BATCH = {"trtllm": 0.0}  # vLLM (--enable-dbo) and SGLang overlap two batches where attention groups exchange experts
 SMALL_KV = {"sglang": 0.0}  # engines that keep the KV cache in 16 bits unless told; the others' runs of 8-bit models were told
@@ -175,6 +171,11 @@ def shared_covariance(errors: Array, jacobian: Array, deviation: Array, pairs: A
     return covariance
 
 
+def reading(groups: list[Runs]) -> list[Runs]:
+    """Return the groups whose chips read their prompts."""
+    return [runs for runs in groups if runs.prompts]
+
+
 def values_of(groups: list[Runs], values: Array) -> Array:
     """The values of the runs of `groups`, in their order, out of those of all rows."""
     return np.concatenate([values[runs.index] for runs in groups])
@@ -282,9 +283,9 @@ def calibrated_engine(rows: list[dict[str, str]], *, name: str, prior: Engine, c
     fitted = engine_from(logs, name=prior.name, base=prior)
     first = measured_first_tokens(rows)
     usual = np.log([float(constant(prior, n)) for n in QUEUE_NAMES])
-    reading = [runs for runs in groups if runs.prompts]
-    fitted = with_queue(fitted, reading, first, usual)
-    fitted, _ = with_waits(reading, fitted, first, prior)
+    read = reading(groups)
+    fitted = with_queue(fitted, read, first, usual)
+    fitted, _ = with_waits(read, fitted, first, prior)
     info: dict[str, Any] = {"names": list(NAMES), "covariance": covariance.tolist(), "runs": len(rows)}
     info |= {key: prior.fit[key] for key in ("interval", "parameter_variance") if key in prior.fit}
     if "vendors" in prior.fit:

@@ -18,6 +18,7 @@ Source: conservation of requests (Little's law), lecture section 4.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +29,13 @@ from steptime.physics.drafts import drafted_sequences, drafted_step
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.step import Step
-from steptime.planning.closed import DRIFT, STARTING, STEP_TOKENS, closed_ttft
+
+if TYPE_CHECKING:
+    from steptime.measured.validation import Runs
+
+STARTING = 0.1  # share of a closed loop's requests that start with it: benchmarks send ten for each one in flight
+DRIFT = 0.005  # of an output: requests of equal length drift apart by as much, since hosts and clients do not keep step
+STEP_TOKENS = 2048  # that engines read in a step by default: their activations take memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +116,27 @@ def closed_loop(
         decode=decode,
         own=own / tpot,
     )
+
+
+def closed_of(runs: Runs, engine: Engine) -> ClosedLoop:
+    """Return the closed loops of a group in closed form; constants of the engine may be arrays of shape (n, 1)."""
+    return closed_loop(
+        runs.model,
+        runs.system,
+        layout=runs.layout,
+        concurrency=runs.concurrency,
+        input_tokens=runs.input_tokens,
+        output_tokens=runs.output_tokens,
+        spread=runs.spread,
+        starting=np.minimum(1.0, runs.concurrency / runs.requests),
+        drafts=runs.drafts,
+        acceptance=runs.acceptance,
+        interval=runs.interval,
+        prompts=runs.prompts,
+        engine=engine,
+    )
+
+
+def closed_ttft(queued: Number, engine: Engine) -> Number:
+    """Return the time to first token [s] of a closed loop in which a prompt queue takes `queued` [s] (`closed_loop`)."""
+    return engine.scheduler.seconds_per_request + engine.scheduler.first_token_factor * queued

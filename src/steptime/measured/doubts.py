@@ -25,7 +25,7 @@ import numpy as np
 
 from steptime.catalog.acceptance import curve_of
 from steptime.machines.system import System
-from steptime.measured.closed import closed_loop, running_of
+from steptime.measured.closed import closed_of, running_of
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.cache_format import with_small_cache
@@ -133,7 +133,7 @@ class Doubts:
         plain = self.tpot[at] / predicted
         for drafts, gained in enumerate(curve_of(runs.model.name).tokens[:MOST_DRAFTED], start=1):
             drafted = replace(runs, drafts=drafts, acceptance=np.full(len(at), gained))
-            over = self.tpot[at] / _tpot(drafted, engine)
+            over = self.tpot[at] / closed_of(drafted, engine).tpot
             like = (np.abs(np.log(over)) < np.abs(np.log(plain))) & (np.abs(np.log(over)) < np.log(NEAR))
             for i in np.flatnonzero(like & ~np.isnan(over)):
                 self.drafted[int(at[i])] = (
@@ -155,21 +155,6 @@ class Doubts:
         for i, reason in self.drafted.items():
             found[i] = reason
         return found
-
-
-def _tpot(runs: Runs, engine: Engine) -> Array:
-    return closed_loop(
-        runs.model,
-        runs.system,
-        layout=runs.layout,
-        concurrency=runs.concurrency,
-        input_tokens=runs.input_tokens,
-        output_tokens=runs.output_tokens,
-        spread=runs.spread,
-        drafts=runs.drafts,
-        acceptance=runs.acceptance,
-        engine=engine,
-    ).tpot
 
 
 def _shown(seconds: float) -> str:

@@ -23,6 +23,7 @@ from steptime.measured.calibration import (
     known_from,
     log_tpot,
     measured_first_tokens,
+    reading,
     values_of,
     with_queue,
     with_waits,
@@ -67,8 +68,8 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     made: dict[str, Engine] = {}
     loops: dict[str, list[Any]] = {}
     for name, values in logs.items():
-        engine = with_queue(engine_from(values, name=name), _reading(of[name]), first)
-        made[name], loops[name] = with_waits(_reading(of[name]), engine, first)
+        engine = with_queue(engine_from(values, name=name), reading(of[name]), first)
+        made[name], loops[name] = with_waits(reading(of[name]), engine, first)
     fitted, out_ttft = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     bound, regime = (np.empty(len(rows), dtype=object) for _ in range(2))
     for runs in groups:
@@ -86,7 +87,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
             for runs in held:
                 out[what][runs.index] = np.log(predict_runs(runs, engine)[0]) - target[runs.index]
             if what == LEFT_OUT[0]:
-                simulated = list(zip(_reading(of[known]), loops[known], strict=bool(loops[known])))
+                simulated = list(zip(reading(of[known]), loops[known], strict=bool(loops[known])))
                 _leave_first_tokens_out(out_ttft, engine, held, rest if known == TYPICAL else mine, simulated, first)
     engines = {}
     for name, engine in made.items():
@@ -105,20 +106,15 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
     return Calibration(engines=engines, fitted=fitted, left_out=out, left_out_ttft=out_ttft, regime=regime, bound=bound)
 
 
-def _reading(groups: list[Runs]) -> list[Runs]:
-    """Return the groups whose chips read their prompts."""
-    return [runs for runs in groups if runs.prompts]
-
-
 def _leave_first_tokens_out(
     errors: Array, engine: Engine, held: list[Runs], rest: list[Runs], simulated: list[tuple[Runs, Any]], first: Array
 ) -> None:
     """Set log(predicted / measured) of the TTFT of `held` runs, with waits fitted to the `rest` and their simulated loops."""
-    reading = _reading(rest)
-    kept = {id(runs) for runs in reading}
-    engine = with_queue(engine, reading, first)
-    engine = _refitted(engine, reading, [loop for runs, loop in simulated if id(runs) in kept], first)
-    for runs in _reading(held):
+    read = reading(rest)
+    kept = {id(runs) for runs in read}
+    engine = with_queue(engine, read, first)
+    engine = _refitted(engine, read, [loop for runs, loop in simulated if id(runs) in kept], first)
+    for runs in reading(held):
         ttft = first_tokens(runs, engine) if can_simulate() else predict_runs(runs, engine)[1]
         errors[runs.index] = np.log(ttft / first[runs.index])
 

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from steptime.machines.system import System
+from steptime.measured.closed import DRIFT
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
-from steptime.planning.closed import DRIFT
 from steptime.simulation.pace import Pace, pace_of
 from steptime.simulation.policy import Policy, budget_of, kind_of
 from steptime.simulation.pools import serve
@@ -90,7 +90,7 @@ def closed_loops(
 ) -> Loops:
     """Simulate closed loops of one model on one system; ways of `layout` and all others broadcast, one entry a run.
 
-    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `serving.DRIFT`.
+    input_tokens and output_tokens are means; lengths are drawn evenly from (1 ± spread) of them, at least `closed.DRIFT`.
     requests: of the whole loop, at least one of each client. Runs that share a layout share a pace. Requests in flight are
     limited by the cache that the chips have room for; where by this count not one request has room, nothing limits them, since
     the run was made. Prompts come first where `engine.scheduler.prefill_first`.

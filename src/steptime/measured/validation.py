@@ -22,7 +22,7 @@ from steptime.catalog.acceptance import curve_of
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
 from steptime.machines.system import System
-from steptime.measured.closed import ClosedLoop, closed_loop
+from steptime.measured.closed import closed_of
 from steptime.measured.comparison import FIGURES, Predictions
 from steptime.measured.doubts import Doubts
 from steptime.measured.highest import predict_highest
@@ -172,25 +172,6 @@ def _runs(
         interval=columns["interval"],
         drafts=drafts,
         prompts=prompts,
-    )
-
-
-def closed_of(runs: Runs, engine: Engine) -> ClosedLoop:
-    """Return the closed loops of a group in closed form; constants of the engine may be arrays of shape (n, 1)."""
-    return closed_loop(
-        runs.model,
-        runs.system,
-        layout=runs.layout,
-        concurrency=runs.concurrency,
-        input_tokens=runs.input_tokens,
-        output_tokens=runs.output_tokens,
-        spread=runs.spread,
-        starting=np.minimum(1.0, runs.concurrency / runs.requests),
-        drafts=runs.drafts,
-        acceptance=runs.acceptance,
-        interval=runs.interval,
-        prompts=runs.prompts,
-        engine=engine,
     )
 
 

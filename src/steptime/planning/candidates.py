@@ -18,7 +18,7 @@ from steptime.physics.facts import ENGINE, facts_of
 from steptime.physics.layout import NAMES, Layout, show_layout
 from steptime.physics.rules import allowed
 from steptime.planning.drafting import NONE, Drafting
-from steptime.planning.prefilling import Prefill, passing, within_limit
+from steptime.planning.prefilling import Prefill, prefill_pool, within_limit
 from steptime.planning.steady import State, Transfer, aggregated, decode_pool, transfer_of, ttft_seen, waited
 from steptime.planning.workload import Slo, Workload
 
@@ -135,12 +135,12 @@ def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
 
 def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
     """Return the steady state of one replica of the candidate at any batch and chunk."""
-    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine, "drafting": case.drafting}
-    of = (case.model, case.system, case.workload)
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
-    if candidate.mode == AGGREGATED:
-        return known(case, key, lambda: aggregated(*of, chunk=chunk, **given))
-    return known(case, key, lambda: decoding(case, candidate.layout, batch))
+    if candidate.mode == DISAGGREGATED:
+        return known(case, key, lambda: decoding(case, candidate.layout, batch))
+    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk}
+    given |= {"engine": case.engine, "drafting": case.drafting}
+    return known(case, key, lambda: aggregated(case.model, case.system, case.workload, **given))
 
 
 def decoding(case: Case, layout: Layout, batch: Number) -> State:
@@ -168,7 +168,7 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
     given: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "drafting": case.drafting}
-    pool = known(case, ("prefill", layout, prompts), lambda: passing(case.model, case.system, case.workload, **given))
+    pool = known(case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **given))
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     return within_limit(pool, limit, layout.replicas)
 

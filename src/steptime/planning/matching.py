@@ -14,7 +14,7 @@ from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.placement import pairs
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
-from steptime.planning.prefilling import Prefill, first_token, passing, within_limit
+from steptime.planning.prefilling import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivered, fresh_tokens, in_flight, load_of, ttft_seen
 
@@ -102,7 +102,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
     given: dict[str, Any] = {"layout": wide, "engine": case.engine, "drafting": case.drafting}
-    pool = passing(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
+    pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
     shape = np.shape(pool.rate)
     aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
     limit, links, chips, replicas = (

@@ -82,33 +82,8 @@ def prefill_pool(
     prompts: Number,
     engine: Engine,
     drafting: Drafting = NONE,
-    limit: Number = np.inf,
 ) -> Prefill:
-    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, and how busy it may be.
-
-    limit [s]: on the time from arrival to the end of the pass.
-    """
-    pool = passing(model, system, workload, layout=layout, prompts=prompts, engine=engine, drafting=drafting)
-    return within_limit(pool, limit, layout.replicas)
-
-
-def within_limit(pool: Prefill, limit: Number, replicas: Number) -> Prefill:
-    """Return the pool as busy as a limit [s] on the time from arrival to the end of the pass lets it be."""
-    most = highest_utilisation(limit, pool.time, pool.seats, MOST_UTILISED, late=pool.late, replicas=replicas)
-    return replace(pool, most_utilised=most)
-
-
-def passing(
-    model: Model,
-    system: System,
-    workload: Workload,
-    *,
-    layout: Layout,
-    prompts: Number,
-    engine: Engine,
-    drafting: Drafting = NONE,
-) -> Prefill:
-    """Return what a prefill replica delivers without a limit."""
+    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, without a limit."""
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
     given: dict[str, Any] = {
@@ -135,6 +110,12 @@ def passing(
         ),
         step=step,
     )
+
+
+def within_limit(pool: Prefill, limit: Number, replicas: Number) -> Prefill:
+    """Return the pool as busy as a limit [s] on the time from arrival to the end of the pass lets it be."""
+    most = highest_utilisation(limit, pool.time, pool.seats, MOST_UTILISED, late=pool.late, replicas=replicas)
+    return replace(pool, most_utilised=most)
 
 
 def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:

@@ -27,7 +27,7 @@ from steptime.planning.candidates import (
     state_of,
 )
 from steptime.planning.matching import UNKNOWN
-from steptime.planning.prefilling import Prefill, first_token, prefill_pool
+from steptime.planning.prefilling import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.seating import Seating, seated
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
@@ -175,7 +175,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
-        prefill = prefill_pool(**given, layout=readers, prompts=prompts, limit=limit)
+        prefill = within_limit(prefill_pool(**given, layout=readers, prompts=prompts), limit, readers.replicas)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).most)
         rate = np.minimum(served, np.asarray(can)[:, None])

@@ -14,7 +14,7 @@ from steptime.physics.memory import weights_per_chip
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, known
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, known
 from steptime.planning.drafting import decode_steps
 from steptime.planning.matching import LARGEST_PASS, batches_of, search_disaggregated
 from steptime.planning.seating import seated
@@ -23,7 +23,6 @@ from steptime.planning.steady import (
     MOST_UTILISED,
     State,
     aggregated,
-    decode_pool,
     fresh_tokens,
     in_flight,
     load_of,
@@ -118,15 +117,15 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
     table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = batches_of(wide)
-    decode = decode_pool(model, system, workload, layout=wide, batch=sequences, engine=engine, drafting=case.drafting)
+    decode = decoding(case, wide, sequences)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
     work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
     alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
     stable = ((work < MOST_UTILISED * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
-    decoding = load_of(decode.tpot, sequences)
+    load = load_of(decode.tpot, sequences)
     taken_up = in_flight(sequences, wide.replicas)
-    hopeful = decode.memory.fits & new & stable & (decoding * taken_up <= MOST_LOADED)
+    hopeful = decode.memory.fits & new & stable & (load * taken_up <= MOST_LOADED)
     if apart is not None:
         hopeful &= ~_outdone(case, apart, decode.tpot, np.asarray(decode.rate * wide.replicas))
     m, b = np.nonzero(hopeful)
@@ -142,7 +141,7 @@ def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = N
         drafting=case.drafting,
         quick=True,
     )
-    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], decoding[m, b][:, None], np.asarray(table.dp)[m][:, None])
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(table.dp)[m][:, None])
     loaded = loaded * taken_up[m, b][:, None]
     kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
     kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
