@@ -24,7 +24,7 @@ from steptime.cards.systems import system_card, system_table
 from steptime.errors import DataFileError, UnknownName
 from steptime.planning.planner import DoesNotFit
 from steptime.results import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
-from steptime.terminal.main import app
+from steptime.terminal.main import app_for
 
 ROOT = Path(__file__).parents[1]
 KEYS = tomllib.loads((ROOT / "tests" / "golden" / "json_keys.toml").read_text(encoding="utf-8"))
@@ -385,7 +385,7 @@ def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(wor
         pytest.importorskip("numba")
     path = tmp_path / "runs.csv"
     path.write_text(f"{','.join(RUN)}\n{','.join(map(str, RUN.values()))}\n")
-    shown = CliRunner().invoke(app, [*words.format(runs=path).split(), "--json"])
+    shown = CliRunner().invoke(app_for(), [*words.format(runs=path).split(), "--json"])
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout, parse_constant=pytest.fail)
     assert found["schema"] == f"steptime.{schema}/1"

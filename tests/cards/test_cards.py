@@ -12,13 +12,13 @@ import steptime as st
 from steptime.cards.models import model_card
 from steptime.cards.systems import physical_limits, scale_up_links
 from steptime.errors import InputError
-from steptime.terminal.main import app
+from steptime.terminal.main import app_for
 
 SEVERAL = "deepseek-v3 qwen3-235b-a22b kimi-k2 gpt-oss-120b Qwen/Qwen3-Next-80B-A3B-Instruct google/gemma-3-27b-it"
 
 
 def shown(words: str, columns: int = 100) -> str:
-    result = CliRunner().invoke(app, words.split(), env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"})
+    result = CliRunner().invoke(app_for(), words.split(), env={"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

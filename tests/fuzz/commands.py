@@ -11,7 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from steptime.errors import InputError
-from steptime.terminal.main import app
+from steptime.terminal.main import app_for
 from tests.fuzz.damage import TEXTS
 
 WRITES = ("--out", "--predictions", "--export", "--chrome", "--csv")  # files, which are written to a folder of their own
@@ -32,7 +32,7 @@ SHARES = {"step": 30, "systems": 10, "engines": 10, "models": 5, "plan": 3, "sim
 @cache
 def options() -> dict[str, list[tuple[str, bool]]]:
     """Return the options of every command, and whether each takes a value."""
-    found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    found: dict[str, Any] = typer.main.get_command(app_for()).commands  # type: ignore[attr-defined]
     return {
         name: [(of.opts[0], not getattr(of, "is_flag", False)) for of in one.params if of.param_type_name == "option"]
         for name, one in found.items()
@@ -50,7 +50,7 @@ def command(rng: random.Random, folder: Path) -> Any:
         if takes:
             few = [text for text in TEXTS if len(text) < 4 or len(text) > 9] if option in LONG else TEXTS
             words.append(str(folder / "out.csv") if option in WRITES else rng.choice(few))
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app_for(), words)
     if isinstance(result.exception, InputError):
         raise result.exception
     if result.exception is not None and not isinstance(result.exception, SystemExit):

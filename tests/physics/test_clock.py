@@ -9,10 +9,10 @@ from steptime.physics.clock import Clock, Entry, accumulate
 
 
 def test_a_clock_adds_up_its_entries():
-    clock = Clock()
-    clock.add(Entry(term="a", name="one", seconds=3.0), {"compute": 1.0, "weights": 2.0}, {"compute": 2.5, "memory": 2.0})
-    clock.add(Entry(term="b", name="two", seconds=4.0), {"kv": 4.0}, {"memory": 4.0})
-    clock.add(Entry(term="a", name="three", seconds=0.5), {"compute": 0.5}, {"compute": 0.5})
+    clock = Clock(explained=True)
+    clock.record(Entry(term="a", name="one", seconds=3.0), {"compute": 1.0, "weights": 2.0}, {"compute": 2.5, "memory": 2.0})
+    clock.record(Entry(term="b", name="two", seconds=4.0), {"kv": 4.0}, {"memory": 4.0})
+    clock.record(Entry(term="a", name="three", seconds=0.5), {"compute": 0.5}, {"compute": 0.5})
     assert clock.total == 7.5
     assert clock.terms == {"a": 3.5, "b": 4.0}
     assert clock.resources == {"compute": 1.5, "weights": 2.0, "kv": 4.0}
@@ -22,7 +22,7 @@ def test_a_clock_adds_up_its_entries():
 
 def test_an_overhead_is_waited_for_and_busy():
     """Three times a quarter of a second."""
-    clock = Clock()
+    clock = Clock(explained=True)
     clock.wait("layer", 3, 0.25)
     assert (clock.total, clock.terms, clock.resources, clock.busy) == (0.75, *[{"overhead": 0.75}] * 3)
     (entry,) = clock.entries

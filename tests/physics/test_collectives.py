@@ -194,7 +194,7 @@ def test_a_divided_context_gathers_the_cached_prefixes_of_prompts(changes, tp, b
 
 def ran(busy, on, *, pipelined=False) -> Clock:
     """Return the clock of one collective on two levels, with a second of latency in two calls."""
-    clock = Clock()
+    clock = Clock(explained=True)
     run_collective(clock, "dispatch", Traffic(busy, 1.0, 2.0), NODES, on, count=3, pipelined=pipelined)
     return clock
 

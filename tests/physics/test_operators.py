@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from steptime.physics import operators
 from steptime.physics.clock import Clock
 from steptime.physics.demand import Demand
 from steptime.physics.layout import Layout
-from steptime.physics.operators import overlapped, run
+from steptime.physics.operators import Operator, overlapped, run
 from steptime.physics.step import mixed_step, prefill_step
 from tests.conftest import engine, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
@@ -185,14 +186,45 @@ def test_seconds_and_who_brought_them_about(compute, memory, norm, seconds, to_c
 )
 def test_an_operator_of_a_demand(demand, count, seconds, waits, sides):
     """2 PFLOP/s and 4 TB/s."""
-    clock = Clock()
-    run(clock, "term", "name", demand, CHIP, engine(), count=count, instances=7)
+    clock = Clock(explained=True)
+    run(clock, [Operator("term", "name", demand, count, 7)], CHIP, engine())
     assert {name: float(value) for name, value in clock.resources.items()} == pytest.approx(waits)
     busy = {"compute": sides[0], "memory": sides[1]}
     assert {name: float(value) for name, value in clock.busy.items()} == pytest.approx(busy)
     (entry,) = clock.entries
     assert (float(entry.seconds), float(entry.compute), float(entry.memory)) == pytest.approx((seconds, *sides))
     assert (entry.term, entry.name, entry.count, entry.times, entry.demand) == ("term", "name", 7, count, demand)
+
+
+@pytest.mark.parametrize("at_once", [1, 6, 10**6])
+def test_operators_joined_in_one_array_add_up_as_one_by_one(monkeypatch, at_once):
+    """Compute bound, memory bound, with activations and with a cache; numbers and arrays of two shapes."""
+    many, layouts = np.array([1e15, 4e15, 9e15]), np.array([[1.0], [3.0]])
+    demands = [
+        Demand(many, 2e15, weights=4e12),
+        Demand(0.0, 2e15, weights=4e12, activations=many / 1e3),
+        Demand(2e15 / layouts, 2e15, kv=4e12 * layouts),
+        Demand(2e15, 2e15, weights=4e12, efficiency=0.5),
+    ]
+    terms = ("a", "b", "c", "a")
+    joined, apart = Clock(explained=True), Clock(explained=True)
+    real = engine(roofline_norm=2.5)
+    asked = [Operator(term, "name", demand, count) for count, (term, demand) in enumerate(zip(terms, demands, strict=True), 1)]
+    for one in asked:
+        run(apart, [one], CHIP, real)
+    monkeypatch.setattr(operators, "AT_ONCE", at_once)
+    run(joined, asked, CHIP, real)
+    shape = (2, 3)
+    for kind in ("terms", "resources", "busy"):
+        left, right = getattr(joined, kind), getattr(apart, kind)
+        assert set(left) == set(right)
+        for name in left:
+            assert np.broadcast_to(left[name], shape) == pytest.approx(np.broadcast_to(right[name], shape), rel=1e-12)
+    assert np.broadcast_to(joined.total, shape) == pytest.approx(np.broadcast_to(apart.total, shape), rel=1e-12)
+    assert sum(np.broadcast_to(x, shape) for x in joined.resources.values()) == pytest.approx(
+        np.broadcast_to(joined.total, shape)
+    )
+    assert [entry.demand for entry in joined.entries] == demands
 
 
 def test_points_with_and_without_a_batch_read_their_own_caches():

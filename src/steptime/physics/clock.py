@@ -44,29 +44,36 @@ class Entry:
 class Clock:
     """Sums of one part of a pass for one micro-batch: seconds by term and by resource, and busy seconds of each resource.
 
-    `entries` are the lines behind the sums.
+    `entries` are the lines behind the sums, kept where they are to be `explained`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, explained: bool = False) -> None:
         self.terms: dict[str, Number] = {}
         self.resources: dict[str, Number] = {}
         self.busy: dict[str, Number] = {}
         self.total: Number = 0.0
+        self.explained = explained
         self.entries: list[Entry] = []
 
-    def add(self, entry: Entry, blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
-        """Add an entry's seconds; `blame` divides them among resources, `busy` is how long each resource works [s]."""
-        accumulate(self.terms, {entry.term: entry.seconds})
-        self.total = self.total + entry.seconds
+    def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
+        """Add seconds by term; `blame` divides them among resources, `busy` is how long each resource works [s]."""
+        accumulate(self.terms, terms)
+        for seconds in terms.values():
+            self.total = self.total + seconds
         accumulate(self.resources, blame)
         accumulate(self.busy, busy)
-        self.entries.append(entry)
+
+    def record(self, entry: Entry, blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
+        """Add the seconds of an entry, as `add` does."""
+        self.add({entry.term: entry.seconds}, blame, busy)
+        if self.explained:
+            self.entries.append(entry)
 
     def wait(self, name: str, count: Number, each: Number) -> None:
         """Add an overhead of the engine: `count` times `each` [s]."""
         seconds = count * each
         entry = Entry(term="overhead", name=name, seconds=seconds, count=count, each=each)
-        self.add(entry, {"overhead": seconds}, {"overhead": seconds})
+        self.record(entry, {"overhead": seconds}, {"overhead": seconds})
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:

@@ -80,7 +80,7 @@ def run_collective(
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
     entry = Entry(term=term, name=name, seconds=moving + waiting, count=count, traffic=traffic, at_once=pipelined)
-    clock.add(entry, blame, {**busy, "latency": waiting})
+    clock.record(entry, blame, {**busy, "latency": waiting})
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:

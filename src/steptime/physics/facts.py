@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,7 @@ def facts_of_engine(engine: Engine) -> Facts:
     return Facts(engine=engine.name, two_batch=float(engine.scheduler.two_batch))
 
 
+@lru_cache(maxsize=256)
 def _shape(model: Model) -> dict[str, Any]:
     """Return what rules ask of a model."""
     mixers = [a for layer, _ in model.layers for a in layer.attention]

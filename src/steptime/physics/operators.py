@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
-from steptime.physics.clock import Clock, Entry
+from steptime.numbers import Array, Number
+from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.demand import (
     Demand,
     Ledger,
@@ -19,16 +24,30 @@ from steptime.physics.demand import (
 )
 from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
-from steptime.physics.roofline import compute_time, is_norm, memory_time, root, smaller_power
+from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, root, smaller_power
+
+AT_ONCE = 1 << 15  # seconds of operators that are joined at once: about what a core keeps in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """`count` times the demand of an operator, which stands for so many `instances` in the model."""
+
+    term: str
+    name: str
+    demand: Demand
+    count: Number = 1
+    instances: Number = 1
 
 
 def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
-    for op, n in found.layers:
-        run(clock, op.term, op.name, operator_demand(op, work, system, layout, engine), system, engine, instances=n)
+    demand = partial(operator_demand, work=work, system=system, layout=layout, engine=engine)
+    operators = [Operator(op.term, op.name, demand(op), instances=n) for op, n in found.layers]
     for mixer, n in found.mixers:
-        for phase, demand in attention_demands(mixer, work, system, layout, engine).items():
-            run(clock, "attention", f"{mixer.name}, {phase}", demand, system, engine, count=n, instances=n)
+        phases = attention_demands(mixer, work, system, layout, engine).items()
+        operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
+    run(clock, operators, system, engine)
     for kernel, times in kernel_counts(model).items():
         each = constant(engine, f"seconds_per_{kernel}")
         if times and np.any(each):
@@ -37,47 +56,76 @@ def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: Sy
 
 def run_stem(clock: Clock, found: Ledger, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
-    for op in found.stem:
-        if op.rows != "none":
-            run(clock, op.term, op.name, operator_demand(op, work, system, layout, engine), system, engine)
+    demand = partial(operator_demand, work=work, system=system, layout=layout, engine=engine)
+    run(clock, [Operator(op.term, op.name, demand(op)) for op in found.stem if op.rows != "none"], system, engine)
     if np.any(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if np.any(engine.overheads.seconds_per_sequence):
         clock.wait("sequences of a group", work.sequences, engine.overheads.seconds_per_sequence)
 
 
-def run(
-    clock: Clock,
-    term: str,
-    name: str,
-    demand: Demand,
-    system: System,
-    engine: Engine,
-    *,
-    count: Number = 1,
-    instances: Number = 1,
-) -> None:
-    """Add `count` times an operator's demand; `instances` says how many operators of the model that is."""
-    bandwidth, norm = system.chip.hbm.bandwidth, engine.kernels.roofline_norm
-    compute = compute_time(count * demand.flops, demand.peak, demand.efficiency)
-    blame: dict[str, Number] = {}
+def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
+    """Add operators that run one after another: the times of many are rows of one array."""
+    norm = engine.kernels.roofline_norm
+    compute = [compute_time(one.count * one.demand.flops, one.demand.peak, one.demand.efficiency) for one in operators]
+    traffic = [_traffic(one, system, engine) for one in operators]
+    memory: list[Number] = [sum(parts.values(), 0.0) for parts in traffic]
+    shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
+    most = max(1, AT_ONCE // max(1, math.prod(shape)))
+    for first in range(0, len(operators), most):
+        some = slice(first, first + most)
+        _run(clock, operators[some], _rows(compute[some], shape), _rows(memory[some], shape), traffic[some], norm)
+
+
+def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
+    if len(values) == 1:
+        only = np.asarray(values[0])
+        return only.reshape(1, *[1] * (len(shape) - only.ndim), *only.shape)
+    found = np.empty((len(values), *shape))
+    for row, value in enumerate(values):
+        found[row] = value
+    return found
+
+
+def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:
+    """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
+    demand, bandwidth, kernels = one.demand, system.chip.hbm.bandwidth, engine.kernels
     if np.any(demand.kv):
-        reached = engine.kernels.attention_memory_efficiency * chip_factor(system, "memory", engine)
-        memory = memory_time(count * demand.kv, bandwidth, reached)
-        seconds, to_compute, blame["kv"] = overlapped(compute, memory, norm)
-    elif not np.any(demand.activations):
-        memory = memory_time(count * demand.weights, bandwidth, demand.memory_efficiency)
-        seconds, to_compute, blame["weights"] = overlapped(compute, memory, norm)
-    else:
-        reading = memory_time(count * demand.weights, bandwidth, demand.memory_efficiency)
-        memory = reading + memory_time(count * demand.activations, bandwidth, engine.kernels.memory_efficiency)
-        seconds, to_compute, to_memory = overlapped(compute, memory, norm)
-        blame["weights"] = to_memory * (reading / np.maximum(memory, 1e-300))
-        blame["activations"] = to_memory - blame["weights"]
-    entry = Entry(
-        term=term, name=name, seconds=seconds, count=instances, compute=compute, memory=memory, demand=demand, times=count
-    )
-    clock.add(entry, {"compute": to_compute, **blame}, {"compute": compute, "memory": memory})
+        reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine)
+        return {"kv": memory_time(one.count * demand.kv, bandwidth, reached)}
+    found = {"weights": memory_time(one.count * demand.weights, bandwidth, demand.memory_efficiency)}
+    if np.any(demand.activations):
+        found["activations"] = memory_time(one.count * demand.activations, bandwidth, kernels.memory_efficiency)
+    return found
+
+
+def _run(
+    clock: Clock,
+    operators: Sequence[Operator],
+    compute: Array,
+    memory: Array,
+    traffic: Sequence[dict[str, Number]],
+    norm: Number,
+) -> None:
+    """Add operators whose arithmetic and traffic take `compute` and `memory` [s], a row each."""
+    parts: list[Array] = [np.asarray(part) for part in overlapped(compute, memory, norm)]
+    seconds, to_compute, to_memory = parts
+    terms: dict[str, Number] = {}
+    blame: dict[str, Number] = {"compute": np.sum(to_compute, axis=0)}
+    for row, (one, delivered) in enumerate(zip(operators, traffic, strict=True)):
+        accumulate(terms, {one.term: seconds[row]})
+        for what, part in delivered.items():
+            share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
+            accumulate(blame, {what: to_memory[row]}, share)
+    clock.add(terms, blame, {"compute": np.sum(compute, axis=0), "memory": np.sum(memory, axis=0)})
+    if clock.explained:
+        clock.entries += [
+            Entry(
+                term=one.term, name=one.name, seconds=seconds[row], count=one.instances,
+                compute=compute[row], memory=memory[row], demand=one.demand, times=one.count,
+            )
+            for row, one in enumerate(operators)
+        ]  # fmt: skip
 
 
 def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:

@@ -103,13 +103,14 @@ def groups(most: int, *, shared: bool, domain: Number = math.inf) -> list[int]:
     return sorted(way for way in rungs.union(whole) if way <= most)
 
 
-def expert_ways(stage: int, dp: int, experts: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def expert_ways(stage: int, dp: int, experts: int) -> tuple[int, ...]:
     """Return the expert parallel ways worth trying: none, or all chips of the stage (as many as there are experts for).
 
     >>> expert_ways(72, 72, 256), expert_ways(8, 1, 4), expert_ways(8, 8, 4), expert_ways(8, 1, 0)
-    ([1, 72], [1, 4], [1], [1])
+    ((1, 72), (1, 4), (1,), (1,))
     """
     if not experts:
-        return [1]
+        return (1,)
     most = max(w for w in divisors(stage) if w <= experts)
-    return sorted({1, most} if dp == 1 or most == stage else {1})
+    return tuple(sorted({1, most} if dp == 1 or most == stage else {1}))

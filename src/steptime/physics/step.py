@@ -118,7 +118,7 @@ def _evaluate(
     merged: whether operators that take the same time together as apart are joined; by default where that is exact.
     """
     found = ledger(model, merged=not np.any(engine.kernels.activation_traffic) if merged is None else merged)
-    layers, stem, links, hops = Clock(), Clock(), Clock(), Clock()
+    layers, stem, links, hops = (Clock(explained=merged is not None) for _ in range(4))
     run_layers(layers, found, model, work, system, layout, engine)
     run_stem(stem, found, work, system, layout, engine)
     run_network(links, model, work, system, layout, engine)
@@ -133,7 +133,7 @@ def _evaluate(
     for part, times in ((layers, cycled.layers), (stem, cycled.stem), (links, cycled.links), (hops, cycled.hops)):
         accumulate(terms, part.terms, times)
         accumulate(resources, part.resources, times)
-        entries += [replace(entry, weight=times) for entry in part.entries] if merged is not None else []
+        entries += [replace(entry, weight=times) for entry in part.entries]
     shape = np.broadcast_shapes(np.shape(cycled.period), np.shape(upper), np.shape(lower))
 
     def full(value: Number) -> Any:

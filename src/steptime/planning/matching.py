@@ -39,10 +39,13 @@ def batches_of(wide: Layout) -> Array:
     return most
 
 
-def search_disaggregated(case: Case, layouts: list[Layout]) -> Table:
-    """Match prefill replicas and decode replicas of all sizes to one rate of requests."""
+def search_disaggregated(case: Case, layouts: list[Layout], decode: State) -> Table:
+    """Match prefill replicas and decode replicas of all sizes to one rate of requests.
+
+    decode: of pools that decode alone, with the batches of `batches_of`.
+    """
     table = stacked(layouts)
-    readers, decoders = _best_readers(case, table), _best_decoders(case, table)
+    readers, decoders = _best_readers(case, table), _best_decoders(case, table, decode)
     found, which = _matched(case, readers, decoders, layouts)
     return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
 
@@ -190,14 +193,13 @@ class _Decoders:
     memory: Any
 
 
-def _best_decoders(case: Case, table: Layout) -> list[_Decoders]:
+def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
     """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
 
     Nor several smaller ones, whose chips they have. Beside the batches of a grid, the largest within the limits is looked at.
     """
     wide = shaped(table, 1)
     grid = batches_of(wide)
-    coarse = decoding(case, wide, grid)
     load = load_of(coarse.tpot, grid)
     top, top_load = _largest(case, wide, grid, coarse, load)
     fine = decoding(case, wide, top)

@@ -100,24 +100,25 @@ def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
 
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
     """Evaluate the candidates of all modes asked for."""
-    apart = search_disaggregated(case, layouts) if DISAGGREGATED in modes else None
+    wide = shaped(stacked(layouts), 1)
+    decode = decoding(case, wide, batches_of(wide))
+    apart = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [apart] if apart is not None else []
-    together = search_aggregated(case, layouts, apart if case.sure is None else None)
+    together = search_aggregated(case, layouts, decode, apart if case.sure is None else None)
     return [together] if apart is None else [together, apart]
 
 
-def search_aggregated(case: Case, layouts: list[Layout], apart: Table | None = None) -> Table:
+def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: Table | None = None) -> Table:
     """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
 
-    apart: what pools of their own deliver. Where one of those is as fast and serves as many requests as a layout that would
-    read its prompts in no time, chunks are not looked at.
+    decode: of pools that decode alone, with the batches of `batches_of`; apart: what pools of their own deliver. Where one of
+    those is as fast and serves as many requests as a layout that would read its prompts in no time, chunks are not looked at.
     """
     model, system, workload, engine = case.model, case.system, case.workload, case.engine
     table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = batches_of(wide)
-    decode = decoding(case, wide, sequences)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
     work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)

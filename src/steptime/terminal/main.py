@@ -3,73 +3,83 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from steptime.errors import InputError
-from steptime.terminal import anchors, calibrate, engines, models, plan, simulate, step, systems, validate
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
 
-app = typer.Typer(
-    name="steptime",
-    help="The arithmetic of serving large language models: step time, latency, throughput and dollars per token.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example:\n\n"
-    "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
-    "Exit codes: 0 an answer; 1 limits that nothing meets; 2 wrong input; 130 interrupted.",
-)
-EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
-    plan.plan: (
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "plan": (
         "plan qwen3-235b-a22b hgx-b200 --input 4k --output 1k --speed 40 --launch vllm",
         "plan deepseek-v3 gb200-nvl72 --input 8k --output 1k --speed 50 --csv front.csv",
         "plan llama-3.1-70b hgx-h200 --weights fp8 --speed 40 --anchor vllm-result.json,tp=4",
     ),
-    step.step: (
+    "step": (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",
         "step llama-3.3-70b hgx-h100 --phase prefill --tokens 8k --tp 8",
         "step llama-3.1-70b hgx-h200 --batch 64 --tp 4 --anchor runs.csv",
     ),
-    simulate.simulate: (
+    "simulate": (
         "simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2",
         "simulate llama-3.1-8b hgx-h100 --find-rate --ttft 0.5 --speed 50",
         "simulate llama-3.1-70b hgx-h100 --tp 4 --concurrency 64 --anchor runs.csv",
         "simulate qwen3-32b hgx-h200 --tp 2 --replicas 2 --prefill-replicas 2 --trace requests.csv",
     ),
-    models.models: (
+    "models": (
         "models deepseek-v3",
         "models --like qwen3",
         "models --table deepseek-v3 qwen3-235b-a22b kimi-k2 --context 128k",
     ),
-    systems.systems: ("systems", "systems gb200-nvl72", "systems hgx-h100 --toml > mine.toml"),
-    engines.engines: ("engines", "engines vllm"),
-    validate.validate: (
+    "systems": ("systems", "systems gb200-nvl72", "systems hgx-h100 --toml > mine.toml"),
+    "engines": ("engines", "engines vllm"),
+    "validate": (
         "validate runs.csv --predictions predicted.csv",
         "validate vllm-result.json --system hgx-h200 --tp 4 --weights fp8",
     ),
-    anchors.anchors: (
+    "anchors": (
         "anchors",
         "anchors add vllm-result.json --system hgx-h200 --tp 4 --weights fp8 --name mine",
         "anchors remove mine",
     ),
-    calibrate.calibrate: (
+    "calibrate": (
         "calibrate runs.csv --prior vllm --engine mine --out mine.toml",
         "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
     ),
 }
-for _command, _examples in EXAMPLES.items():
-    app.command(epilog="\n\n".join(["Examples:", *(f"steptime {words}" for words in _examples)]))(_command)
 
 
-@app.callback(invoke_without_command=True)
+def app_for(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line: with all commands, or with that alone which the first of the words names.
+
+    A command `name` is the function of that name in the module of that name; others are not imported.
+    """
+    app = typer.Typer(
+        name="steptime",
+        help="The arithmetic of serving large language models: step time, latency, throughput and dollars per token.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Example:\n\n"
+        "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
+        "Exit codes: 0 an answer; 1 limits that nothing meets; 2 wrong input; 130 interrupted.",
+    )
+    for name in words[:1] if words and words[0] in EXAMPLES else EXAMPLES:
+        command = getattr(import_module(f"steptime.terminal.{name}"), name)
+        epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
+        app.command(epilog=epilog)(command)
+    app.callback(invoke_without_command=True)(_version)
+    return app
+
+
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         from importlib.metadata import version as installed
@@ -96,7 +106,7 @@ def _answered() -> int:
     """Run the command line; wrong input, and a place that takes no answer, get one message and exit code 2."""
     try:
         prepare()
-        return app(standalone_mode=False) or ANSWERED
+        return app_for(sys.argv[1:])(standalone_mode=False) or ANSWERED
     except InputError as problem:
         return _refused(problem)
     except UNDERSTOOD as problem:
