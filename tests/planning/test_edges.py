@@ -80,11 +80,11 @@ def test_seats_are_those_of_all_replicas():
     state = replace(state_of(case(), one, 2, 500), tpot=np.float64(1.0), ttft=np.float64(1.0))
     share, wait = filled(201.0, 40.0, 2)
     for batch, replicas in ((2, 1), (1, 2)):
-        found = seated(case(), state, batch, replicas, 41.0)
+        found = seated(case(), state, batch, st.Layout(replicas=replicas), 41.0)
         assert bool(found.capped)
         assert (float(found.wait), float(wait)) == (pytest.approx(40.0), pytest.approx(40.0))
         assert float(found.share) == pytest.approx(float(share) * 200 / 201)
         assert float(found.share) > 0.5
-    assert not bool(seated(case(), state, 2, 2, 41.0).capped)  # four seats in all: an open batch is as good
-    late = seated(case(), state, 2, 1, 0.9)
+    assert not bool(seated(case(), state, 2, st.Layout(replicas=2), 41.0).capped)  # four seats in all: an open batch is as good
+    late = seated(case(), state, 2, st.Layout(), 0.9)
     assert (float(late.wait), float(late.share)) == (0, 0.5)

@@ -11,7 +11,7 @@ import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
 from steptime.planning.prefilling import first_token
-from steptime.planning.refine import best, first_token_of, matched_rate, prefill_rate, refined, within
+from steptime.planning.refine import best, first_token_of, matched_rate, prefill_rate, refined, seats_of, within
 from steptime.planning.search import chunk_sizes, fitting, ranked, search
 from tests.conftest import engine, machine, one_matrix
 
@@ -28,11 +28,16 @@ def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -
 
 def test_what_is_within_the_limits():
     given = case(slo=st.Slo(tpot=3e-3, ttft=0.02))
-    good = state_of(given, Candidate(mode=AGGREGATED, layout=Layout(), batch=1), 10, 1000)
-    assert within(given, good, Layout(), None)
+    one = Candidate(mode=AGGREGATED, layout=Layout(), batch=10)
+    good = state_of(given, one, 10, 1000)
+
+    def good_enough(state):
+        return within(given, state, seats_of(given, state, one, 10), Layout(), None)
+
+    assert good_enough(good)
     for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.91}, {"memory": replace(good.memory, capacity=1e9)}):
-        assert not within(given, replace(good, **changes), Layout(), None)
-    assert within(given, replace(good, tpot=3e-3, ttft=0.02, utilisation=0.9), Layout(), None)
+        assert not good_enough(replace(good, **changes))
+    assert good_enough(replace(good, tpot=3e-3, ttft=0.02, utilisation=0.9))
 
 
 def tried(given, candidate, low, high):
@@ -49,7 +54,9 @@ def tried(given, candidate, low, high):
         load = (np.append(slopes[0], slopes) + np.append(slopes, slopes[-1])) / 2
         for batch, state, loaded in zip(batches, states, load, strict=True):
             rate = matched_rate(given, replace(candidate, batch=int(batch)), state, prefill_of(given, candidate, state.tpot))[0]
-            if within(given, state, candidate.layout, candidate.prefill_layout) and loaded <= 0.9:
+            seats = seats_of(given, state, candidate, batch)
+            good = within(given, state, seats, candidate.layout, candidate.prefill_layout)
+            if good and (loaded <= 0.9 or seats.capped):
                 found.append((float(rate), float(state.tpot), int(batch), int(chunk)))
     return found
 

@@ -157,16 +157,25 @@ def drafted_memory(
 
 
 def drafted_sequences(
-    model: Model, system: System, *, context: Number, drafts: int, layout: Layout, engine: Engine, step_tokens: Number = 0.0
+    model: Model,
+    system: System,
+    *,
+    context: Number,
+    drafts: int,
+    layout: Layout,
+    engine: Engine,
+    step_tokens: Number = 0.0,
+    whole: bool = True,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica holds: `sequences_that_fit`, beside layers that draft."""
     given: dict[str, Any] = {"context": context, "layout": layout, "engine": engine, "step_tokens": step_tokens}
     if not drafts or not model.draft:
-        return sequences_that_fit(model, system, **given)
+        return sequences_that_fit(model, system, **given, whole=whole)
     empty = drafted_memory(model, system, drafts=drafts, batch=0, **given)
     each = cache_per_sequence(model, context, layout) + draft_bytes(model, context, layout)[1]
     room, endless = np.maximum(empty.capacity - empty.used, -1.0), np.where(empty.used > empty.capacity, -1.0, np.inf)
-    return np.where(each > 0, np.floor(room / np.where(each > 0, each, 1.0)), endless) * layout.dp
+    found = room / np.where(each > 0, each, 1.0)
+    return np.where(each > 0, np.floor(found) if whole else found, endless) * layout.dp
 
 
 def cache_moved(model: Model, context: Number, drafts: int) -> Number:

@@ -190,14 +190,16 @@ def sequences_that_fit(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
+    whole: bool = True,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room.
 
-    Infinite for a model without a cache.
+    Infinite for a model without a cache. whole: whether parts of a sequence are left out.
     """
     layout = check_ways(Layout() if layout is None else layout)
     context = positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
     each, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
     endless = np.where(room < 0, -1.0, np.inf)  # sequences without a cache take no room
-    return np.where(each > 0, np.floor(room / np.where(each > 0, each, 1.0)), endless) * layout.dp
+    found = room / np.where(each > 0, each, 1.0)
+    return np.where(each > 0, np.floor(found) if whole else found, endless) * layout.dp

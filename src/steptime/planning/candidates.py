@@ -32,7 +32,8 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 class Case:
     """Everything that a plan is made for.
 
-    sure: probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
+    idle: of the chips, those that are left out: fewer may lie in one domain. sure: probability with which its limits are to be
+    met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
     found: what is known of it already, by `known`.
     """
 
@@ -42,10 +43,16 @@ class Case:
     slo: Slo
     chips: int
     engine: Engine
+    idle: int = 0
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
     drafting: Drafting = NONE
     found: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    @property
+    def used(self) -> int:
+        """Chips that replicas may take."""
+        return self.chips - self.idle
 
     @property
     def rent(self) -> Number:
@@ -175,7 +182,7 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
 
 def moving(case: Case, layout: Layout) -> Transfer:
     """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
-    near = case.chips <= case.system.scale_up.size
+    near = case.used <= case.system.scale_up.size
     drafts = case.drafting.drafts
     return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 
@@ -193,6 +200,6 @@ def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft
 
 def runs(case: Case, layouts: Layout, role: str) -> Array:
     """Return which layouts the engine runs in pools of a role, "prefill" or "decode": booleans of their shape."""
-    facts = facts_of(case.model, case.system, chips=case.chips, engine=case.engine, role=role)
+    facts = facts_of(case.model, case.system, chips=case.used, engine=case.engine, role=role)
     found: Array = allowed(layouts, facts, (ENGINE,))
     return found

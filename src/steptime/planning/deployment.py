@@ -42,6 +42,7 @@ class Pool(Result):
     chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
     reads: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
     seats: int = field(metadata=unit("sequences", "that a replica has room for, above the mean in flight"))
+    queued: bool = field(default=False, metadata=unit("", "whether requests wait for one of those seats"))
     step: Step = field(metadata=unit("", "the decode step, or the prefill pass"))
     mixed: Step | None = field(default=None, metadata=unit("", "a step with a prompt chunk"))
     memory: Memory = field(metadata=unit("", "of a chip"))

@@ -11,11 +11,13 @@ from steptime.machines.system import System
 from steptime.machines.what_if import scale, settable
 from steptime.models.model import Layer, Model
 from steptime.numbers import Array, Number, distinct
+from steptime.physics.roofline import TINY
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, moving, state_of
 from steptime.planning.matching import UNKNOWN
 from steptime.planning.refine import planned_prefill, prefill_rate, seats_of
 from steptime.planning.search import chunk_sizes, readable
+from steptime.planning.seating import Seating
 from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -85,7 +87,7 @@ def _nudged(case: Case, names: list[str]) -> Case:
     return replace(case, system=system)
 
 
-def _violation(case: Case, candidate: Candidate, state: State) -> Array:
+def _violation(case: Case, candidate: Candidate, state: State, seats: Seating) -> Array:
     """How far a state is from its limits: the largest of value over limit, 1 on the edge."""
     tpot, ttft = aims_of(case, candidate.layout, candidate.prefill_layout, state.input_share)
     over: Array = np.maximum.reduce(
@@ -93,8 +95,8 @@ def _violation(case: Case, candidate: Candidate, state: State) -> Array:
             np.broadcast_to(x, state.tpot.shape)
             for x in (
                 _over(state.tpot, tpot),
-                _over(state.ttft, ttft),
-                state.memory.used / state.memory.capacity,
+                _over(state.ttft + seats.wait, ttft),
+                seats.memory.used / seats.memory.capacity,
                 state.utilisation / MOST_UTILISED,
             )
         ]
@@ -125,9 +127,10 @@ def _lowest_cost(case: Case, candidate: Candidate) -> Array:
     state = state_of(case, candidate, batch[:, None], chunks[None, :])
     rent = case.system.rent.typical if np.all(np.isfinite(case.system.rent.typical)) else 1.0
     most = moving(case, candidate.layout).most if candidate.mode == DISAGGREGATED else np.inf
+    seats = seats_of(case, state, candidate, batch[:, None])
     cost, over = np.broadcast_arrays(
-        np.log(rent * candidate.layout.chips / np.minimum(state.rate, most)),
-        np.log(np.maximum(_violation(case, candidate, state), 1e-300)),
+        np.log(rent * candidate.layout.chips / np.minimum(np.maximum(state.rate * seats.share, TINY), most)),
+        np.log(np.maximum(_violation(case, candidate, state, seats), TINY)),
     )
     inside = np.min(np.where(over <= 1e-9, cost, np.inf), axis=(-2, -1))
     over = np.minimum(over, 700.0)  # a queue without end is beyond every limit
@@ -171,7 +174,7 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     broken = {
         "speed": state.tpot > tpot,
         "first token": state.ttft > ttft,
-        "memory": ~np.asarray(state.memory.fits),
+        "memory": ~np.asarray(seats_of(case, state, candidate, larger[:, None]).memory.fits),
     }
     best = int(np.argmax(np.where(stable[-1], state.rate[-1], 0.0)))
     for step in range(len(larger)):

@@ -124,7 +124,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     best = distinct(
         np.concatenate([_most_usable(pool, highest, chips, of, limit, usable) for of in (replicas, 1 + 0 * replicas)])
     )
-    many = [int(case.chips // chips[at]) for at in best]
+    many = [int(case.used // chips[at]) for at in best]
     some = [np.append(numbers[numbers < most], most) for most in many for numbers in [batches(most)]]
     each = usable(np.repeat(best, [len(numbers) for numbers in some]), np.concatenate([*some, best[:0]]))
     readers: list[_Reader] = []
@@ -273,7 +273,7 @@ def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layo
     ends = np.cumsum([len(one.rate) for one in decoders])
     for number, reader in enumerate(readers):
         for one, end in zip(decoders, ends, strict=True):
-            counts, replicas = pairs(case.system.scale_up.size, case.chips, reader.chips, one.chips)
+            counts, replicas = pairs(case.system.scale_up.size, case.used, reader.chips, one.chips)
             if not len(counts):
                 continue
             usable = counts * reader.usable[counts - 1]

@@ -100,6 +100,11 @@ def plan(
         raise DoesNotFit(does_not_fit(case))
     case = _drafting(case, modes, layouts, drafts, acceptance)
     found = _sure(case, modes, layouts, price, sure, levers=levers)
+    fewer = _in_one_domain(case, modes)
+    if fewer is not None:
+        other = _sure(fewer, modes, fitting(fewer), price, sure, levers=False)
+        if other.requests_per_second > found.requests_per_second:
+            found = _sure(fewer, modes, fitting(fewer), price, sure, levers=True) if levers else other
     return replace(found, search_seconds=time.perf_counter() - started)
 
 
@@ -113,6 +118,13 @@ def _drafting(
         drafting_of(case.model, 1, 1.0)  # whether it can draft at all
         return replace(case, drafting=best_drafting(case, tuple(modes), layouts))
     return replace(case, drafting=drafting_of(case.model, int(drafts), acceptance))
+
+
+def _in_one_domain(case: Case, modes: tuple[str, ...]) -> Case | None:
+    """Return the case with pools of one scale-up domain alone, where a few chips beyond it would part them."""
+    domain = int(case.system.scale_up.size)
+    fewer = replace(case, idle=case.chips - domain)
+    return fewer if DISAGGREGATED in modes and domain < case.chips < 2 * domain and fitting(fewer) else None
 
 
 def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool) -> Plan:
@@ -288,7 +300,7 @@ def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) ->
 
 
 def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
-    workload = case.workload
+    workload, seats = case.workload, seats_of(case, state, candidate, candidate.batch)
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
@@ -296,10 +308,11 @@ def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | No
         chunk=candidate.chunk,
         chunk_share=float(1 - state.quiet),
         reads=float(state.reads),
-        seats=int(candidate.batch if seats_of(case, state, candidate, candidate.batch).capped else state.seats),
+        seats=int(seats.seats),
+        queued=bool(seats.capped),
         step=state.decode,
         mixed=state.mixed,
-        memory=state.memory,
+        memory=seats.memory,
         tokens_per_second=float(rate * workload.output_tokens),
     )
     if prefill is None or candidate.prefill_layout is None:

@@ -133,7 +133,7 @@ def _beside(both: Passes, kink: Number, replicas: Number) -> Passes:
     jump of half of the time; 1, 3 and 8 replicas): prompts and seconds of a pass within 4 %.
     """
     spread = np.sqrt(np.maximum(both.prompts, 1.0) / np.minimum(replicas, MANY))
-    beyond = _upper_tail((kink + 0.5 - both.prompts) / spread)
+    beyond = upper_tail((kink + 0.5 - both.prompts) / spread)
     share = beyond[0] / np.maximum(beyond[0] + 1 - beyond[1], 1e-300)
     passes_ = np.stack([1 - share, share])
     requests = passes_ * both.prompts / np.sum(passes_ * both.prompts, axis=0)
@@ -151,12 +151,12 @@ def _beside(both: Passes, kink: Number, replicas: Number) -> Passes:
     )
 
 
-def _upper_tail(deviations: Array) -> Array:
+def upper_tail(deviations: Array) -> Array:
     """Return how likely a normal number lies so many standard deviations above its mean, within 2 % up to 4 of them.
 
     Tsay, Huang and Wang's exponential of a quadratic (2013).
 
-    >>> _upper_tail(np.array([-1.0, 0.0, 1.0, 3.0])).round(4).tolist()
+    >>> upper_tail(np.array([-1.0, 0.0, 1.0, 3.0])).round(4).tolist()
     [0.839, 0.5, 0.161, 0.0014]
     """
     far = np.abs(deviations)

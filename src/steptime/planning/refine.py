@@ -29,7 +29,7 @@ from steptime.planning.candidates import (
 from steptime.planning.matching import UNKNOWN
 from steptime.planning.prefilling import Prefill, first_token, prefill_pool, within_limit
 from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
-from steptime.planning.seating import Seating, seated
+from steptime.planning.seating import Seating, open_seats, seated
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
 
 CONTENDERS = 256  # candidates that are looked at again
@@ -38,10 +38,10 @@ AROUND = 1.5  # how far around the batch of a search the best one is looked for
 BELOW = 4.0  # and how far below it at first, since a search knows less well how loaded a pool is
 
 
-def within(case: Case, state: State, layout: Layout, reader: Layout | None) -> Number:
+def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:
     """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
     tpot, ttft = aims_of(case, layout, reader, state.input_share)
-    return (state.tpot <= tpot) & (state.ttft <= ttft) & state.memory.fits & (state.utilisation <= MOST_UTILISED)
+    return (state.tpot <= tpot) & (state.ttft + seats.wait <= ttft) & seats.memory.fits & (state.utilisation <= MOST_UTILISED)
 
 
 def refined(case: Case, candidate: Candidate) -> Candidate:
@@ -58,14 +58,15 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
         sizes = chunk_sizes(case.workload)
         sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
+    seats = seats_of(case, state, candidate, batch[:, None])
     rate = decode_rate(case, state, candidate, batch[:, None])
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     taken = in_flight(batch[:, None], candidate.layout.replicas)
     steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T * taken <= MOST_LOADED if len(batch) > 1 else np.True_
-    steady = np.logical_or(steady, seats_of(case, state, candidate, batch[:, None]).capped)
-    kept = np.logical_and(within(case, state, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
+    steady = np.logical_or(steady, seats.capped)
+    kept = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(kept, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
@@ -85,9 +86,8 @@ def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> S
     """Return how many of `batch` sequences are in flight in a replica of the candidate, and whether requests wait for seats."""
     replicas = candidate.layout.replicas
     if candidate.mode == DISAGGREGATED:
-        share = in_flight(batch, replicas)
-        return Seating(share=share, wait=0 * share, capped=share > 1)
-    return seated(case, state, batch, replicas, aims_of(case, candidate.layout, None, state.input_share)[1])
+        return open_seats(state, batch, replicas)
+    return seated(case, state, batch, candidate.layout, aims_of(case, candidate.layout, None, state.input_share)[1])
 
 
 def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number) -> Number:
@@ -168,10 +168,12 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
         aim = aims_of(case, shaped(layout, 2), None, state.input_share)[1]
-        rate = state.rate * replicas * seated(case, state, batch[:, :, None], replicas, aim).share
+        seats = seated(case, state, batch[:, :, None], shaped(layout, 2), aim)
+        rate = state.rate * replicas * seats.share
         rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
         state = decoding(case, wide, batch)
+        seats = open_seats(state, batch, wide.replicas)
         readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
         prompts = np.array([candidate.prompts for candidate in chosen])
         limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
@@ -179,14 +181,15 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).most)
         rate = np.minimum(served, np.asarray(can)[:, None])
-    held = shaped(layout, rate.ndim - 1)
+    around = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
     load = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :])
     load = load if mode == DISAGGREGATED else np.moveaxis(load, -1, 1)
     taken = in_flight(batch, wide.replicas)
     steady = load * (taken if mode == DISAGGREGATED else taken[:, :, None]) <= MOST_LOADED
-    rate = np.where(np.logical_and(within(case, state, held, reading), steady), rate, 0.0)
+    steady = np.logical_or(steady, seats.capped)
+    rate = np.where(np.logical_and(within(case, state, seats, around, reading), steady), rate, 0.0)
     by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
     top = np.argmax(by_batch, axis=1)
     rows = np.arange(len(chosen))

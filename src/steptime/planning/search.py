@@ -17,7 +17,7 @@ from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, known
 from steptime.planning.drafting import decode_steps
 from steptime.planning.matching import LARGEST_PASS, batches_of, search_disaggregated
-from steptime.planning.seating import seated
+from steptime.planning.seating import most_seats, seated
 from steptime.planning.steady import (
     MOST_LOADED,
     MOST_UTILISED,
@@ -42,7 +42,7 @@ def fitting(case: Case) -> list[Layout]:
 
 def lawful(case: Case) -> list[Layout]:
     """Return the legal layouts that the engine can run, whether their weights leave room or not."""
-    return known(case, ("legal",), lambda: legal(case.model, case.system, case.chips, engine=case.engine))
+    return known(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
 
 
 def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
@@ -126,7 +126,9 @@ def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: T
     stable = ((work < MOST_UTILISED * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
     load = load_of(decode.tpot, sequences)
     taken_up = in_flight(sequences, wide.replicas)
-    hopeful = decode.memory.fits & new & stable & (load * taken_up <= MOST_LOADED)
+    roomy = decode.memory.fits & (load * taken_up <= MOST_LOADED)
+    queued = most_seats(workload, decode, wide) >= sequences  # for seats, where there is room for no more
+    hopeful = (roomy | queued) & new & stable
     if apart is not None:
         hopeful &= ~_outdone(case, apart, decode.tpot, np.asarray(decode.rate * wide.replicas))
     m, b = np.nonzero(hopeful)
@@ -144,13 +146,13 @@ def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: T
     )
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(table.dp)[m][:, None])
     loaded = loaded * taken_up[m, b][:, None]
-    kept = readable(workload, sizes[None, :], taken(table, m[:, None]))
-    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & state.memory.fits & (loaded <= MOST_LOADED)
+    aim = aims_of(case, taken(table, m[:, None]), None, state.input_share)[1]
+    seats = seated(case, state, batch[:, None], taken(table, m[:, None]), aim)
+    kept = readable(workload, sizes[None, :], taken(table, m[:, None])) & ((loaded <= MOST_LOADED) | seats.capped)
+    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
     i, j = np.nonzero(kept)
     replicas = np.asarray(table.replicas)[m[i]]
-    aim = aims_of(case, taken(table, m[:, None]), None, state.input_share)[1]
-    seats = seated(case, state, batch[:, None], np.asarray(table.replicas)[m][:, None], aim)
-    memory = np.asarray(state.memory.used / state.memory.capacity)
+    memory = np.asarray(seats.memory.used / seats.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
     return Table(
         mode=AGGREGATED,

@@ -1,49 +1,124 @@
 """How many requests are in flight in replicas with so many seats: as many as come, or those that find a seat.
 
-Where as many seats are kept as ever are wanted, an arrival waits for none and a token is made among one more than are in flight
-in the mean (`steady.in_flight`). Where there are only a few seats in all, it is better to fill them and let requests queue for
-one: as many as the limit on the first token has time for.
+Where as many seats are kept as ever are wanted, an arrival waits for none and a token is made among one more than are in
+flight in the mean (`steady.in_flight`). Requests queue for a seat in two cases: where there are only a few seats in all it is
+better to fill them, as far as the limit on the first token has time for; and where memory holds no more, they are all there is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from steptime.numbers import Array, Number
+from steptime.physics.layout import Layout
+from steptime.physics.memory import Memory, sequences_per_group
+from steptime.physics.roofline import TINY
 from steptime.planning.candidates import Case
-from steptime.planning.queueing import LEVELS, queue_share
-from steptime.planning.steady import MOST_UTILISED, State, in_flight
+from steptime.planning.queueing import LEVELS, queue_share, upper_tail
+from steptime.planning.steady import MOST_UTILISED, SPARE_DEVIATIONS, State, in_flight, mean_context
+from steptime.planning.workload import Workload
 
+MOST = 1 << 20  # seats: as many as a model without a cache has
 PATIENCE = 0.25  # of the time that a request keeps its seat: longer than that nobody queues for one, limit or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seating:
-    """Arrays of one shape: share of the batch in flight in the mean, mean wait for a seat [s], whether seats are the batch."""
+    """Arrays of one shape: share of the batch in flight in the mean, mean wait for a seat [s], whether requests queue for one.
+
+    seats [sequences of a replica]; memory of a chip with all of them taken, or with as many in flight as leave them spare [B].
+    """
 
     share: Array
     wait: Array
     capped: Array
+    seats: Array
+    memory: Memory
 
 
-def seated(case: Case, state: State, batch: Number, replicas: Number, ttft: Number) -> Seating:
+def open_seats(state: State, batch: Number, replicas: Number) -> Seating:
+    """Return what is in flight in pools that keep seats for all who come."""
+    share = in_flight(batch, replicas)
+    never = np.zeros_like(share, dtype=bool)
+    return Seating(share=share, wait=np.zeros_like(share), capped=never, seats=state.seats, memory=state.memory)
+
+
+def seated(case: Case, state: State, batch: Number, layout: Layout, ttft: Number) -> Seating:
     """Return how many requests are in flight in a pool that decodes and reads, with a limit on the first token of `ttft` [s].
 
-    batch: sequences of a replica among which a token is made at most, or in the mean where seats are kept for more. A seat that
-    is taken while its prompt is read makes no tokens: the share counts the time of decode alone.
+    batch: sequences of a replica of `layout` among which a token is made: in the mean where there are more seats, at most where
+    there are no more. A seat that is taken while its prompt is read makes no tokens: the share counts the time of decode alone.
     """
-    open_share = in_flight(batch, replicas)
+    replicas, open_share = layout.replicas, in_flight(batch, layout.replicas)
     life = np.nan_to_num(state.ttft + (case.workload.output_tokens - 1) * state.tpot, posinf=0.0)
     comes = np.isfinite(state.ttft)
-    left = np.where(comes, ttft - np.where(comes, state.ttft, 0.0), -np.inf)
-    room = np.minimum(left, PATIENCE * life)
+    room = np.minimum(np.where(comes, ttft - np.where(comes, state.ttft, 0.0), -np.inf), PATIENCE * life)
     share, wait = filled(life, room, np.asarray(batch * replicas))
     answering = np.maximum(1.0, case.workload.output_tokens - 1) * state.tpot
     share = share * np.where(life > 0, answering / np.where(life > 0, life, 1.0), 0.0)
-    capped = share > open_share
-    return Seating(share=np.where(capped, share, open_share), wait=np.where(capped, wait, 0.0), capped=capped)
+    most = most_seats(case.workload, state, layout)
+    slower = 1 + state.growing * np.maximum(most / batch - 1, 0.0)  # where all seats are taken
+    mean = state.rate * open_share * life * replicas
+    taken, later = queued(mean, life * slower, np.maximum(most, 1.0) * replicas, state.growing, slower)
+    spare = np.asarray(state.memory.fits)
+    queue = ~spare & (most >= batch) & (taken <= MOST_UTILISED) & (later <= room)
+    fill = (most >= batch) & (share > np.where(spare | queue, open_share, 0.0))
+    seats = np.where(fill, batch, np.where(queue, most, state.seats))
+    return Seating(
+        share=np.where(fill, share, open_share),
+        wait=np.where(fill, wait, np.where(queue, later, 0.0)),
+        capped=fill | queue,
+        seats=seats,
+        memory=_held(case.workload, state, np.where(fill | queue, seats, 0.0), layout),
+    )
+
+
+def queued(mean: Number, life: Number, seats: Number, growing: Number, slower: Number) -> tuple[Array, Array]:
+    r"""Return the share of seats that would be taken were all slow, and the wait for one [s], in pools that share their chips.
+
+    mean: requests in flight were there seats for all, whose number has the variance `mean` / (1 - `growing`); life [s] of those
+    in flight where all `seats` are taken, `slower` than in the mean. Beyond the last seat the number falls off by the share
+    `taken` each, and waits are half of those of exponential lives, since lives are alike.
+    """
+    taken = np.minimum(mean * slower / seats, 1.0)
+    left = np.maximum(1 - taken, 1e-9)
+    deviation = np.sqrt(np.maximum(mean / np.maximum(1 - growing, 0.05), TINY))
+    below = np.clip((seats - mean) / deviation, -6.0, 30.0)
+    full = np.exp(-np.square(below) / 2) / np.sqrt(2 * np.pi) / deviation / left
+    waits = full / (full + 1 - upper_tail(below))
+    return taken, waits * life / (2 * seats * left)
+
+
+def most_seats(workload: Workload, state: State, layout: Layout) -> Array:
+    """Return how many sequences of a replica find room where all seats are taken."""
+    memory = state.memory
+    each = np.asarray(_each(state, layout))
+    free = memory.capacity - memory.used + memory.cache
+    room = np.where(each > 0, free / np.where(each > 0, each, 1.0), MOST)
+    spread = workload.output_tokens / mean_context(workload)
+    many = SPARE_DEVIATIONS / np.sqrt(12) * spread
+    root = (np.sqrt(np.square(many) + 4 * np.maximum(room, 0.0)) - many) / 2
+    found: Array = np.floor(np.maximum(np.square(root), room / (1 + spread / 2)) + 1e-9) * layout.dp
+    return np.clip(found, 0.0, MOST)
+
+
+def _held(workload: Workload, state: State, seats: Number, layout: Layout) -> Memory:
+    r"""Return the memory of a chip [B] with so many `seats` taken, or that of the state where there are none.
+
+    A group's $n$ sequences have at most $n O / 2$ tokens more than in the mean, and where they are many, `SPARE_DEVIATIONS` of
+    $O \sqrt{n / 12}$.
+    """
+    each = sequences_per_group(seats, layout)
+    beyond = np.minimum(each / 2, SPARE_DEVIATIONS * np.sqrt(each / 12)) * workload.output_tokens / mean_context(workload)
+    cache = np.where(np.asarray(seats) > 0, _each(state, layout) * (each + beyond), state.memory.cache)
+    return replace(state.memory, cache=cache)
+
+
+def _each(state: State, layout: Layout) -> Number:
+    """Bytes of cache of a sequence at the mean context, on the fullest chip."""
+    return state.memory.cache / np.maximum(sequences_per_group(state.seats, layout), 1)
 
 
 def filled(life: Number, room: Number, seats: Number) -> tuple[Array, Array]:

@@ -52,8 +52,8 @@ class State:
 
     tpot, ttft [s]; rate [requests/s of the replica, were as many in flight as the batch]; utilisation: share of time in which
     prompts are read or wait; quiet: share of steps that read none; input_share of the chips' time [share]; seats [sequences]
-    that a replica has room for; memory of a chip [B]; lower, upper: bounds of tpot [s]; decode, mixed: the steps without and
-    with prompt chunks, of which a mixed one has `reads`.
+    that a replica has room for; growing: share of a step that grows with the batch; memory of a chip [B] with those seats;
+    lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with prompt chunks, of which a mixed one has `reads`.
     """
 
     tpot: Array
@@ -64,6 +64,7 @@ class State:
     reads: Array
     input_share: Array
     seats: Array
+    growing: Number
     memory: Memory
     lower: Array
     upper: Array
@@ -173,7 +174,18 @@ def aggregated(
 
     step, gained = mean(alone.total, seconds), step_yield(workload, drafting)
     tpot = step / gained
-    seats = seats_for(workload, batch + np.minimum(load, slots), grown(alone, step, batch))
+    growing = grown(alone, step, batch)
+    seats = seats_for(workload, batch + np.minimum(load, slots), growing)
+    memory = drafted_memory(
+        model,
+        system,
+        drafts=drafting.drafts,
+        batch=seats,
+        context=mean_context(workload),
+        layout=layout,
+        engine=engine,
+        step_tokens=(batch * (drafting.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
+    )
     return State(
         tpot=tpot,
         ttft=np.asarray(
@@ -185,16 +197,8 @@ def aggregated(
         reads=found.reads,
         input_share=(1 - quiet) * (seconds - alone.total) / step,
         seats=seats,
-        memory=drafted_memory(
-            model,
-            system,
-            drafts=drafting.drafts,
-            batch=seats,
-            context=mean_context(workload),
-            layout=layout,
-            engine=engine,
-            step_tokens=(batch * (drafting.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
-        ),
+        growing=growing,
+        memory=memory,
         lower=mean(alone.lower, first.lower) / gained,
         upper=mean(alone.upper, first.upper) / gained,
         decode=alone,
@@ -218,7 +222,9 @@ def decode_pool(
     }  # fmt: skip
     step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
     nothing = np.zeros_like(step.total)
-    seats = seats_for(workload, batch, grown(step, step.total, batch))
+    growing = grown(step, step.total, batch)
+    seats = seats_for(workload, batch, growing)
+    memory = drafted_memory(model, system, batch=seats, **given)
     return State(
         tpot=step.total / gained,
         ttft=nothing,
@@ -228,7 +234,8 @@ def decode_pool(
         reads=nothing,
         input_share=nothing,
         seats=seats,
-        memory=drafted_memory(model, system, batch=seats, **given),
+        growing=growing,
+        memory=memory,
         lower=step.lower / gained,
         upper=step.upper / gained,
         decode=step,

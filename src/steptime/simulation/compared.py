@@ -169,7 +169,7 @@ def _roomy(server: PoolLike, plan: Plan, model: Model, system: System, engine: E
     """
     workload, drafts = plan.workload, plan.drafting.drafts
     usual = serving(server, prompts_of(workload).fresh, apart=apart, drafting=plan.drafting)
-    if server.seats <= server.batch:  # requests are to queue for seats
+    if server.queued:
         return usual
     context = workload.input_tokens + workload.output_tokens / 2
     tokens = math.ceil(server.batch / server.layout.dp) if apart else usual.token_budget

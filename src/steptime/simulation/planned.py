@@ -47,6 +47,10 @@ class PoolLike(Protocol):
         """Sequences that a replica has room for."""
 
     @property
+    def queued(self) -> bool:
+        """Whether requests wait for one of those seats."""
+
+    @property
     def chunk(self) -> int:
         """Prompt tokens of a mixed step."""
 
@@ -80,8 +84,7 @@ def serving(server: PoolLike, fresh: int, *, apart: bool, drafting: Drafting = N
     """Return the schedule of a pool that decodes: its seats, those of prompts that are read beside it, and its chunk."""
     groups = int(server.layout.dp)
     chunk = max(server.chunk, 1)
-    queues = server.seats <= server.batch  # for seats, prompts that are read among those who have one
-    beside = 0 if apart or queues else groups * max(1, server.chunk // fresh)
+    beside = 0 if apart or server.queued else groups * max(1, server.chunk // fresh)
     return Policy(
         max_sequences=server.seats + beside,
         token_budget=math.ceil(server.seats / groups) * (drafting.drafts + 1) + (STEP_TOKENS if apart else chunk),

@@ -94,7 +94,7 @@ def kv_room(
     """
     tokens = step_tokens / layout.microbatches
     given: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": tokens}
-    fits = drafted_sequences(model, system, context=context, drafts=drafts, **given)
+    fits = drafted_sequences(model, system, context=context, drafts=drafts, **given, whole=False)
     each = float(fits) / layout.dp
     return float(max(0.0, each) * layout.dp * context)
 

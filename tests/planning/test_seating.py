@@ -1,0 +1,82 @@
+"""Requests that queue for seats: against a simulation of a server whose pace depends on how many it serves, and by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.planning.planner import plan
+from steptime.planning.seating import queued
+
+
+def served(rate, fixed, each, seats, arrivals, seed):
+    """Return mean in flight, wait and life of unit jobs that come at random, of which `seats` advance at once.
+
+    Each advances by 1 / (fixed + each x number) a second. All have the same work, so that they end in the order they began.
+    """
+    draw = np.random.default_rng(seed)
+    came = np.cumsum(draw.exponential(1 / rate, arrivals))
+    now = done = 0.0  # done: work that a job has seen that was there from the start
+    ends: deque[tuple[float, float]] = deque()
+    queue: deque[float] = deque()
+    waits, lives, number = [], [], 0
+    while number < arrivals or ends:
+        leaves = now + (ends[0][0] - done) * (fixed + each * len(ends)) if ends else np.inf
+        arrives = came[number] if number < arrivals else np.inf
+        then = min(leaves, arrives)
+        if ends:
+            done += (then - now) / (fixed + each * len(ends))
+        now = then
+        if arrives <= leaves:
+            queue.append(now)
+            number += 1
+        else:
+            lives.append(now - ends.popleft()[1])
+        while queue and len(ends) < seats:
+            waits.append(now - queue.popleft())
+            ends.append((done + 1.0, now))
+    return np.mean(waits), np.mean(lives)
+
+
+@pytest.mark.parametrize(
+    ("seats", "growing", "load"),
+    [(8, 0.3, 0.6), (8, 0.3, 0.75), (24, 0.2, 0.8), (24, 0.5, 0.7), (80, 0.3, 0.8), (80, 0.6, 0.75), (80, 0.1, 0.9)],
+)
+def test_waits_for_a_seat_are_those_of_a_simulation(seats, growing, load):
+    """Within a third of them, or 3 % of a life: of `load` of the seats taken in the mean, were there no end of them."""
+    mean = load * seats
+    each = growing / (mean + 1)
+    fixed = 1 - growing
+    life = fixed + each * (mean + 1)  # 1 s, as tokens see it
+    wait, _ = served(mean / life, fixed, each, seats, 40_000, 1)
+    _, found = queued(np.float64(mean), (fixed + each * seats), seats, growing, (fixed + each * seats) / life)
+    assert float(found) == pytest.approx(wait, rel=0.34, abs=0.03)
+
+
+def test_nobody_waits_for_seats_without_end():
+    assert float(queued(np.float64(10.0), 1.0, 1e6, 0.3, 1.0)[1]) < 1e-100
+
+
+def test_a_chip_that_holds_three_requests_serves_three():
+    """65.5 of 73.6 GB are weights: room for three requests of 8,704 tokens of 262,144 B, and 2.5 deviations of their sum."""
+    found = plan("qwen3-32b", "hgx-h100", st.Workload(input_tokens=8192, output_tokens=1024), chips=1, levers=False)
+    (pool,) = found.pools
+    assert found.feasible
+    assert (pool.batch, pool.seats, pool.queued) == (3, 3, True)
+    assert float(pool.memory.cache) == pytest.approx((3 * 8704 + 2.5 * (3 / 12) ** 0.5 * 1024) * 262_144, rel=1e-6)
+
+
+def test_seats_that_memory_has_no_room_for_are_queued_for():
+    """Two chips with room for four: the rate is nine tenths of what a search over rates of the simulator finds, or more."""
+    found = plan(
+        "llama-3.1-70b", "hgx-h100", st.Workload(input_tokens=4096, output_tokens=512), st.Slo(tpot=1 / 30, ttft=2), chips=2,
+        levers=False,
+    )  # fmt: skip
+    (pool,) = found.pools
+    assert pool.queued
+    assert pool.seats == 4
+    assert pool.memory.fits
+    assert found.requests_per_second > 0.1
