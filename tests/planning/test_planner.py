@@ -33,7 +33,7 @@ def test_a_shared_pool_delivers_its_steady_state():
     assert found.utilisation == float(state.utilisation)
     assert (pool.chunk_share, pool.reads) == (pytest.approx(float(1 - state.quiet)), float(state.reads))
     assert pool.seats == state.seats > pool.batch
-    assert found.concurrency == pytest.approx(sharing - 1)
+    assert found.concurrency == pytest.approx(sharing - 1 + found.requests_per_second * found.ttft)
     assert found.usd_per_second == pytest.approx(USD)
     cost = USD / (rate * 201) * 1e6
     assert found.usd_per_million_output_tokens == pytest.approx(cost)
@@ -66,7 +66,7 @@ def test_pools_apart_deliver_what_both_can():
     assert server.seats == state.seats > server.batch
     assert found.requests_per_second == pytest.approx(rate)
     assert found.utilisation == pytest.approx(rate / can)
-    assert found.concurrency == pytest.approx((sharing - 1) * rate / serve)
+    assert found.concurrency == pytest.approx((sharing - 1) * rate / serve + rate * found.ttft)
     # 1,000 tokens of 10 kB over the links of the sender, inside a node of four: each waits for those before it
     moving = 1e7 / (1e11 * first.layout.group * first.layout.pp)
     busy = rate / first.layout.replicas * moving / first.layout.dp

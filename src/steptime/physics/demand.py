@@ -231,6 +231,12 @@ def chip_factor(system: System, kind: str, engine: Engine) -> Number:
     return 1.0 if share is None else (share / REACHED[kind]) ** engine.kernels.chip_departure
 
 
+def slowness(system: System, engine: Engine) -> Number:
+    """Return the factor on all of a step's times: for an engine's software for a chip, and what runs of one's own say."""
+    anchored = 1.0 if engine.anchor is None else engine.anchor.step
+    return software_factor(system, engine) * anchored
+
+
 def software_factor(system: System, engine: Engine) -> Number:
     """Return the factor on an engine's times for how far its software for a chip is: 1 for the ideal."""
     share = system.chip.reached.get("software", 1.0)

@@ -35,7 +35,7 @@ from steptime.physics.blocks import blocks_of, in_threads
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
-from steptime.physics.demand import Work, ledger, software_factor, work_of
+from steptime.physics.demand import Work, ledger, slowness, work_of
 from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
@@ -125,8 +125,10 @@ def _evaluate(
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
     cycled = cycle(layers.total, stem.total, links.total, hops.total, microbatches=m, share=share)
-    cycled = cycled.slowed(software_factor(system, engine))
+    slower = slowness(system, engine)
+    cycled = cycled.slowed(slower)
     lower, upper = bounds(layers.busy, stem.busy, links.busy, hops.total, microbatches=m, share=share)
+    lower, upper = slower * lower, slower * upper
     terms: dict[str, Number] = {}
     resources: dict[str, Number] = {}
     entries: list[Entry] = []
@@ -249,11 +251,7 @@ def _one_layout(
 ) -> tuple[Step, list[Entry]]:
     layout = Layout(**{name: given[name] for name in NAMES})
     check_rules(layout, model, system)
-    step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
-    if engine.anchor is None:
-        return step, entries
-    slower = engine.anchor.step
-    return times(step, slower), [replace(entry, weight=entry.weight * slower) for entry in entries]
+    return _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
 
 
 def times(step: Step, factor: Number) -> Step:

@@ -157,7 +157,7 @@ class Plan(Tabular):
     ttft_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range"))
     utilisation: float = field(default=math.nan, metadata=unit("", "share of its capacity that the prompt queue uses"))
     requests_per_second: float = field(default=math.nan, metadata=unit("requests/s", "served by all chips"))
-    concurrency: float = field(default=math.nan, metadata=unit("sequences", "in flight in the whole deployment"))
+    concurrency: float = field(default=math.nan, metadata=unit("requests", "in flight in the whole deployment"))
     usd_per_second: float = field(default=math.nan, metadata=unit("USD/s", "rent of all chips", key="rent_usd_per_s"))
     rent: Rent = field(default=Rent(), metadata=unit("", "of a chip: its kind, term, date and grade, and where it stands"))
     power: Power = field(default=Power(), metadata=unit("", "of a chip, and what it counts in"))

@@ -12,6 +12,7 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.clock import Entry
+from steptime.physics.demand import software_factor
 from steptime.physics.drafts import TERM, draft_passes, drafter
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
@@ -61,14 +62,20 @@ def explain_step(
     order = {term: position for position, term in enumerate(step.terms)}
     lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
     lines.sort(key=lambda line: (order[line.term], -line.seconds))
-    if engine.anchor is not None:
-        lines = [replace(line, formula=f"{line.formula} x {engine.anchor.step:.4g} of own runs") for line in lines]
+    lines = [replace(line, formula=line.formula + _slower(system, engine)) for line in lines]
     asked: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **given}
     asked.pop("query", None)
     return lines + [
         _passes(count, float(one.total), drafter(model).name)
         for count, one in draft_passes(model, system, asked, drafts=drafts, layout=layout, engine=engine)
     ]
+
+
+def _slower(system: System, engine: Engine) -> str:
+    """Return the factors on all times that are not 1, as a formula ends with them."""
+    software = float(software_factor(system, engine))
+    told = f" x {software:.4g} of its software" if software != 1 else ""
+    return told if engine.anchor is None else f"{told} x {engine.anchor.step:.4g} of own runs"
 
 
 def _passes(count: float, seconds: float, name: str) -> Line:

@@ -21,7 +21,7 @@ from steptime.physics.layout import Layout
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
 from steptime.planning.deployment import Lever, Plan
 from steptime.planning.drafting import NONE, Drafting, known_draftings
-from steptime.planning.refine import best, matched_rate, planned_prefill
+from steptime.planning.refine import best, served_by
 from steptime.planning.search import AS_CHEAP, held_by, lawful, ranked, search
 
 NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
@@ -118,8 +118,7 @@ def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidat
 
 
 def _requests_per_chip(case: Case, candidate: Candidate) -> float:
-    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0]) / case.chips
+    return served_by(case, candidate) / case.chips
 
 
 def _lever(option: str, words: str, case: Case, base: float, candidate: Candidate | None) -> Lever | None:

@@ -18,7 +18,7 @@ from steptime.planning.prefilling import Prefill, first_token, prefill_pool, wit
 from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivered, fresh_tokens, in_flight, load_of, ttft_seen
 
-UNKNOWN = 0.05  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
+UNKNOWN = 0.03  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
 

@@ -180,12 +180,12 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     candidates = ranked(case, tables)
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
-    candidate, *others = best(case, candidates)
+    candidate, *others = finalists = best(case, candidates)
     found = replace(
         common,
         feasible=True,
         binding=binding(case, candidate),
-        elasticities=elasticities(case, candidate),
+        elasticities=elasticities(case, finalists, candidates),
         runner_up=_point(case, others[0]) if others else None,
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
@@ -231,7 +231,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "layout_text": candidate.text,
         "pools": _pools(case, candidate, state, prefill, rate),
         "tpot_bounds": (float(state.lower), float(state.upper)),
-        "concurrency": float(rate * decode_steps(workload) * state.tpot),
+        "concurrency": float(rate * (figures["ttft"] + decode_steps(workload) * state.tpot)),
         "cost_bounds": (float(all_in * _bound(state, prefill, "lower")), float(all_in * _bound(state, prefill, "upper"))),
         "prefill_usd_per_million_tokens": float(usd_per_million(case.rent * share, input_rate)),
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),

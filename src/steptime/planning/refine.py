@@ -116,6 +116,12 @@ def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefil
     return rate, rate / (prefill.rate * candidate.prefill_layout.replicas)
 
 
+def served_by(case: Case, candidate: Candidate) -> float:
+    """Return the requests per second that a candidate serves."""
+    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0])
+
+
 def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, utilisation: Number) -> Number:
     """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
     layout = candidate.prefill_layout
