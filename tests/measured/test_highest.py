@@ -39,7 +39,7 @@ def test_the_limits_hold_for_what_is_predicted():
 
 def test_replicas_are_as_many_as_the_chips_have_room_for():
     one, eight, idle = predict([offline(chips="1"), offline(chips="8"), offline(tp="2", chips="3")]).output_tok_s
-    assert eight == pytest.approx(8 * one)
+    assert eight == pytest.approx(8 * one, rel=0.01)
     assert idle == pytest.approx(predict([offline(tp="2", chips="2")]).output_tok_s[0])
 
 

@@ -38,7 +38,7 @@ def test_requests_that_live_for_fewer_steps_bring_more_prompts_to_each():
     """80 steps instead of 200: 2.5 times as many chunks; and rate times life is the batch."""
     given = {"layout": Layout(), "batch": 8, "chunk": 250, "engine": IDEAL}
     plain, drafted = (aggregated(MODEL, machine(), WORK, **given, drafting=drafting) for drafting in (NONE, TWO))
-    assert (drafted.reads * (1 - drafted.quiet)) == pytest.approx(2.5 * plain.reads * (1 - plain.quiet))
+    assert (drafted.reads * (1 - drafted.quiet)) == pytest.approx(2.5 * plain.reads * (1 - plain.quiet), rel=0.03)
     for state in (plain, drafted):
         assert state.rate * 200 * state.tpot == pytest.approx(8)
 

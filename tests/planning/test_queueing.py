@@ -7,7 +7,16 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from steptime.planning.queueing import PassTime, highest_utilisation, none_of, passes, queue_share, queue_wait, reading
+from steptime.planning.queueing import (
+    PassTime,
+    highest_utilisation,
+    none_of,
+    passes,
+    queue_share,
+    queue_wait,
+    read_beside,
+    reading,
+)
 
 
 @pytest.mark.parametrize(
@@ -234,3 +243,49 @@ def test_more_replicas_wait_less_for_a_slot():
     step = 0.2 * 0.02 + 0.8 * 0.1
     rest = (0.2 * 0.02**2 + 0.8 * 0.1**2) / (2 * step)
     assert waits[-1] == pytest.approx(rest, rel=0.01)  # of the step that goes on
+
+
+def decoded(rate, steps, chunks, decode, slow, requests, seed):
+    """Return the mean number that decode and their time per step, where one prompt is read at once: step by step."""
+    came = list(np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)))
+    now, left, number, queue = 0.0, 0, 0, 0
+    left_of: list[list[float]] = []  # steps left, time of the start
+    lives = []
+    while number < requests or queue or left_of:
+        while number < requests and came[number] <= now:
+            queue, number = queue + 1, number + 1
+        if not queue and not left_of:
+            if number == requests:
+                break
+            now = came[number]
+            continue
+        left = left or (chunks if queue else 0)
+        now += slow if left else decode
+        for one in left_of:
+            one[0] -= 1
+        lives += [now - one[1] for one in left_of if one[0] == 0]
+        left_of = [one for one in left_of if one[0]]
+        if left:
+            left -= 1
+            if not left:
+                queue -= 1
+                left_of.append([steps, now])
+    mean = float(np.mean(lives))
+    return rate * mean, mean / steps
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "chunks", "decode", "slow"),
+    [
+        (1.6, 127, 4, 0.009, 0.09),
+        (0.03, 1000, 30, 0.015, 0.7),
+        (2.0, 200, 1, 0.01, 0.2),
+        (10.0, 100, 2, 0.01, 0.02),
+        (3.0, 15, 1, 0.007, 0.19),
+    ],
+)
+def test_tokens_see_more_prompts_read_than_there_are(rate, steps, chunks, decode, slow):
+    """Against a simulation of steps: within 8 % of the time per token; with as many as there are, up to 40 % too soon."""
+    others, seconds = decoded(rate, steps, chunks, decode, slow, 6000, 1)
+    seen, _ = read_beside(others, steps, chunks, decode, slow)
+    assert decode + float(seen) * (slow - decode) == pytest.approx(seconds, rel=0.08)

@@ -79,6 +79,8 @@ def elasticities(case: Case, finalists: Sequence[Candidate], others: Iterable[Ca
             found[name] = 1.0  # all is rented
         elif name == KV_BYTES:
             found[name] = -worth(replace(case, model=scaled_cache(case.model, 1 / NUDGE)))
+        elif name == "scale_out_bandwidth" and case.used <= case.system.scale_up.size:
+            found[name] = 0.0  # nothing leaves the domain
         else:
             found[name] = worth(replace(case, system=scale(case.system, MACHINE[name], NUDGE)))
     return found

@@ -256,6 +256,40 @@ class Reading:
     service: Array
 
 
+def read_beside(
+    others: Number, steps: Number, chunks: Number, decode: Number, slow: Number, *, replicas: Number = 1
+) -> tuple[Array, Array]:
+    r"""Return the share of steps that read as tokens see it, and that of all steps, where one prompt is read at once.
+
+    others: sequences that decode beside, in the mean, each for `steps` steps; chunks $n$ of a prompt, read one prompt after
+    another in steps of `slow` $t_1$ instead of `decode` $t_0$ [s]; replicas: that requests are dealt out to.
+
+    Whoever begins to decode leaves the prompts behind that came while its own waited and was read, $\lambda (W_q + n t_1)$ of
+    them in the mean (fewer where they are dealt out in turn), and meets all of their chunks; whoever ends leaves what is there
+    at any time. With $\rho = \lambda n t_1$ and $\pi$ the share of all steps that read, decode meets
+
+    $$ \lambda n D + n (\rho + \lambda W_q) - n \left(\frac\rho 2 + \lambda W_q\right) \frac\pi\rho $$
+
+    slow steps in its time $D$. Without the two last terms, tokens of prompts that take long would look up to twice as fast.
+
+    >>> [round(float(x), 3) for x in read_beside(4.0, 127, 4, 0.01, 0.1)]
+    [0.149, 0.104]
+    """
+    dealt = np.power(np.asarray(replicas, dtype=np.float64), 0.75)  # for who comes during a service, within 0.2
+    others, steps = np.asarray(others, dtype=np.float64), np.asarray(steps, dtype=np.float64)
+    seen = np.minimum(others * chunks / steps, 1.0)
+    share = seen
+    for _ in range(ROUNDS):
+        rate = others / (steps * (decode + seen * (slow - decode)))
+        used = np.minimum(rate * chunks * slow, FULL)
+        share = np.minimum(rate * chunks * decode / np.maximum(1 - rate * chunks * (slow - decode), 1e-9), 1.0)
+        left = used / 2 * queue_share(used, replicas)
+        came = np.power(used, dealt)
+        extra = chunks * (came + left - (used / 2 + left) * share / np.maximum(used, 1e-300))
+        seen = (seen + np.clip((others * chunks + extra) / steps, 0.0, 1.0)) / 2
+    return seen, np.asarray(share)
+
+
 def reading(
     load: Number,
     slots: Number,

@@ -121,11 +121,11 @@ def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: T
     sequences = batches_of(wide)
     new = np.diff(sequences, axis=1, prepend=0) > 0
     sizes = chunk_sizes(workload)
-    work = sequences * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
-    alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
-    stable = ((work < MOST_UTILISED * sizes[-1]) | alone) & (work > 1e-4 * sizes[0])  # prompt tokens of a step
-    load = load_of(decode.tpot, sequences)
     taken_up = in_flight(sequences, wide.replicas)
+    work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
+    alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
+    stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | alone  # prompt tokens of a step
+    load = load_of(decode.tpot, sequences)
     roomy = decode.memory.fits & (load * taken_up <= MOST_LOADED)
     queued = most_seats(workload, decode, wide) >= sequences  # for seats, where there is room for no more
     hopeful = (roomy | queued) & new & stable

@@ -37,7 +37,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
-from steptime.planning.queueing import queue_wait, reading
+from steptime.planning.queueing import queue_wait, read_beside, reading
 from steptime.planning.workload import Workload
 
 SPARE_DEVIATIONS = 2.5  # standard deviations of the cache's fill that a deployment keeps free
@@ -141,8 +141,9 @@ def aggregated(
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     """
     tokens, chunks, together = chunks_of(workload, chunk)
-    others = np.where(np.asarray(batch * layout.replicas) > 1, batch, 1e-6)  # whose prompts are read while one decodes
-    load, slots = others * chunks / decode_steps(workload, drafting), layout.dp * together
+    steps, slots = decode_steps(workload, drafting), layout.dp * together
+    others = np.maximum(batch * in_flight(batch, layout.replicas), 1e-6)  # that decode, whose prompts are read
+    load = load_all = others * chunks / steps
     given: dict[str, Any] = {
         "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip
@@ -152,21 +153,28 @@ def aggregated(
         prefix = longest_prefix(workload, tokens, reads)
         return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **given)
 
+    def beside(read: Step) -> tuple[Array, Array]:
+        """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
+        found, share = read_beside(others, steps, chunks, alone.total, read.total, replicas=layout.replicas)
+        return found, np.where(np.asarray(slots) > 1, load_all, share)
+
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(load / -np.expm1(-load), 1.0, slots)
         first = slow(reads)
         more = np.where(np.asarray(layout.dp) == 1, (first.total - alone.total) / reads, 0.0)  # groups read side by side
+        seen, load = beside(first)
         found = reading(load, slots, chunks, alone.total, first.total - more * (reads - 1), more, replicas=layout.replicas)
         seconds = found.slow
     else:
         one = slow(1.0)
+        seen, load = beside(one)
         found = reading(load, slots, chunks, alone.total, one.total, 0.0, replicas=layout.replicas)
         reads = np.minimum(found.reads, slots)
         more = np.where(reads > 1, (slow(reads).total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
         found = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
         first = slow(np.minimum(found.reads, slots))  # all chunks that come are read: reads x slow steps
         seconds = first.total
-    quiet = found.quiet
+    quiet = np.where(np.asarray(slots) > 1, found.quiet, 1 - seen)
 
     def mean(a: Array, b: Array) -> Array:
         mixed: Array = quiet * a + (1 - quiet) * b
@@ -191,7 +199,7 @@ def aggregated(
         ttft=np.asarray(
             ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine, drafting)
         ),
-        rate=np.asarray(batch / (decode_steps(workload, drafting) * step)),
+        rate=np.asarray(batch / (steps * step)),
         utilisation=found.utilisation,
         quiet=quiet,
         reads=found.reads,
