@@ -55,6 +55,10 @@ class InputError(SteptimeError):
     """The input is wrong; the message names the cause, the place and the nearest valid choice."""
 
 
+class Impossible(InputError):
+    """What is asked for is understood, and cannot be had; the message names the reason."""
+
+
 class UnknownName(InputError):
     """A name that is not in the catalogue, the schema or the list of families."""
 

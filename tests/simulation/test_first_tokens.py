@@ -127,7 +127,7 @@ def test_an_arrival_finds_one_sequence_fewer_than_share_its_tokens(model, batch)
 
 
 def test_prompts_beside_decode_wait_as_planned():
-    """Steps of 2.5 ms that stream weights, 59 / 200 of a prompt in each: half a step, a step, and 0.295 / 0.705 of half a one."""
+    """Steps of 2.5 ms that stream weights, 0.295 of a prompt in each: half a step, a step, and 0.295 / 0.705 of half a one."""
     state, found = replica(LIGHT, 60)
     expected = 2.5e-3 * (0.5 + 1 + 0.5 * 0.295 / 0.705)
     assert float(state.ttft) == pytest.approx(expected, rel=1e-3)

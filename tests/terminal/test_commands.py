@@ -209,7 +209,6 @@ def test_every_command_speaks_json(words):
         ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
         ("plan deepseek-v3 gb200-nvl72 --kv fp9", "unknown KV format"),
         ("plan deepseek-v3 gb200-nvl72 --imbalance 0.5", "imbalance must be at least 1"),
-        ("plan llama-3.1-405b hgx-h100", "223 GB too little"),
         ("plan llama-3.1-8b hgx-h100 --catalog nowhere", "nowhere: is not a folder"),
         ("step llama-3.1-70b hgx-h100 --tp 7", "does not divide the 64 heads"),
         ("step llama-3.1-70b hgx-h100 --ep 2", "has no experts"),
@@ -284,7 +283,9 @@ def test_every_command_speaks_json(words):
         ("plan llama-3.1-8b hgx-h100 --modes aggregated,both", "unknown mode 'both'"),
         ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: '8kk' ends in 'kk'; a number may end in k, M, G, B or T"),
         ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
-        ("plan llama-3.1-8b hgx-h100 --speed fast", "'--speed'"),
+        ("plan llama-3.1-8b hgx-h100 --speed fast", "--speed takes a number without a unit, not 'fast'"),
+        ("plan llama-3.1-8b hgx-h100 --ttft=500ms", "--ttft takes a number without a unit, not '500ms'"),
+        ("plan llama-3.1-8b hgx-h100 --engine ideal --launch vllm", "no engine runs as the ideal does"),
         ("plan llama-3.1-8b", "Missing argument"),
         ("plan llama-3.1-8b hgx-h100 --sped 3", "No such option: --sped"),
         ("plann", "No such command 'plann'"),
@@ -418,6 +419,7 @@ def test_validate_and_calibrate(tmp_path):
     ("text", "says"),
     [
         ("id,model\n", "runs.csv:1: lacks the columns system"),
+        (RUNS.replace("0.0095", "0.0095,bf16"), "runs.csv:2: it has 16 cells, the header 15"),
         (RUNS.replace("0.0095", "-1"), "runs.csv:2: tpot_s must be a time greater than 0"),
         (RUNS.replace("hgx-h100", "hgx-h101"), "did you mean hgx-h100"),
     ],
@@ -470,9 +472,15 @@ def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money():
         assert word not in body
 
 
+def test_what_does_not_fit_is_an_answer():
+    shown = run("plan llama-3.1-405b hgx-h100")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert "223 GB too little" in shown.stderr
+
+
 def test_errors_are_json_where_json_is_asked_for():
     shown = run("plan llama-3.1-405b hgx-h100 --json")
-    assert shown.returncode == 2
+    assert shown.returncode == 1
     assert json.loads(shown.stdout)["error"] == "DoesNotFit"
     assert "223 GB too little" in json.loads(shown.stdout)["message"]
     assert len(shown.stderr.strip().splitlines()) == 1

@@ -245,6 +245,19 @@ def test_tables_go_to_csv(tmp_path, words, rows, column):
     assert run(f"{words} --csv out.csv", folder=tmp_path).stderr.rstrip().endswith("in place of an older file.")
 
 
+def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
+    """Prose, and a table of requests where a timeline is asked for."""
+    for name, text, words in (
+        ("thesis.md", "My prose, and more of it.", "plan llama-3.1-8b hgx-h100 --csv thesis.md"),
+        ("x.csv", "arrival_s,input_tokens\n1,2\n", "simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --chrome x.csv"),
+    ):
+        (tmp_path / name).write_text(text)
+        shown = run(words, folder=tmp_path)
+        assert shown.returncode == 2
+        assert f"{name}: holds something else than --" in shown.stderr
+        assert (tmp_path / name).read_text() == text
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

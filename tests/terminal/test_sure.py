@@ -26,7 +26,7 @@ def test_a_probability_out_of_bounds_is_refused(sure):
 def test_what_is_no_number_is_refused(sure):
     shown = run(f"{PLAN}--sure {sure}")
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert words(shown.stderr).startswith("steptime: Invalid value for '--sure': ")
+    assert words(shown.stderr).startswith(f"steptime: --sure takes a number without a unit, not '{sure}'; ")
 
 
 def test_a_plan_says_how_likely_its_limits_are_met():

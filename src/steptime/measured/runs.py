@@ -57,11 +57,13 @@ def read_runs(
                 raise DataFileError(path, f"has the column {shown(twice)} twice", 1)
             if problem := _wrong_header(header):
                 raise DataFileError(path, problem, 1)
+            named = len(header)
             header += [name for name in CHECKED if name not in header]
             rows, problems = [], []
             for cells in filter(None, reader):
                 row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
-                problem = problem_of(row)
+                beyond = f"it has {len(cells)} cells, the header {named}" if len(cells) > named else ""
+                problem = beyond or problem_of(row)
                 if problem and not skip_bad:
                     raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such rows out", reader.line_num)
                 if problem:

@@ -48,6 +48,8 @@ class Config:
         if default is not _MISSING:
             return default
         near = did_you_mean(names[0], self.fields, most=1, alike=0.8)
+        if names[0] in self.fields:
+            raise self._error(names[0], "is null")
         hint = f"; it has {near[0]!r}" if near else ""
         raise self._error(names[0], f"is missing{hint}")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import SystemLike, system_of
-from steptime.errors import InputError, RangeError, expect
+from steptime.errors import Impossible, RangeError, expect
 from steptime.frontier import pareto
 from steptime.machines.energy import read_electricity
 from steptime.machines.money import usd_per_million
@@ -49,7 +49,7 @@ MOST_DOUBLINGS = 14  # of the smallest batch, in what drafts do at each
 TURNS, CLOSER = 6, 0.998  # searches more at most for a plan that is sure of its limits, and how far below them each aims
 
 
-class DoesNotFit(InputError):
+class DoesNotFit(Impossible):
     """The model does not fit the chips: by how much, and what would hold it."""
 
 

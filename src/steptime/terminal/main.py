@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
-from steptime.errors import InputError
+from steptime.errors import Impossible, InputError, shown
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -70,7 +72,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Example:\n\n"
         "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
-        "Exit codes: 0 an answer; 1 limits that nothing meets; 2 wrong input; 130 interrupted.",
+        "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
     )
     for name in words[:1] if words and words[0] in EXAMPLES else EXAMPLES:
         command = getattr(import_module(f"steptime.terminal.{name}"), name)
@@ -132,7 +134,7 @@ def _refused(problem: InputError) -> int:
     if "--json" in sys.argv:
         print_json(problem_json(problem))
     say(f"steptime: {problem}")
-    return WRONG
+    return IMPOSSIBLE if isinstance(problem, Impossible) else WRONG
 
 
 def _misread(problem: Any) -> int:
@@ -144,8 +146,19 @@ def _misread(problem: Any) -> int:
             sys.stdout.write(words + "\n")
         return ANSWERED
     command = context.command_path if context is not None else "steptime"
-    words = " ".join(problem.format_message().split()).rstrip(".")
+    words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     return _refused(InputError(f"{words}; `{command} --help` lists what there is"))
+
+
+NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
+
+
+def _with_value(found: re.Match[str]) -> str:
+    """Say which value is no number, as it was typed."""
+    option, kind = found[1], {"integer": "a whole number"}.get(found[2], f"a {found[2]}")
+    given = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
+    given += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
+    return f"{option} takes {kind} without a unit" + (f", not {shown(given[0])}" if given else "")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -137,6 +138,9 @@ def write_csv(path: str, table: Tabular) -> None:
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
+TABLE = re.compile(rb"(\xef\xbb\xbf)?[\w.]+(,[\w.]+)*")  # the header of a CSV file: plain names
+
+
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> None:
     """Raise DataFileError, before any work, for an output that cannot be written, or is an input or another output.
 
@@ -160,7 +164,25 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
             raise DataFileError(text, f"is what this command reads; give {name} another name")
         if place in taken:
             raise DataFileError(text, f"is written by {taken[place]} already; give {name} another name")
+        if _foreign(name, place):
+            raise DataFileError(text, f"holds something else than {name} writes; give another name, or remove it")
         taken[place] = name
+
+
+def _foreign(name: str, place: Path) -> bool:
+    """Whether a file is there that an option could not have written: no table, and for --chrome no JSON."""
+    if not place.is_file():
+        return False
+    try:
+        with open(place, "rb") as file:
+            begins = file.readline(4096)
+    except OSError:  # told where it cannot be written
+        return False
+    if not begins.strip():
+        return False
+    if name == "--chrome":
+        return begins.lstrip()[:1] not in (b"{", b"[")
+    return name != "--out" and not begins.startswith(b"PAR1") and not TABLE.fullmatch(begins.strip())
 
 
 def _try(place: Path) -> None:

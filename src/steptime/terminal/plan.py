@@ -165,6 +165,10 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted
         known_quantile(requests.quantile)
         need_numba()
     model, system, engine = subject.read()
+    if launches and engine is not None and engine.name == "ideal":
+        from steptime.errors import InputError
+
+        raise InputError("no engine runs as the ideal does: leave out --engine ideal, or --launch")
     from steptime.planning.planner import DoesNotFit
     from steptime.planning.planner import plan as make_plan
 

@@ -39,7 +39,12 @@ def rate_answer(found: HighestRate, limited: bool = True) -> Text:
     if not found.rate:
         why = next((p.why for p in found.points if p.why), "")
         none = "no number of clients is" if found.clients is not None else "no rate is"
-        return Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {where}.", style="bold red")
+        said = Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {where}.", style="bold red")
+        if found.points:
+            least = found.points[0]
+            times = f"first tokens after {show(least.ttft, 's')} and {show(least.tpot, 's')} a token"
+            said.append(f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {where}.", style="not bold")
+        return said
     rate = f"{in_digits(found.rate, 4)} requests/s"
     if found.clients is not None:
         best = f"{counted(found.clients, 'client')} of a closed loop are the most within the limits, {where}"
