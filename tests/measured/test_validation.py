@@ -295,7 +295,7 @@ def test_shipped_engines_on_the_measured_runs():
     tables = report(rows, found)
     assert tables["tpot"]["all"]["median"] < 0.09
     assert tables["tpot"]["all"]["p90"] < 0.30
-    assert abs(tables["tpot"]["all"]["bias"]) < 0.03
+    assert abs(tables["tpot"]["all"]["bias"]) < 0.035
     if found.simulated:
         off = np.abs(found.ttft / np.array([float(row["ttft_s"] or "nan") for row in rows]) - 1)
         late = np.array([row["engine"] == "sglang" and row["system"] in ("hgx-b200", "hgx-b300") for row in rows])

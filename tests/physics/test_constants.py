@@ -20,6 +20,7 @@ RANGES = {
             ),
             PEAK,
         ),
+        "unpack_rate": (1e9, math.inf),
         "chip_departure": (0, 2),
         "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
         "activation_traffic": (0, 4),
@@ -102,6 +103,7 @@ UNITS = {
     "share": {name for name, bounds in RANGES["kernels"].items() if bounds == PEAK} | {"activation_traffic", "memory_share"},
     "exponent": {"chip_departure"},
     "": {"roofline_norm"},
+    "weights/s": {"unpack_rate"},
     "factor": {"expert_imbalance", "first_token_factor"},
     "shape": {"expert_evenness"},
     "rows": {"expert_tile_rows"},

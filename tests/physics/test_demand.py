@@ -168,6 +168,24 @@ def test_constants_of_matrices():
     assert demand(five, on=narrow, batch=1).memory_efficiency == 0.8
 
 
+@pytest.mark.parametrize(
+    ("stored", "rate", "reached"),
+    [
+        ("int4", 2e12, 2e12 * 0.515625 / 4e12),  # 2e12 weights of 4.125 bits a second, of 4 TB/s
+        ("int4", 1e13, 0.5),  # more than memory delivers
+        ("nvfp4", 2e12, 0.5),  # which the chip multiplies as they are
+        ("fp8", 2e12, 0.5),
+        ("bf16", 2e12, 0.5),
+    ],
+)
+def test_weights_are_unpacked_no_faster_than_the_chip_can(stored, rate, reached):
+    system = machine()
+    system = replace(system, chip=replace(system.chip, peak={"fp4": 4e15, "fp8": 2e15, "bf16": 1e15}))
+    slow = engine(memory_efficiency=0.5, expert_memory_efficiency=0.5, unpack_rate=rate)
+    for op in (matrix(stored=stored), experts(stored=stored)):
+        assert demand(op, system=system, on=slow, batch=1).memory_efficiency == pytest.approx(reached)
+
+
 def test_activations_of_an_operator():
     """12 rows of 1,000 values in and 4,000 out in 16 bits, half of it through memory; outputs are divided, inputs are not."""
     half, op = engine(activation_traffic=0.5), matrix(inputs=1000, outputs=4000)

@@ -38,6 +38,9 @@ class Kernels:
 
     memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of dense matrices")
     narrow_efficiency: Number = _share(1.0, "of memory_efficiency, with weights of fewer than 5 bits, which must be unpacked")
+    unpack_rate: Number = constant(
+        math.inf, "that a chip unpacks of weights under 5 bits, where it multiplies them in 16", unit="weights/s", least=1e9
+    )
     compute_efficiency: Number = _share(1.0, "of peak arithmetic, in dense matrices")
     expert_efficiency: Number = _share(1.0, "of peak arithmetic, in grouped matrices of routed experts")
     expert_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of routed experts")

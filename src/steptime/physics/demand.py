@@ -26,6 +26,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways, weight_ways
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
+UNPACKED = ("bf16", "fp16")  # arithmetic to which a chip itself widens narrower weights
 NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
 
 
@@ -155,7 +156,8 @@ class Demand:
 
 def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: Engine) -> Demand:
     """Return what an operator with weights asks of the busiest chip for one micro-batch."""
-    peak = peak_rate(system.chip.peak, arithmetic_of(engine.arithmetic, WEIGHTS, op.format.arithmetic, system.chip.peak))
+    computed = arithmetic_of(engine.arithmetic, WEIGHTS, op.format.arithmetic, system.chip.peak)
+    peak = peak_rate(system.chip.peak, computed)
     if op.rows in ("none", "lookup"):
         looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
         return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
@@ -181,6 +183,8 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         reading = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
         reading = reading * engine.kernels.narrow_efficiency if op.format.bytes < NARROW else reading
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
+    if op.format.bytes < NARROW and computed[0] in UNPACKED:
+        reading = np.minimum(reading, engine.kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
     activations: Number = 0.0
     if np.any(engine.kernels.activation_traffic):
         activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.kernels.activation_traffic

@@ -28,6 +28,21 @@ def replicas(domain: Number, chips: int, each: int) -> int:
     return int(chips // whole * (whole // each) + chips % whole // each)
 
 
+def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
+    """Whether what one pool sends another stays in a domain: one holds all, or several alike hold as many replicas each.
+
+    pools: chips of a replica, and how many there are.
+
+    >>> stays_inside(8, (4, 1), (4, 1)), stays_inside(8, (4, 2), (4, 2)), stays_inside(8, (4, 3), (4, 1))
+    (True, True, False)
+    """
+    return any(sum(each * (many // k) for each, many in pools) <= domain for k in _divisors(math.gcd(*(n for _, n in pools))))
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
 def pairs(domain: Number, chips: int, first: int, second: int) -> tuple[Array, Array]:
     """Return how many replicas of `first` and of `second` chips fit together, at least one of each: arrays of one shape.
 

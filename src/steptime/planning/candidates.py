@@ -32,7 +32,8 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 class Case:
     """Everything that a plan is made for.
 
-    idle: of the chips, those that are left out: fewer may lie in one domain. sure: probability with which its limits are to be
+    idle: of the chips, those that are left out, and alike: whether all scale-up domains are laid out alike, so that caches stay
+    in the domain where they are made. sure: probability with which its limits are to be
     met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
     found: what is known of it already, by `known`.
     """
@@ -44,6 +45,7 @@ class Case:
     chips: int
     engine: Engine
     idle: int = 0
+    alike: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
     drafting: Drafting = NONE
@@ -182,7 +184,7 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
 
 def moving(case: Case, layout: Layout) -> Transfer:
     """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
-    near = case.used <= case.system.scale_up.size
+    near = case.alike or case.used <= case.system.scale_up.size
     drafts = case.drafting.drafts
     return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 

@@ -271,9 +271,11 @@ def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layo
     """
     parts: list[tuple[Array, ...]] = []
     ends = np.cumsum([len(one.rate) for one in decoders])
+    domain = case.system.scale_up.size
+    alike = case.used // int(domain) if case.alike else 1  # domains, each with as many
     for number, reader in enumerate(readers):
         for one, end in zip(decoders, ends, strict=True):
-            counts, replicas = pairs(case.system.scale_up.size, case.used, reader.chips, one.chips)
+            counts, replicas = (alike * many for many in pairs(domain, case.used // alike, reader.chips, one.chips))
             if not len(counts):
                 continue
             usable = counts * reader.usable[counts - 1]

@@ -45,6 +45,7 @@ from steptime.planning.steady import State, decode_pool
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)
+MOST_ALIKE = 4  # scale-up domains that are tried alike: of more, a transfer between any two is as good
 MOST_DOUBLINGS = 14  # of the smallest batch, in what drafts do at each
 TURNS, CLOSER = 6, 0.998  # searches more at most for a plan that is sure of its limits, and how far below them each aims
 
@@ -100,11 +101,11 @@ def plan(
         raise DoesNotFit(does_not_fit(case))
     case = _drafting(case, modes, layouts, drafts, acceptance)
     found = _sure(case, modes, layouts, price, sure, levers=levers)
-    fewer = _in_one_domain(case, modes)
+    fewer = _alike(case, modes)
     if fewer is not None:
-        other = _sure(fewer, modes, fitting(fewer), price, sure, levers=False)
+        other = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False)
         if other.requests_per_second > found.requests_per_second:
-            found = _sure(fewer, modes, fitting(fewer), price, sure, levers=True) if levers else other
+            found = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True) if levers else other
     return replace(found, search_seconds=time.perf_counter() - started)
 
 
@@ -120,11 +121,12 @@ def _drafting(
     return replace(case, drafting=drafting_of(case.model, int(drafts), acceptance))
 
 
-def _in_one_domain(case: Case, modes: tuple[str, ...]) -> Case | None:
-    """Return the case with pools of one scale-up domain alone, where a few chips beyond it would part them."""
+def _alike(case: Case, modes: tuple[str, ...]) -> Case | None:
+    """Return the case with whole scale-up domains that are laid out alike, where there are a few of them; others idle."""
     domain = int(case.system.scale_up.size)
-    fewer = replace(case, idle=case.chips - domain)
-    return fewer if DISAGGREGATED in modes and domain < case.chips < 2 * domain and fitting(fewer) else None
+    fewer = replace(case, idle=case.chips % domain, alike=True)
+    few = domain < case.chips < (MOST_ALIKE + 1) * domain
+    return fewer if DISAGGREGATED in modes and few and fitting(fewer) else None
 
 
 def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool) -> Plan:

@@ -36,6 +36,7 @@ CONTENDERS = 256  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 BELOW = 4.0  # and how far below it at first, since a search knows less well how loaded a pool is
+AT = np.sort(np.append(np.geomspace(1 / BELOW, AROUND, 25), 1.0))  # times that batch: where, and there itself
 
 
 def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:
@@ -166,7 +167,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
-    batch = unit * np.maximum(1, np.round(middle * np.geomspace(1 / BELOW, AROUND, 25)))
+    batch = unit * np.maximum(1, np.round(middle * AT))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     given["drafting"] = case.drafting
     if mode == AGGREGATED:

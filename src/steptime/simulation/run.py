@@ -23,6 +23,7 @@ from steptime.physics.cache_format import as_served
 from steptime.physics.drafts import cache_moved, drafted_sequences
 from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
+from steptime.physics.placement import stays_inside
 from steptime.physics.rules import check_rules
 from steptime.planning.workload import Slo
 from steptime.simulation.limits import USUAL, judge, known
@@ -145,7 +146,7 @@ def simulate(
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
     use = None if cache is None else _cached(cache, traffic, model, reader)
     chips = _chips(layout, prefill, fast_replicas)
-    sent = _sending(model, system, chips, prefill, reader, drafts=server.policy.drafted)
+    sent = _sending(model, system, layout, prefill, reader, drafts=server.policy.drafted)
     served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
     requests = as_seen(served, server.pace, behind(served, reader), server.policy.acceptance)
     found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
@@ -219,12 +220,13 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
 
 
 def _sending(
-    model: Model, system: System, chips: int, prefill: Layout | None, reader: Server, *, drafts: int
+    model: Model, system: System, layout: Layout, prefill: Layout | None, reader: Server, *, drafts: int
 ) -> Callable[[Any], Any] | None:
     """Return the seconds from the pass of requests until their caches are in another pool, as a function; None for one pool."""
     if prefill is None:
         return None
-    link = (system.scale_up if chips <= system.scale_up.size else system.scale_out).link
+    pools = ((int(one.chips), int(one.replicas)) for one in (layout, prefill))
+    link = (system.scale_up if stays_inside(system.scale_up.size, *pools) else system.scale_out).link
     bandwidth = link.bandwidth * prefill.group * prefill.pp
 
     def sent(requests: Any) -> Any:
