@@ -71,15 +71,15 @@ def test_the_step_shown_is_the_one_planned(chunk, dp):
 
 
 def test_equations_carry_their_numbers():
-    """64 x 2 / 200 = 0.64 chunks a step: in half of them, 1.28 in each."""
+    """63 x 2 / 200 = 0.63 chunks a step: in half of them, 1.28 in each."""
     given = replace(pool(reads=1.28, dp=4, ep=4), chunk_share=0.5)
     text = equations(one_matrix(), given, WORK, utilisation=0.25)
     step, mixed = (float(one.total) for one in (PLAN.pools[0].step, PLAN.pools[0].mixed))
     assert text[0] == "batch 64 = 16 sequences x 4 attention groups"
     assert text[1] == "mean context 1,100 = input + output / 2"
     assert text[2] == (
-        "chunks a step = batch x chunks of a prompt / (output - 1) = 64 x 2 / 200 = 0.640: "
-        "1.28 in each step that has any, a share f = 0.500"
+        "chunks a step = (batch - 1 / replicas) x chunks of a prompt / (output - 1) = 63 x 2 / 200 = 0.630: "
+        "1.28 in each step that has any, a share f = 0.500 as tokens meet them"
     )
     assert text[3].startswith("time per token = (1 - f) x ")
     value, unit = text[3].rpartition("= ")[2].split()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName, expect, shown
+from steptime.errors import RangeError, UnitError, UnknownName, expect, shown
 from steptime.machines.figures import checked
 from steptime.machines.system import Domain, Link, MemoryTier, Power, Rent, System
 from steptime.numbers import Number
@@ -132,7 +132,10 @@ def read_changes(system: System, texts: tuple[str, ...]) -> dict[str, Number]:
         _check_path(system, path)
         if path in changes:
             raise RangeError(f"{path} is set twice; keep one of the two")
-        changes[path] = checked(path, parse(value, units[path]), units[path])
+        try:
+            changes[path] = checked(path, parse(value, units[path]), units[path])
+        except UnitError as problem:
+            raise UnitError(f"{path}: {problem}") from None
     return changes
 
 

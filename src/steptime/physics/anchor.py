@@ -71,7 +71,8 @@ class Factor(Result):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the factor and what it rests on."""
-        return f"Factor {self.factor:.3g}", {"from": f"{self.runs:,} runs, {self.ratio:.3g} times what was predicted"}
+        runs = f"{self.runs:,} run{'s' * (self.runs > 1)}"
+        return f"Factor {self.factor:.3g}", {"from": f"{runs}, {self.ratio:.3g} times what was predicted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -128,7 +129,7 @@ class Anchor(Result):
             for name, found in (("time per token", self.tpot), ("first token", self.ttft))
             if found is not None
         }
-        return f"Anchor: {len(self.runs):,} runs of {self.group}, from {self.source}", factors
+        return f"Anchor: {len(self.runs):,} run{'s' * (len(self.runs) > 1)} of {self.group}, from {self.source}", factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

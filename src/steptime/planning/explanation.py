@@ -165,9 +165,9 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
     """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = mean = float(pool.step.total)
     what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
-    each = float(sequences_per_group(pool.batch, pool.layout))
+    each, groups = float(sequences_per_group(pool.batch, pool.layout)), int(pool.layout.dp)
     lines = [
-        f"batch {pool.batch:,} = {each:,.0f} sequences x {int(pool.layout.dp)} attention groups"
+        f"batch {pool.batch:,} = {each:,.0f} sequence{'s' * (each > 1)} x {groups} attention group{'s' * (groups > 1)}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
@@ -175,12 +175,13 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
         _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
-        load, places = pool.batch * chunks / float(decode_steps(workload, drafting)), int(pool.layout.dp * together)
+        others = pool.batch - 1 / int(pool.layout.replicas)  # in flight in the mean
+        load, places = others * chunks / float(decode_steps(workload, drafting)), int(pool.layout.dp * together)
         places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
-            f"chunks a step = batch x chunks of a prompt / {owed} = {pool.batch:,} x {chunks:,.0f} / "
+            f"chunks a step = (batch - 1 / replicas) x chunks of a prompt / {owed} = {others:,.4g} x {chunks:,.0f} / "
             f"{decode_steps(workload, drafting):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
-            f"a share f = {share:.3f}",
+            f"a share f = {share:.3f} as tokens meet them",
             f"time per {what} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
             f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
         ]

@@ -145,7 +145,8 @@ def _misread(problem: Any) -> int:
         if words:
             sys.stdout.write(words + "\n")
         return ANSWERED
-    command = context.command_path if context is not None else "steptime"
+    asked = sys.argv[1] if sys.argv[1:] and sys.argv[1] in EXAMPLES else ""
+    command = context.command_path if context is not None else f"steptime {asked}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     return _refused(InputError(f"{words}; `{command} --help` lists what there is"))
 

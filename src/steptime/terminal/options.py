@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.errors import RangeError
+from steptime.errors import InputError, RangeError, UnknownName
 from steptime.terminal.own_runs import file_of, read_anchor
 from steptime.units import count as read_count
 
@@ -235,8 +235,22 @@ def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "S
     from steptime.catalog.loading import load_system
     from steptime.machines.what_if import read_changes, vary
 
-    system = load_system(name, catalog)
+    try:
+        system = load_system(name, catalog)
+    except UnknownName as problem:
+        raise _swapped(name, catalog) or problem from None
     return vary(system, read_changes(system, tuple(changes or ())))
+
+
+def _swapped(name: str, catalog: str | None) -> InputError | None:
+    """Return what to say where a model stands in the place of a system; None where it is none."""
+    from steptime.models.loading import load_model
+
+    try:
+        load_model(name, catalog=catalog)
+    except InputError:
+        return None
+    return UnknownName("system", name, (), "It is a model: the model comes first, then the system.")
 
 
 def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> "System":

@@ -56,7 +56,9 @@ class Requests:
 class Wanted:
     """Which deployments are looked at, and what is printed of the best."""
 
-    chips: Annotated[int | None, count("--chips", "Chips to use; by default one scale-up domain.", "Deployment")] = None
+    chips: Annotated[
+        int | None, count("--chips", "Chips; by default one scale-up domain, of the largest a part.", "Deployment")
+    ] = None
     mode: Annotated[
         str,
         option(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -283,6 +284,8 @@ def _check_files(subject: Rented, asking: Asking, answering: Answering) -> None:
     check_outputs(outputs, [*subject.files(), asking.trace or ""])
     if answering.export is not None and not answering.export.casefold().endswith((".csv", ".parquet")):
         raise InputError(f"{answering.export}: requests are written to a .csv or a .parquet file")
+    if answering.export is not None and answering.export.casefold().endswith(".parquet") and find_spec("pyarrow") is None:
+        raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file")
 
 
 def _find_rate(
