@@ -17,7 +17,7 @@ from tests.measured.rows import deepseek, plain
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
-    (runs,) = grouped([deepseek(concurrency=str(c)) for c in (1, 64, 4096)])
+    (runs,) = grouped([deepseek(concurrency=str(c), stream_interval="1") for c in (1, 64, 4096)])
     found = closed_of(runs, load_engine(engine))
     on, context = load_engine(engine), runs.input_tokens + runs.output_tokens / 2
     given = {"layout": runs.layout, "engine": on}
@@ -99,3 +99,12 @@ def test_drafted_loops_are_simulated_with_their_drafts():
     (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])
     loops = validate.loops_of(runs, IDEAL)
     assert loops.step[0] == pytest.approx(closed_of(runs, IDEAL).decode.total[0], rel=0.02)
+
+
+def test_public_runs_that_do_not_tell_their_interval_have_their_own():
+    """SGLang on B200: 16 steps, 30 from 16 clients on; 1 on other systems and of other engines."""
+    rows = [deepseek(concurrency=c, **told) for c, n in (("8", "16"), ("16", "30")) for told in ({}, {"stream_interval": n})]
+    rows += [plain(), plain(stream_interval="1")]
+    found = predict(rows, by_simulation=False)
+    assert found.ttft[::2] == pytest.approx(found.ttft[1::2])
+    assert found.tpot[::2] == pytest.approx(found.tpot[1::2])

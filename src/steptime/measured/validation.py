@@ -29,6 +29,7 @@ from steptime.measured.highest import predict_highest
 from steptime.measured.kinds import DRAFTED, LOOPS, POOLS, drafts_of, kind_of
 from steptime.measured.pools import predict_pools
 from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
+from steptime.measured.settings import usual_interval
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
@@ -115,7 +116,8 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     columns[REQUESTS] = np.where(np.isnan(told[REQUESTS]), usual, told[REQUESTS] / columns["replicas"])
     if any(row.get("decode_workers") for row in rows):
         _set_decoding(columns, rows)
-    columns["interval"] = np.nan_to_num(told["stream_interval"], nan=1.0)
+    untold = np.isnan(told["stream_interval"])
+    columns["interval"] = np.where(untold, [usual_interval(row) for row in rows], told["stream_interval"])
     columns["acceptance"] = np.array([float(row.get("acceptance") or "nan") for row in rows])
     return columns
 

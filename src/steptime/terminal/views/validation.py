@@ -72,7 +72,8 @@ MEANINGS = {
     "prefill_dp": "of those, attention groups; 1 where not given",
     "prefill_ep": "of those, expert parallel ways; 1 where not given",
     "chips": "of the whole deployment; where not given, those of one replica",
-    "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; usually 1",
+    "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; "
+    "by default 1, and 16 or 30 of SGLang on B200 and B300",
 }
 
 

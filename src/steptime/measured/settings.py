@@ -1,0 +1,44 @@
+"""Settings of public deployments that their runs do not tell, and that are no constants of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Decode steps between two looks at new requests: `few` below `clients` of them, `many` from there on."""
+
+    engine: str
+    systems: tuple[str, ...]
+    few: float
+    many: float
+    clients: float
+    source: str
+
+
+INTERVALS = (
+    Interval(
+        engine="sglang",
+        systems=("hgx-b200", "hgx-b300"),
+        few=16.0,
+        many=30.0,
+        clients=16.0,
+        source="299 first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
+    ),
+)
+
+
+def usual_interval(row: Mapping[str, str]) -> float:
+    """Return the interval of a run that does not tell its `stream_interval` [decode steps]: 1 but for public deployments.
+
+    >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
+    [16.0, 30.0]
+    >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
+    1.0
+    """
+    for one in INTERVALS:
+        if row["engine"] == one.engine and row["system"] in one.systems:
+            return one.many if float(row["concurrency"] or 1) >= one.clients else one.few
+    return 1.0
