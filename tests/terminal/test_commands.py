@@ -422,6 +422,7 @@ def test_validate_and_calibrate(tmp_path):
     ("text", "says"),
     [
         ("id,model\n", "runs.csv:1: lacks the columns system"),
+        (RUNS.replace("hgx-h100,vllm", "hgx-h100,vlm"), "runs.csv:2: unknown engine 'vlm'; did you mean vllm?"),
         (RUNS.replace("0.0095", "0.0095,bf16"), "runs.csv:2: it has 16 cells, the header 15"),
         (RUNS.replace("0.0095", "-1"), "runs.csv:2: tpot_s must be a time greater than 0"),
         (RUNS.replace("hgx-h100", "hgx-h101"), "did you mean hgx-h100"),

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 
 from steptime.catalog.loading import load_system
@@ -38,6 +38,9 @@ LARGEST_RATE = 1e12  # tokens a second
 POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
+
+
+ENGINES = ("vllm", "sglang", "trtllm", "typical")  # that others are told from
 
 
 def read_runs(
@@ -117,7 +120,7 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
     checked = itemgetter(*CHECKED)
 
     def problem_of(row: Mapping[str, str]) -> str:
-        if problem := _wrong_measure(row) or wrong_kind(row):
+        if problem := _misspelt(row["engine"]) or _wrong_measure(row) or wrong_kind(row):
             return problem
         given, kind = checked(row), kind_of(row)
         if kind not in LOOPS:
@@ -125,6 +128,13 @@ def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
         return cells(*given) or (cells(*_prefill(given, row)) if kind == POOLS else "")
 
     return problem_of
+
+
+@cache
+def _misspelt(engine: str) -> str:
+    """Say which engine a name nearly is; "" for one of them, and for any other, which is taken as typical."""
+    near = () if engine in ENGINES else did_you_mean(engine, ENGINES, most=1, alike=0.75)
+    return f"unknown engine {shown(engine)}; did you mean {near[0]}?" if near else ""
 
 
 def _told(cells: tuple[str, ...]) -> tuple[str, ...]:
