@@ -38,8 +38,6 @@ LARGEST_RATE = 1e12  # tokens a second
 POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
-
-
 ENGINES = ("vllm", "sglang", "trtllm", "typical")  # that others are told from
 
 
