@@ -17,6 +17,7 @@ RANGES = {
             (
                 "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
                 "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
+                "fp4_efficiency",
             ),
             PEAK,
         ),

@@ -186,6 +186,19 @@ def test_weights_are_unpacked_no_faster_than_the_chip_can(stored, rate, reached)
         assert demand(op, system=system, on=slow, batch=1).memory_efficiency == pytest.approx(reached)
 
 
+@pytest.mark.parametrize(("stored", "reached"), [("nvfp4", 0.3), ("fp8", 0.5), ("int4", 0.5)])
+def test_products_of_four_bits_reach_less_of_their_peak(stored, reached):
+    """0.6 of 0.5, where the chip multiplies 4-bit numbers as they are; on a chip without, 0.5 of what it does instead."""
+    system, slow = machine(), engine(compute_efficiency=0.5, expert_efficiency=0.5, fp4_efficiency=0.6)
+    with_fp4, without = (
+        replace(system, chip=replace(system.chip, peak=peak))
+        for peak in ({"fp4": 4e15, "fp8": 2e15, "bf16": 1e15}, {"fp8": 2e15, "bf16": 1e15})
+    )
+    for op in (matrix(stored=stored), experts(stored=stored)):
+        assert demand(op, system=with_fp4, on=slow, batch=1).efficiency == pytest.approx(reached)
+        assert demand(op, system=without, on=slow, batch=1).efficiency == pytest.approx(0.5)
+
+
 def test_activations_of_an_operator():
     """12 rows of 1,000 values in and 4,000 out in 16 bits, half of it through memory; outputs are divided, inputs are not."""
     half, op = engine(activation_traffic=0.5), matrix(inputs=1000, outputs=4000)

@@ -51,7 +51,7 @@ NEUTRAL = {
     1.0: (
         "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
         "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
-        "first_token_factor", "expert_imbalance", "memory_share",
+        "first_token_factor", "expert_imbalance", "memory_share", "fp4_efficiency",
     ),
     0.0: (
         "chip_departure", "seconds_per_layer", "seconds_per_kernel", "seconds_per_quantised_kernel", "seconds_per_expert_layer",

@@ -185,6 +185,8 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
     if op.format.bytes < NARROW and computed[0] in UNPACKED:
         reading = np.minimum(reading, engine.kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
+    if computed[0] == "fp4" and "fp4" in system.chip.peak:
+        efficiency = efficiency * engine.kernels.fp4_efficiency
     activations: Number = 0.0
     if np.any(engine.kernels.activation_traffic):
         activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.kernels.activation_traffic
