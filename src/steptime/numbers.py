@@ -12,6 +12,7 @@ goes on for ever.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -191,6 +192,16 @@ def _array(name: str, value: Number) -> Any:
 def _bound(value: float, unit: str) -> str:
     text = f"{value:,.0f}" if 1 <= abs(value) < 1e12 and value == int(value) else f"{value:g}"
     return f"{text} {unit}{'s' if unit in ('token', 'chip') and value != 1 else ''}".rstrip()
+
+
+@lru_cache(maxsize=1024)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of `number`, smallest first.
+
+    >>> divisors(72)
+    (1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72)
+    """
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
 def distinct(values: Number | list[Any]) -> Array:

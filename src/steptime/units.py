@@ -246,3 +246,12 @@ def show(number: SupportsFloat, unit: str = "", digits: int = 3) -> str:
             return f"{_digits(value / size, digits)} {prefix}{unit}"
     size, prefix = steps[-1]
     return f"{_digits(value / size, digits)} {prefix}{unit}"
+
+
+def counted(n: float, one: str, several: str = "") -> str:
+    """Write a number with its noun.
+
+    >>> counted(1, "prompt"), counted(8192, "prompt")
+    ('1 prompt', '8,192 prompts')
+    """
+    return f"{n:,.0f} {one if n == 1 else several or one + 's'}"

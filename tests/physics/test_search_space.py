@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from steptime.models.model import Attention
+from steptime.numbers import divisors
 from steptime.physics.facts import Facts
 from steptime.physics.layout import Layout
-from steptime.physics.search_space import divisors, expert_ways, groups, legal, not_tried, proposed
+from steptime.physics.search_space import expert_ways, groups, legal, not_tried, proposed
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 

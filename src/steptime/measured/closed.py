@@ -120,21 +120,8 @@ def closed_loop(
 
 def closed_of(runs: Runs, engine: Engine) -> ClosedLoop:
     """Return the closed loops of a group in closed form; constants of the engine may be arrays of shape (n, 1)."""
-    return closed_loop(
-        runs.model,
-        runs.system,
-        layout=runs.layout,
-        concurrency=runs.concurrency,
-        input_tokens=runs.input_tokens,
-        output_tokens=runs.output_tokens,
-        spread=runs.spread,
-        starting=np.minimum(1.0, runs.concurrency / runs.requests),
-        drafts=runs.drafts,
-        acceptance=runs.acceptance,
-        interval=runs.interval,
-        prompts=runs.prompts,
-        engine=engine,
-    )
+    starting = np.minimum(1.0, runs.concurrency / runs.requests)
+    return closed_loop(**runs.loop(), starting=starting, acceptance=runs.acceptance, prompts=runs.prompts, engine=engine)
 
 
 def closed_ttft(queued: Number, engine: Engine) -> Number:

@@ -16,8 +16,11 @@ from steptime.machines.system import System
 from steptime.measured.kinds import LOOPS, POOLS, PREFILL_WAYS, SAID, kind_of, wrong_kind
 from steptime.models.loading import load_model
 from steptime.models.model import Model
+from steptime.physics.engine import TYPICAL
+from steptime.physics.facts import KNOWN
 from steptime.physics.layout import Layout
 from steptime.physics.rules import check
+from steptime.units import counted
 
 DRAWN = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
 DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
@@ -38,7 +41,7 @@ LARGEST_RATE = 1e12  # tokens a second
 POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
-ENGINES = ("vllm", "sglang", "trtllm", "typical")  # that others are told from
+ENGINES = (*KNOWN, TYPICAL)  # that others are told from
 
 
 def read_runs(
@@ -106,7 +109,7 @@ def in_runs(count: int) -> str:
     >>> in_runs(1), in_runs(1672)
     ('1 run', '1,672 runs')
     """
-    return f"{count:,} run{'' if count == 1 else 's'}"
+    return counted(count, "run")
 
 
 def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:

@@ -69,6 +69,11 @@ class Runs:
     drafts: int = 0
     prompts: bool = True
 
+    def loop(self) -> dict[str, Any]:
+        """Return what closed loops of these runs are made of, in closed form and simulated."""
+        names = ("model", "system", "layout", "concurrency", "input_tokens", "output_tokens", "spread", "drafts", "interval")
+        return {name: getattr(self, name) for name in names}
+
     def taken(self, chosen: Array) -> Runs:
         """Return some of the runs, by their places or as booleans."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -192,20 +197,8 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
     """Return the simulated closed loops of a group (`loops.Loops`)."""
     from steptime.measured.loops import closed_loops
 
-    return closed_loops(
-        runs.model,
-        runs.system,
-        layout=runs.layout,
-        concurrency=runs.concurrency,
-        input_tokens=runs.input_tokens,
-        output_tokens=runs.output_tokens,
-        spread=runs.spread,
-        requests=runs.requests,
-        drafts=runs.drafts,
-        acceptance=np.where(np.isnan(runs.acceptance), 1.0, runs.acceptance),
-        interval=runs.interval,
-        engine=engine,
-    )
+    acceptance = np.where(np.isnan(runs.acceptance), 1.0, runs.acceptance)
+    return closed_loops(**runs.loop(), requests=runs.requests, acceptance=acceptance, engine=engine)
 
 
 def first_tokens(runs: Runs, engine: Engine) -> Array:

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Final
 
 from steptime.errors import InputError, expect
 from steptime.results import Result, Tabular, unit
+from steptime.units import counted
 
 WITHIN: Final = 0.3  # variance of errors within a group over that between groups
 SPREAD: Final = {"tpot": 0.45, "ttft": 1.1}  # the same at the ends of a 90 % range
@@ -71,8 +72,7 @@ class Factor(Result):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the factor and what it rests on."""
-        runs = f"{self.runs:,} run{'s' * (self.runs > 1)}"
-        return f"Factor {self.factor:.3g}", {"from": f"{runs}, {self.ratio:.3g} times what was predicted"}
+        return f"Factor {self.factor:.3g}", {"from": f"{counted(self.runs, 'run')}, {self.ratio:.3g} times what was predicted"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -129,7 +129,7 @@ class Anchor(Result):
             for name, found in (("time per token", self.tpot), ("first token", self.ttft))
             if found is not None
         }
-        return f"Anchor: {len(self.runs):,} run{'s' * (len(self.runs) > 1)} of {self.group}, from {self.source}", factors
+        return f"Anchor: {counted(len(self.runs), 'run')} of {self.group}, from {self.source}", factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model, Op
-from steptime.numbers import Number
+from steptime.numbers import Number, divisors
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 
@@ -144,5 +144,4 @@ def near(whole: Number, ways: Number) -> str:
     if np.ndim(whole) or np.ndim(ways):
         return "ways that divide it"
     number, about = int(whole), float(ways)
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return " or ".join(str(d) for d in sorted(sorted(divisors, key=lambda d: abs(d - about))[:2]))
+    return " or ".join(str(d) for d in sorted(sorted(divisors(number), key=lambda d: abs(d - about))[:2]))

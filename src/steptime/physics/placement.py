@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from steptime.numbers import Array, Number
+from steptime.numbers import Array, Number, divisors
 
 ALIKE = 32  # domains of which each is filled in its own way; of more, some are filled alike
 
@@ -36,11 +36,7 @@ def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
     >>> stays_inside(8, (4, 1), (4, 1)), stays_inside(8, (4, 2), (4, 2)), stays_inside(8, (4, 3), (4, 1))
     (True, True, False)
     """
-    return any(sum(each * (many // k) for each, many in pools) <= domain for k in _divisors(math.gcd(*(n for _, n in pools))))
-
-
-def _divisors(number: int) -> list[int]:
-    return [k for k in range(1, number + 1) if number % k == 0]
+    return any(sum(each * (many // k) for each, many in pools) <= domain for k in divisors(math.gcd(*(n for _, n in pools))))
 
 
 def pairs(domain: Number, chips: int, first: int, second: int) -> tuple[Array, Array]:

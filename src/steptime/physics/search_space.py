@@ -10,7 +10,7 @@ from itertools import product
 
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.numbers import Number, divisors
 from steptime.physics.engine import Engine
 from steptime.physics.facts import Facts, facts_of
 from steptime.physics.layout import NAMES, Layout, stacked
@@ -69,16 +69,6 @@ def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int,
         if not found:
             return f"{name}={getattr(layout, name)} is not tried here; ways that are: {', '.join(map(str, ways))}"
     return ""
-
-
-@lru_cache(maxsize=1024)
-def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of `number`, smallest first.
-
-    >>> divisors(72)
-    (1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72)
-    """
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
 LADDER = (1, 3, 5, 7, 9, 11, 13)  # times powers of two: eight even steps to an octave, of which one is left out

@@ -32,9 +32,8 @@ AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 class Case:
     """Everything that a plan is made for.
 
-    idle: of the chips, those that are left out, and alike: whether all scale-up domains are laid out alike, so that caches stay
-    in the domain where they are made. sure: probability with which its limits are to be
-    met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
+    alike: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
+    probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
     found: what is known of it already, by `known`.
     """
 
@@ -44,7 +43,6 @@ class Case:
     slo: Slo
     chips: int
     engine: Engine
-    idle: int = 0
     alike: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
@@ -53,8 +51,8 @@ class Case:
 
     @property
     def used(self) -> int:
-        """Chips that replicas may take."""
-        return self.chips - self.idle
+        """Chips that replicas may take: of domains that are alike, whole ones."""
+        return self.chips - self.chips % int(self.system.scale_up.size) if self.alike else self.chips
 
     @property
     def rent(self) -> Number:

@@ -22,7 +22,7 @@ from steptime.planning.deployment import Pool
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
 from steptime.planning.steady import chunks_of, fresh_tokens, longest_prefix, mean_context
 from steptime.planning.workload import Workload
-from steptime.units import show
+from steptime.units import counted, show
 
 COLLECTIVES = {
     "all-reduce": "of each block over {group} chips",
@@ -167,7 +167,7 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
     what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
     each, groups = float(sequences_per_group(pool.batch, pool.layout)), int(pool.layout.dp)
     lines = [
-        f"batch {pool.batch:,} = {each:,.0f} sequence{'s' * (each > 1)} x {groups} attention group{'s' * (groups > 1)}"
+        f"batch {pool.batch:,} = {counted(each, 'sequence')} x {counted(groups, 'attention group')}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]

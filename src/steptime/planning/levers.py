@@ -88,7 +88,7 @@ def _cache(case: Case) -> Iterator[tuple[str, str, Case]]:
 def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
     chips = 2 * case.chips
     if chips <= min(MOST_CHIPS, case.system.scale_out.size):
-        yield f"--chips {chips}", "twice the chips", replace(case, chips=chips, idle=0)
+        yield f"--chips {chips}", "twice the chips", replace(case, chips=chips)
 
 
 def _other_modes(modes: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -124,7 +124,7 @@ def _drafting(
 def _alike(case: Case, modes: tuple[str, ...]) -> Case | None:
     """Return the case with whole scale-up domains that are laid out alike, where there are a few of them; others idle."""
     domain = int(case.system.scale_up.size)
-    fewer = replace(case, idle=case.chips % domain, alike=True)
+    fewer = replace(case, alike=True)
     few = domain < case.chips < (MOST_ALIKE + 1) * domain
     return fewer if DISAGGREGATED in modes and few and fitting(fewer) else None
 

@@ -60,7 +60,7 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
         sizes = sizes[readable(case.workload, sizes, candidate.layout)]
     state = state_of(case, candidate, batch[:, None], sizes[None, :])
     seats = seats_of(case, state, candidate, batch[:, None])
-    rate = decode_rate(case, state, candidate, batch[:, None])
+    rate = decode_rate(case, state, candidate, batch[:, None], seats)
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
@@ -91,12 +91,12 @@ def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> S
     return seated(case, state, batch, candidate.layout, aims_of(case, candidate.layout, None, state.input_share)[1])
 
 
-def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number) -> Number:
+def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number, seats: Seating) -> Number:
     """Return the requests per second that all replicas which decode deliver, with `batch` sequences in each."""
     layout = candidate.layout
     if candidate.mode == DISAGGREGATED:
         return delivered(state.rate, batch, layout.replicas, moving(case, layout).most)
-    rate: Number = state.rate * layout.replicas * seats_of(case, state, candidate, batch).share
+    rate: Number = state.rate * layout.replicas * seats.share
     return rate
 
 
@@ -110,7 +110,7 @@ def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
 
 def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = decode_rate(case, state, candidate, candidate.batch)
+    rate = decode_rate(case, state, candidate, candidate.batch, seats_of(case, state, candidate, candidate.batch))
     if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
     rate = np.minimum(rate, prefill_rate(case, candidate, prefill))

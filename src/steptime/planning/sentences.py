@@ -23,7 +23,7 @@ from steptime.planning.deployment import Plan, best_change, mean_resources
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import fitting, ranked, room_of, search
 from steptime.planning.workload import Slo
-from steptime.units import show
+from steptime.units import counted, show
 
 STOPS = {
     "speed": "a larger batch would make each token slower than {tpot}",
@@ -120,19 +120,16 @@ def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
     return bool(ranked(typical, search(typical, modes, layouts), 1))
 
 
-def _chips(number: int) -> str:
-    return f"{number:,} chip{'s' * (number > 1)}"
-
-
 def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> str:
     """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
+    chips = counted(case.chips, "chip")
     tables = search(replace(case, slo=Slo()), modes, layouts)
     tpot = np.concatenate([t.tpot for t in tables])
     ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
     if not np.any(fits):
         return (
-            f"the {show(weight_bytes(case.model), 'B')} of weights fit {_chips(case.chips)}, but leave no room for a request "
+            f"the {show(weight_bytes(case.model), 'B')} of weights fit {chips}, but leave no room for a request "
             f"of {case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"
         )
     if case.sure is not None:
@@ -145,14 +142,14 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
     speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
     if fastest > case.slo.tpot:
         return (
-            f"no layout on {_chips(case.chips)} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
+            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
             "Use more or faster chips, smaller weights (--weights), or ask for less"
         )
     in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
     if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
         soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in in_time)
         return (
-            f"no layout on {_chips(case.chips)} gives a first token within {first}; the soonest is {show(soonest, 's')}. Use "
+            f"no layout on {chips} gives a first token within {first}; the soonest is {show(soonest, 's')}. Use "
             "more chips, a shorter prompt, or a prefix cache (--cached)"
         )
     with_speed = show(float(np.min(ttft[fits & (tpot <= case.slo.tpot)])), "s")

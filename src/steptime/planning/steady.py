@@ -143,7 +143,7 @@ def aggregated(
     tokens, chunks, together = chunks_of(workload, chunk)
     steps, slots = decode_steps(workload, drafting), layout.dp * together
     others = np.maximum(batch * in_flight(batch, layout.replicas), 1e-6)  # that decode, whose prompts are read
-    load = load_all = others * chunks / steps
+    coming = others * chunks / steps  # chunks that a step brings
     given: dict[str, Any] = {
         "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip
@@ -156,10 +156,10 @@ def aggregated(
     def beside(read: Step) -> tuple[Array, Array]:
         """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
         found, share = read_beside(others, steps, chunks, alone.total, read.total, replicas=layout.replicas)
-        return found, np.where(np.asarray(slots) > 1, load_all, share)
+        return found, np.where(np.asarray(slots) > 1, coming, share)
 
     if quick or not np.any(np.asarray(slots) > 1):
-        reads = np.clip(load / -np.expm1(-load), 1.0, slots)
+        reads = np.clip(coming / -np.expm1(-coming), 1.0, slots)
         first = slow(reads)
         more = np.where(np.asarray(layout.dp) == 1, (first.total - alone.total) / reads, 0.0)  # groups read side by side
         seen, load = beside(first)

@@ -15,6 +15,7 @@ from steptime.errors import Impossible, InputError, shown
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
+NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -149,9 +150,6 @@ def _misread(problem: Any) -> int:
     command = context.command_path if context is not None else f"steptime {asked}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     return _refused(InputError(f"{words}; `{command} --help` lists what there is"))
-
-
-NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
 
 
 def _with_value(found: re.Match[str]) -> str:

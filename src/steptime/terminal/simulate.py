@@ -331,7 +331,8 @@ def _print_rate(
     from steptime.terminal.views.rates import rate_answer, rate_view
     from steptime.terminal.views.simulation import uncached
     from steptime.terminal.views.step import own_runs
-    from steptime.terminal.views.widgets import counted, notes
+    from steptime.terminal.views.widgets import notes
+    from steptime.units import counted
 
     console = console_of()
     what = f"{model.name} on {system.chip.name} ({show_layout(given['layout'])}), engine {given['engine'].name}"

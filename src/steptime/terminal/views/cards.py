@@ -15,8 +15,8 @@ from steptime.machines.energy import power_in_words
 from steptime.machines.rents import kind_in_words, known, origin_in_words
 from steptime.machines.system import Rent
 from steptime.numbers import Number
-from steptime.terminal.views.widgets import Grid, bar, counted, facts, notes, sourced, table
-from steptime.units import show
+from steptime.terminal.views.widgets import Grid, bar, facts, notes, sourced, table
+from steptime.units import counted, show
 
 RACK_LIMITS = ("power", "weight", "cables")
 PART_COLOURS = {

@@ -28,8 +28,8 @@ from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
 from steptime.terminal.views.step import TERM_COLOURS, memory_bar, own_runs, resource_table
-from steptime.terminal.views.widgets import Grid, bar, counted, heading, notes, ranged, share_table, table, usd
-from steptime.units import in_digits, show
+from steptime.terminal.views.widgets import Grid, bar, heading, notes, ranged, share_table, table, usd
+from steptime.units import counted, in_digits, show
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("USD/M output tokens", "usd_per_million_output_tokens", usd),

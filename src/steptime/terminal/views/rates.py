@@ -11,8 +11,8 @@ from steptime.simulation.limits import at
 from steptime.simulation.metrics import OVERLOADED
 from steptime.simulation.rates import HighestRate, RatePoint
 from steptime.terminal.views.plots import rate_plot
-from steptime.terminal.views.widgets import Grid, counted, table
-from steptime.units import in_digits, show
+from steptime.terminal.views.widgets import Grid, table
+from steptime.units import counted, in_digits, show
 
 
 def rate_view(found: HighestRate, width: int, limited: bool = True) -> RenderableType:

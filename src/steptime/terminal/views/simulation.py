@@ -19,8 +19,8 @@ from steptime.simulation.replays import Replay
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.terminal.views.plots import distribution_plot
 from steptime.terminal.views.step import own_runs
-from steptime.terminal.views.widgets import Either, Grid, counted, notes, table, usd
-from steptime.units import in_digits, show
+from steptime.terminal.views.widgets import Either, Grid, notes, table, usd
+from steptime.units import counted, in_digits, show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
 MEANING = "Arrival to seat: what comes before the queue, and the wait in it. Between two tokens: stalls by others' prompts too."

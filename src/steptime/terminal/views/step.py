@@ -14,8 +14,8 @@ from steptime.physics.anchor import Anchor
 from steptime.physics.layout import show_layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
-from steptime.terminal.views.widgets import Grid, counted, facts, notes, ranged, share_table, stacked
-from steptime.units import show
+from steptime.terminal.views.widgets import Grid, facts, notes, ranged, share_table, stacked
+from steptime.units import counted, show
 
 TERM_COLOURS = {
     "projections": "blue",

@@ -18,8 +18,8 @@ from steptime.measured.validation import MOST_SIMULATED
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import Engine, constant
 from steptime.terminal.views.plots import scatter_plot
-from steptime.terminal.views.widgets import counted, notes, table
-from steptime.units import show
+from steptime.terminal.views.widgets import notes, table
+from steptime.units import counted, show
 
 MILLISECOND = 1e-3  # s
 FIGURES = 63  # columns that the figures of an error table take

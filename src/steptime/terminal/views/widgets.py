@@ -180,15 +180,6 @@ def usd(value: float) -> str:
     return f"${value:,.{2 - min(0, math.floor(math.log10(value))) if value > 0 else 2}f}"
 
 
-def counted(n: float, one: str, several: str = "") -> str:
-    """Write a number with its noun.
-
-    >>> counted(1, "prompt"), counted(8192, "prompt")
-    ('1 prompt', '8,192 prompts')
-    """
-    return f"{n:,.0f} {one if n == 1 else several or one + 's'}"
-
-
 def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str]) -> str:
     """Write a value with its 90 % range, the unit once where it is one.
 
