@@ -194,6 +194,15 @@ def _bound(value: float, unit: str) -> str:
     return f"{text} {unit}{'s' if unit in ('token', 'chip') and value != 1 else ''}".rstrip()
 
 
+def some(value: Number) -> bool:
+    """Whether a number, or any of an array, is not 0.
+
+    >>> some(0.0), some(np.array([0.0, 2.0]))
+    (False, True)
+    """
+    return value != 0 if type(value) is float else bool(np.logical_or.reduce(value, axis=None))
+
+
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of `number`, smallest first.

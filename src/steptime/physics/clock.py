@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from steptime.numbers import Number
 from steptime.physics.demand import Demand
 from steptime.physics.network import Traffic
@@ -84,7 +82,7 @@ def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Num
     >>> sums
     {'a': 5.0, 'b': 6.0}
     """
-    once = np.ndim(times) == 0 and times == 1
+    once = type(times) is float and times == 1
     for name, value in values.items():
         added = value if once else value * times
         sums[name] = sums[name] + added if name in sums else added

@@ -7,7 +7,7 @@ import numpy as np
 from steptime.blackboard.experts import distinct_hit
 from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op
-from steptime.numbers import Number
+from steptime.numbers import Number, some
 from steptime.physics import network
 from steptime.physics.clock import Clock, Entry
 from steptime.physics.demand import Work, ledger
@@ -35,7 +35,7 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n
             run_collective(clock, "context exchange", traffic, system, engine, count=n)
-    if sparse and np.any(apart):
+    if sparse and some(apart):
         for layer, n in model.layers:
             if layer.routed:
                 _run_exchange(clock, layer.routed, n * apart, model, work, system, layout, engine)
@@ -62,7 +62,7 @@ def run_collective(
 ) -> None:
     """Add a collective: its levels one after another, or at once where tokens are forwarded as they come (`pipelined`)."""
     reached = engine.kernels.network_efficiency
-    busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if np.any(b)}
+    busy = {d.kind: b / reached for d, b in zip(system.domains, traffic.busy, strict=True) if some(b)}
     blame: dict[str, Number] = dict(busy)
     moving: Number = 0.0
     if pipelined and len(busy) > 1:
@@ -76,7 +76,7 @@ def run_collective(
         for b in busy.values():
             moving = moving + b
     waiting = blame["latency"] = traffic.latency
-    if np.any(engine.overheads.seconds_per_collective):
+    if some(engine.overheads.seconds_per_collective):
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
     entry = Entry(term=term, name=name, seconds=moving + waiting, count=count, traffic=traffic, at_once=pipelined)
@@ -87,7 +87,7 @@ def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) 
     """Gather queries over the chips that divide a context, scatter partial outputs, and gather the cache of prompt prefixes."""
     values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
     gathered = network.all_gather(system, layout.cp, values)
-    if not np.any(work.prompts):
+    if not some(work.prompts):
         return gathered
     cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / ways_of(a.kv_shards, layout.tp)
     return gathered + network.all_gather(system, layout.cp, cached)

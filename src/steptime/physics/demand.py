@@ -19,7 +19,7 @@ from steptime.blackboard.experts import experts_touched, largest_of
 from steptime.machines.formats import peak_rate
 from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
-from steptime.numbers import Number
+from steptime.numbers import Number, some
 from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, arithmetic_of
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
@@ -173,7 +173,7 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
         rows = np.maximum(largest_of(rows, rows * alone, layout.ep), np.minimum(work.everywhere, 1.0))
         rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots)) * engine.experts.expert_imbalance
-        if np.any(engine.experts.expert_tile_rows):
+        if some(engine.experts.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
         weights: Number = touched * op.weights
         efficiency, reading = engine.kernels.expert_efficiency, engine.kernels.expert_memory_efficiency
@@ -188,7 +188,7 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
     if computed[0] == "fp4" and "fp4" in system.chip.peak:
         efficiency = efficiency * engine.kernels.fp4_efficiency
     activations: Number = 0.0
-    if np.any(engine.kernels.activation_traffic):
+    if some(engine.kernels.activation_traffic):
         activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.kernels.activation_traffic
     flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
@@ -204,13 +204,13 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         return rate
 
     found = {}
-    if np.any(work.decode):
+    if some(work.decode):
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
         reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency if latent else 1.0)
         found["decode"] = Demand(flops, peak(LATENT_DECODE if latent else DECODE), kv=moved, efficiency=reached)
-    if np.any(work.prefill):
+    if some(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
             + a.expand_flops * work.prefix

@@ -11,7 +11,7 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model
-from steptime.numbers import Array, Number
+from steptime.numbers import Array, Number, some
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.demand import (
     Demand,
@@ -50,7 +50,7 @@ def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: Sy
     run(clock, operators, system, engine)
     for kernel, times in kernel_counts(model).items():
         each = constant(engine, f"seconds_per_{kernel}")
-        if times and np.any(each):
+        if times and some(each):
             clock.wait(kernel.replace("_", " "), times, each)
 
 
@@ -58,9 +58,9 @@ def run_stem(clock: Clock, found: Ledger, work: Work, system: System, layout: La
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
     demand = partial(operator_demand, work=work, system=system, layout=layout, engine=engine)
     run(clock, [Operator(op.term, op.name, demand(op)) for op in found.stem if op.rows != "none"], system, engine)
-    if np.any(engine.overheads.seconds_per_step):
+    if some(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
-    if np.any(engine.overheads.seconds_per_sequence):
+    if some(engine.overheads.seconds_per_sequence):
         clock.wait("sequences of a group", work.sequences, engine.overheads.seconds_per_sequence)
 
 
@@ -90,11 +90,11 @@ def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
 def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:
     """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
     demand, bandwidth, kernels = one.demand, system.chip.hbm.bandwidth, engine.kernels
-    if np.any(demand.kv):
+    if some(demand.kv):
         reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine)
         return {"kv": memory_time(one.count * demand.kv, bandwidth, reached)}
     found = {"weights": memory_time(one.count * demand.weights, bandwidth, demand.memory_efficiency)}
-    if np.any(demand.activations):
+    if some(demand.activations):
         found["activations"] = memory_time(one.count * demand.activations, bandwidth, kernels.memory_efficiency)
     return found
 

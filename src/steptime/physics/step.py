@@ -29,7 +29,7 @@ from steptime.machines.system import System
 from steptime.machines.what_if import is_scalar
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
-from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, between, check_shapes, positive
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, between, check_shapes, positive, some
 from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.blocks import blocks_of, in_threads
 from steptime.physics.clock import Clock, Entry, accumulate
@@ -117,7 +117,7 @@ def _evaluate(
 
     merged: whether operators that take the same time together as apart are joined; by default where that is exact.
     """
-    found = ledger(model, merged=not np.any(engine.kernels.activation_traffic) if merged is None else merged)
+    found = ledger(model, merged=not some(engine.kernels.activation_traffic) if merged is None else merged)
     layers, stem, links, hops = (Clock(explained=merged is not None) for _ in range(4))
     run_layers(layers, found, model, work, system, layout, engine)
     run_stem(stem, found, work, system, layout, engine)
@@ -139,11 +139,12 @@ def _evaluate(
     shape = np.broadcast_shapes(np.shape(cycled.period), np.shape(upper), np.shape(lower))
 
     def full(value: Number) -> Any:
-        return np.broadcast_to(np.asarray(value, dtype=np.float64), shape)
+        found = np.asarray(value, dtype=np.float64)
+        return found if found.shape == shape else np.broadcast_to(found, shape)
 
     step = Step(
         terms={name: full(value) for name, value in terms.items()},
-        resources={name: full(value) for name, value in resources.items() if np.any(value)},
+        resources={name: full(value) for name, value in resources.items() if some(value)},
         lower=full(lower),
         total=full(cycled.period),
         upper=full(np.maximum(upper, cycled.period)),
