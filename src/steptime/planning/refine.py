@@ -35,8 +35,9 @@ from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregat
 CONTENDERS = 256  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
-BELOW = 4.0  # and how far below it at first, since a search knows less well how loaded a pool is
-AT = np.sort(np.append(np.geomspace(1 / BELOW, AROUND, 25), 1.0))  # times that batch: where, and there itself
+FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
+CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
+AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
 
 
 def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:

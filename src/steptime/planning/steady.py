@@ -256,18 +256,24 @@ def load_of(tpot: Array, batch: Number) -> Array:
 
     A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens a second, and at $B$ the share
     $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape,
-    at least two batches; 0 where a batch stands twice.
+    at least two batches, which may stand twice.
 
     >>> load_of(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
     [1.0, 1.0]
-    >>> load_of(np.array([2.0, 4.0]), np.array([10.0, 40.0])).round(2).tolist()
-    [0.5, 0.5]
+    >>> load_of(np.array([2.0, 2.0, 4.0, 4.0]), np.array([10.0, 10.0, 40.0, 40.0])).round(2).tolist()
+    [0.5, 0.5, 0.5, 0.5]
     """
-    slope = np.diff(np.log(tpot), axis=-1)
     step = np.diff(np.broadcast_to(np.log(batch), np.shape(tpot)), axis=-1)
-    slope = np.where(step > 0, slope / np.where(step > 0, step, 1.0), 0.0)
-    ends = np.concatenate([slope[..., :1], slope, slope[..., -1:]], axis=-1)
-    load: Array = (ends[..., 1:] + ends[..., :-1]) / 2
+    apart = step > 0
+    slope = np.where(apart, np.diff(np.log(tpot), axis=-1) / np.where(apart, step, 1.0), 0.0)
+    place, last = np.arange(slope.shape[-1]), slope.shape[-1] - 1
+    before = np.maximum.accumulate(np.where(apart, place, 0), axis=-1)  # the nearest slope at or before each, and at or after
+    after = np.minimum.accumulate(np.where(apart, place, last)[..., ::-1], axis=-1)[..., ::-1]
+    found = np.take_along_axis(apart, before, axis=-1), np.take_along_axis(apart, after, axis=-1)
+    earlier, later = (np.take_along_axis(slope, at, axis=-1) for at in (before, after))
+    earlier, later = np.where(found[0], earlier, later), np.where(found[1], later, earlier)
+    left, right = np.concatenate([later[..., :1], earlier], axis=-1), np.concatenate([later, earlier[..., -1:]], axis=-1)
+    load: Array = (left + right) / 2
     return load
 
 
