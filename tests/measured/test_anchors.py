@@ -44,7 +44,7 @@ def test_k_runs_at_one_factor_give_its_power(k, tmp_path):
     (found,) = st.load_anchor(path).anchors
     assert (found.model, found.system, found.engine, found.source) == (*NAMES, "runs.csv")
     assert (found.tpot.runs, found.ttft.runs, found.runs) == (k, k, tuple(f"r{i}" for i in range(k)))
-    assert found.tpot.factor == pytest.approx(1.25 ** (k / (k + 0.3)), rel=1e-9)
+    assert found.tpot.factor == pytest.approx(1.25 ** (k / (k + 1.0)), rel=1e-9)
     assert found.ttft.factor == pytest.approx(0.8 ** (k / (k + 0.3)), rel=1e-9)
 
 

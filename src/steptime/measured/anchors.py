@@ -30,7 +30,7 @@ from steptime.measured.validation import engine_of, predict
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
-from steptime.physics.anchor import SPREAD, Anchor, Anchors, Factor
+from steptime.physics.anchor import SPREAD, WITHIN, Anchor, Anchors, Factor
 from steptime.physics.engine import Engine
 
 KEPT = "anchors"  # the folder of the catalogue
@@ -137,7 +137,7 @@ def factor_of(found: Array, quantity: str) -> Factor | None:
     known = np.log(found[np.isfinite(found)])
     if not len(known):
         return None
-    return Factor(runs=len(known), ratio=math.exp(float(np.median(known))), spread=SPREAD[quantity])
+    return Factor(runs=len(known), ratio=math.exp(float(np.median(known))), spread=SPREAD[quantity], within=WITHIN[quantity])
 
 
 def _groups(rows: Iterable[dict[str, str]], catalog: str | None) -> dict[Group, list[dict[str, str]]]:

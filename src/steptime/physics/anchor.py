@@ -3,25 +3,24 @@ r"""One's own runs as an anchor: what a few runs of a model on a system by an en
 Most of how far a prediction is off is one constant of the group (model, system, engine, version): which kernels a release has
 for a model on a chip. Of $k$ runs with $r_i = \log(\text{measured}_i / \text{predicted}_i)$, the group's factor is
 
-$$ f = e^{m s}, \quad m = \mathrm{median}(r_i), \quad s = \frac{k}{k + h}, \quad h = \frac{w^2}{b^2} = 0.3 $$
+$$ f = e^{m s}, \quad m = \mathrm{median}(r_i), \quad s = \frac{k}{k + h}, \quad h = \frac{w^2}{b^2} $$
 
 the mean of the group's constant after $k$ runs, where constants vary by $b$ between groups and runs by $w$ within one: every
-step takes $f$ times as long. Time per token and time to first token have a factor each.
+step takes $f$ times as long. Time per token and time to first token have a factor each, with $h = 1$ and $h = 0.3$.
 
 A range is made of both, $b^2 + w^2$. Of another run, less the factor, $b^2 (1 - s)^2 + w^2 s^2 / k + w^2$ is left, so that with
 $u = w^2 / b^2$ at the ends of the range, where errors within a group have longer tails, its logarithms shrink by
 
-$$ \sqrt{\frac{(1 - s)^2 + u (1 + s^2 / k)}{1 + u}}, \quad u = 0.45 \text{ (time per token)}, 1.1 \text{ (first token)} $$
+$$ \sqrt{\frac{(1 - s)^2 + u (1 + s^2 / k)}{1 + u}}, \quad u = 2 \text{ (time per token)}, 1.1 \text{ (first token)} $$
 
-which is 0.73 after one run and 0.56 after many for the time per token, 0.93 and 0.72 for the first token.
+which is 0.96 after one run and 0.82 after many for the time per token, 0.93 and 0.72 for the first token.
 
-Source: 2,640 public runs without drafts on shared chips (InferenceX and others, nine models on seven systems, 66 groups),
-predicted with the whole model, or the whole system, left out of the fit; measured, 2026-11-22. Standard deviations of the time
-per token, in logarithms, are 0.20 between and 0.09 within groups (robust; 0.31 and 0.16 plain), so that $h$ is 0.2 to 0.3; of
-first tokens 0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and after four, give $u$ from 0.35 to 0.55 and from
-0.97 to 1.2; ranges so narrowed hold 87 to 91 % of the other runs. One run takes errors of the time per token from 12.5 % at the
-median and 36 % at the 90th percentile to 9.0 % and 30 % with models left out, from 13.9 % and 48 % to 9.6 % and 32 % with
-systems left out. Of a group that the engine was fitted to, one run tells less: its constant is mostly in the fit.
+Source: 2,666 public runs without drafts on shared chips (InferenceX and others, nine models on seven systems, 67 groups),
+predicted with the whole model left out of the fit; measured, 2026-11-22. Standard deviations of the time per token, in
+logarithms, are 0.09 between and 0.08 within groups (robust), so that $h$ is about 1 (0.6 to 2.5 do as well); of first tokens
+0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and after four, give $u$ of 2.0 and from 0.97 to 1.2. One run
+takes errors of the time per token from 8.3 % at the median and 24.2 % at the 90th percentile to 7.5 % and 23.5 %, four to 7.1 %
+and 22.2 %. Of a group that the engine was fitted to, one run tells less: its constant is mostly in the fit.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from steptime.errors import InputError, expect
 from steptime.results import Result, Tabular, unit
 from steptime.units import counted
 
-WITHIN: Final = 0.3  # variance of errors within a group over that between groups
-SPREAD: Final = {"tpot": 0.45, "ttft": 1.1}  # the same at the ends of a 90 % range
+WITHIN: Final = {"tpot": 1.0, "ttft": 0.3}  # variance of errors within a group over that between groups
+SPREAD: Final = {"tpot": 2.0, "ttft": 1.1}  # the same at the ends of a 90 % range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -45,11 +44,11 @@ class Factor(Result):
 
     >>> one, many = Factor(runs=1, ratio=1.3), Factor(runs=10, ratio=1.3)
     >>> round(one.factor, 4), round(many.factor, 4), round(one.width, 3), round(many.width, 3)
-    (1.2236, 1.2901, 0.728, 0.583)
+    (1.1402, 1.2694, 0.957, 0.851)
     """
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "factor": unit("", "on what is predicted: the ratio to the power of runs / (runs + 0.3)"),
+        "factor": unit("", "on what is predicted: the ratio to the power of runs / (runs + within)"),
         "width": unit("", "of the 90 % range over that without the runs, in logarithms"),
     }
 
@@ -59,15 +58,19 @@ class Factor(Result):
         default=SPREAD["tpot"], metadata=unit("", "variance within such groups over that between, at the ends of a 90 % range")
     )
 
+    within: float = field(
+        default=WITHIN["tpot"], metadata=unit("", "variance of errors within such groups over that between them")
+    )
+
     @property
     def factor(self) -> float:
         """The factor on predictions."""
-        return math.exp(math.log(self.ratio) * self.runs / (self.runs + WITHIN))
+        return math.exp(math.log(self.ratio) * self.runs / (self.runs + self.within))
 
     @property
     def width(self) -> float:
         """Width of a range in logarithms over that without the runs."""
-        share = self.runs / (self.runs + WITHIN)
+        share = self.runs / (self.runs + self.within)
         return math.sqrt(((1 - share) ** 2 + self.spread * (1 + share**2 / self.runs)) / (1 + self.spread))
 
     def headline(self) -> tuple[str, dict[str, str]]:
