@@ -32,6 +32,32 @@ def test_formats_of_a_checkpoint_outlast_those_asked_for(name, place, weights, e
     assert stored_formats(changed) == ("int8", "int8" if experts else "")
 
 
+@pytest.mark.parametrize(
+    ("name", "format", "attention", "other"),
+    [
+        ("deepseek-v3", "nvfp4", "bf16", "nvfp4"),
+        ("deepseek-v3", "mxfp4", "bf16", "mxfp4"),
+        ("deepseek-v3", "int8", "int8", "int8"),
+        ("qwen3-14b", "nvfp4", "nvfp4", "nvfp4"),
+        ("nvidia/GLM-5-NVFP4", "", "bf16", "nvfp4"),  # as its config tells
+    ],
+)
+def test_published_checkpoints_of_four_bits_leave_attention_wide_beside_experts(name, format, attention, other):
+    found = {}
+    for layer, _ in st.load_model(name, weights=format).layers:
+        for op in layer.ops:
+            if op.flops_per_row and op.name != "router" and not (op.term == "projections" and "index" in op.name):
+                found.setdefault(op.term, set()).add(op.format.name)
+    assert found.pop("projections") == {attention}
+    assert found.pop("experts" if "experts" in found else "feed-forward") == {other}
+    assert found.pop("shared experts", {other}) <= {other, "bf16"}
+
+
+def test_shared_experts_are_stored_as_the_other_weights_are():
+    ops = [op for layer, _ in st.load_model("deepseek-v3", weights="bf16").layers for op in layer.ops]
+    assert {op.format.name for op in ops if op.term == "shared experts"} == {"bf16"}
+
+
 def test_a_config_without_a_name_tells_no_place():
     fields = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,

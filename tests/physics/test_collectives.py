@@ -50,6 +50,17 @@ def test_all_reduces_of_a_step(model, layout, reductions):
     assert step.terms.get("all-reduce", 0.0) == pytest.approx(reductions * (WIDE / UP + 1e-6))
 
 
+def test_norms_over_all_heads_sum_their_squares_first():
+    """Two numbers of 4 bytes for each of 100 rows in each of ten layers, besides its two all-reduces; none on one chip."""
+    model = one_matrix()
+    ((layer, count),) = model.layers
+    (mixer,) = layer.attention
+    normed = replace(model, layers=((replace(layer, attention=(replace(mixer, summed=2.0),)), count),))
+    for layout, more in ((Layout(tp=2), count * (100 * 2 * 4 / UP + 1e-6)), (Layout(), 0.0), (Layout(cp=2), 0.0)):
+        times = [decode(of, NODES, layout=layout, batch=100, context=1).terms.get("all-reduce", 0.0) for of in (model, normed)]
+        assert times[1] - times[0] == pytest.approx(more, rel=1e-6)
+
+
 def test_an_all_reduce_over_nodes_takes_both_levels_in_turn():
     """16 chips, 100 rows: 2 x 7/8 x 200 kB in a node, an eighth of it between two; four messages."""
     step = decode(one_matrix(), NODES, layout=Layout(tp=16), batch=100, context=1)

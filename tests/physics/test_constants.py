@@ -117,7 +117,7 @@ UNITS = {
     "s per prompt token": {"seconds_before_queue_per_token"},
     "s per phase": {"seconds_per_collective"},
     "s per kernel": {"seconds_per_kernel", "seconds_per_quantised_kernel"},
-    "s per sequence": {"seconds_per_sequence"},
+    "s per token": {"seconds_per_sequence"},
     "s per step": {"seconds_per_step"},
 }
 

@@ -326,18 +326,31 @@ RECURRENT = Layer(name="recurrent", ops=(matrix(inputs=10),), attention=(STATE,)
 
 
 def test_kernels_of_a_pass():
-    """Three layers of the one kind, two of the other; q with k, o and experts are three kernels, two of them in 8 bits."""
+    """Three layers of the one kind, two of the other: q with k and o are two kernels, and experts run three more.
+
+    q with k is quantised once, experts before each of their two products.
+    """
     model = replace(model_of(), layers=((FULL, 3), (RECURRENT, 2)))
     assert kernel_counts(model) == {
         "layer": 5,
-        "kernel": 3 * 2 + 2,
-        "quantised_kernel": 3 * 2 + 2,
+        "kernel": 3 * (2 + 3) + 2,
+        "quantised_kernel": 3 * (1 + 2) + 2,
         "expert_layer": 3,
         "attention_layer": 3 * 2,
         "latent_layer": 3,
         "state_layer": 2,
         "selected_layer": 3,
     }
+
+
+@pytest.mark.parametrize(
+    ("format", "kernels", "quantising"), [("bf16", 3, 0), ("int4", 3, 0), ("fp8", 3, 2), ("nvfp4", 0, 1), ("mxfp4", 0, 0)]
+)
+def test_experts_in_four_bits_run_in_one_chain(format, kernels, quantising):
+    """Others are sorted, activated and summed by kernels of their own; 8 bits are quantised before each of two products."""
+    layer = Layer(name="sparse", ops=(replace(experts(), format=number_format(format)),))
+    found = kernel_counts(replace(model_of(), layers=((layer, 5),)))
+    assert (found["kernel"], found["quantised_kernel"], found["expert_layer"]) == (5 * kernels, 5 * quantising, 5)
 
 
 def test_equal_operators_are_one_of_their_sum():

@@ -118,8 +118,8 @@ def test_resources_of_a_norm_are_shares_of_the_powers(norm, batch, larger):
     ("constant", "count"),
     [
         ("layer", 5),
-        ("kernel", 3 * 2 + 2),
-        ("quantised_kernel", 3 * 2 + 2),
+        ("kernel", 3 * (2 + 3) + 2),
+        ("quantised_kernel", 3 * (1 + 2) + 2),
         ("expert_layer", 3),
         ("attention_layer", 3),
         ("latent_layer", 3),

@@ -95,7 +95,7 @@ def test_drafts_are_worth_what_a_plan_with_them_costs():
     found = by_option(st.plan(*asked, chips=16))["--drafts"]
     many = int(found.option.removeprefix("--drafts "))
     alone = st.plan(*asked, chips=16, drafts=many, levers=False)
-    assert found.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.03)
+    assert found.usd_per_million_output_tokens == pytest.approx(alone.usd_per_million_output_tokens, rel=0.05)
     assert f"{alone.drafting.acceptance:.3g} tokens" in found.caveat
     assert "reported: DeepSeek-V3" in found.caveat
 

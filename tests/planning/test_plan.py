@@ -250,7 +250,7 @@ def test_chips_on_which_one_model_was_measured_say_so():
     assert any("rest on runs of DeepSeek-R1" in warning for warning in found.warnings)
     sooner = st.decode_step(model, system, batch=8, context=1000, engine="typical").total
     bare = replace(system, chip=replace(system.chip, reached={}))
-    assert sooner == pytest.approx(st.decode_step(model, bare, batch=8, context=1000, engine="typical").total / 0.6)
+    assert sooner == pytest.approx(st.decode_step(model, bare, batch=8, context=1000, engine="typical").total / 0.71)
     ideal = [st.decode_step(model, of, batch=8, context=1000, engine="ideal").total for of in (system, bare)]
     assert ideal[0] == ideal[1]
 

@@ -184,3 +184,12 @@ def test_a_trace_with_blocks_says_what_a_cache_would_keep(trace, more):
     assert "45.0% of the prompts' blocks (hash_ids) came before" in words(run(asked, folder=trace).stdout)
     assert "came before" not in run(f"{asked} --prefix-cache hbm=1GB", folder=trace).stdout
     assert "came before" not in run(f"simulate llama-3.1-8b hgx-h100 --trace t.csv{more}", folder=trace).stdout
+
+
+def test_older_software_is_slower_and_a_day_without_runs_is_refused():
+    words = "step deepseek-v3 mi355x-8 --batch 8 --tp 8 --ep 8 --context 1k --json --software"
+    old, new = (json.loads(run(f"{words} {day}").stdout)["total_s"] for day in ("2025-12-01", "2026-01-01"))
+    assert old / new == pytest.approx(0.86 / 0.57)
+    refused = run("step deepseek-v3 mi355x-8 --software 2024-01-01")
+    assert refused.returncode == 2
+    assert "measured from 2025-10-06 to 2026-06-11, not on 2024-01-01" in " ".join(refused.stderr.split())

@@ -27,7 +27,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnitError, di
 from steptime.machines import rents, what_if
 from steptime.machines.figures import checked
 from steptime.machines.rents import KINDS, OWNERS, RENTED
-from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, System
+from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
 from steptime.numbers import Number
 from steptime.sourced import GRADES, Figure
 from steptime.units import parse, show
@@ -98,6 +98,11 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         )
     _unique(reader, "memory", [tier.name for tier in entry.memory])
     limit = entry.power.get("tdp") or entry.power.get("whole")
+    reached = {kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()}
+    software = tuple(
+        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, ""))
+        for one in entry.software
+    )
     chip = Chip(
         name=entry.name,
         title=entry.title,
@@ -106,7 +111,8 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
         memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
         power_w=math.nan if limit is None else reader.number("chip.power", limit, "W"),
-        reached={kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()},
+        reached=reached | ({"software": software[-1].share} if software else {}),
+        software=software,
     )
     if "all_in" in entry.power:
         reader.number("power", entry.power["all_in"], "W")

@@ -72,6 +72,14 @@ class MemoryEntry(_Strict):
     usd_per_byte: Entry | None = None
 
 
+class SoftwareEntry(_Strict):
+    """Days on which engines were measured on a chip, and the share of their usual speed that they reached."""
+
+    first: Text
+    last: Text
+    share: Entry
+
+
 class ChipEntry(_Thing):
     """A chip file."""
 
@@ -80,7 +88,8 @@ class ChipEntry(_Thing):
     peak: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4"], Entry]
     memory: list[MemoryEntry] = Field(min_length=1)
     power: dict[Literal["tdp", "whole", "all_in"], Entry] = {}
-    reached: dict[Literal["memory", "compute", "software"], Entry] = {}
+    reached: dict[Literal["memory", "compute"], Entry] = {}
+    software: list[SoftwareEntry] = []
 
 
 class DomainEntry(_Strict):

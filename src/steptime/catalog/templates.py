@@ -37,6 +37,7 @@ NOTES: Final = {
 # Of one chip, in W: its limit (tdp; whole, where it is that of the machine around it), and all_in, with its share of host,
 # network and cooling.""",
     "reached": "\n# Shares of data sheet rates that plain matrix products reach.",
+    "software": "\n# Shares of their usual speed that engines reached on this chip, by the days on which they were measured.",
 }
 
 
@@ -57,6 +58,7 @@ def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
     lines += _tables("chip.memory", chip.memory, NOTES["memory"])
     for key, figures in (("power", chip.power), ("reached", chip.reached)):
         lines += [NOTES[key], f"[chip.{key}]", *_pairs(figures)] if figures else []
+    lines += _tables("chip.software", chip.software, NOTES["software"])
     return "\n".join(lines) + "\n"
 
 

@@ -37,12 +37,22 @@ class MemoryTier:
         checked(f"{self.name}.usd_per_byte", self.usd_per_byte, "USD/B")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """Days on which engines were measured on a chip, first and last as 2025-12-31, and the share that they reached."""
+
+    first: str
+    last: str
+    share: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Chip(Result):
     """An accelerator package: dense peak rates [FLOP/s] by arithmetic, and its own memory, fastest tier first.
 
     reached: share of its data sheet's "memory" bandwidth and of its bf16 "compute" rate that plain matrix products reach, and
-    of the speed that engines would have by their constants, what their "software" for this chip reaches.
+    of the speed that engines would have by their constants, what their "software" for this chip reaches, the newest of
+    `software`, by the day.
     """
 
     name: str
@@ -53,6 +63,7 @@ class Chip(Result):
     memory: tuple[MemoryTier, ...]
     power_w: Number = field(default=math.nan, metadata=unit("W", "power of the package"))
     reached: Mapping[str, Number] = field(default_factory=dict)
+    software: tuple[Software, ...] = ()
 
     def __post_init__(self) -> None:
         for kind, rate in self.peak.items():

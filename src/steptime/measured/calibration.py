@@ -54,7 +54,8 @@ PRIORS: dict[str, Prior] = {
     "attention_memory_efficiency": Prior(0.8, 0.05, 0.011),
     "seconds_per_kernel": Prior(3.3e-6, 0.1, 0.025),
     "seconds_per_quantised_kernel": Prior(5e-6, 0.2, 0.025),
-    "seconds_per_expert_layer": Prior(20e-6, 0.1, 0.025),
+    "seconds_per_expert_layer": Prior(12e-6, 0.2, 0.025),
+    "seconds_per_collective": Prior(5e-6, 0.25, 0.2),
     "seconds_per_sequence": Prior(5e-6, 0.25, 0.0225),
 }
 HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
@@ -70,7 +71,6 @@ HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than k
     "seconds_per_latent_layer": 6e-6,
     "seconds_per_state_layer": 33e-6,
     "seconds_per_selected_layer": 60e-6,
-    "seconds_per_collective": 5e-6,
     "seconds_per_step": 2e-4,
     "expert_imbalance": 1.3,
     "expert_evenness": 1.0,
@@ -178,13 +178,21 @@ def reading(groups: list[Runs]) -> list[Runs]:
     return [runs for runs in groups if runs.prompts]
 
 
-def values_of(groups: list[Runs], values: Array) -> Array:
-    """The values of the runs of `groups`, in their order, out of those of all rows."""
-    return np.concatenate([values[runs.index] for runs in groups])
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """Measured TTFT [s], not a number where there is none, and which of them are medians, not means."""
+
+    seconds: Array
+    medians: Array
+
+    def of(self, groups: list[Runs]) -> FirstTokens:
+        """Return those of the runs of `groups`, in their order."""
+        index = np.concatenate([runs.index for runs in groups])
+        return FirstTokens(self.seconds[index], self.medians[index])
 
 
-def with_queue(engine: Engine, groups: list[Runs], measured: Array, mean: Array = QUEUE_USUAL) -> Engine:
-    """Return the engine with what a request waits besides an orderly prompt queue, fitted to measured TTFT [s] by index.
+def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: Array = QUEUE_USUAL) -> Engine:
+    """Return the engine with what a request waits besides an orderly prompt queue, fitted to measured mean TTFT by index.
 
     mean: prior of the logarithms of `QUEUE_NAMES`.
     """
@@ -193,8 +201,11 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Array, mean: Array 
     if not groups:
         return engine
     orderly = np.concatenate([predict_runs(runs, engine)[1] for runs in groups])
-    seen = values_of(groups, measured)
-    known = np.isfinite(seen)
+    found = measured.of(groups)
+    known = np.isfinite(found.seconds) & ~found.medians
+    if not known.any():
+        return engine
+    seen = found.seconds
 
     def residuals(logs: Array) -> Array:
         wait, factor = np.exp(logs)
@@ -205,16 +216,18 @@ def with_queue(engine: Engine, groups: list[Runs], measured: Array, mean: Array 
     return with_constants(engine, named(QUEUE_NAMES, np.exp(least_squares(residuals, mean).x)))
 
 
-def with_waits(groups: list[Runs], engine: Engine, measured: Array, prior: Engine | None = None) -> tuple[Engine, list[Any]]:
-    """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT [s] by index, and its loops.
+def with_waits(
+    groups: list[Runs], engine: Engine, measured: FirstTokens, prior: Engine | None = None
+) -> tuple[Engine, list[Any]]:
+    """Return the engine with what the simulator needs for first tokens, fitted to measured TTFT by index, and its loops.
 
     The loops are simulated twice, the second time with what was found. A user's few runs start from a `prior` engine. Without
     numba or a measured time the engine stays as it is.
     """
     if not groups:
         return engine, []
-    seen = values_of(groups, measured)
-    if not can_simulate() or not np.isfinite(seen).any():
+    seen = measured.of(groups)
+    if not can_simulate() or not np.isfinite(seen.seconds).any():
         return engine, []
     from steptime.measured import loops as first_token
 
@@ -226,7 +239,7 @@ def with_waits(groups: list[Runs], engine: Engine, measured: Array, prior: Engin
     for _ in range(PASSES):
         engine = with_constants(engine, named(WAIT_NAMES, constants))
         loops = [loops_of(runs, engine) for runs in groups]
-        constants = first_token.fit(loops, seen, mean, deviation)
+        constants = first_token.fit(loops, seen.seconds, seen.medians, mean, deviation)
     return with_constants(engine, named(WAIT_NAMES, constants)), loops
 
 
@@ -238,9 +251,11 @@ def log_tpot(rows: list[dict[str, str]]) -> Array:
     return np.log([float(row["tpot_s"]) for row in rows])
 
 
-def measured_first_tokens(rows: list[dict[str, str]]) -> Array:
-    """Measured TTFT of every row [s], not a number where there is none."""
-    return np.array([float(row.get("ttft_s") or "nan") for row in rows])
+def measured_first_tokens(rows: list[dict[str, str]]) -> FirstTokens:
+    """Measured TTFT of every row: its median, which says more of a server than the mean with its burst, or else the mean."""
+    median, mean = (np.array([float(row.get(name) or "nan") for row in rows]) for name in ("ttft_median_s", "ttft_s"))
+    known = np.isfinite(median)
+    return FirstTokens(np.where(known, median, mean), known)
 
 
 def _pair(runs: Runs) -> tuple[str, str]:

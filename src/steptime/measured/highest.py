@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import load_system
+from steptime.machines.software import as_measured, day_of
 from steptime.machines.system import System
 from steptime.measured.doubts import WRONG
 from steptime.measured.kinds import INTERACTIVE, SERVER, kind_of
@@ -49,9 +50,11 @@ def predict_highest(
     """Return the figures of rows under a scenario, by the name that `Predictions` has for them."""
     out: dict[str, Array] = {}
     groups: dict[tuple[str, ...], list[int]] = {}
+    systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
         limits = (row.get(name) or "" for name in LIMITS) if kind_of(row) in (SERVER, INTERACTIVE) else ()
-        key = (*(row.get(name) or "" for name in SHARED), str(spread_of(row)), *limits)
+        day = day_of(systems[row["system"]], row)
+        key = (*(row.get(name) or "" for name in SHARED), str(spread_of(row)), *limits, day)
         groups.setdefault(key, []).append(position)
     for index in groups.values():
         row = rows[index[0]]
@@ -67,7 +70,7 @@ def predict_highest(
 
 
 def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> dict[str, Any]:
-    weights, system = row["weight_dtype"] or "bf16", load_system(row["system"], catalog)
+    weights, system = row["weight_dtype"] or "bf16", as_measured(load_system(row["system"], catalog), row)
     experts, kv = row["expert_dtype"] or weights, row.get("kv_dtype") or ""
     model = load_model(row["model"], weights=weights, experts=experts, kv=kv, catalog=catalog)
     model, work = as_served(model, system, engine), workload_of(row)

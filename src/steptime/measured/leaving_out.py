@@ -18,17 +18,17 @@ from steptime.measured.calibration import (
     NAMES,
     SMALL_KV,
     USUAL,
+    FirstTokens,
     engine_from,
     fit,
     known_from,
     log_tpot,
     measured_first_tokens,
     reading,
-    values_of,
     with_queue,
     with_waits,
 )
-from steptime.measured.validation import Runs, can_simulate, first_tokens, grouped, predict_runs
+from steptime.measured.validation import Runs, first_tokens, grouped, predict_runs
 from steptime.numbers import Array
 from steptime.physics.constants import WAIT_NAMES
 from steptime.physics.engine import TYPICAL, Engine, named, with_constants
@@ -107,7 +107,7 @@ def fit_all(rows: list[dict[str, str]], *, leave_out: bool = True) -> Calibratio
 
 
 def _leave_first_tokens_out(
-    errors: Array, engine: Engine, held: list[Runs], rest: list[Runs], simulated: list[tuple[Runs, Any]], first: Array
+    errors: Array, engine: Engine, held: list[Runs], rest: list[Runs], simulated: list[tuple[Runs, Any]], first: FirstTokens
 ) -> None:
     """Set log(predicted / measured) of the TTFT of `held` runs, with waits fitted to the `rest` and their simulated loops."""
     read = reading(rest)
@@ -115,8 +115,9 @@ def _leave_first_tokens_out(
     engine = with_queue(engine, read, first)
     engine = _refitted(engine, read, [loop for runs, loop in simulated if id(runs) in kept], first)
     for runs in reading(held):
-        ttft = first_tokens(runs, engine) if can_simulate() else predict_runs(runs, engine)[1]
-        errors[runs.index] = np.log(ttft / first[runs.index])
+        seen = first.of([runs])
+        mean, median = first_tokens(runs, engine)
+        errors[runs.index] = np.log(np.where(seen.medians, median, mean) / seen.seconds)
 
 
 def _left_out(groups: list[Runs]) -> list[tuple[str, str]]:
@@ -128,13 +129,14 @@ def _label(runs: Runs, what: str) -> str:
     return runs.model.name if what == LEFT_OUT[0] else runs.system.name
 
 
-def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Array) -> Engine:
+def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: FirstTokens) -> Engine:
     """Return the engine with waits fitted to loops that were simulated before."""
     if not loops:
         return engine
     from steptime.measured import loops as first_token
 
-    return with_constants(engine, named(WAIT_NAMES, first_token.fit(loops, values_of(groups, measured))))
+    seen = measured.of(groups)
+    return with_constants(engine, named(WAIT_NAMES, first_token.fit(loops, seen.seconds, seen.medians)))
 
 
 def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:

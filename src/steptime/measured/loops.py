@@ -170,20 +170,22 @@ def _weighted_median(values: Array, weight: Array) -> float:
     return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
-def fit(parts: list[Loops], measured: Array, mean: Array = USUAL, deviation: Array = PRIOR_DEVIATIONS) -> Array:
+def fit(parts: list[Loops], measured: Array, medians: Array, mean: Array = USUAL, deviation: Array = PRIOR_DEVIATIONS) -> Array:
     """Return the constants, in the order of WAIT_NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
 
-    mean and deviation: prior of their logarithms.
+    medians: which of them are medians, not means. mean and deviation: prior of the constants' logarithms.
     """
     from scipy.optimize import least_squares
 
     all_of = Loops(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in Loops.__slots__})
-    known = np.isfinite(measured) & np.isfinite(all_of.queued)
+    known = np.isfinite(measured) & np.isfinite(np.where(medians, all_of.half, all_of.queued))
     loops = Loops(**{name: getattr(all_of, name)[known] for name in Loops.__slots__})
-    seen = np.log(measured[known])
+    seen, half = np.log(measured[known]), medians[known]
 
     def residuals(logs: Array) -> Array:
-        errors = (np.log(loops.ttft(np.exp(logs))) - seen) / NOISE
+        constants = np.exp(logs)
+        found = np.where(half, loops.ttft(constants, median=True), loops.ttft(constants))
+        errors = (np.log(found) - seen) / NOISE
         return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / deviation])
 
     starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3]]) for a, n in STARTS)]

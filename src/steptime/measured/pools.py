@@ -20,6 +20,7 @@ import numpy as np
 
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
+from steptime.machines.software import as_measured, day_of
 from steptime.machines.system import System
 from steptime.measured.doubts import WRONG, faster, soonest_token, too_heavy
 from steptime.measured.kinds import PREFILL_WAYS, drafts_of, is_drafted
@@ -69,8 +70,10 @@ def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, 
     """Return the figures of rows on separate pools, by the name that `Predictions` has for them."""
     out: dict[str, Array] = {}
     groups: dict[tuple[str, ...], list[int]] = {}
+    systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
-        key = (*(row.get(name) or "" for name in (*SHARED, *LENGTHS)), str(spread_of(row)))
+        told = (row.get(name) or "" for name in (*SHARED, *LENGTHS))
+        key = (*told, str(spread_of(row)), day_of(systems[row["system"]], row))
         groups.setdefault(key, []).append(position)
     for index in groups.values():
         chosen = [rows[i] for i in index]
@@ -84,7 +87,7 @@ def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, 
 def pools_of(rows: list[dict[str, str]], engine: Engine, catalog: str | None = None) -> Pools:
     """Return rows that share all but their pools and loads. Raises InputError where nobody knows what drafts bring."""
     row = rows[0]
-    weights, system = row["weight_dtype"] or "bf16", load_system(row["system"], catalog)
+    weights, system = row["weight_dtype"] or "bf16", as_measured(load_system(row["system"], catalog), row)
     kv = row.get("kv_dtype") or ""
     model = load_model(row["model"], weights=weights, experts=row["expert_dtype"] or weights, kv=kv, catalog=catalog)
 

@@ -22,10 +22,10 @@ INTERVALS = (
     Interval(
         engine="sglang",
         systems=("hgx-b200", "hgx-b300"),
-        few=16.0,
-        many=30.0,
+        few=10.0,
+        many=20.0,
         clients=16.0,
-        source="299 first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
+        source="185 median first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
     ),
 )
 
@@ -34,7 +34,7 @@ def usual_interval(row: Mapping[str, str]) -> float:
     """Return the interval of a run that does not tell its `stream_interval` [decode steps]: 1 but for public deployments.
 
     >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
-    [16.0, 30.0]
+    [10.0, 20.0]
     >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
     1.0
     """

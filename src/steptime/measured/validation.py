@@ -21,6 +21,7 @@ import numpy as np
 from steptime.catalog.acceptance import curve_of
 from steptime.catalog.loading import load_system
 from steptime.errors import InputError
+from steptime.machines.software import as_measured, day_of
 from steptime.machines.system import System
 from steptime.measured.closed import closed_of
 from steptime.measured.comparison import FIGURES, Predictions
@@ -85,19 +86,27 @@ class Runs:
 def grouped(
     rows: list[dict[str, str]], *, small_kv: Mapping[str, bool] | None = None, catalog: str | None = None
 ) -> list[Runs]:
-    """Return rows of closed loops as groups of runs that share model, formats, drafts, system and engine.
+    """Return rows of closed loops as groups of runs that share model, formats, drafts, system, its software and engine.
 
     Rows of separate pools are runs of the pool that decodes, of as many sequences as Little's law says were in it.
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
+    systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     named = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
     for position, row in enumerate(rows):
         of = (*named(row), row.get("kv_dtype") or "", drafts_of(row), not row.get("decode_workers"))
+        of = (*of, day_of(systems[row["system"]], row))
         groups.setdefault(of, []).append(position)
     columns = _columns(rows)
-    systems = {name: load_system(name, catalog) for name in {key[1] for key in groups}}
     return [
-        _runs(key, {n: of[index] for n, of in columns.items()}, np.array(index), systems[key[1]], small_kv or {}, catalog)
+        _runs(
+            key,
+            {n: of[index] for n, of in columns.items()},
+            np.array(index),
+            as_measured(systems[key[1]], rows[index[0]]),
+            small_kv or {},
+            catalog,
+        )
         for key, index in groups.items()
     ]
 
@@ -158,7 +167,7 @@ def _runs(
     catalog: str | None,
 ) -> Runs:
     """Return one group; unless the rows name a format, its KV cache is in 8 bits where the engine keeps it so (`served`)."""
-    name, _, engine, weights, experts, kv, drafts, prompts = key
+    name, _, engine, weights, experts, kv, drafts, prompts, _ = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
@@ -201,13 +210,11 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
     return closed_loops(**runs.loop(), requests=runs.requests, acceptance=acceptance, engine=engine)
 
 
-def first_tokens(runs: Runs, engine: Engine) -> Array:
-    """Return mean TTFT [s] of a group by simulation."""
-    return _simulated(runs, engine)[0]
-
-
-def _simulated(runs: Runs, engine: Engine) -> tuple[Array, Array]:
-    """Return mean and median TTFT [s] of a group by simulation."""
+def first_tokens(runs: Runs, engine: Engine) -> tuple[Array, Array]:
+    """Return mean and median TTFT [s] of a group by simulation, in closed form where numba is not installed."""
+    if not can_simulate():
+        found = closed_of(runs, engine)
+        return found.ttft, found.ttft_median
     from steptime.measured.loops import constants_of
 
     loops, constants = loops_of(runs, engine), constants_of(engine)
@@ -272,7 +279,7 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     regime = regime_of(1 - loop.own)
     ttft, median = loop.ttft, loop.ttft_median
     if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
-        ttft, median = (np.where(unknown, np.nan, times) for times in _simulated(runs, engine))
+        ttft, median = (np.where(unknown, np.nan, times) for times in first_tokens(runs, engine))
     lasting = ttft + (runs.output_tokens - 1) * loop.tpot
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}

@@ -82,6 +82,7 @@ class Attention:
     and prefill on expanded heads; `expand_flops` [FLOP per cached token] is what expanding a cached prefix costs.
     `query_values` and `output_values` [values per token] are what chips that divide a context exchange in decode.
     `state_bytes` [B per sequence] is read and written at every step by mixers with a state instead of a cache.
+    `summed` [values per token] is what chips that divide its heads add up before it: sums of squares, of norms over all heads.
     A layer that reuses another's cache has `stored=False`.
     """
 
@@ -100,6 +101,7 @@ class Attention:
     heads: int = 1
     query_values: float = 0.0
     output_values: float = 0.0
+    summed: float = 0.0
     arithmetic: tuple[str, ...] = ("bf16", "fp16", "tf32", "fp32")
 
 
@@ -323,15 +325,31 @@ def with_kv(model: Model, format: Format) -> Model:
     return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name)
 
 
+STORED = ("projections", "feed-forward", "experts", "shared experts")  # terms whose weights checkpoints store in narrow formats
+WIDE_ATTENTION = ("nvfp4", "mxfp4")
+"""Formats whose published checkpoints of models with experts leave attention in bf16.
+
+nvidia/MiniMax-M2.7-NVFP4 (recipe in https://github.com/NVIDIA/Model-Optimizer/pull/2437), the -NVFP4 of Kimi-K2 (pull 655), and
+amd/DeepSeek-R1-0528-MXFP4 (its card: exclude_layers "*self_attn*"). nvidia/DeepSeek-R1-0528-FP4-v2 narrows its output
+projections too, which is left out here.
+"""
+
+
 def with_formats(model: Model, *, weights: Format | None = None, experts: Format | None = None) -> Model:
     """Return the model with its weights stored in other formats: routed experts in `experts`, all else in `weights`.
 
-    Embeddings, head, norms and routers keep their own format, as engines keep them.
+    Embeddings, head, norms and routers keep their own format, as engines keep them. Projections of attention are in bf16 beside
+    experts where `weights` is of `WIDE_ATTENTION`.
     """
+    attention = weights
+    if weights is not None and weights.name in WIDE_ATTENTION and any(layer.routed for layer, _ in model.layers):
+        attention = number_format("bf16")
 
     def stored(op: Op) -> Op:
-        new = experts if op.rows == "routed" else weights if op.term in ("projections", "feed-forward", "experts") else None
-        return replace(op, format=new) if new is not None and op.name != "router" else op
+        if op.name == "router" or op.term not in STORED:
+            return op
+        new = experts if op.rows == "routed" else attention if op.term == "projections" else weights
+        return op if new is None else replace(op, format=new)
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
         return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)
@@ -348,7 +366,7 @@ def stored_formats(model: Model) -> tuple[str, str]:
     routed: dict[str, float] = {}
     for layer, n in model.layers:
         for op in layer.ops:
-            kept = routed if op.rows == "routed" else dense if op.term in ("projections", "feed-forward", "experts") else None
-            if kept is not None and op.name != "router":
+            if op.term in STORED and op.name != "router":
+                kept = routed if op.rows == "routed" else dense
                 kept[op.format.name] = kept.get(op.format.name, 0.0) + n * op.total_weights
     return max(dense, key=lambda name: dense[name], default=""), max(routed, key=lambda name: routed[name], default="")

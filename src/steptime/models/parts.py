@@ -91,7 +91,8 @@ def grouped_query(
 ) -> Block:
     """Multi-head, grouped-query or multi-query attention, by the number of KV heads.
 
-    `qk_norm`: gains of each of the two norms on queries and keys (0: none). `window` [tokens] of sliding-window layers.
+    `qk_norm`: gains of each of the two norms on queries and keys (0: none), of a head, or of all heads together.
+    `window` [tokens] of sliding-window layers.
     `stored=False` where the cache of an earlier layer is read. `gate`: outputs of a gate beside the queries.
     """
     width, value_dim = width or c.width, value_dim or head_dim
@@ -118,6 +119,7 @@ def grouped_query(
         heads=heads,
         query_values=heads * head_dim,
         output_values=heads * value_dim,
+        summed=2.0 if qk_norm > head_dim else 0.0,
         arithmetic=c.kv_format.arithmetic,
     )
     return Block(tuple(ops), (attention,))

@@ -16,6 +16,7 @@ from steptime.physics.layout import Layout, ways_of
 from steptime.physics.memory import ACTIVATION_BYTES
 from steptime.physics.network import Traffic
 
+SUM_BYTES = 4  # of a sum of squares, in fp32 (vLLM 0.19, model_executor/layers/mamba/linear_attn.py: forward_qk)
 SHARED = "among the {sharing} chips that share an expert"
 
 
@@ -31,6 +32,10 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
         phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
         once = network.all_reduce(system, layout.group, row_bytes, overhead=phase, efficiency=reached)
         run_collective(clock, "all-reduce", once * reductions, system, engine, count=reductions)
+    if np.any(np.asarray(layout.tp) > 1):
+        for attention, n in ledger(model, merged=True).mixers:
+            if attention.summed:
+                _sum_squares(clock, rows * attention.summed, n, system, layout, engine)
     if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n
@@ -81,6 +86,13 @@ def run_collective(
         waiting = waiting + blame["overhead"]
     entry = Entry(term=term, name=name, seconds=moving + waiting, count=count, traffic=traffic, at_once=pipelined)
     clock.record(entry, blame, {**busy, "latency": waiting})
+
+
+def _sum_squares(clock: Clock, values: Number, count: int, system: System, layout: Layout, engine: Engine) -> None:
+    """Add the sums of squares over all heads, whose parts several chips have, `values` of them in each of `count` layers."""
+    phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
+    once = network.all_reduce(system, layout.tp, values * SUM_BYTES, overhead=phase, efficiency=reached)
+    run_collective(clock, "all-reduce", once * count, system, engine, name="norms over all heads", count=count)
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:

@@ -75,7 +75,9 @@ class Overheads:
     seconds_per_state_layer: Number = _seconds("a mixer with a recurrent state", unit="s per layer")
     seconds_per_selected_layer: Number = _seconds("index and selection of sparse attention", unit="s per layer")
     seconds_per_collective: Number = _seconds("each time that all chips of a group wait for all", unit="s per phase")
-    seconds_per_sequence: Number = _seconds("the host's work for a sequence of an attention group", unit="s per sequence")
+    seconds_per_sequence: Number = _seconds(
+        "sampling, and the host's work, for each token that a sequence of a group gets, verifies or drafts", unit="s per token"
+    )
     seconds_per_step: Number = _seconds("the host's work for a step", unit="s per step")
 
 

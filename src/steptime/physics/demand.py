@@ -254,6 +254,27 @@ KERNELS = (
 )  # fmt: skip
 
 
+BESIDE_EXPERTS = 3
+"""Kernels beside the products of experts in more than 4 bits: sort by expert, activation, sum.
+
+vLLM 0.19, layers/fused_moe/fused_moe.py: moe_align_block_size, silu_and_mul, moe_sum. Experts in 4 bits run in one chain of
+fused kernels (FlashInfer's trtllm_fp4_block_scale_moe, the matmul_ogs of triton_kernels): sorted and activated by the products.
+"""
+FUSED = ("fp4", "fp6")  # arithmetic of formats whose experts run so
+
+
+def _launched(op: Op) -> int:
+    """Return how many kernels a step launches for an operator, those of `seconds_per_expert_layer` left out."""
+    return 1 if op.rows != "routed" else 0 if op.format.arithmetic[0] in FUSED else BESIDE_EXPERTS
+
+
+def _quantising(op: Op) -> int:
+    """Return how many kernels quantise the inputs of an operator: two for experts in 8 bits, before each of their products."""
+    if op.format.arithmetic[0] not in QUANTISED:
+        return 0
+    return 2 if op.rows == "routed" and op.format.arithmetic[0] not in FUSED else 1
+
+
 @lru_cache(maxsize=256)
 def kernel_counts(model: Model) -> dict[str, int]:
     """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer"."""
@@ -261,8 +282,8 @@ def kernel_counts(model: Model) -> dict[str, int]:
     for layer, n in model.layers:
         kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
         found["layer"] += n
-        found["kernel"] += n * sum(op.rows != "routed" for op in kernels.values())
-        found["quantised_kernel"] += n * sum(op.format.arithmetic[0] in QUANTISED for op in kernels.values())
+        found["kernel"] += n * sum(_launched(op) for op in kernels.values())
+        found["quantised_kernel"] += n * sum(_quantising(op) for op in kernels.values())
         found["expert_layer"] += n * (layer.routed is not None)
         found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
         found["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)

@@ -89,7 +89,7 @@ def draft_passes(
     inner = np.maximum(1, np.asarray(layout.microbatches) // layout.pp)
     turns = np.ceil(np.asarray(layout.microbatches) / inner)
     one_stage = replace(layout, pp=1, microbatches=inner)
-    overheads = replace(engine.overheads, seconds_per_step=0.0, seconds_per_sequence=0.0)
+    overheads = replace(engine.overheads, seconds_per_step=0.0)
     bare = replace(engine, overheads=overheads)
 
     def passed(**asked: Any) -> Step:

@@ -61,7 +61,7 @@ def run_stem(clock: Clock, found: Ledger, work: Work, system: System, layout: La
     if some(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if some(engine.overheads.seconds_per_sequence):
-        clock.wait("sequences of a group", work.sequences, engine.overheads.seconds_per_sequence)
+        clock.wait("sequences of a group", work.decode, engine.overheads.seconds_per_sequence)
 
 
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:

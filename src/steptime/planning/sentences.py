@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from steptime.machines.rents import kind_in_words
+from steptime.machines.software import SOFTWARE
 from steptime.machines.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.numbers import Number
@@ -103,7 +104,7 @@ def warnings_of(case: Case) -> tuple[str, ...]:
     if has_range(case.engine) and "software" in case.system.chip.reached:
         chip = case.system.chip.title or case.system.chip.name
         warnings.append(
-            f"times on {chip} rest on runs of DeepSeek-R1 alone, with software of about February 2026: on other models, and "
+            f"times on {chip} rest on runs of DeepSeek-R1 alone, with software of {_days(case.system)}: on other models, and "
             "since, they may be shorter"
         )
     if has_range(case.engine) and not measured_on(case.engine, case.system):
@@ -112,6 +113,13 @@ def warnings_of(case: Case) -> tuple[str, ...]:
             "ranges reach from half to twice of them or further"
         )
     return (*warnings, *case.model.notes)
+
+
+def _days(system: System) -> str:
+    """Say of which days the software is that a system is taken to have."""
+    share = system.chip.reached[SOFTWARE]
+    period = next((one for one in system.chip.software if one.share == share), None)
+    return "a share of one's own" if period is None else f"{period.first} to {period.last}"
 
 
 def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:

@@ -133,6 +133,15 @@ class Subject:
         bool,
         typer.Option("--no-anchor", help="Leave out the runs that `steptime anchors` keeps.", rich_help_panel=SUBJECT),
     ] = False
+    software: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DAY",
+            help="Take the engine's software of a day, such as 2025-12-31, where it was measured by the day (MI300X, MI355X).",
+            show_default="the newest that was measured",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
     set_: SET = None
     catalog: CATALOG = None
 
@@ -142,6 +151,10 @@ class Subject:
 
         not_empty("--catalog", self.catalog, "a folder")
         machine = read_system(self.system, self.set_, self.catalog)
+        if self.software is not None:
+            from steptime.machines.software import with_software
+
+            machine = with_software(machine, self.software)
         described = read_model(self.model, self.weights, self.experts, self.kv, self.catalog)
         for name, given in (("--experts", self.experts), ("--imbalance", self.imbalance)):
             if given is not None and not any(layer.routed for layer, _ in described.layers):
