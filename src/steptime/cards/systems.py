@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from steptime.blackboard.machine import balance, drain_seconds, multiplies
 from steptime.machines.rents import KINDS, kind_asked, kinds_of, with_rent
-from steptime.machines.system import Domain, MemoryTier, Power, Rent, System
+from steptime.machines.system import Domain, MemoryTier, Power, Rent, Software, System
 from steptime.machines.what_if import read_figure, settable
 from steptime.numbers import Number
 from steptime.results import Result, Tabular, in_words, table_of, unit
@@ -118,6 +118,7 @@ class SystemCard(SystemRow):
     rack: Mapping[str, Number] = field(
         metadata=unit("", "chips, power_w, weight_kg, cables, links of a chip, and limits; what is not known is not there")
     )
+    software: tuple[Software, ...] = field(metadata=unit("", "what engines reached on the chip, by the day, where it is known"))
     scale_up_links: Links = field(metadata=unit("", "of the scale-up domain"))
     physical_limits: Mapping[str, Any] = field(
         metadata=unit("", "used: value, limit, unit and share of power, weight and cables; nearest: the one nearest its limit")
@@ -223,6 +224,7 @@ def system_card(system: System) -> SystemCard:
         rent_range=system.rent,
         rents=system.rents,
         rack={RACK_KEYS.get(name, name): value for name, value in system.rack.items()},
+        software=system.chip.software,
         scale_up_links=Links(**scale_up_links(system)),
         physical_limits=physical_limits(system),
         settable={path: {"value": read_figure(system, path), "unit": of} for path, of in settable(system).items()},

@@ -37,13 +37,17 @@ class MemoryTier:
         checked(f"{self.name}.usd_per_byte", self.usd_per_byte, "USD/B")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """Days on which engines were measured on a chip, first and last as 2025-12-31, and the share that they reached."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Software(Result):
+    """Days on which engines were measured on a chip, and the share of the speed of their constants that they reached."""
 
-    first: str
-    last: str
-    share: float
+    first: str = field(metadata=unit("", "first day, such as 2025-12-31"))
+    last: str = field(metadata=unit("", "last day"))
+    share: float = field(metadata=unit("", "share of the speed that the engines' constants tell"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the share and the days."""
+        return f"Software {self.share:.2g}, {self.first} to {self.last}", {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -241,6 +241,9 @@ def system_view(card: SystemCard) -> RenderableType:
         *(_other_rent(other) for other in card.rents if other != card.rent_range),
         ("Power", power_in_words(card.power) if math.isfinite(card.power.watts) else "not known"),
     ]
+    if card.software:
+        days = "; ".join(f"{one.share:.2g} from {one.first} to {one.last}" for one in card.software)
+        pairs.append(("Software, of an engine's usual speed", days))
     links = card.scale_up_links
     pairs += [
         ("Scale-up links", f"{links.count:,.0f} ({links.basis})"),
