@@ -22,6 +22,7 @@ from steptime.measured.doubts import WRONG
 from steptime.measured.kinds import INTERACTIVE, SERVER, kind_of
 from steptime.measured.pools import workload_of
 from steptime.measured.runs import LIMITS, spread_of
+from steptime.measured.settings import keeps_room
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
@@ -81,7 +82,8 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
     if kind_of(row) in (SERVER, INTERACTIVE):
         ttft, tpot = (float(row.get(name) or "inf") for name in LIMITS)
     most = float(row["concurrency"] or "inf")
-    found = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, most=most)
+    whole = keeps_room(row)
+    found = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, most=most, whole=whole)
     if not found:
         return {"reason": "no prediction: no load keeps the limits"}
     found.pop("bound_tok_s")
@@ -134,14 +136,16 @@ def highest(
     ttft: float = math.inf,
     tpot: float = math.inf,
     most: float = math.inf,
+    whole: bool = False,
 ) -> dict[str, Any]:
     """Return the steady state with most output tokens a second in which 99 % of requests keep the limits [s]; {} for none.
 
-    most: sequences that a replica may run at once.
+    most: sequences that a replica may run at once. whole: whether each has room for all of its output from the start.
     Times per token vary little from request to request, times to first token as `late_first_token` says.
     """
     layout = shaped(stacked(layouts), 2)
-    fit = sequences_that_fit(model, system, context=mean_context(work), layout=layout, engine=engine)
+    held = work.input_tokens + work.output_tokens if whole else mean_context(work)
+    fit = sequences_that_fit(model, system, context=held, layout=layout, engine=engine)
     batch = np.floor(np.maximum(np.minimum(fit, most), 1.0) ** np.linspace(0, 1, LEVELS)[:, None])
     state = aggregated(model, system, work, layout=layout, batch=batch, chunk=np.array(CHUNKS), engine=engine, quick=True)
     late = late_first_token(state, work, layout, engine)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from steptime.measured.kinds import HIGHEST, kind_of
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -28,6 +30,17 @@ INTERVALS = (
         source="185 median first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
     ),
 )
+
+
+def keeps_room(row: Mapping[str, str]) -> bool:
+    """Whether a run keeps room for all of a request's output from its start: TensorRT-LLM's highest throughput.
+
+    Its scheduler does so unless set (GUARANTEED_NO_EVICT), and `trtllm-bench` leaves it; MLPerf's submitters set it.
+
+    >>> [keeps_room({"engine": engine, "part": "trt_max"}) for engine in ("trtllm", "vllm")]
+    [True, False]
+    """
+    return row["engine"] == "trtllm" and kind_of(row) == HIGHEST
 
 
 def usual_interval(row: Mapping[str, str]) -> float:
