@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
-from steptime.errors import RangeError
+from steptime.catalog.templates import template
+from steptime.errors import DataFileError, RangeError
 from steptime.machines.software import as_measured, day_of, with_software
 
 NEWEST = {"mi355x-8": 0.86, "mi300x-8": 0.71}
@@ -62,3 +63,20 @@ def test_other_days_and_chips_are_refused(system, day, said):
 def test_days_of_runs_count_where_software_is_known_by_the_day():
     row = {"measured": "2026-01-01"}
     assert (day_of(st.load_system("mi355x-8"), row), day_of(st.load_system("hgx-h100"), row)) == ("2026-01-01", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('last = "2025-12-18"', 'last = "Christmas"'),
+        ('first = "2025-12-19"', 'first = "2025-12-10"'),
+        ('"2025-10-06"', '"2025-12-18T"'),
+    ],
+)
+def test_days_of_a_file_that_are_none_or_overlap_are_named(before, after, tmp_path):
+    text = template("mi355x-8")
+    assert before in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    with pytest.raises(DataFileError, match="period after period"):
+        st.load_system(path)

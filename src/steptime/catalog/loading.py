@@ -27,6 +27,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnitError, di
 from steptime.machines import rents, what_if
 from steptime.machines.figures import checked
 from steptime.machines.rents import KINDS, OWNERS, RENTED
+from steptime.machines.software import is_day
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
 from steptime.numbers import Number
 from steptime.sourced import GRADES, Figure
@@ -99,10 +100,7 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
     _unique(reader, "memory", [tier.name for tier in entry.memory])
     limit = entry.power.get("tdp") or entry.power.get("whole")
     reached = {kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()}
-    software = tuple(
-        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, ""))
-        for one in entry.software
-    )
+    software = _software(entry, reader)
     chip = Chip(
         name=entry.name,
         title=entry.title,
@@ -117,6 +115,20 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
     if "all_in" in entry.power:
         reader.number("power", entry.power["all_in"], "W")
     return chip, reader.figures
+
+
+def _software(entry: ChipEntry, reader: Reader) -> tuple[Software, ...]:
+    """Return the periods of software; raise DataFileError for days that are none, or that do not follow one another."""
+    days = [day for one in entry.software for day in (one.first, one.last)]
+    meet = any(before == after for before, after in zip(days[1::2], days[2::2], strict=False))
+    if not all(map(is_day, days)) or days != sorted(days) or meet:
+        told = " ".join(days)
+        problem = f"software: first and last days are written as 2025-12-31, period after period, not as {shown(told)}"
+        raise DataFileError(reader.path, problem, reader.line("chip.software"))
+    return tuple(
+        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, ""))
+        for one in entry.software
+    )
 
 
 def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> System:

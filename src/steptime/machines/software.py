@@ -17,10 +17,8 @@ def with_software(system: System, day: str) -> System:
 
     Raises RangeError for what is no day, for a day before or after those, and for a chip that was not measured by the day.
     """
-    try:
-        date.fromisoformat(day)
-    except ValueError:
-        raise RangeError(f"a day of software is written as 2025-12-31, not {shown(day)}") from None
+    if not is_day(day):
+        raise RangeError(f"a day of software is written as 2025-12-31, not {shown(day)}")
     periods = system.chip.software
     if not periods:
         raise RangeError(f"{system.name} has no shares of software by the day; AMD's MI300X and MI355X have")
@@ -30,10 +28,22 @@ def with_software(system: System, day: str) -> System:
     return _at(system, day)
 
 
+def is_day(text: str) -> bool:
+    """Whether a text is a day as 2025-12-31.
+
+    >>> [is_day(text) for text in ("2025-12-31", "2025-13-01", "20251231", "Christmas")]
+    [True, False, False, False]
+    """
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
+
+
 def as_measured(system: System, row: Mapping[str, str]) -> System:
     """Return the system with the software of the day of a run, or the next that is known; the newest where none is told."""
     day = day_of(system, row)
-    return _at(system, day) if day else system
+    return _at(system, day) if is_day(day) else system
 
 
 def day_of(system: System, row: Mapping[str, str]) -> str:
