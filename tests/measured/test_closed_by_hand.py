@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from steptime.measured.closed import closed_loop, closed_ttft, running_of
@@ -40,11 +41,15 @@ def test_a_closed_loop_brings_a_prompt_for_each_that_ends():
 
 @pytest.mark.parametrize(("spread", "drift"), [(0.0, 0.005), (0.5, 0.5)])
 def test_requests_that_start_together_stay_together_unless_they_differ(spread, drift):
-    """An engine that reads prompts first: of the share w = CP / (CP + s O t) half of the prefill comes before a first token."""
+    """An engine that reads prompts first: of the share w that is together half of the prefill comes before a first token.
+
+    In the r-th of ten rounds 1 / (1 + r x) are, with x = s O t / CP; their mean as an integral over r.
+    """
     on = engine(prefill_first=1.0)
     t = float(decode_step(DENSE, CHIP, batch=16, context=1100, engine="ideal").total)
     burst = 16 * float(prefill_step(DENSE, CHIP, tokens=1000, engine="ideal").total)
-    w = burst / (burst + drift * 200 * t)
+    rounds, x = 1 + 9 * (np.arange(100_000) + 0.5) / 100_000, drift * 200 * t / burst
+    w = np.mean(1 / (1 + rounds * x))
     tpot, ttft, _ = loop(on, spread=spread)
     assert tpot == pytest.approx(t + burst / 200 * (1 - w / 2))
     busy = burst / (burst + 200 * t)

@@ -25,7 +25,8 @@ def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
     decode = decode_step(runs.model, runs.system, batch=running, context=context, **given)
     prefill = prefill_step(runs.model, runs.system, tokens=runs.input_tokens, prompts=runs.layout.dp, **given).total
     burst, decoding = running / runs.layout.dp * prefill, runs.output_tokens * decode.total
-    together = on.scheduler.prefill_first * burst / (burst + np.maximum(runs.spread, 0.005) * decoding)
+    x, rounds = np.maximum(runs.spread, 0.005) * decoding / burst, runs.requests / runs.concurrency
+    together = on.scheduler.prefill_first * np.log((1 + rounds * x) / (1 + x)) / (x * (rounds - 1))
     tpot = decode.total + burst / runs.output_tokens * (1 - together / 2)
     started = (1 - together) * runs.concurrency / runs.requests * burst / 2
     queued = decode.total / 2 + prefill * (1 + burst / (burst + decoding)) + together * burst / 2 + started
