@@ -65,11 +65,11 @@ class Overheads:
     """Seconds that a step takes whatever its sizes: each goes with a count of kernels, of sequences, or with the step."""
 
     seconds_per_layer: Number = _seconds("norms and other small kernels of a layer", unit="s per layer")
-    seconds_per_kernel: Number = _seconds("a dense matrix; those that share an input are one", unit="s per kernel")
-    seconds_per_quantised_kernel: Number = _seconds("quantising the input of an 8- or 4-bit matrix", unit="s per kernel")
-    seconds_per_expert_layer: Number = _seconds(
-        "routing, sorting and the grouped matrices of routed experts", unit="s per layer"
+    seconds_per_kernel: Number = _seconds(
+        "a dense matrix; those that share an input are one. Three beside experts of more than 4 bits", unit="s per kernel"
     )
+    seconds_per_quantised_kernel: Number = _seconds("quantising the input of an 8- or 4-bit matrix", unit="s per kernel")
+    seconds_per_expert_layer: Number = _seconds("routing and the grouped matrices of routed experts", unit="s per layer")
     seconds_per_attention_layer: Number = _seconds("attention that reads a cache", unit="s per layer")
     seconds_per_latent_layer: Number = _seconds("the extra products of latent attention", unit="s per layer")
     seconds_per_state_layer: Number = _seconds("a mixer with a recurrent state", unit="s per layer")
