@@ -16,6 +16,7 @@ from steptime.measured.calibration import engine_file
 from steptime.measured.kinds import LOOPS, kind_of
 from steptime.measured.leaving_out import Calibration, fit_all
 from steptime.measured.runs import MEASURED, read_runs
+from steptime.measured.settings import usual_interval
 from steptime.measured.validation import grouped, predict, predict_runs
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL
@@ -169,7 +170,7 @@ def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _told(row: dict[str, str]) -> dict[str, str]:
     """Return a row without its first token where that waits for an interval which the row does not tell (`NOT_MODELLED`)."""
-    held = row["engine"] == "sglang" and row["system"] in ("hgx-b200", "hgx-b300") and not row.get("stream_interval")
+    held = usual_interval(row) > 1 and not row.get("stream_interval")
     return row | {"ttft_s": "", "ttft_median_s": ""} if held else row
 
 

@@ -27,7 +27,7 @@ from steptime.errors import DataFileError, InputError, RangeError, UnitError, di
 from steptime.machines import rents, what_if
 from steptime.machines.figures import checked
 from steptime.machines.rents import KINDS, OWNERS, RENTED
-from steptime.machines.software import is_day
+from steptime.machines.software import SOFTWARE, is_day
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
 from steptime.numbers import Number
 from steptime.sourced import GRADES, Figure
@@ -109,7 +109,7 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
         memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
         power_w=math.nan if limit is None else reader.number("chip.power", limit, "W"),
-        reached=reached | ({"software": software[-1].share} if software else {}),
+        reached=reached | ({SOFTWARE: software[-1].share} if software else {}),
         software=software,
     )
     if "all_in" in entry.power:

@@ -29,13 +29,12 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
     reductions = blocks + sparse * (1 - apart)
     if np.any(np.asarray(layout.group) > 1):
-        phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
-        once = network.all_reduce(system, layout.group, row_bytes, overhead=phase, efficiency=reached)
-        run_collective(clock, "all-reduce", once * reductions, system, engine, count=reductions)
+        _all_reduce(clock, layout.group, row_bytes, reductions, system, engine)
     if np.any(np.asarray(layout.tp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             if attention.summed:
-                _sum_squares(clock, rows * attention.summed, n, system, layout, engine)
+                squares = rows * attention.summed * SUM_BYTES
+                _all_reduce(clock, layout.tp, squares, n, system, engine, name="norms over all heads")
     if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n
@@ -88,11 +87,13 @@ def run_collective(
     clock.record(entry, blame, {**busy, "latency": waiting})
 
 
-def _sum_squares(clock: Clock, values: Number, count: int, system: System, layout: Layout, engine: Engine) -> None:
-    """Add the sums of squares over all heads, whose parts several chips have, `values` of them in each of `count` layers."""
+def _all_reduce(
+    clock: Clock, size: Number, bytes_: Number, count: Number, system: System, engine: Engine, *, name: str = ""
+) -> None:
+    """Add `count` all-reduces of so many bytes [B per chip] over groups of `size` chips."""
     phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
-    once = network.all_reduce(system, layout.tp, values * SUM_BYTES, overhead=phase, efficiency=reached)
-    run_collective(clock, "all-reduce", once * count, system, engine, name="norms over all heads", count=count)
+    once = network.all_reduce(system, size, bytes_, overhead=phase, efficiency=reached)
+    run_collective(clock, "all-reduce", once * count, system, engine, name=name, count=count)
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:

@@ -17,6 +17,7 @@ import numpy as np
 
 from steptime.blackboard.experts import experts_touched, largest_of
 from steptime.machines.formats import peak_rate
+from steptime.machines.software import SOFTWARE
 from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.numbers import Number, some
@@ -245,7 +246,7 @@ def slowness(system: System, engine: Engine) -> Number:
 
 def software_factor(system: System, engine: Engine) -> Number:
     """Return the factor on an engine's times for how far its software for a chip is: 1 for the ideal."""
-    share = system.chip.reached.get("software", 1.0)
+    share = system.chip.reached.get(SOFTWARE, 1.0)
     return np.where(np.asarray(engine.kernels.chip_departure) > 0, 1 / share, 1.0) if np.any(np.asarray(share) != 1) else 1.0
 
 

@@ -101,7 +101,7 @@ def warnings_of(case: Case) -> tuple[str, ...]:
             f"the rent of {show(float(rent.typical), 'USD/s')} a chip is a {rent.grade} figure ({kind_in_words(rent)}); "
             "give yours in USD per chip-hour, such as --rent 2.10"
         )
-    if has_range(case.engine) and "software" in case.system.chip.reached:
+    if has_range(case.engine) and SOFTWARE in case.system.chip.reached:
         chip = case.system.chip.title or case.system.chip.name
         warnings.append(
             f"times on {chip} rest on runs of DeepSeek-R1 alone, with software of {_days(case.system)}: on other models, and "
