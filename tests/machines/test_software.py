@@ -48,7 +48,7 @@ def test_older_software_is_slower_by_the_ratio_of_the_shares():
 @pytest.mark.parametrize(
     ("system", "day", "said"),
     [
-        ("mi355x-8", "2025-10-05", "measured from 2025-10-06 to 2026-06-11"),
+        ("mi355x-8", "2025-10-05", "known from 2025-10-06 to 2026-06-11"),
         ("mi355x-8", "2027-01-01", "not on 2027-01-01"),
         ("mi355x-8", "last week", "written as 2025-12-31"),
         ("mi355x-8", "2025-13-01", "written as 2025-12-31"),

@@ -11,7 +11,7 @@ from steptime.measured.validation import closed_of, grouped, predict
 from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
-from steptime.physics.step import decode_step, prefill_step
+from steptime.physics.step import decode_step, mixed_step, prefill_step
 from tests.measured.rows import deepseek, plain
 
 
@@ -23,13 +23,17 @@ def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
     given = {"layout": runs.layout, "engine": on}
     running = running_of(runs.model, runs.system, context=context, wanted=runs.concurrency, **given)
     decode = decode_step(runs.model, runs.system, batch=running, context=context, **given)
-    prefill = prefill_step(runs.model, runs.system, tokens=runs.input_tokens, prompts=runs.layout.dp, **given).total
+    alone = prefill_step(runs.model, runs.system, tokens=runs.input_tokens, prompts=runs.layout.dp, **given).total
+    beside = {"batch": running, "context": context, "prompts": runs.layout.dp, "tokens": runs.input_tokens}
+    both = mixed_step(runs.model, runs.system, **beside, **given).total
+    first = on.scheduler.prefill_first
+    prefill, read = (alone, alone) if first else (both - decode.total, both)
     burst, decoding = running / runs.layout.dp * prefill, runs.output_tokens * decode.total
     x, rounds = np.maximum(runs.spread, 0.005) * decoding / burst, runs.requests / runs.concurrency
     together = on.scheduler.prefill_first * np.log((1 + rounds * x) / (1 + x)) / (x * (rounds - 1))
     tpot = decode.total + burst / runs.output_tokens * (1 - together / 2)
     started = (1 - together) * runs.concurrency / runs.requests * burst / 2
-    queued = decode.total / 2 + prefill * (1 + burst / (burst + decoding)) + together * burst / 2 + started
+    queued = decode.total / 2 + read + prefill * (burst / (burst + decoding)) + together * burst / 2 + started
     waiting = (runs.concurrency - running) / running * runs.output_tokens * tpot
     ttft = on.scheduler.seconds_per_request + on.scheduler.first_token_factor * queued + waiting
     assert found.tpot == pytest.approx(tpot)
@@ -42,8 +46,8 @@ def test_a_drafted_step_is_shared_by_the_tokens_that_it_yields():
     (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3")])
     given = {"drafts": 2, "layout": Layout(tp=8), "engine": IDEAL}
     step = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, **given).total
-    read = drafted_step(runs.model, runs.system, prompts=1, tokens=1024, **given).total
-    assert closed_of(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + read / 1024)
+    both = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, prompts=1, tokens=1024, **given).total
+    assert closed_of(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + (both - step) / 1024)
 
 
 def test_the_acceptance_of_a_models_own_layers_stands_where_a_run_tells_none():

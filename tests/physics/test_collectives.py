@@ -8,6 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
+import steptime as st
 from steptime.models.model import Attention
 from steptime.physics.clock import Clock
 from steptime.physics.collectives import run_collective
@@ -59,6 +60,25 @@ def test_norms_over_all_heads_sum_their_squares_first():
     for layout, more in ((Layout(tp=2), count * (100 * 2 * 4 / UP + 1e-6)), (Layout(), 0.0), (Layout(cp=2), 0.0)):
         times = [decode(of, NODES, layout=layout, batch=100, context=1).terms.get("all-reduce", 0.0) for of in (model, normed)]
         assert times[1] - times[0] == pytest.approx(more, rel=1e-6)
+
+
+def test_queries_and_keys_are_gathered_one_after_the_other_where_the_engine_does_that():
+    """OLMo 2: half of 500 values of 2 bytes come from the other chip, in two messages of 1 us a layer."""
+    model = one_matrix()
+    ((layer, count),) = model.layers
+    (mixer,) = layer.attention
+    normed = replace(model, layers=((replace(layer, attention=(replace(mixer, gathered=500.0),)), count),))
+    more = count * (100 * 500 * 2 / 2 / UP + 2 * 1e-6)
+    times = [decode(of, NODES, layout=Layout(tp=2), batch=100, context=1).terms["all-reduce"] for of in (model, normed)]
+    assert times[1] - times[0] == pytest.approx(more, rel=1e-6)
+    olmo = st.load_model("allenai/OLMo-2-0325-32B")
+    assert olmo.layers[0][0].attention[0].gathered == 5120 + 1024
+    assert olmo.layers[0][0].attention[0].summed == 0
+    assert any(
+        mixer.summed and mixer.state_bytes
+        for of, _ in st.load_model("MiniMaxAI/MiniMax-Text-01").layers
+        for mixer in of.attention
+    )
 
 
 def test_an_all_reduce_over_nodes_takes_both_levels_in_turn():

@@ -400,3 +400,9 @@ def test_operators_of_one_ratio_of_flops_to_weights_are_one():
         model_of(matrix(name="a"), matrix(name="b", weights=2e9, flops_per_weight=1.0), layers=1), merged=True
     ).layers
     assert [(op.weights, op.flops_per_row, n) for op, n in apart] == [(1e9, 2e9, 1), (2e9, 2e9, 1)]
+
+
+def test_products_of_one_width_run_apart_where_one_takes_what_the_other_makes():
+    """Llama: queries, keys and values together, their output, gate and up together, down; Qwen3 two norms of heads more."""
+    llama, qwen = (kernel_counts(st.load_model(name))["kernel"] for name in ("llama-3.1-70b", "qwen3-32b"))
+    assert (llama, qwen) == (80 * 4, 64 * (4 + 2))

@@ -156,6 +156,13 @@ CASES = [
     ("a decode pool without stages", replace(LATENT, role="prefill"), {"pp": 2}, None, ""),
     ("contexts handed on", replace(LATENT, role="decode"), {"tp": 1, "cp": 4}, {"tp": 2, "cp": 4}, "all 8 chips of a group"),
     ("contexts handed on", LATENT, {"tp": 2, "cp": 4}, None, ""),
+    (
+        "two batches of ranks that DeepEP has",
+        replace(LATENT, host=8.0),
+        {"dp": 4, "ep": 4, "microbatches": 2},
+        {"dp": 3, "ep": 3, "microbatches": 2},
+        "over DeepEP, which has no kernels for 3 ranks here",
+    ),
     ("two batches without stages", LATENT, {"pp": 3, "microbatches": 3}, {"pp": 3, "microbatches": 6}, "not with pp=3"),
 ]
 

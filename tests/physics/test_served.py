@@ -8,7 +8,7 @@ import pytest
 
 import steptime as st
 from steptime.machines.formats import number_format
-from steptime.models.model import Attention, kv_bytes_per_token
+from steptime.models.model import Attention, kv_bytes_per_token, weight_bytes, with_formats
 from steptime.physics.cache_format import as_served, is_narrow, with_small_cache
 from steptime.simulation.run import simulate
 from steptime.simulation.traffic import Lengths, open_loop
@@ -97,3 +97,16 @@ def test_plans_and_simulations_keep_the_same_cache():
     traffic = open_loop(1.0, 2, Lengths(mean=1000), Lengths(mean=100))
     halved, full = (simulate(model, box, traffic, engine=on).policy.kv_tokens for on in (SMALL, engine()))
     assert halved == pytest.approx(2 * full, rel=0.01)
+
+
+def test_four_bit_integers_are_multiplied_in_sixteen_bits_and_leave_the_cache_as_it_is():
+    small = with_formats(st.load_model("llama-3.1-70b"), weights=number_format("int4"))
+    assert not is_narrow(small, True)
+    assert as_served(small, st.load_system("hgx-h200"), st.load_engine("vllm")).kv_format == "bf16"
+
+
+def test_a_format_that_a_checkpoint_has_keeps_its_own_scales():
+    """Kimi-K2.5: 4 bits and two bytes for each 32 values; `--experts int4` is the same, not one for each 128."""
+    own = st.load_model("kimi-k2.5")
+    asked = with_formats(own, experts=number_format("int4"))
+    assert weight_bytes(asked) == weight_bytes(own)

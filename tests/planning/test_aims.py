@@ -37,10 +37,10 @@ def test_a_limit_is_met_in_nineteen_of_twenty_where_the_end_of_the_range_meets_i
 
 
 def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
-    """Apart: 0.33 more in quadrature to log 1.25 and to log 3."""
+    """Apart: 0.33 more in quadrature to log 1.25, and 1.5 to log 3."""
     tpot, ttft = aims_of(CASE, Layout(), Layout())
     assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.33)))
-    assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 0.33)))
+    assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 1.5)))
 
 
 def test_candidates_of_a_table_aim_each_for_itself():

@@ -57,11 +57,30 @@ def test_a_server_that_changes_between_two_states():
     replicas, rate, first, more, kink, jump, beyond, seats, prompts, wait, service = column("two_states")
     time = PassTime(first=first, more=more, kink=kink, jump=jump, beyond=beyond)
     found = passes(rate, time, seats, replicas=replicas)
-    assert found.prompts == pytest.approx(prompts, rel=0.035)
-    assert found.wait + found.service == pytest.approx(wait + service, rel=0.045)
+    assert found.prompts == pytest.approx(prompts, rel=0.05)
+    assert found.wait + found.service == pytest.approx(wait + service, rel=0.05)
     assert np.mean(np.abs((found.wait + found.service) / (wait + service) - 1)) < 0.015
     hopeful = passes(rate, PassTime(first=first, more=more, kink=kink, beyond=beyond), seats, replicas=replicas)
     assert np.min((hopeful.wait + hopeful.service) / (wait + service)) < 0.75  # where the jump is left out
+
+
+@pytest.mark.parametrize("load", [0.5, 0.7, 0.8, 0.9])
+def test_a_server_of_several_rows(load):
+    """Four groups that read up to four prompts each (DeepSeek-R1 on hgx-b200, 4,096 tokens): a jump at every fifth prompt."""
+    time = PassTime(first=0.154, more=0.022, kink=4, jump=0.104, beyond=0.025, again=0.104)
+    seconds = time(np.arange(1, 17))
+    assert seconds[[4, 8, 12]] - seconds[[3, 7, 11]] == pytest.approx(0.129)
+    rate, random = load * 16 / seconds[-1], np.random.default_rng(3)
+    arrived = np.cumsum(random.exponential(1 / rate, 60_000))
+    now, first, took = 0.0, 0, 0.0
+    while first < len(arrived):
+        now = max(now, arrived[first])
+        count = min(int(np.searchsorted(arrived, now, side="right")) - first, 16)
+        now += seconds[count - 1]
+        took += count * now - arrived[first : first + count].sum()
+        first += count
+    found = passes(rate, time, 16)
+    assert found.wait + found.service == pytest.approx(took / len(arrived), rel=0.15)
 
 
 def test_groups_that_share_a_clock():

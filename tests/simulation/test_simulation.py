@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 import steptime as st
-from steptime.errors import DataFileError, InputError, RangeError
+from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.measured.loops import closed_loops
 from steptime.measured.loops import fit as fit_first_tokens
 from steptime.physics.constants import WAIT_NAMES
@@ -743,7 +743,7 @@ def test_wrong_settings_are_told(make, says):
 
 
 def test_no_room_for_the_model_is_told(llama):
-    with pytest.raises(RangeError, match="leave no room"):
+    with pytest.raises(Impossible, match="leave no room"):
         simulate(st.load_model("llama-3.1-70b"), llama[1], open_loop(1, 10, Lengths(mean=10), Lengths(mean=10)), engine="ideal")
 
 

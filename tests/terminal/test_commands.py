@@ -266,7 +266,6 @@ def test_every_command_speaks_json(words):
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --export a.txt", "are written to a .csv or a .parquet file"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --chrome /none/a.json", "its folder does not exist"),
         ("simulate llama-3.1-8b hgx-h100 --trace nowhere.csv", "no such file"),
-        ("simulate llama-3.1-70b hgx-h100 --rate 1", "leave no room"),
         ("simulate llama-3.1-8b hgx-h100 --quantile p42 --find-rate", "quantile"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
         ("systems nowhere.toml", "no such file"),

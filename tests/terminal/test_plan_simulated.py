@@ -32,7 +32,7 @@ def test_the_replay_comes_before_the_plans_own_figures(more, columns):
     assert shown.returncode == 0, shown.stderr
     text = words(shown.stdout)
     found = "per million output tokens with random arrivals: limits hold at p90 with"
-    own = "The plan's own figures, arrivals not at random:"
+    own = "The plan's own figures, in closed form:"
     assert text.index("tokens in") < text.index(found) < text.index(own)
     assert text.index(own) < text.index("Speed for each user")
     assert max(map(len, shown.stdout.splitlines())) <= columns

@@ -14,6 +14,7 @@ from typing import Any, Final
 from steptime.errors import DataFileError, UnknownName, shown
 
 PACKAGED = Path(__file__).parents[1] / "data"
+FOLDERS = ("chips", "systems", "rents", "models", "engines", "acceptance", "anchors")  # of a catalogue
 SUFFIXES = {"models": ".json", "anchors": ".csv"}
 LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}  # bytes; real files have a thousandth to a tenth of it
 DEEPEST_KEY: Final = 32  # parts of a TOML key; the reader's time grows with their square
@@ -47,8 +48,20 @@ def folders(kind: str, catalog: str | os.PathLike[str] | None = None) -> list[Pa
             shown(catalog).strip("'"),
             "is not a folder; --catalog names a folder with chips/, systems/, rents/, models/ or engines/ in it",
         )
+    if catalog is not None and _is_other(Path(catalog)):
+        raise DataFileError(
+            shown(catalog).strip("'"), f"is no catalogue: none of {', '.join(f'{k}/' for k in FOLDERS)} is in it"
+        )
     roots = ([Path(catalog)] if catalog is not None else []) + [*_users(), PACKAGED]
     return [root / kind for root in roots if is_dir(root / kind)]
+
+
+def _is_other(folder: Path) -> bool:
+    """Whether a folder holds others, and none that a catalogue does."""
+    try:
+        return any(map(is_dir, folder.iterdir())) and not any(is_dir(folder / name) for name in FOLDERS)
+    except OSError:
+        return False
 
 
 def own_folder(kind: str, catalog: str | os.PathLike[str] | None = None) -> Path:

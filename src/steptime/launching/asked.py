@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from steptime.physics.engine import load_engine
+from steptime.physics.engine_rules import deepep_counts
 from steptime.physics.facts import ENGINE, facts_of_engine
 from steptime.physics.layout import Layout, exchanges_experts
 from steptime.physics.rules import broken
@@ -17,10 +18,6 @@ from steptime.planning.workload import Workload
 
 NVIDIA, AMD = "NVIDIA", "AMD"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-DEEPEP_IN_A_HOST = (2, 4, 8)  # ranks of its kernels inside one NVLink host
-DEEPEP_HOST = 8  # ranks a host of its kernels between hosts
-"""Read 2026-11-21: TensorRT-LLM's `is_deepep_feasible` takes 2, 4 or 8 ranks in a host and hosts of 8 (2, 4, 8 or 16 of them;
-that others run is recalled from SGLang's reports of 3, 9 and 12), and vLLM 0.33 asks that ranks 0 to 7 share a node."""
 RACK = "DeepEP must be built for NVLink between hosts"
 LOW_LATENCY_TOKENS = 1024  # most tokens a rank in DeepEP's low-latency kernels, as SGLang's deepep.py asserts
 QUEUE_DEPTH = 1024  # entries of NVSHMEM's queues unless told; those kernels want two for each token and two more
@@ -120,9 +117,7 @@ def _room(workload: Workload, pool: Pool) -> float:
 
 def deepep_runs(served: Served, ranks: int) -> bool:
     """Whether DeepEP has kernels for so many ranks: a few counts inside a host, whole hosts of eight between hosts."""
-    if ranks <= served.host_chips:
-        return ranks in DEEPEP_IN_A_HOST
-    return served.host_chips == DEEPEP_HOST and ranks % DEEPEP_HOST == 0
+    return bool(deepep_counts(float(served.host_chips), ranks))
 
 
 def queues(tokens: int) -> dict[str, str]:

@@ -27,21 +27,21 @@ class Format:
     block: int = 0
 
 
-_WIDE = ("bf16", "fp16", "tf32", "fp32")
+WIDE = ("bf16", "fp16", "tf32", "fp32")
 
 FORMATS: Final[dict[str, Format]] = {
     f.name: f
     for f in (
         Format(name="fp32", bytes=4.0, arithmetic=("tf32", "fp32", "bf16")),
-        Format(name="bf16", bytes=2.0, arithmetic=_WIDE),
+        Format(name="bf16", bytes=2.0, arithmetic=WIDE),
         Format(name="fp16", bytes=2.0, arithmetic=("fp16", "bf16", "tf32", "fp32")),
-        Format(name="fp8", bytes=1.0, arithmetic=("fp8", *_WIDE)),
-        Format(name="int8", bytes=1.0, arithmetic=("int8", *_WIDE)),
-        Format(name="nvfp4", bytes=0.5 + 1 / 16, arithmetic=("fp4", "fp8", *_WIDE)),
-        Format(name="mxfp4", bytes=0.5 + 1 / 32, arithmetic=("fp6", *_WIDE)),
-        Format(name="mxfp8", bytes=1.0 + 1 / 32, arithmetic=("fp8", *_WIDE)),
-        Format(name="fp4", bytes=0.5, arithmetic=("fp4", "fp8", *_WIDE)),
-        Format(name="int4", bytes=0.5 + 2 / 128, arithmetic=_WIDE),  # weight only, 16-bit scale for each 128 values
+        Format(name="fp8", bytes=1.0, arithmetic=("fp8", *WIDE)),
+        Format(name="int8", bytes=1.0, arithmetic=("int8", *WIDE)),
+        Format(name="nvfp4", bytes=0.5 + 1 / 16, arithmetic=("fp4", "fp8", *WIDE)),
+        Format(name="mxfp4", bytes=0.5 + 1 / 32, arithmetic=("fp6", *WIDE)),
+        Format(name="mxfp8", bytes=1.0 + 1 / 32, arithmetic=("fp8", *WIDE)),
+        Format(name="fp4", bytes=0.5, arithmetic=("fp4", "fp8", *WIDE)),
+        Format(name="int4", bytes=0.5 + 2 / 128, arithmetic=WIDE),  # weight only, 16-bit scale for each 128 values
     )
 }
 ALIASES: Final = {

@@ -21,10 +21,10 @@ def with_software(system: System, day: str) -> System:
         raise RangeError(f"a day of software is written as 2025-12-31, not {shown(day)}")
     periods = system.chip.software
     if not periods:
-        raise RangeError(f"{system.name} has no shares of software by the day; AMD's MI300X and MI355X have")
+        raise RangeError(f"{system.name} has no shares of software by the day; AMD's MI300X, MI325X and MI355X have")
     first, last = periods[0].first, periods[-1].last
     if not first <= day <= last:
-        raise RangeError(f"software for {system.name} was measured from {first} to {last}, not on {day}")
+        raise RangeError(f"software for {system.name} is known from {first} to {last}, not on {day}")
     return _at(system, day)
 
 

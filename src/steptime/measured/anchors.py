@@ -92,22 +92,34 @@ def anchors_of(
     Raises InputError where a row has no group that can be told, or no row tells anything.
     """
     found, reasons = [], []
-    for group, members in _groups(rows, catalog).items():
+    for group, members in _groups(_distinct(rows), catalog).items():
         name, own = members[0]["engine"], engine if engine is not None and engine.name == group[2] else None
         predictions = predict(members, engine=engine_of(name, given=own, catalog=catalog), catalog=catalog)
         tpot, ttft = ratios(members, predictions)
         told = np.isfinite(tpot) | np.isfinite(ttft)
-        reasons += [f"{row['id']}: {_reason(row, why)}" for row, why in zip(members, predictions.reason, strict=True)]
+        useless = [
+            f"{row['id']}: {_reason(row, why)}"
+            for row, why, tells in zip(members, predictions.reason, told, strict=True)
+            if not tells
+        ]
+        reasons += useless
         if told.any():
             anchor = Anchor(
                 source=source, kept=kept, model=group[0], system=group[1], engine=group[2], version=group[3],
                 runs=tuple(row["id"] for row, tells in zip(members, told, strict=True) if tells),
-                tpot=factor_of(tpot, "tpot"), ttft=factor_of(ttft, "ttft"),
+                tpot=factor_of(tpot, "tpot"), ttft=factor_of(ttft, "ttft"), left_out=tuple(useless),
             )  # fmt: skip
             found.append(anchor)
     if not found:
         raise InputError(f"{source}: no run to go by: {reasons[0]}")
     return Anchors(source=source, anchors=tuple(found))
+
+
+def _distinct(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the rows without those that tell the same run again, whatever they are called."""
+    return list({tuple(sorted((k, v) for k, v in row.items() if k != "id" and v)): row for row in reversed(rows)}.values())[
+        ::-1
+    ]
 
 
 def _reason(row: Row, why: str) -> str:

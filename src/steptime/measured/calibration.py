@@ -330,6 +330,8 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
     lines.append("]")
     if "systems" in engine.fit:
         lines += ["", "[fit.systems]", *(f"{name} = {count}" for name, count in engine.fit["systems"].items())]
+    if "held" in engine.fit:  # the share of times per token in their range, and of how many runs
+        lines += ["", "[fit.held]", *(f"{kind} = {list(value)}" for kind, value in engine.fit["held"].items())]
     for quantity, means in engine.fit.get("parameter_variance", {}).items():
         lines += ["", f"[fit.parameter_variance.{quantity}]"]
         lines += [f"{regime} = {mean:.3e}" for regime, mean in means.items()]

@@ -1,7 +1,9 @@
 r"""Closed loops in closed form: as many requests in flight as there are clients, with drafts and without.
 
 Every request that ends is followed by another, so that $C$ of them with $O$ tokens each bring $C/O$ prompts for each token of
-all, whose prefill $P$ delays all who decode. A step of $k$ drafts yields $a$ tokens of each sequence in the mean:
+all, whose prefill $P$ delays all who decode: by a pass of its own where the engine reads prompts first, by as much as it makes
+a step longer where chunks are read beside decode, as plans and the simulator have it. A step of $k$ drafts yields $a$ tokens of
+each sequence in the mean:
 
 $$ t = t_{step} / a + (C/O) P $$
 
@@ -23,7 +25,7 @@ Source: conservation of requests (Little's law), lecture section 4.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -104,13 +106,28 @@ def closed_loop(
         return ClosedLoop(
             tpot=own, ttft=nothing, ttft_median=nothing, running=np.asarray(running), decode=decode, own=np.ones_like(own)
         )
-    read = drafted_step(model, system, drafts=drafts, prompts=layout.dp, tokens=input_tokens, layout=layout, engine=engine)
-    prefill = read.total
+    given: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
+    alone = drafted_step(model, system, tokens=input_tokens, **given).total
+    chunks = _chunks(input_tokens, engine)
+    beside = drafted_step(
+        model,
+        system,
+        tokens=input_tokens / chunks,
+        prefix=input_tokens * (1 - 1 / chunks) / 2,  # of a chunk in the mean
+        batch=running,
+        context=context,
+        **given,
+    )
+    first = np.asarray(engine.scheduler.prefill_first) > 0.5
+    prefill, read = (
+        np.where(first, alone, chunks * (beside.total - decode.total)),
+        np.where(first, alone, chunks * beside.total),
+    )
     burst, decoding = running / layout.dp * prefill, output_tokens * own
     together = engine.scheduler.prefill_first * staying(np.maximum(spread, DRIFT) * decoding / burst, 1 / starting)
     tpot = own + burst / output_tokens * (1 - together / 2)
     busy = burst / (burst + decoding)
-    median = decode.total / 2 + prefill * (1 + busy) + together * burst / 2
+    median = decode.total / 2 + read + prefill * busy + together * burst / 2
     mean = median + (1 - together) * starting * burst / 2
     later = (concurrency - running) / running * output_tokens * tpot + (interval - 1) * decode.total
     return ClosedLoop(
@@ -121,6 +138,12 @@ def closed_loop(
         decode=decode,
         own=own / tpot,
     )
+
+
+def _chunks(tokens: Number, engine: Engine) -> Number:
+    """Return in how many chunks an engine reads a prompt."""
+    budget = np.asarray(engine.scheduler.step_tokens)
+    return np.where(budget > 0, np.ceil(tokens / np.maximum(budget, 1)), 1.0)
 
 
 def staying(apart: Number, rounds: Number) -> Number:

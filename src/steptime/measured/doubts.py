@@ -13,6 +13,9 @@ $$ t \ge t_{lower}(N), \qquad T_{first} + (O - 1)\, t \ge (O - 1)\, t_{lower}(N)
   prediction with drafts. Rows of one set (model, system, engine, version, date, formats) are of one kind where most of those
   with few clients are such: at many clients drafts save little, and a row alone does not tell. A row whose column `spec` says
   that nothing was drafted is taken at its word.
+- **Out of step.** More clients never make a token come sooner. Of runs that differ in clients alone, of one day, one that took
+  `SLOWER` times as long as one with more clients is in doubt; where two do, something else changed between the runs of that
+  series and no run of it can be told right.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy as np
 from steptime.catalog.acceptance import curve_of
 from steptime.machines.system import System
 from steptime.measured.closed import closed_of, running_of
+from steptime.measured.runs import MEASURED, RATES
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.cache_format import with_small_cache
@@ -44,6 +48,16 @@ NEAR = 1.3  # factor within which a run is like the prediction with drafts
 MOST_DRAFTED = 3  # tokens a step, that are usual
 FEW = 32  # clients up to which drafts show
 LEAST_OF_SET, SHARE_OF_SET = 3, 0.6  # rows with few clients, and the share of them, that tell of a whole set
+SLOWER = 1.3  # times as long as with more clients: repeats differ by 4 %
+OF_A_RUN = (
+    "id",
+    "concurrency",
+    "acceptance",
+    "note",
+    "ttft_median_s",
+    *RATES,
+    *MEASURED,
+)  # what runs of a series may differ in
 SET = ("model", "system", "engine", "engine_version", "measured", "weight_dtype", "expert_dtype")
 
 
@@ -85,9 +99,11 @@ class Doubts:
         self.found = np.full(len(rows), "", dtype=object)
         self.drafted: dict[int, str] = {}
         self.plain: list[int] = []
+        self.looked = np.zeros(len(rows), dtype=bool)
 
     def look(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
         """Look at a group of closed loops that are the rows `at`, with their predicted times per token [s]."""
+        self.looked[at] = True
         self.found[at] = too_heavy(runs.model, runs.system, runs.layout, engine, runs.drafts, len(at))
         self._chips(runs, at)
         known = np.flatnonzero(np.isfinite(self.tpot[at]) & (self.tpot[at] < predicted))  # no bound lies above a prediction
@@ -102,7 +118,26 @@ class Doubts:
 
     def reasons(self) -> Array:
         """Return what speaks against each row, "" for nothing."""
-        return np.where(self.found == "", self._sets(), self.found)
+        found = np.where(self.found == "", self._sets(), self.found)
+        return np.where(found == "", self._out_of_step(found == ""), found)
+
+    def _out_of_step(self, good: Array) -> Array:
+        """Return what speaks against rows that were slower than rows of their series with more clients."""
+        found = np.full(len(self.rows), "", dtype=object)
+        series: dict[tuple[str | None, ...], list[int]] = {}
+        names = sorted({name for row in self.rows for name in row} - set(OF_A_RUN))
+        for i in np.flatnonzero(good & self.looked & np.isfinite(self.tpot)).tolist():
+            series.setdefault(tuple(map(self.rows[i].get, names)), []).append(i)
+        for members in series.values():
+            at = np.array(members)
+            clients = np.array([float(self.rows[i]["concurrency"]) for i in at])
+            slow = slower_with_fewer(clients, self.tpot[at])
+            told = f"over {SLOWER:g} times as long as one with more clients"
+            if slow.sum() == 1:
+                found[at[slow]] = f"{DOUBTFUL}out of step: it took {told} in its series"
+            elif slow.any():
+                found[at] = f"{DOUBTFUL}out of step: {slow.sum()} runs of its series took {told}"
+        return found
 
     def _chips(self, runs: Runs, at: Array) -> None:
         """Note runs whose chips are no whole number of replicas."""
@@ -155,6 +190,18 @@ class Doubts:
         for i, reason in self.drafted.items():
             found[i] = reason
         return found
+
+
+def slower_with_fewer(clients: Array, seconds: Array) -> Array:
+    """Return which runs took `SLOWER` times as long as one with more clients: clients, seconds and result (runs,).
+
+    What goes wrong in a run makes it slower; one that is too fast for its clients is held against physics.
+
+    >>> slower_with_fewer(np.array([1, 2, 4, 8]), np.array([1.0, 5.0, 1.2, 1.4])).tolist()
+    [False, True, False, False]
+    """
+    against = (clients[:, None] < clients) & (seconds[:, None] > SLOWER * seconds)
+    return np.asarray(against.any(axis=1))
 
 
 def _shown(seconds: float) -> str:

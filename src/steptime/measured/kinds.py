@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from steptime.errors import UnknownName, shown
+from steptime.physics import uncertainty
 from steptime.planning.drafting import MOST_DRAFTS
 
-PLAIN, DRAFTED, POOLS = "aggregated", "drafted", "pools"
+PLAIN, DRAFTED, POOLS = "aggregated", uncertainty.DRAFTED, uncertainty.POOLS
 OFFLINE, SERVER, INTERACTIVE, HIGHEST = "offline", "server", "interactive", "maximum"
 LOOPS: Final = (PLAIN, DRAFTED)
 SCENARIOS: Final = {"Offline": OFFLINE, "Server": SERVER, "Interactive": INTERACTIVE}

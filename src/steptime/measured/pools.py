@@ -134,9 +134,9 @@ def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) 
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
     found = closed_pools(pools, engine)
     chips, stages = (np.maximum(getattr(pools.decode, name), getattr(pools.prefill, name)) for name in ("chips", "pp"))
-    wider = widening(distances(engine, pools.system, chips=chips, stages=stages, apart=True))
-    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=wider)
-    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=wider)
+    ways = distances(engine, pools.system, chips=chips, stages=stages, apart=True)
+    low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=widening(ways))
+    first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=widening(ways, "ttft"))
     speed, tpot, ttft = (found[name] for name in ("output_tok_s", "tpot", "ttft"))
     return found | {
         "tpot_low": tpot * low, "tpot_high": tpot * high, "ttft_low": ttft * first_low, "ttft_high": ttft * first_high,

@@ -33,8 +33,9 @@ from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, sprea
 from steptime.measured.settings import usual_interval
 from steptime.models.loading import load_model
 from steptime.models.model import Model
-from steptime.numbers import Array
+from steptime.numbers import Array, Number
 from steptime.physics.cache_format import is_narrow, with_small_cache
+from steptime.physics.distance import WITH_DRAFTS, widening
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors, regime_of
@@ -283,14 +284,24 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     lasting = ttft + (runs.output_tokens - 1) * loop.tpot
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
-    return found | spans(found, engine, regime, runs.system) | {"bound": loop.decode.bound, "regime": regime}
+    wider = widening([(WITH_DRAFTS, np.asarray(bool(runs.drafts and engine.fit)))])
+    return found | spans(found, engine, regime, runs.system, wider) | {"bound": loop.decode.bound, "regime": regime}
 
 
-def spans(found: Mapping[str, Array], engine: Engine, regime: Array | str, system: System) -> dict[str, Array]:
-    """Return the ends of 90 % ranges of times and throughput, by name: throughput is as sure as the time per token."""
+def spans(
+    found: Mapping[str, Array],
+    engine: Engine,
+    regime: Array | str,
+    system: System,
+    wider: tuple[Number, Number] = (0.0, 0.0),
+) -> dict[str, Array]:
+    """Return the ends of 90 % ranges of times and throughput, by name: throughput is as sure as the time per token.
+
+    wider: by how much distance from what was measured widens them, in logarithms.
+    """
     ends: dict[str, Array] = {}
     for name in ("tpot", "ttft"):
-        low, high = factors(engine, name, regime, system=system)
+        low, high = factors(engine, name, regime, system=system, wider=wider)
         ends |= {f"{name}_low": found[name] * low, f"{name}_high": found[name] * high}
-    low, high = factors(engine, "tpot", regime, system=system)
+    low, high = factors(engine, "tpot", regime, system=system, wider=wider)
     return ends | {"output_tok_s_low": found["output_tok_s"] / high, "output_tok_s_high": found["output_tok_s"] / low}

@@ -82,7 +82,8 @@ class Attention:
     and prefill on expanded heads; `expand_flops` [FLOP per cached token] is what expanding a cached prefix costs.
     `query_values` and `output_values` [values per token] are what chips that divide a context exchange in decode.
     `state_bytes` [B per sequence] is read and written at every step by mixers with a state instead of a cache.
-    `summed` [values per token] is what chips that divide its heads add up before it: sums of squares, of norms over all heads.
+    `summed` [values per token] is what chips that divide its heads add up before it: sums of squares, of norms over all heads;
+    `gathered` [values per token] what they gather instead, queries and keys one after the other.
     A layer that reuses another's cache has `stored=False`.
     """
 
@@ -102,6 +103,7 @@ class Attention:
     query_values: float = 0.0
     output_values: float = 0.0
     summed: float = 0.0
+    gathered: float = 0.0
     arithmetic: tuple[str, ...] = ("bf16", "fp16", "tf32", "fp32")
 
 
@@ -349,7 +351,7 @@ def with_formats(model: Model, *, weights: Format | None = None, experts: Format
         if op.name == "router" or op.term not in STORED:
             return op
         new = experts if op.rows == "routed" else attention if op.term == "projections" else weights
-        return op if new is None else replace(op, format=new)
+        return op if new is None or new.name == op.format.name else replace(op, format=new)  # its own scales stay
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
         return tuple((replace(layer, ops=tuple(stored(op) for op in layer.ops)), n) for layer, n in layers)

@@ -88,12 +88,14 @@ def grouped_query(
     stored: bool = True,
     shared_key_value: bool = False,
     gate: int = 0,
+    gathers: bool = False,
 ) -> Block:
     """Multi-head, grouped-query or multi-query attention, by the number of KV heads.
 
     `qk_norm`: gains of each of the two norms on queries and keys (0: none), of a head, or of all heads together.
     `window` [tokens] of sliding-window layers.
-    `stored=False` where the cache of an earlier layer is read. `gate`: outputs of a gate beside the queries.
+    `stored=False` where the cache of an earlier layer is read. `gate`: outputs of a gate beside the queries. `gathers`: whether
+    chips that divide the heads gather them for norms over all of them, not their sums of squares.
     """
     width, value_dim = width or c.width, value_dim or head_dim
     q, k, v = heads * head_dim, kv_heads * head_dim, kv_heads * value_dim
@@ -119,7 +121,8 @@ def grouped_query(
         heads=heads,
         query_values=heads * head_dim,
         output_values=heads * value_dim,
-        summed=2.0 if qk_norm > head_dim else 0.0,
+        summed=2.0 if qk_norm > head_dim and not gathers else 0.0,
+        gathered=q + k if qk_norm > head_dim and gathers else 0.0,
         arithmetic=c.kv_format.arithmetic,
     )
     return Block(tuple(ops), (attention,))

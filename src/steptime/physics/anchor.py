@@ -89,6 +89,7 @@ class Anchor(Result):
     engine: str = field(metadata=unit("", "name of the engine that predicted them"))
     version: str = field(default="", metadata=unit("", "of the engine, where the runs tell it"))
     runs: tuple[str, ...] = field(metadata=unit("", "the runs by their ids"))
+    left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that were not gone by, with the reason of each"))
     tpot: Factor | None = field(default=None, metadata=unit("", "of the time per token: on every step", key="tpot"))
     ttft: Factor | None = field(default=None, metadata=unit("", "of the time to first token; null: as steps", key="ttft"))
 
@@ -123,7 +124,8 @@ class Anchor(Result):
             if found is not None
         ]
         kept = "; --no-anchor leaves them out" if self.kept else ""
-        return f"Anchored on {whose}: {'; '.join(said)}{kept}."
+        others = f" Left out: {'; '.join(self.left_out)}." if self.left_out else ""
+        return f"Anchored on {whose}: {'; '.join(said)}{kept}.{others}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what the runs are of, and the factors."""

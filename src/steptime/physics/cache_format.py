@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from steptime.machines.formats import number_format
+from steptime.machines.formats import WIDE, number_format
 from steptime.machines.system import System
-from steptime.models.model import Model, with_kv
+from steptime.models.model import Model, Op, with_kv
 from steptime.physics.engine import Engine
 
 SMALL = "fp8"  # the format of a small cache
@@ -30,10 +30,15 @@ def is_narrow(model: Model, fp4: bool) -> bool:
     for layer, n in model.layers:
         for op in layer.ops:
             if op.rows == "routed":
-                routed[op.format.bytes < 1] += n * op.total_weights
+                routed[op.format.bytes < 1 and _multiplied_narrow(op)] += n * op.total_weights
             else:
-                dense[op.format.bytes < 1.5] += n * op.total_weights
+                dense[op.format.bytes < 1.5 and _multiplied_narrow(op)] += n * op.total_weights
     return dense[True] > dense[False] or (fp4 and routed[True] > routed[False])
+
+
+def _multiplied_narrow(op: Op) -> bool:
+    """Whether any chip multiplies what is stored so in less than 16 bits; 4-bit integers are unpacked to them."""
+    return op.format.arithmetic[0] not in WIDE
 
 
 @lru_cache(maxsize=256)

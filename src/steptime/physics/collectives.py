@@ -17,6 +17,7 @@ from steptime.physics.memory import ACTIVATION_BYTES
 from steptime.physics.network import Traffic
 
 SUM_BYTES = 4  # of a sum of squares, in fp32 (vLLM 0.19, model_executor/layers/mamba/linear_attn.py: forward_qk)
+NORMS = "norms over all heads"
 SHARED = "among the {sharing} chips that share an expert"
 
 
@@ -34,7 +35,11 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
         for attention, n in ledger(model, merged=True).mixers:
             if attention.summed:
                 squares = rows * attention.summed * SUM_BYTES
-                _all_reduce(clock, layout.tp, squares, n, system, engine, name="norms over all heads")
+                _all_reduce(clock, layout.tp, squares, n, system, engine, name=NORMS)
+            if attention.gathered:
+                values = rows * attention.gathered * ACTIVATION_BYTES
+                each = network.all_gather(system, layout.tp, values / 2)  # of queries, and of keys
+                run_collective(clock, "all-reduce", each * (2 * n), system, engine, name=f"{NORMS}, gathered", count=2 * n)
     if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n

@@ -264,6 +264,16 @@ fused kernels (FlashInfer's trtllm_fp4_block_scale_moe, the matmul_ogs of triton
 FUSED = ("fp4", "fp6")  # arithmetic of formats whose experts run so
 
 
+HEAD_NORMS = ("q_norm", "k_norm")  # each a kernel of its own (vLLM 0.19, models/qwen3.py: q_norm(q), k_norm(k))
+CLOSING = ("o_proj", "out_proj", "down_proj")
+"""Products of what others of their block make: they share no input with those, however wide it is."""
+
+
+def _reads(op: Op) -> tuple[object, ...]:
+    """Return what tells the input of a product apart: those that share one run as one kernel."""
+    return op.inputs, op.term, op.rows, op.name in CLOSING
+
+
 def _launched(op: Op) -> int:
     """Return how many kernels a step launches for an operator, those of `seconds_per_expert_layer` left out."""
     return 1 if op.rows != "routed" else 0 if op.format.arithmetic[0] in FUSED else BESIDE_EXPERTS
@@ -281,9 +291,10 @@ def kernel_counts(model: Model) -> dict[str, int]:
     """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer"."""
     found = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
-        kernels = {(op.inputs, op.term, op.rows): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
+        kernels = {_reads(op): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
         found["layer"] += n
         found["kernel"] += n * sum(_launched(op) for op in kernels.values())
+        found["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
         found["quantised_kernel"] += n * sum(_quantising(op) for op in kernels.values())
         found["expert_layer"] += n * (layer.routed is not None)
         found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)

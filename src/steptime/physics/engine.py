@@ -200,6 +200,11 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
                     raise DataFileError(path, f"{place}: must be two factors, the lower first, not {shown(value)}")
                 if not good or min(numbers) < 0:
                     raise DataFileError(path, f"{place}: must be a variance of at least 0, not {shown(value)}")
+    held = fit.get("held", {})
+    for kind, value in held.items() if isinstance(held, dict) else [("", held)]:
+        good = isinstance(value, list) and len(value) == 2 and all(map(_is_figure, value))
+        if not good or not 0 <= value[0] <= 1 or value[1] < 1:
+            raise DataFileError(path, f"fit.held.{kind}: must be a share and a number of runs, not {shown(value)}")
     vendors = fit.get("vendors", [])
     if not isinstance(vendors, list) or not all(isinstance(vendor, str) for vendor in vendors):
         raise DataFileError(path, "fit.vendors: must be a list of makers of chips")

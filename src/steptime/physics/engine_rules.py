@@ -10,10 +10,27 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.numbers import Number
 from steptime.physics.facts import ENGINE, KNOWN, Facts, Rule, axis, near
 from steptime.physics.layout import Layout, exchanges_experts
 
 VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
+
+
+DEEPEP_IN_A_HOST = (2, 4, 8)  # ranks of its kernels inside one NVLink host
+DEEPEP_HOST = 8  # ranks a host of its kernels between hosts
+"""Read 2026-11-21: TensorRT-LLM's `is_deepep_feasible` takes 2, 4 or 8 ranks in a host and hosts of 8 (2, 4, 8 or 16 of them;
+that others run is recalled from SGLang's reports of 3, 9 and 12), and vLLM 0.33 asks that ranks 0 to 7 share a node."""
+
+
+def deepep_counts(host: float, ranks: Number) -> Any:
+    """Whether DeepEP has kernels for so many ranks on hosts of `host` chips: a few counts inside one, whole hosts of eight.
+
+    >>> deepep_counts(8.0, np.array([3, 4, 12, 16])).tolist(), bool(deepep_counts(4.0, 8))
+    ([False, True, False, True], False)
+    """
+    within = (axis(ranks) <= host) & np.isin(ranks, DEEPEP_IN_A_HOST)
+    return np.isinf(host) | within | ((host == DEEPEP_HOST) & (axis(ranks) % DEEPEP_HOST == 0))
 
 
 def _kv_heads_hold(facts: Facts, layout: Layout) -> Any:
@@ -322,6 +339,18 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
         holds=lambda _, x: (axis(x.microbatches) <= x.pp) | (axis(x.pp) == 1),
         reason=lambda f, x: f"{_who(f)} overlaps two micro-batches of a stage only without pipeline stages, not with pp={x.pp}",
         sources={"vllm": f"{VLLM} docs/design/dbo.md (0621454): currently only targets DP+EP deployments"},
+    ),
+    Rule(
+        name="two batches of ranks that DeepEP has",
+        scope=ENGINE,
+        engines=("vllm", "sglang"),
+        says="two micro-batches a stage only over 2, 4 or 8 ranks of a host, or whole hosts of 8, but for racks of NVLink",
+        holds=lambda f, x: (axis(x.microbatches) <= x.pp) | ~exchanges_experts(x) | deepep_counts(f.host, x.stage),
+        reason=lambda f, x: f"{_who(f)} overlaps two micro-batches over DeepEP, which has no kernels for {x.stage} ranks here",
+        sources={
+            "vllm": f"{VLLM} docs/design/dbo.md (0621454): DBO needs DeepEP; DeepEP csrc/config.hpp: 2, 4 or 8 ranks a host",
+            "sglang": f"{SGLANG} docs: two-batch overlap is of DeepEP's dispatcher; the same kernels",
+        },
     ),
     Rule(
         name="a decode pool without stages",

@@ -18,6 +18,7 @@ from steptime.physics.layout import Layout
 
 MODEL, SEARCH, ENGINE = "model", "search", "engine"  # scopes of rules
 KNOWN = ("vllm", "sglang", "trtllm")  # engines whose source was read; any other obeys what all of these do
+LARGEST_HOST = 8  # chips of one host where a system's file tells none: no server of several such boards holds more
 FREE = ("", "ideal")  # no engine, and the one that does whatever mathematics allows
 BETWEEN = {"gate_proj": "outputs", "up_proj": "outputs", "down_proj": "inputs"}  # side of a matrix that has a block's columns
 
@@ -30,8 +31,9 @@ class Facts:
     attention (1: a latent); state_heads: heads of each kind of recurrent mixer. columns: greatest common divisor of the widths
     inside feed-forward blocks, that tp divides, and expert_columns inside routed experts; block and expert_block: columns that
     share a scale (0 each: not known, or none). domain: chips of a scale-up domain that the deployment uses; whole: those it
-    has; most: chips that the machine can have; two_batch: what the engine overlaps. role: "prefill" or "decode" of a pool that
-    hands its cache on or takes it; "" elsewhere.
+    has; most: chips that the machine can have; two_batch: what the engine overlaps; host: chips of a host that the kernels of
+    an overlapped exchange count by, 0 where they do not run, infinite where any number of chips will do. role: "prefill" or
+    "decode" of a pool that hands its cache on or takes it; "" elsewhere.
     """
 
     model: str = ""
@@ -53,6 +55,7 @@ class Facts:
     chips: Number = math.inf
     engine: str = ""
     two_batch: float = 2.0
+    host: float = math.inf
     role: str = ""
 
 
@@ -94,7 +97,18 @@ def facts_of(model: Model, system: System, *, chips: int | None = None, engine: 
         engine="" if engine is None else engine.name,
         role=role,
         two_batch=2.0 if engine is None else float(engine.scheduler.two_batch),
+        host=_host(system),
     )
+
+
+def _host(system: System) -> float:
+    """Return the chips of a host by which DeepEP counts: none without NVLink, no matter in a rack of NVLink or on AMD's."""
+    if system.chip.vendor != "NVIDIA":
+        return math.inf
+    if system.scale_up.name != "nvlink":
+        return 0.0
+    host = host_chips(system)
+    return math.inf if np.max(system.scale_up.size) > host else float(host)
 
 
 def facts_of_engine(engine: Engine) -> Facts:
@@ -128,6 +142,11 @@ def _columns(op: Op) -> int:
     """Return the width inside a feed-forward block that an operator is one side of; 0 where it is not known."""
     side = BETWEEN.get(op.name)
     return int(getattr(op, side)) if side and op.split == "group" else 0
+
+
+def host_chips(system: System) -> int:
+    """Return the chips of one host of a system: as its file tells, or those of a scale-up domain, at most `LARGEST_HOST`."""
+    return int(system.rack.get("host_chips", np.minimum(np.min(system.scale_up.size), LARGEST_HOST)))
 
 
 def axis(value: Number) -> Any:

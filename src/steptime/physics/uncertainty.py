@@ -33,6 +33,7 @@ from steptime.physics.step import mixed_step
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
 WIDE = (0.5, 2.0)  # of an engine without a fit, or of chips that were never measured
 REGIMES = ("decode", "mixed")  # most of the time goes to decode, or a good part to others' prompts
+LEFT_OUT, DRAFTED, POOLS = "left_out", "drafted", "pools"  # runs of which `fit.held` tells how many lay in their range
 PREFILL_SHARE = 0.15  # of a token's time from which a run is "mixed"
 NUDGE = 1e-4  # of a constant's logarithm, for differences
 
@@ -143,6 +144,31 @@ def factors(
     if system is not None and not measured_on(engine, system):
         low, high = np.minimum(low, WIDE[0] ** left), np.maximum(high, WIDE[1] ** left)
     return low, high
+
+
+def held(engine: Engine, system: System, *, drafts: bool, pools: bool) -> tuple[str, ...]:
+    """Say how many measured times per token lay in their 90 % range: of all left-out runs, and of those of this kind.
+
+    Nothing for an engine that was not fitted by steptime's own runs, or with runs of one's own.
+    """
+    table = engine.fit.get("held", {})
+    if not table or engine.anchor is not None:
+        return ()
+    vendor = system.chip.vendor
+    others = len(engine.fit.get("vendors", ())) > 1 and vendor != "NVIDIA"
+    words = []
+    for kind, wanted, what in (
+        (LEFT_OUT, True, "left-out runs"),
+        (vendor, others, f"on {vendor}'s chips"),
+        (DRAFTED, drafts and not pools, "with drafts"),
+        (POOLS, pools, "in pools of their own"),
+    ):
+        if wanted and kind in table:
+            share, runs = table[kind]
+            words.append(f"{share:.0%} of {runs:,.0f} {what}")
+        elif wanted and kind != vendor:
+            words.append(f"none {what} was measured with {engine.name}")
+    return tuple(words)
 
 
 def widest(engine: Engine, system: System) -> tuple[float, float]:

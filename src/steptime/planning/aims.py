@@ -16,7 +16,8 @@ def ways_of(case: Case, layout: Layout, reader: Layout | None) -> tuple[tuple[Di
     """Return in which ways candidates are unlike what was measured; their layouts may hold arrays, `reader` reads prompts."""
     chips: Number = layout.chips if reader is None else np.maximum(layout.chips, reader.chips)
     stages: Number = layout.pp if reader is None else np.maximum(layout.pp, reader.pp)
-    return distances(case.engine, case.system, chips=chips, stages=stages, apart=reader is not None)
+    drafts = bool(case.drafting.drafts)
+    return distances(case.engine, case.system, chips=chips, stages=stages, apart=reader is not None, drafts=drafts)
 
 
 def aims_of(case: Case, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
@@ -26,10 +27,10 @@ def aims_of(case: Case, layout: Layout, reader: Layout | None, prompts: Number =
     """
     if case.sure is None or not has_range(case.engine):
         return case.slo.tpot, case.slo.ttft
-    wider = widening(ways_of(case, layout, reader))
+    ways = ways_of(case, layout, reader)
     regime = regime_of(prompts)
     waiting = regime if reader is None else "mixed"
-    slow = factors(case.engine, "tpot", regime, system=case.system, wider=wider)[1]
-    late = factors(case.engine, "ttft", waiting, system=case.system, wider=wider)[1]
+    slow = factors(case.engine, "tpot", regime, system=case.system, wider=widening(ways))[1]
+    late = factors(case.engine, "ttft", waiting, system=case.system, wider=widening(ways, "ttft"))[1]
     share = deviations(case.sure)
     return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share

@@ -205,6 +205,9 @@ class Plan(Tabular):
         default=None, metadata=unit("", "probability with which each limit was to be met; null: in the mean")
     )
     distance: tuple[str, ...] = field(default=(), metadata=unit("", "in which ways it is unlike what was measured"))
+    held: tuple[str, ...] = field(
+        default=(), metadata=unit("", "how many measured times per token lay in their range, of runs of its kind")
+    )
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
     drafting: Drafting = field(default=NONE, metadata=unit("", "tokens drafted and accepted in a step"))
     drafted: tuple[Drafted, ...] = field(

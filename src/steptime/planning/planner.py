@@ -2,7 +2,7 @@
 
 `plan` searches every legal layout, batch and chunk size, aggregated and disaggregated (`search`), keeps what meets the limits,
 refines the cheapest, and asks of each figure of the machine how much cheaper a token would be if it were better
-(`sensitivity`).
+(`elasticity`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.aside import aside
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import Impossible, RangeError, expect
 from steptime.frontier import pareto
@@ -28,7 +29,7 @@ from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.cache_format import as_served
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import has_range
+from steptime.physics.uncertainty import has_range, held
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
 from steptime.planning.confidence import check_sure, point
 from steptime.planning.deployment import Drafted, Plan, Point, Pool
@@ -183,6 +184,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *others = finalists = best(case, candidates)
+    choices = aside(lambda: levers_of(case, candidate, tuple(modes))) if levers else tuple
     found = replace(
         common,
         feasible=True,
@@ -193,7 +195,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
-    found = replace(found, levers=levers_of(case, candidate, tuple(modes)) if levers else ())
+    found = replace(found, levers=choices())
     return replace(found, why=why(case, found) + lever_sentence(found))
 
 
@@ -240,6 +242,7 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
         "distance": distances_of(case, candidate),
+        "held": held(case.engine, case.system, drafts=bool(case.drafting.drafts), pools=prefill is not None),
         "drafted": _drafted(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }

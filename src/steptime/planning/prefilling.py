@@ -21,6 +21,7 @@ from steptime.planning.queueing import PassTime, highest_utilisation, passes
 from steptime.planning.steady import MOST_UTILISED, fresh_tokens
 from steptime.planning.workload import Workload
 
+MOST_ROWS = 6  # of prompts in a pass of a prefill pool, each looked at; of more, a line through all is as good
 BEND = 3  # of the seats of a prefill pool: where its passes are looked at between a few prompts and all
 
 
@@ -46,22 +47,27 @@ def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, se
     """Return the time of passes of any number of prompts: by lines between some, with a jump where a group has a second one.
 
     total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`. Looked at are one prompt, one a group,
-    one more than that, and, for the bend, half of the groups with all of theirs, or a third of the seats where each has more
-    than three or there is one group.
+    one more than that, and, for the bend, half of the groups with all of theirs, or a third of the seats of one group
+    or where each has over `MOST_ROWS`; between three rows and those, two prompts a group, and a jump for each further row.
     """
     groups, seats = (np.broadcast_to(x, np.shape(full)) for x in (groups, seats))
     if np.all(seats == 1):
         return PassTime(first=full)
     several = groups > 1
+    rows = seats / groups
+    in_rows = (groups > 2) & (rows > 2) & (rows <= MOST_ROWS)
     more_than = np.minimum(groups + 1, seats)
     few = several & (seats <= BEND * groups)
-    bend = np.clip(np.where(few, seats - groups // 2, groups + (seats - groups) // BEND), more_than, seats)
+    bend = np.where(few, seats - groups // 2, groups + (seats - groups) // BEND)
+    bend = np.clip(np.where(in_rows, 2 * groups, bend), more_than, seats)
     one_each = bool(np.all(seats == groups))
     looked_at = [np.ones_like(seats)] if one_each else [np.ones_like(seats), groups, more_than, bend]
     one, side, after, bent = [*total(np.stack(looked_at)), *(full,) * 3][:4]
     beyond = np.maximum(bent - after, 0.0) / np.maximum(bend - more_than, 1)
     jump = np.where(several & (seats > groups), np.maximum(after - side - beyond, 0.0), 0.0)
     beyond = np.where(jump > 0, beyond, np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1))
+    far = np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1)
+    again = (far - beyond) * groups * (seats - bend) / np.maximum(seats - 2 * groups, 1)
     return PassTime(
         first=one,
         more=np.maximum(side - one, 0.0) / np.maximum(groups - 1, 1),
@@ -69,7 +75,8 @@ def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, se
         jump=jump,
         beyond=beyond,
         bend=bend,
-        far=np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1),
+        far=np.where(in_rows, beyond, far),
+        again=np.where(in_rows, np.maximum(again, 0.0), 0.0),
     )
 
 

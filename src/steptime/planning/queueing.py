@@ -49,7 +49,8 @@ class PassTime:
     r"""Seconds of a pass of k requests: arrays of one shape.
 
     first [s] of one; more [s] of each further one up to `kink`, as many as are read side by side; jump [s] of the first after
-    it, for which all others wait; beyond [s] of each after it, and far [s] of each after `bend`.
+    it, for which all others wait; beyond [s] of each after it, and far [s] of each after `bend`; again [s] of the first after
+    each further `kink`: third and later rows of requests that are read side by side.
     """
 
     first: Number
@@ -59,6 +60,7 @@ class PassTime:
     beyond: Number = 0.0
     bend: Number = np.inf
     far: Number = 0.0
+    again: Number = 0.0
 
     def __call__(self, requests: Number) -> Array:
         """Return the seconds of a pass of so many requests, which need not be whole.
@@ -67,9 +69,13 @@ class PassTime:
         [1.0, 1.3, 2.3, 3.3]
         >>> PassTime(first=1.0, kink=4, jump=1.0)(np.array([4, 5, 8])).tolist()
         [1.0, 2.0, 2.0]
+        >>> PassTime(first=1.0, kink=4, jump=1.0, again=0.5)(np.array([5, 8, 9, 13])).tolist()
+        [2.0, 2.0, 2.5, 3.0]
         """
         side, near = np.minimum(requests, self.kink), np.minimum(requests, self.bend)
         jumped = self.first + self.jump * (np.asarray(requests) > self.kink)
+        if np.any(np.asarray(self.again) > 0):
+            jumped = jumped + self.again * np.maximum(np.ceil(requests / np.maximum(self.kink, 1)) - 2, 0)
         found: Array = jumped + self.more * (side - 1) + self.beyond * (near - side) + self.far * (requests - near)
         return found
 
@@ -107,7 +113,7 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
     For $R = 1$: $p = e^{-\lambda \tau} (1 - \rho^{c+1})$, the second factor since nobody may be left over, and
     $h = 1 / \lambda$. An arrival that finds a pass under way waits for the rest of it, half where all last alike, and for the
     queue of `seats` servers that forms near saturation. Where $t$ jumps, passes above and below it follow one another
-    (`_beside`). With $t(k)$ constant and many seats that is the train of lecture
+    (`_rows`). With $t(k)$ constant and many seats that is the train of lecture
     section 4: a wait of $b \tau / 2$ and a service of $\tau$, $1.5 \tau$ in all for one that always runs. One seat is M/D/R.
 
     >>> train = passes(10.0, PassTime(first=0.1), 1e6)
@@ -117,37 +123,43 @@ def passes(rate: Number, time: PassTime, seats: Number, *, replicas: Number = 1)
     if np.all(np.asarray(time.jump) == 0):
         return _passes(rate, time, seats, replicas)
     shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.more, time.kink, time.jump, seats, replicas)))
-    above = np.broadcast_to(np.asarray(time.first + time.jump, dtype=np.float64), shape)
-    first = np.stack([np.broadcast_to(time.first, shape), above])
-    both = _passes(rate, replace(time, first=first, jump=0.0), seats, replicas)
-    return _beside(both, time.kink, replicas)
+    rows = int(np.max(np.where(np.asarray(time.again) > 0, np.ceil(seats / np.maximum(time.kink, 1)), 2)))
+    number = np.arange(rows).reshape(-1, *(1,) * len(shape))
+    first = time.first + time.jump * (number > 0) + time.again * np.maximum(number - 1, 0)
+    state = replace(time, first=np.broadcast_to(first, (rows, *shape)), jump=0.0, again=0.0)
+    each = _passes(rate, state, seats, replicas)
+    carried = 1 - np.square(np.minimum(rate * state.slope(each.prompts), 0.95))
+    return _rows(each, number, time.kink, seats, replicas, carried)
 
 
-def _beside(both: Passes, kink: Number, replicas: Number) -> Passes:
-    r"""Return the passes of a server that changes between two states: `both`, below and above a jump in the time of a pass.
+def _rows(each: Passes, number: Array, kink: Number, seats: Number, replicas: Number, carried: Array) -> Passes:
+    r"""Return the passes of a server that changes between states: `each`, by the rows of requests side by side in a pass.
 
-    With more than `kink` requests a pass takes longer, so that more come meanwhile: it stays above, until few come by chance.
+    With more than `kink` requests a pass takes longer, so that more come meanwhile: it stays there, until few come by chance.
     The number in a pass is taken as normal about the mean $k$ of its state, with the variance $k / R$ of arrivals that are
-    dealt out; $p$ is how likely it is beyond the kink, and of all passes the share
-    $w = p_{below} / (p_{below} + 1 - p_{above})$ is above. Against a simulation of such a server (12 side by side, 24 seats, a
-    jump of half of the time; 1, 3 and 8 replicas): prompts and seconds of a pass within 4 %.
+    dealt out; $u_r$ is how likely it is beyond row $r$, $d_r$ that it is below, and of all passes the share $w_r$ has $r$ rows,
+    $w_{r+1} = w_r u_r / d_{r+1}$. Against a simulation of such a server (12 side by side, 24 seats, a jump of half of the time;
+    1, 3 and 8 replicas): prompts and seconds of a pass within 5 %. With three to six rows of 3 to 8 at loads up to 0.9, first
+    tokens are 4 to 14 % too soon.
     """
-    spread = np.sqrt(np.maximum(both.prompts, 1.0) / np.minimum(replicas, MANY))
-    beyond = upper_tail((kink + 0.5 - both.prompts) / spread)
-    share = beyond[0] / np.maximum(beyond[0] + 1 - beyond[1], 1e-300)
-    passes_ = np.stack([1 - share, share])
-    requests = passes_ * both.prompts / np.sum(passes_ * both.prompts, axis=0)
+    spread = np.sqrt(np.maximum(each.prompts, 1.0) / carried / np.minimum(replicas, MANY))
+    there = kink * (number + 1) < seats  # whether a further row has seats
+    up = np.where(there, upper_tail((kink * (number + 1) + 0.5 - each.prompts) / spread), 0.0)
+    down = 1 - upper_tail((kink * number + 0.5 - each.prompts) / spread)
+    odds = np.cumprod(np.concatenate([np.ones_like(up[:1]), up[:-1] / np.maximum(down[1:], 1e-12)]), axis=0)
+    passes_ = odds / np.sum(odds, axis=0)
+    requests = passes_ * each.prompts / np.sum(passes_ * each.prompts, axis=0)
 
     def mean(of: Array, weights: Array) -> Array:
         found: Array = np.sum(np.where(weights > 1e-12, of, 0.0) * weights, axis=0)
         return found
 
     return Passes(
-        prompts=mean(both.prompts, passes_),
-        seconds=mean(both.seconds, passes_),
-        busy=mean(both.busy, passes_),
-        wait=mean(both.wait, requests),
-        service=mean(both.service, requests),
+        prompts=mean(each.prompts, passes_),
+        seconds=mean(each.seconds, passes_),
+        busy=mean(each.busy, passes_),
+        wait=mean(each.wait, requests),
+        service=mean(each.service, requests),
     )
 
 

@@ -44,10 +44,10 @@ def candidate_ranges(
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
     decoding = regime_of(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
-    wider = widening(ways_of(case, candidate.layout, candidate.prefill_layout))
-    given: dict[str, Any] = {"system": case.system, "wider": wider}
+    ways = ways_of(case, candidate.layout, candidate.prefill_layout)
+    given: dict[str, Any] = {"system": case.system, "wider": widening(ways)}
     slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **given)
-    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **given)
+    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **given | {"wider": widening(ways, "ttft")})
     read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **given) if reading else slow
     slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], read[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)

@@ -19,7 +19,7 @@ from steptime.physics.memory import weights_per_chip
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
-from steptime.planning.candidates import Case
+from steptime.planning.candidates import AGGREGATED, Case
 from steptime.planning.deployment import Plan, best_change, mean_resources
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import fitting, ranked, room_of, search
@@ -136,6 +136,13 @@ def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> st
     ttft = np.concatenate([t.ttft for t in tables])
     fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
     if not np.any(fits):
+        if AGGREGATED not in modes and any(
+            np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts)
+        ):
+            return (
+                f"separate pools hold the {show(weight_bytes(case.model), 'B')} of weights twice, and {chips} have no room for "
+                "that; use more chips, or one pool (--mode aggregated)"
+            )
         return (
             f"the {show(weight_bytes(case.model), 'B')} of weights fit {chips}, but leave no room for a request "
             f"of {case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"

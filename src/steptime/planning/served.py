@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from steptime.machines.system import System
 from steptime.models.model import Model, stored_formats
+from steptime.physics.facts import LARGEST_HOST, host_chips
 from steptime.results import unit
-
-LARGEST_HOST = 8  # chips of one host where a system's file tells none: no server of several such boards holds more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,5 +53,5 @@ def what_is_served(model: Model, system: System) -> Served:
         memory=float(system.chip.hbm.capacity),
         fabric=domain.name,
         domain_chips=int(min(domain.size, system.scale_out.size, 1 << 20)),
-        host_chips=int(system.rack.get("host_chips", min(domain.size, LARGEST_HOST))),
+        host_chips=host_chips(system),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import SystemLike, system_of
-from steptime.errors import RangeError
+from steptime.errors import Impossible, RangeError
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
 from steptime.machines.what_if import is_single
@@ -128,7 +128,7 @@ def simulate(
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
     `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
     which are MET or MISSED at `quantile` ("mean", "p50", "p90", "p95" or "p99").
-    slowness: over what the engine predicts of every step. anchor: runs of one's own, as for a plan. Raises RangeError where
+    slowness: over what the engine predicts of every step. anchor: runs of one's own, as for a plan. Raises Impossible where
     the weights leave no room for any request.
     """
     model, system = model_of(model), system_of(system)
@@ -305,7 +305,7 @@ def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy
         model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget, drafts=policy.drafted
     )
     if room < 1:
-        raise RangeError(
+        raise Impossible(
             f"the weights of {model.name} leave no room for a request of {context:,.0f} tokens on {int(layout.chips)} x "
             f"{system.chip.name}; use more chips (--tp), or smaller weights"
         )

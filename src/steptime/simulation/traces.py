@@ -139,6 +139,9 @@ def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], wh
             return key, row[key]
     if "conversations" in row:
         raise DataFileError(path, f"holds conversations as text; count their tokens and give {names[0]} for each", line)
+    mark = next((mark for mark in ";\t|" if len(row) == 1 and mark in next(iter(row))), "")
+    if mark:
+        raise DataFileError(path, f"parts its columns by {mark!r}; part them by commas", line)
     raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
 
 

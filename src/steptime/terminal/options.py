@@ -137,7 +137,8 @@ class Subject:
         str | None,
         typer.Option(
             metavar="DAY",
-            help="Take the engine's software of a day, such as 2025-12-31, where it was measured by the day (MI300X, MI355X).",
+            help="Take the engine's software of a day, such as 2025-12-31: of the measured period that holds it or "
+            "comes next (MI300X, whose shares MI325X has, and MI355X).",
             show_default="the newest that was measured",
             rich_help_panel=SUBJECT,
         ),
@@ -154,6 +155,8 @@ class Subject:
         if self.software is not None:
             from steptime.machines.software import with_software
 
+            if self.engine == "ideal":
+                raise RangeError("--software is of a real engine's losses, and --engine ideal has none")
             machine = with_software(machine, self.software)
         described = read_model(self.model, self.weights, self.experts, self.kv, self.catalog)
         for name, given in (("--experts", self.experts), ("--imbalance", self.imbalance)):

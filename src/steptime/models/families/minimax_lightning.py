@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from steptime.models import parts, parts_moe, parts_state
@@ -56,7 +57,7 @@ class MiniMaxLightning(Family):
             values=inner * c.head_dim,
             flops_per_value=parts_state.DECAY + parts_state.OUTER + parts_state.READ,
         )
-        return parts.Block(ops, (state,))
+        return parts.Block(ops, (replace(state, summed=1.0),))  # of its norm: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

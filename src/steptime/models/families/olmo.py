@@ -31,6 +31,7 @@ class Olmo(Family):
             bias=bias,
             output_bias=bias,
             qk_norm=c.head_dim if kind == "exaone4" else c.heads * c.head_dim,
+            gathers=True,  # vLLM 0.19, models/olmo2.py: _apply_qk_norm
             window=parts_decoder.window(c, index, period=4),
         )
         module, hidden = f"layers.{index}.mlp", c.integer("intermediate_size")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.physics.anchor import Anchors, Factor
@@ -17,7 +17,8 @@ def anchors_view(found: Anchors) -> RenderableType:
     for one in found.anchors:
         engine = f"{one.engine} {one.version}".strip()
         shown.add_row(one.source, one.model, one.system, engine, f"{len(one.runs):,}", _factor(one.tpot), _factor(one.ttft))
-    return shown
+    left = [Text(f"Left out: {why}.") for one in found.anchors for why in one.left_out]
+    return Group(shown, *left)
 
 
 def _factor(found: Factor | None) -> str:

@@ -13,6 +13,7 @@ from steptime.launching.asked import NAMES
 from steptime.launching.commands import launch_commands
 from steptime.machines.energy import counted_by, power_in_words
 from steptime.machines.rents import kind_and_date, origin_in_words
+from steptime.physics.distance import APART
 from steptime.physics.layout import Layout, show_layout
 from steptime.planning.deployment import (
     Plan,
@@ -173,6 +174,8 @@ def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
     if plan.distance:
         ways = ", ".join(plan.distance)
         wider = f"Ranges are wider here: {ways} lie beyond the runs that the engine was fitted to."
+        if APART.words in plan.distance:
+            wider += " First tokens of public pools came 2.4 times as late as predicted at the median; 3 in 4 lie in the range."
         lines.append(f"Unlike what was measured: {ways}." if brief else wider)
     return [*_anchored(plan), *(Text(line) for line in lines)]
 
@@ -271,7 +274,8 @@ def _beside(plan: Plan) -> list[Text]:
         other = plan.runner_up
         lines.append(Text(f"Runner-up: {other.layout_text}, batch {other.batch:,}: {_price(plan)}."))
     if plan.ideal:
-        lines.append(Text(f"{MEANING} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
+        held = f"90 % range: in it lie {'; '.join(plan.held)}." if plan.held else MEANING
+        lines.append(Text(f"{held} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
     return lines
 
 

@@ -250,7 +250,7 @@ def replay_lines(found: Replay, *, brief: bool) -> list[Text]:
     share = "all" if found.tried == 1 else f"{found.rate / found.planned_rate:.0%}"
     rate = f"with {share} of the plan's {in_digits(found.planned_rate, 4)} requests/s"
     head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {where} {rate}.")
-    own = Text(f"{'' if brief else chr(10)}The plan's own figures, arrivals not at random:", style="bold")
+    own = Text(f"{'' if brief else chr(10)}The plan's own figures, in closed form:", style="bold")
     return [head, own] if brief else [head, *_limits(found.simulation.limits), _verdict(a, None), own]
 
 

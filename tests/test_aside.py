@@ -1,0 +1,48 @@
+"""Work aside gives what the same work gives here, and fails as it does here."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from steptime.aside import aside
+
+ALONE = """
+import os, sys
+from steptime.aside import aside
+{body}
+"""
+
+
+def run(body):
+    """Run a script with one thread, as the command line has, so that work may go aside."""
+    script = ALONE.format(body=body)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_is_worked_out_aside_comes_back():
+    assert aside(lambda: (1, "two"))() == (1, "two")
+    done = run("import time; print('before'); got = aside(lambda: (os.getpid(), [3.5])); pid, x = got(); print(x, pid)")
+    *_, pid = done.stdout.split()
+    assert done.stdout.startswith("before\n[3.5] ")
+    assert pid.isdigit()
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="one core: nothing goes aside here"
+)
+def test_a_process_of_one_thread_works_aside_in_another_process():
+    assert run("print(aside(os.getpid)() == os.getpid())").stdout == "False\n"
+
+
+def test_a_process_with_threads_does_not_copy_itself():
+    body = "import threading; e = threading.Event(); threading.Thread(target=e.wait).start()\n"
+    assert run(body + "print(aside(os.getpid)() == os.getpid()); e.set()").stdout == "True\n"
+
+
+def test_a_failure_aside_is_a_failure_here_and_a_lost_copy_is_done_again():
+    assert "ZeroDivisionError" in run("aside(lambda: 1 / 0)()").stderr
+    lost = "here = os.getpid()\nprint(aside(lambda: os._exit(3) if os.getpid() != here else 'again')())"
+    assert run(lost).stdout == "again\n"
