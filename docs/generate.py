@@ -48,6 +48,7 @@ from steptime.simulation.compared import Compared
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
+from steptime.sweeping.ranking import Ranking
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 
 PAGE = HERE / "models.md"
@@ -58,6 +59,7 @@ ANSWERS: dict[type, str] = {
     "`simulated`, a [Replay](#replay); where that holds the limits at no rate, `feasible` is false and `reason` says why. "
     "With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
     "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
+    Ranking: "`steptime compare`, `st.compare`.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
     "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "

@@ -101,6 +101,7 @@ MAKE = {
     "systems": lambda: system_table([st.load_system("gb200-nvl72"), st.load_system("hgx-h100")]),
     "engine card": lambda: engine_card(st.load_engine("vllm")),
     "engines": lambda: engine_table([st.load_engine("vllm"), st.load_engine("ideal")]),
+    "ranking": lambda: st.compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, st.Slo(tpot=0.02)),
     "anchors": lambda: st.load_anchor([RUN]),
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
 }

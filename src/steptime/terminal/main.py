@@ -25,6 +25,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "plan deepseek-v3 gb200-nvl72 --input 8k --output 1k --speed 50 --csv front.csv",
         "plan llama-3.1-70b hgx-h200 --weights fp8 --speed 40 --anchor vllm-result.json,tp=4",
     ),
+    "compare": (
+        "compare llama-3.3-70b --input 2k --output 500 --speed 40 --ttft 1",
+        "compare deepseek-v3,kimi-k2 hgx-b200,gb200-nvl72 --speed 30 --rent ondemand",
+        "compare qwen3-32b --vendor NVIDIA,AMD --year 2023.. --chips any --csv table.csv",
+    ),
     "step": (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",
         "step llama-3.3-70b hgx-h100 --phase prefill --tokens 8k --tp 8",

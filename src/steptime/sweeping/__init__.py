@@ -1,0 +1,1 @@
+"""The same question over many values: models and systems held against one another."""

@@ -1,0 +1,187 @@
+"""The command `steptime compare`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.errors import RangeError, UnknownName, shown
+from steptime.terminal.groups import grouped
+from steptime.terminal.options import (
+    BRIEF,
+    CATALOG,
+    CSV,
+    EXPERTS,
+    JSON,
+    KV,
+    LIMITS,
+    RENT,
+    SUBJECT,
+    WEIGHTS,
+    count,
+    not_empty,
+    option,
+    read_limits,
+    read_model,
+    read_system,
+    read_systems,
+    refuse_idle,
+    with_rent,
+)
+from steptime.terminal.output import check_outputs, console_of, patience, print_json, show, write_csv
+from steptime.units import count as read_count
+
+if TYPE_CHECKING:
+    from steptime.machines.system import System
+
+WORKLOAD, ALL = "Requests", "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """What is held against what."""
+
+    models: Annotated[str, typer.Argument(metavar="MODEL[,MODEL...]", help="Models, with commas between.", show_default=False)]
+    systems: Annotated[
+        str,
+        typer.Argument(metavar="[SYSTEM[,SYSTEM...]]", help="Systems, with commas between, or all of the catalogue."),
+    ] = ALL
+    year: Annotated[str | None, option("Only chips of these years: 2024, 2022..2024 or 2024.. .", SUBJECT, metavar="YEARS")] = (
+        None
+    )
+    vendor: Annotated[str | None, option("Only chips of these makers, with commas between: NVIDIA,AMD.", SUBJECT)] = None
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="One engine for all: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
+            show_default="vllm on NVIDIA chips, typical on others",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    weights: WEIGHTS = None
+    experts: EXPERTS = None
+    kv: KV = None
+    rent: RENT = None
+    catalog: CATALOG = None
+
+    def machines(self) -> "list[System]":
+        """Return the systems that are asked for; raise InputError where none is left."""
+        names = _parts("systems", self.systems)
+        found = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
+        first, last = self._years()
+        makers = None if self.vendor is None else {maker.casefold() for maker in _parts("--vendor", self.vendor)}
+        known = sorted({one.chip.vendor for one in found})
+        for maker in _parts("--vendor", self.vendor) if self.vendor is not None else ():
+            if maker.casefold() not in {name.casefold() for name in known}:
+                raise UnknownName("maker of chips", maker, known, f"Known: {', '.join(known)}.")
+        left = [
+            one for one in found if first <= one.chip.year <= last and (makers is None or one.chip.vendor.casefold() in makers)
+        ]
+        if not left:
+            raise RangeError(
+                f"no system is of {self.year or 'any year'} and {self.vendor or 'any maker'}; their years are "
+                f"{min(one.chip.year for one in found)} to {max(one.chip.year for one in found)}"
+            )
+        return left
+
+    def _years(self) -> tuple[int, int]:
+        if self.year is None:
+            return 0, 9999
+        first, dots, last = self.year.strip().partition("..")
+        ends = [first or "0", (last or "9999") if dots else first]
+        if not first + last or not all(end.isascii() and end.isdigit() and len(end) <= 4 for end in ends):
+            raise RangeError(f"--year takes 2024, 2022..2024 or 2024.., not {shown(self.year)}")
+        return int(ends[0]), int(ends[1])
+
+
+def _parts(name: str, text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",")]
+    if not all(found):
+        raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is asked of each of them."""
+
+    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
+    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
+    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
+    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
+    sure: Annotated[
+        float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", LIMITS)
+    ] = None
+    chips: Annotated[
+        str | None,
+        option("Chips of each, or any: as many as are cheapest.", "Deployment", metavar="N", show_default="a scale-up domain"),
+    ] = None
+    mode: Annotated[str, option("aggregated, disaggregated, or any.", "Deployment")] = "any"
+    brief: BRIEF = False
+    csv: CSV = None
+    json: JSON = False
+
+    def many(self) -> int | str | None:
+        """Return the chips, "any", or None for a domain each."""
+        not_empty("--chips", self.chips, "a number, or any")
+        return self.chips if self.chips is None or self.chips == "any" else read_count(self.chips, "--chips")
+
+
+@grouped
+def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
+    """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
+    from steptime.planning.planner import MODES
+    from steptime.planning.workload import Workload
+
+    refuse_idle(ctx, {"text, not --json": (not asked.json, "brief")})
+    names = _parts("models", rivals.models)
+    check_outputs({"--csv": asked.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
+    if asked.mode not in (*MODES, "any"):
+        raise UnknownName("mode", asked.mode, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+    many, limits = asked.many(), read_limits(asked.speed, asked.ttft)
+    workload = Workload(input_tokens=asked.input_, output_tokens=asked.output, cached_share=asked.cached)
+    machines = rivals.machines()
+    models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
+    if rivals.rent is not None and not any(_has_rent(one, rivals.rent) for one in machines):
+        if len(machines) == 1:
+            with_rent(machines[0], rivals.rent, None)  # says what is known of it
+        raise RangeError(
+            f"none of the {len(machines)} systems has a rent of kind {rivals.rent}; leave --rent out, or give USD per "
+            "chip-hour, such as --rent 2.10"
+        )
+    from steptime.sweeping.ranking import compare as rank
+
+    pairs = len(models) * len(machines)
+    with patience(f"steptime: planning {pairs:,} pairs of model and system, some 0.2 s each ..."):
+        found = rank(
+            models,
+            machines,
+            workload,
+            limits,
+            chips=many,
+            engine=rivals.engine,
+            catalog=rivals.catalog,
+            modes=MODES if asked.mode == "any" else asked.mode,
+            rent=rivals.rent,
+            sure=asked.sure,
+        )
+    if asked.csv is not None:
+        write_csv(asked.csv, found)
+    if asked.json:
+        print_json(found)
+    else:
+        from steptime.terminal.views.ranking import ranking_view
+
+        console = console_of()
+        show(ranking_view(found, console.width, brief=asked.brief), console=console)
+    if not any(one.feasible for one in found.standings):
+        raise typer.Exit(1)
+
+
+def _has_rent(system: "System", rent: str) -> bool:
+    try:
+        with_rent(system, rent, None)
+    except RangeError:
+        return False
+    return True
