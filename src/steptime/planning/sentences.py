@@ -205,8 +205,7 @@ def does_not_fit(case: Case) -> str:
     domain = min(case.system.scale_up.size, 4096)
     tries = sorted(
         {
-            least,
-            least + least % 2,
+            *range(least, 2 * least + 1, max(1, least // 8)),
             8 * math.ceil(least / 8),
             domain * math.ceil(least / domain),
             2 ** math.ceil(math.log2(least)),

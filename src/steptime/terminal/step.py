@@ -72,15 +72,17 @@ def step(
     card = step_card(model, system, **given, layout=layout, engine=engine)
     if csv is not None:
         write_csv(csv, card)
+    code = 0 if bool(card.memory.fits) else 1
     if json:
         print_json(card.to_dict(**_explained(model, system, card, given, engine) if explain else {}))
-        return
+        raise typer.Exit(code)
     from steptime.terminal.views.step import step_brief, step_view
 
     console = console_of()
     show(step_brief(card) if brief else step_view(card, console.width), console=console)
     if explain:
         _explain(model, system, card, given, engine)
+    raise typer.Exit(code)
 
 
 def _explained(

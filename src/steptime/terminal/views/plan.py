@@ -262,7 +262,9 @@ def _beside(plan: Plan) -> list[Text]:
     """Say what the columns of the comparison are, and what else the plan comes to."""
     said = [
         f"{in_digits(plan.requests_per_second)} requests a second",
-        f"{plan.concurrency:,.0f} requests in flight",
+        f"{plan.concurrency:,.0f} requests in flight"
+        if plan.concurrency >= 10
+        else f"{plan.concurrency:.2g} requests in flight",
         f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]
     if plan.idle_chips:
