@@ -213,6 +213,16 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
+def as_whole(value: Number) -> int | float:
+    """Return a number as an int where it is whole.
+
+    >>> as_whole(np.float64(3.0)), as_whole(1.5)
+    (3, 1.5)
+    """
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
 def distinct(values: Number | list[Any]) -> Array:
     """Return the values in order, each once; a short list sooner than `np.unique`, which loads more of numpy.
 

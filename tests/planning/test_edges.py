@@ -18,10 +18,11 @@ from tests.planning.cases import case
 SHORT = st.Workload(input_tokens=8192, output_tokens=16)
 
 
-def test_one_seat_serves_no_more_than_its_time_allows():
-    """A request keeps the only seat from the start of its prompt to its last token; M/D/1 says how long others wait."""
+def test_few_at_a_time_serve_no_more_than_their_time_allows():
+    """Where a first token has hardly time for its prompt, a token is made among less than two; less than one is in flight."""
     found = plan("qwen3-32b", "hgx-a100", st.Workload(input_tokens=32000, output_tokens=100), st.Slo(ttft=3.2), levers=False)
-    assert (found.pools[-1].batch, found.pools[-1].layout.replicas) == (1, 1)
+    assert 1 <= found.pools[-1].batch < 2
+    assert found.pools[-1].layout.replicas == 1
     lone = found.ttft + 99 * found.tpot  # with the wait for the seat
     taken = found.requests_per_second * lone
     assert taken < 1
@@ -88,3 +89,19 @@ def test_seats_are_those_of_all_replicas():
     assert not bool(seated(case(), state, 2, st.Layout(replicas=2), 41.0).capped)  # four seats in all: an open batch is as good
     late = seated(case(), state, 2, st.Layout(), 0.9)
     assert (float(late.wait), float(late.share)) == (0, 0.5)
+
+
+@pytest.mark.parametrize(("speed", "least", "most"), [(100, 60, 90), (90, 25, 35)])
+def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
+    """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 10 ms; with seats to spare a token may meet 0.9 others at 100 tok/s."""
+    pytest.importorskip("numba")
+    from steptime.simulation.replays import compare
+
+    work, slo = st.Workload(input_tokens=1024, output_tokens=1024), st.Slo(tpot=1 / speed, ttft=0.2)
+    found = plan("deepseek-v3", "hgx-h200", work, slo, levers=False)
+    assert found.pools[-1].batch % 1 > 0
+    assert least < found.usd_per_million_output_tokens < most
+    held = compare(found, requests=600)
+    assert held.steady
+    assert held.tpot_ratio == pytest.approx(1, abs=0.05)
+    assert held.ttft_ratio == pytest.approx(1, abs=0.05)

@@ -72,7 +72,7 @@ def asked(plan: Plan, pool: Pool) -> Asked:
     sequences = -(-pool.seats // groups)
     prefills = pool.role == "prefill"
     read = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
-    decoding = 0 if prefills else -(-pool.batch // groups)
+    decoding = 0 if prefills else math.ceil(pool.batch / groups)
     share = float(pool.memory.capacity) / plan.served.memory
     return Asked(
         name=plan.model,

@@ -65,12 +65,12 @@ class Candidate:
     """One way to serve: decode replicas of `layout` with `batch` sequences each, and how prompts are prefilled.
 
     Aggregated: in chunks of `chunk` tokens beside decode. Disaggregated: by `prefill_layout.replicas` replicas of their own
-    that take `prompts` prompts per attention group in a pass.
+    that take `prompts` prompts per attention group in a pass. A batch is of the mean token, and need not be whole.
     """
 
     mode: str
     layout: Layout
-    batch: int
+    batch: float
     chunk: int = 0
     prefill_layout: Layout | None = None
     prompts: int = 0

@@ -37,7 +37,7 @@ class Pool(Result):
 
     role: str = field(metadata=unit("", "serve, prefill or decode"))
     layout: Layout = field(metadata=unit("", "how a replica is laid over chips, and how many there are"))
-    batch: int = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
+    batch: float = field(metadata=unit("sequences", "of a replica in decode; prompts of a pass in prefill"))
     chunk: int = field(default=0, metadata=unit("tokens", "prompt tokens that a group reads in a step beside its decode batch"))
     chunk_share: float = field(default=0.0, metadata=unit("", "share of steps with a prompt chunk"))
     reads: float = field(default=0.0, metadata=unit("", "chunks that such a step has in the mean, over all groups"))
@@ -69,7 +69,7 @@ class Point(Result):
 
     mode: str = field(metadata=unit("", "aggregated or disaggregated"))
     layout_text: str = field(metadata=unit("", "layout of each pool in words", key="layout"))
-    batch: int = field(metadata=unit("sequences", "of a replica in decode"))
+    batch: float = field(metadata=unit("sequences", "of a replica in decode"))
     tokens_per_second_per_user: float = field(metadata=unit("tok/s", "output tokens that each user sees", key=PER_USER))
     tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "output tokens over all chips", key=PER_CHIP))
     usd_per_million_output_tokens: float = field(metadata=unit("USD", WHOLE_COST, key=COST))
@@ -103,7 +103,7 @@ class Lever:
 class Drafted:
     """What drafts do at one batch of the plan's decode layout, in steps that read no prompts."""
 
-    batch: int = field(metadata=unit("sequences", "of a replica"))
+    batch: float = field(metadata=unit("sequences", "of a replica"))
     tpot_without: float = field(metadata=unit("s", "time per output token without drafts"))
     tpot: float = field(metadata=unit("s", "the same with them"))
     rate_without: float = field(metadata=unit("tok/s", "output tokens of a chip without drafts", key=f"{PER_CHIP}_without"))

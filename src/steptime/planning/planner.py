@@ -24,7 +24,7 @@ from steptime.machines.system import System
 from steptime.machines.what_if import is_single
 from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
-from steptime.numbers import MOST_CHIPS, Number, distinct, single, whole
+from steptime.numbers import MOST_CHIPS, Number, as_whole, distinct, single, whole
 from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.cache_format import as_served
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
@@ -260,7 +260,7 @@ def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
     )
     return tuple(
         Drafted(
-            batch=int(batch[i]),
+            batch=as_whole(batch[i]),
             tpot_without=float(plain.tpot[i]),
             tpot=float(drafted.tpot[i]),
             rate_without=float(batch[i] / plain.tpot[i] / candidate.layout.chips),

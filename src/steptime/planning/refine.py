@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.numbers import Number, distinct
+from steptime.numbers import Array, Number, as_whole, distinct
 from steptime.physics.layout import Layout, shaped, stacked
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import (
@@ -37,6 +37,7 @@ FINALISTS = 3  # of them that are refined
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
 CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
+FEW, PARTS = 4, 8  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
 AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
 
 
@@ -52,9 +53,7 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    middle = max(1, round(candidate.batch / unit))
-    low, high = max(1, int(middle / AROUND)), int(middle * AROUND) + 1
-    batch = unit * distinct(np.linspace(low, high, min(256, high - low + 1)).astype(np.int64))
+    batch = unit * _around(candidate.batch / unit)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
@@ -75,7 +74,19 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
         return candidate
     as_cheap = np.where(rate >= most * (1 - AS_CHEAP / 2), state.tpot, np.inf)
     i, j = np.unravel_index(int(np.argmin(as_cheap)), rate.shape)
-    return replace(candidate, batch=int(batch[i]), chunk=int(sizes[j]))
+    return replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
+
+
+def _around(middle: float) -> Array:
+    """Return the batches of a group and micro-batch that are looked at: whole ones, and where they are few, some between.
+
+    >>> _around(1.0).tolist()[:5], _around(8.0).tolist()
+    ([1.0, 1.125, 1.25, 1.375, 1.5], [5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0])
+    """
+    near = max(1, round(middle))
+    low, high = max(1, int(near / AROUND)), int(near * AROUND) + 1
+    whole = np.linspace(low, high, min(256, high - low + 1)).astype(np.int64)
+    return distinct(np.concatenate([whole, np.arange(low, min(high, FEW), 1 / PARTS)])).astype(np.float64)
 
 
 def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill | None:
@@ -168,7 +179,8 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
-    batch = unit * np.maximum(1, np.round(middle * AT))
+    some = middle * AT
+    batch = unit * np.maximum(1, np.where(some < FEW, np.round(some * PARTS) / PARTS, np.round(some)))
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     given["drafting"] = case.drafting
     if mode == AGGREGATED:
@@ -202,4 +214,4 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     top = np.argmax(by_batch, axis=1)
     rows = np.arange(len(chosen))
     peaks = zip(by_batch[rows, top].tolist(), np.broadcast_to(batch, by_batch.shape)[rows, top].tolist(), chosen, strict=True)
-    return [(peak, replace(candidate, batch=int(at))) for peak, at, candidate in peaks]
+    return [(peak, replace(candidate, batch=as_whole(at))) for peak, at, candidate in peaks]

@@ -64,7 +64,7 @@ def seated(case: Case, state: State, batch: Number, layout: Layout, ttft: Number
     taken, later = queued(mean, life * slower, np.maximum(most, 1.0) * replicas, state.growing, slower)
     spare = np.asarray(state.memory.fits)
     queue = ~spare & (most >= batch) & (taken <= MOST_UTILISED) & (later <= room)
-    fill = (most >= batch) & (share > np.where(spare | queue, open_share, 0.0))
+    fill = (most >= batch) & (np.mod(batch, 1) == 0) & (share > np.where(spare | queue, open_share, 0.0))
     seats = np.where(fill, batch, np.where(queue, most, state.seats))
     return Seating(
         share=np.where(fill, share, open_share),

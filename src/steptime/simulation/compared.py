@@ -62,7 +62,7 @@ class Compared(Result):
     cost: float = field(metadata=unit("USD", "of a million that were delivered", key="usd_per_million_output_tokens"))
     planned_tokens_per_second: float = field(metadata=unit("tok/s", "output of the plan"))
     tokens_per_second: float = field(metadata=unit("tok/s", "output that was delivered"))
-    planned_batch: int = field(metadata=unit("sequences", "of a replica"))
+    planned_batch: float = field(metadata=unit("sequences", "of a replica"))
     batch: float = field(metadata=unit("sequences", "mean of a replica that decode", key="mean_batch"))
     seats: int = field(metadata=unit("", "of a replica"))
     preemptions: int = field(metadata=unit("", "times that a sequence lost its room"))

@@ -39,7 +39,7 @@ class PoolLike(Protocol):
         """The layout of a replica, and how many replicas."""
 
     @property
-    def batch(self) -> int:
+    def batch(self) -> float:
         """Sequences of a replica."""
 
     @property

@@ -45,7 +45,7 @@ class Replay(Result):
     simulation: Simulation = field(metadata=unit("", "the last run", left_out=True))
     slo: Slo = field(default=Slo(), metadata=unit("", "the limits", left_out=True))
     batch: int = field(metadata=unit("sequences", "that a replica has seats for"))
-    planned_batch: int = field(metadata=unit("sequences", "of the plan"))
+    planned_batch: float = field(metadata=unit("sequences", "of the plan"))
     rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
     planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
     quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
