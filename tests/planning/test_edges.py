@@ -93,7 +93,7 @@ def test_seats_are_those_of_all_replicas():
 
 @pytest.mark.parametrize(("speed", "least", "most"), [(100, 60, 90), (90, 25, 35)])
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
-    """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 10 ms; with seats to spare a token may meet 0.9 others at 100 tok/s."""
+    """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 10; with seats to spare a token meets 0.9 others at 100 tok/s."""
     pytest.importorskip("numba")
     from steptime.simulation.replays import compare
 
