@@ -11,7 +11,8 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.sweeping.ranking import Ranking, Standing, _placed, compare
+from steptime.sweeping.ranking import _placed, compare
+from steptime.sweeping.standings import Ranking, Standing, usd
 
 WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=1)
 NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]
@@ -41,7 +42,7 @@ def test_the_cheapest_is_first_then_those_without_a_rent_then_those_without_a_pl
     assert names[3:] == ["hgx-h20", "l4-8"]
     costs = [one.usd_per_million_output_tokens for one in found.standings[:3]]
     assert costs == sorted(costs)
-    assert [one.place for one in found.standings] == [1, 2, 3, 4, 0]
+    assert [one.place for one in found.standings] == [1, 2, 3, 0, 0]  # what has no cost is not dearer than the rest
     assert math.isnan(found.standings[3].usd_per_million_output_tokens)
     assert "cheapest" in found.text
     assert "no layout on 8 chips reaches 40.0 tok/s per user" in found.standings[4].reason
@@ -51,7 +52,7 @@ def test_what_a_range_rests_on(found):
     runs = {one.system: (one.runs, one.rests_on) for one in found.standings}
     assert runs["hgx-b200"][0] > 400
     assert runs["hgx-b200"][1].startswith(f"{runs['hgx-b200'][0]:,} runs on it")
-    assert runs["hgx-h20"] == (0, "runs on other chips of NVIDIA; 1 way beyond them")
+    assert runs["hgx-h20"] == (0, "runs on other chips of NVIDIA; beyond what was measured in 1 way")
 
 
 def standing(system: str, cost: float, low: float, high: float) -> Standing:
@@ -73,6 +74,9 @@ def test_ranges_that_overlap_with_that_of_the_cheapest_are_ties():
     assert [(one.system, one.place, one.tied) for one in placed] == [
         ("a", 1, True), ("b", 2, True), ("c", 3, False), ("d", 4, False),
     ]  # fmt: skip
+    unpriced = replace(a, system="e", usd_per_million_output_tokens=math.nan, tokens_per_second_per_chip=9.0)
+    assert [(one.system, one.place) for one in _placed([unpriced, a])] == [("a", 1), ("e", 0)]
+    assert [(one.system, one.place) for one in _placed([unpriced])] == [("e", 1)]
 
 
 def test_a_rent_that_flips_the_order_does(found):
@@ -80,7 +84,7 @@ def test_a_rent_that_flips_the_order_does(found):
     first, second = found.standings[:2]
     share = first.usd_per_million_output_tokens / second.usd_per_million_output_tokens
     told = float(second.rent.typical) * 3600 * share
-    assert f"as cheap at {told:.2f} USD/h a chip, not" in found.flips[0]
+    assert f"as much as the first at {told:.2f} USD/h a chip, not" in found.flips[0]
     cheaper = st.with_rent(second.system, f"{told * 0.99} USD/h")
     flipped = compare("llama-3.3-70b", [first.system, cheaper], WORK, SLO)
     assert flipped.standings[0].system == second.system
@@ -95,14 +99,19 @@ def test_engines_and_formats_on_both_of_the_first_two():
     )
     assert len(told) == 1
     assert all(f"${cost:,.2f}" in told[0] for cost in costs)
-    assert any(words.startswith("format: with --weights fp8") for words in found.flips)
+    (fp8,) = [words for words in found.flips if words.startswith("format: with --weights fp8 on both, ")]
+    small = st.load_model("llama-3.3-70b", weights="fp8")
+    for one in found.standings:
+        cost = st.plan(small, one.system, WORK, SLO, levers=False).usd_per_million_output_tokens
+        assert usd(cost) in fp8
     one = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO, engine="sglang")
     assert not any(words.startswith("engine") for words in one.flips)
 
 
 def test_any_number_of_chips_is_the_cheapest_of_them():
     (one,) = compare("llama-3.1-8b", "hgx-h100", WORK, SLO, chips="any").standings
-    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, levers=False) for n in (1, 2, 4, 8)}
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, levers=False) for n in counts}
     assert one.usd_per_million_output_tokens == min(plan.usd_per_million_output_tokens for plan in costs.values())
     assert costs[one.chips].usd_per_million_output_tokens == one.usd_per_million_output_tokens
 
@@ -116,6 +125,30 @@ def test_several_models_on_one_system():
     found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
     assert [one.model for one in found.standings] == ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"]
     assert "meta-llama/Llama-3.1-8B on hgx-h100 is cheapest" in found.text
+
+
+def test_a_kind_of_rent_that_flips_the_order_is_told():
+    """Cost is in proportion to rent, whatever its kind."""
+    found = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO)
+    (told,) = [words for words in found.flips if words.startswith("rent: on demand for both")]
+    same = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO, rent="ondemand")
+    assert all(usd(one.usd_per_million_output_tokens) in told for one in same.standings)
+    assert told.endswith("the order flips")
+    assert [one.system for one in same.standings] == ["gh200-nvl32", "tpu7x"]
+    assert any("several kinds" in note for note in found.notes)
+    assert any("no run on a chip of Google" in note for note in found.notes)
+
+
+def test_systems_of_one_name_are_told_apart():
+    faster = st.vary("hgx-b200", {"chip.hbm.bandwidth": 16e12})
+    found = compare("llama-3.1-8b", ["hgx-b200", "hgx-b200", faster], WORK, SLO)
+    assert sorted(one.label for one in found.standings) == ["", "hgx-b200 (2)"]
+    assert "hgx-b200 (2) is cheapest" in found.text
+
+
+def test_one_chip_has_one_rent_whatever_it_serves():
+    found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
+    assert not any(words.startswith("rent") for words in found.flips)
 
 
 def test_the_ideal_is_a_bound_without_ranges_and_ties():
@@ -147,6 +180,8 @@ def test_nothing_meets_the_limits():
         ({"models": []}, RangeError, "there is no model to compare"),
         ({"chips": "many"}, RangeError, "chips is a number or 'any', not 'many'"),
         ({"chips": 0}, RangeError, "chips must be at least 1"),
+        ({"sure": 1.0, "slo": SLO}, RangeError, "sure is a probability"),
+        ({"sure": 0.9}, RangeError, "sure is of limits, and there are none"),
         ({"engine": "vlm"}, UnknownName, "did you mean vllm"),
         ({"rent": "lease"}, UnknownName, "A rent is owned, contract"),
     ],

@@ -22,11 +22,12 @@ def test_the_answer_comes_first_then_a_table_a_picture_and_what_would_flip_it(co
     for words in (
         "2,000 tokens in, 500 out; at least 40.0 tok/s per user; first token within 1.00 s.",
         "USD per million output tokens, 90 % ranges, logarithmic",
-        "What would flip the first two rent: hgx-h100 would be as cheap at",
+        "What would flip the first two rent: hgx-h100 would cost as much as the first at",
         "engine: with sglang on both,",
         "No plan on 1 pair l4-8: no layout on 8 chips reaches 40.0 tok/s per user",
     ):
         assert words in text
+    assert " ≈ " in found.stdout
     assert found.stdout.count("●") == 3  # two figures, and what the mark means
 
 
@@ -55,6 +56,7 @@ def test_nothing_that_meets_the_limits_is_an_answer_with_exit_code_1():
     found = run("compare llama-3.3-70b l4-8 --speed 400")
     assert found.returncode == 1
     assert found.stdout.startswith("Nothing meets the limits: no layout on 8 chips reaches 400")
+    assert run("compare llama-3.3-70b l4-8,a10-8 --speed 400").stdout.startswith("Nothing meets the limits, on none of 2 pairs")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,9 @@ def test_nothing_that_meets_the_limits_is_an_answer_with_exit_code_1():
         ("llama-3.3-70b hgx-h100,,hgx-b200", "has nothing between two commas, or at an end"),
         ("llama-3.3-70b hgx-h10", "did you mean hgx-h100"),
         ("llama-3.3-70b --year 20x", "--year takes 2024, 2022..2024 or 2024.., not '20x'"),
+        ("llama-3.3-70b --year 2025..2022", "--year 2025..2022 ends before it begins"),
+        ("llama-3.3-70b hgx-h100 --sure 0.9", "give Slo(tpot=...)"),
+        ("llama-3.3-70b hgx-b200 --vendor AMD", "no system is of any year and AMD"),
         ("llama-3.3-70b --year 2031..", "their years are 2020 to 2027"),
         ("llama-3.3-70b --vendor NVIDA", "did you mean NVIDIA"),
         ("llama-3.3-70b hgx-h100 --chips many", "--chips: 'many' is not a number"),

@@ -92,9 +92,7 @@ def plan(
     expect("a workload", workload, Workload, "a Workload, such as Workload(input_tokens=8192, output_tokens=1024)")
     expect("a pair of limits", slo, Slo, "a Slo, such as Slo(tpot=0.02, ttft=2)")
     price = math.nan if electricity is None else read_electricity(electricity)
-    check_sure(sure)
-    if sure is not None and slo == Slo():
-        raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
+    check_limits(sure, slo)
     check_asked(drafts, acceptance)
     case = replace(_case_of(model_of(model), system_of(system), workload, slo, chips, engine, anchor), sure=sure)
     layouts = fitting(case)
@@ -108,6 +106,13 @@ def plan(
         if other.requests_per_second > found.requests_per_second:
             found = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True) if levers else other
     return replace(found, search_seconds=time.perf_counter() - started)
+
+
+def check_limits(sure: float | None, slo: Slo) -> None:
+    """Raise RangeError for what is no probability, and for one without a limit."""
+    check_sure(sure)
+    if sure is not None and slo == Slo():
+        raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
 
 
 def _drafting(

@@ -19,6 +19,7 @@ from steptime.terminal.options import (
     SUBJECT,
     WEIGHTS,
     count,
+    modes_of,
     not_empty,
     option,
     read_limits,
@@ -30,11 +31,12 @@ from steptime.terminal.options import (
 )
 from steptime.terminal.output import check_outputs, console_of, patience, print_json, show, write_csv
 from steptime.units import count as read_count
+from steptime.units import counted
 
 if TYPE_CHECKING:
     from steptime.machines.system import System
 
-WORKLOAD, ALL = "Requests", "all"
+WORKLOAD, ALL, ANY = "Requests", "all", "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,8 @@ class Rivals:
         found = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
         first, last = self._years()
         makers = None if self.vendor is None else {maker.casefold() for maker in _parts("--vendor", self.vendor)}
-        known = sorted({one.chip.vendor for one in found})
         for maker in _parts("--vendor", self.vendor) if self.vendor is not None else ():
+            known = sorted({one.chip.vendor for one in (*found, *read_systems(self.catalog))})
             if maker.casefold() not in {name.casefold() for name in known}:
                 raise UnknownName("maker of chips", maker, known, f"Known: {', '.join(known)}.")
         left = [
@@ -91,6 +93,8 @@ class Rivals:
         ends = [first or "0", (last or "9999") if dots else first]
         if not first + last or not all(end.isascii() and end.isdigit() and len(end) <= 4 for end in ends):
             raise RangeError(f"--year takes 2024, 2022..2024 or 2024.., not {shown(self.year)}")
+        if int(ends[0]) > int(ends[1]):
+            raise RangeError(f"--year {self.year} ends before it begins")
         return int(ends[0]), int(ends[1])
 
 
@@ -115,7 +119,12 @@ class Asked:
     ] = None
     chips: Annotated[
         str | None,
-        option("Chips of each, or any: as many as are cheapest.", "Deployment", metavar="N", show_default="a scale-up domain"),
+        option(
+            "Chips of each, or any: the cheapest of 1, 2, 4, ... to 64 or a domain.",
+            "Deployment",
+            metavar="N",
+            show_default="a scale-up domain",
+        ),
     ] = None
     mode: Annotated[str, option("aggregated, disaggregated, or any.", "Deployment")] = "any"
     brief: BRIEF = False
@@ -123,22 +132,20 @@ class Asked:
     json: JSON = False
 
     def many(self) -> int | str | None:
-        """Return the chips, "any", or None for a domain each."""
+        """Return the chips, ANY, or None for a domain each."""
         not_empty("--chips", self.chips, "a number, or any")
-        return self.chips if self.chips is None or self.chips == "any" else read_count(self.chips, "--chips")
+        return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")
 
 
 @grouped
 def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
     """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
-    from steptime.planning.planner import MODES
     from steptime.planning.workload import Workload
 
     refuse_idle(ctx, {"text, not --json": (not asked.json, "brief")})
     names = _parts("models", rivals.models)
     check_outputs({"--csv": asked.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
-    if asked.mode not in (*MODES, "any"):
-        raise UnknownName("mode", asked.mode, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+    modes = modes_of(asked.mode)
     many, limits = asked.many(), read_limits(asked.speed, asked.ttft)
     workload = Workload(input_tokens=asked.input_, output_tokens=asked.output, cached_share=asked.cached)
     machines = rivals.machines()
@@ -152,8 +159,8 @@ def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
         )
     from steptime.sweeping.ranking import compare as rank
 
-    pairs = len(models) * len(machines)
-    with patience(f"steptime: planning {pairs:,} pairs of model and system, some 0.2 s each ..."):
+    pairs, each = len(models) * len(machines), 2 if many == ANY else 0.3
+    with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {each:g} s each ..."):
         found = rank(
             models,
             machines,
@@ -162,7 +169,7 @@ def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
             chips=many,
             engine=rivals.engine,
             catalog=rivals.catalog,
-            modes=MODES if asked.mode == "any" else asked.mode,
+            modes=modes,
             rent=rivals.rent,
             sure=asked.sure,
         )

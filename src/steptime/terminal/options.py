@@ -231,6 +231,20 @@ def read_limits(speed: float | None, ttft: float | None) -> "Slo":
     )
 
 
+def modes_of(text: str) -> tuple[str, ...]:
+    """Return the modes of deployment that --mode names, with commas between them, or any."""
+    from steptime.errors import shown
+    from steptime.planning.planner import MODES
+
+    asked = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
+    for name in asked:
+        if name == "any":
+            raise RangeError(f"--mode {shown(text)} names any beside others; any alone is every mode")
+        if name not in MODES:
+            raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+    return tuple(name for name in MODES if name in asked)
+
+
 def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
     """Return the model of a name or a path, in the formats asked for."""
     from steptime.models.loading import load_model

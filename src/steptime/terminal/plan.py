@@ -15,6 +15,7 @@ from steptime.terminal.options import (
     OUTPUT,
     Rented,
     count,
+    modes_of,
     not_empty,
     option,
     read_limits,
@@ -103,16 +104,7 @@ class Wanted:
 
     def modes(self) -> tuple[str, ...]:
         """Return the modes that are searched."""
-        from steptime.errors import RangeError, UnknownName, shown
-        from steptime.planning.planner import MODES
-
-        asked = MODES if self.mode == "any" else tuple(name.strip() for name in self.mode.split(","))
-        for name in asked:
-            if name == "any":
-                raise RangeError(f"--mode {shown(self.mode)} names any beside others; any alone is every mode")
-            if name not in MODES:
-                raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
-        return tuple(name for name in MODES if name in asked)
+        return modes_of(self.mode)
 
     def given(self) -> dict[str, Any]:
         """Return the chips and the price of electricity that a plan is made with, and whether other choices are shown."""
