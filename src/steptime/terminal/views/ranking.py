@@ -63,8 +63,9 @@ def _meaning(placed: Sequence[Standing], shown: Grid, width: int) -> list[Text]:
 
 def _table(placed: Sequence[Standing], found: Ranking) -> Grid:
     sure = any(one.cost_range is not None for one in placed)
+    paid = PAID if sure else PAID.partition(" (")[0]
     shown = table(
-        "", "System", PAID if sure else PAID.partition(" (")[0], "Chips", "Speed", "First token", "tok/s/chip", "tok/s/kW", READ, "Rent per chip", "Layout",
+        "", "System", paid, "Chips", "Speed", "First token", "tok/s/chip", "tok/s/kW", READ, "Rent per chip", "Layout",
         "Engine", RUNS,
         numbers=(2, 3, 4, 5, 6, 7, 8, 12), first_to_go=(10, 11, 8, 7, 9, 12, 6, 4, 5, 3),
     )  # fmt: skip
