@@ -108,7 +108,7 @@ def _host(system: System) -> float:
     if system.scale_up.name != "nvlink":
         return 0.0
     host = host_chips(system)
-    return math.inf if np.max(system.scale_up.size) > host else float(host)
+    return math.inf if np.max(system.scale_up.size, initial=0) > host else float(host)
 
 
 def facts_of_engine(engine: Engine) -> Facts:
@@ -146,7 +146,7 @@ def _columns(op: Op) -> int:
 
 def host_chips(system: System) -> int:
     """Return the chips of one host of a system: as its file tells, or those of a scale-up domain, at most `LARGEST_HOST`."""
-    return int(system.rack.get("host_chips", np.minimum(np.min(system.scale_up.size), LARGEST_HOST)))
+    return int(system.rack.get("host_chips", np.min(system.scale_up.size, initial=LARGEST_HOST)))
 
 
 def axis(value: Number) -> Any:
