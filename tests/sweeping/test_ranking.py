@@ -11,8 +11,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
+from steptime.machines.money import usd
 from steptime.sweeping.ranking import _placed, compare
-from steptime.sweeping.standings import Ranking, Standing, usd
+from steptime.sweeping.standings import Ranking, Standing
 
 WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=1)
 NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from steptime.numbers import Number
 from steptime.units import DAY, MILLION
 
@@ -67,3 +69,14 @@ def sequences_in_flight(tokens_per_second: Number, tokens_per_second_per_user: N
     705
     """
     return tokens_per_second / tokens_per_second_per_user
+
+
+def usd(value: float) -> str:
+    """Write dollars: from one on to two places, less to three digits.
+
+    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0)
+    ('$1,234.50', '$0.300', '$0.0502', '$0.00')
+    """
+    if not math.isfinite(value):
+        return "unknown"
+    return f"${value:,.{2 - min(0, math.floor(math.log10(value))) if value > 0 else 2}f}"

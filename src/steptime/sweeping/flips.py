@@ -10,6 +10,7 @@ from typing import Any, Final
 from steptime.aside import spread
 from steptime.errors import InputError
 from steptime.machines.formats import number_format
+from steptime.machines.money import usd
 from steptime.machines.rents import kind_in_words, kinds_of
 from steptime.machines.system import System
 from steptime.models.model import Model, with_formats
@@ -17,7 +18,7 @@ from steptime.physics.cache_format import with_small_cache
 from steptime.planning.deployment import Plan
 from steptime.planning.planner import plan
 from steptime.planning.workload import Slo, Workload
-from steptime.sweeping.standings import Ranking, Standing, usd
+from steptime.sweeping.standings import Ranking, Standing
 from steptime.units import show
 
 FORMATS: Final = ("--weights", "--experts", "--kv")

@@ -12,6 +12,7 @@ from steptime.aside import spread
 from steptime.catalog.files import files
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import InputError, RangeError, shown
+from steptime.machines.rents import KINDS, kind_asked
 from steptime.machines.rents import with_rent as rented
 from steptime.machines.system import Rent, System
 from steptime.models.loading import ModelLike, model_of
@@ -48,7 +49,7 @@ def compare(
     "contract", "ondemand") or in USD a chip-hour for all; a system without that kind has none. Others are as for `plan`. Raises
     InputError for what is wrong with the question as a whole; what is wrong with a pair is its `reason`.
     """
-    loaded = list({model_of(one).name: model_of(one) for one in _several(models)}.values())
+    loaded = list({model.name: model for model in map(model_of, _several(models))}.values())
     asked, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
     if not loaded or not asked:
         raise RangeError(f"there is no {'model' if not loaded else 'system'} to compare")
@@ -93,7 +94,7 @@ def _rented(system: System, rent: str | None) -> System:
     try:
         return rented(system, rent)
     except RangeError:
-        if rent.strip().casefold().replace("-", "") not in ("owned", "contract", "ondemand", "assumed"):
+        if kind_asked(rent) not in KINDS:
             raise
         return replace(system, rent=Rent())
 

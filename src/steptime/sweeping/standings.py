@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from steptime.machines.money import usd
 from steptime.machines.rents import kind_and_date, kind_in_words
 from steptime.machines.system import Rent
 from steptime.planning.deployment import Plan
@@ -138,12 +139,3 @@ class Ranking(Tabular):
             found[name] = [math.nan if one.cost_range is None else one.cost_range[end] for one in self.standings]
         found["rent_usd_per_s"] = [float(one.rent.typical) for one in self.standings]
         return found | {"rent": [kind_and_date(one.rent) for one in self.standings]}
-
-
-def usd(value: float) -> str:
-    """Write dollars to the cent, and below one to three digits.
-
-    >>> usd(1234.5), usd(0.24)
-    ('$1,234.50', '$0.240')
-    """
-    return f"${value:,.2f}" if value >= 1 else f"${value:#.3g}"

@@ -18,7 +18,7 @@ from steptime.terminal.options import (
     RENT,
     SUBJECT,
     WEIGHTS,
-    count,
+    Load,
     modes_of,
     not_empty,
     option,
@@ -36,7 +36,7 @@ from steptime.units import counted
 if TYPE_CHECKING:
     from steptime.machines.system import System
 
-WORKLOAD, ALL, ANY = "Requests", "all", "any"
+ALL, ANY = "all", "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +71,7 @@ class Rivals:
         names = _parts("systems", self.systems)
         found = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
         first, last = self._years()
-        makers = None if self.vendor is None else {maker.casefold() for maker in _parts("--vendor", self.vendor)}
-        for maker in _parts("--vendor", self.vendor) if self.vendor is not None else ():
-            known = sorted({one.chip.vendor for one in (*found, *read_systems(self.catalog))})
-            if maker.casefold() not in {name.casefold() for name in known}:
-                raise UnknownName("maker of chips", maker, known, f"Known: {', '.join(known)}.")
+        makers = None if self.vendor is None else self._makers(found)
         left = [
             one for one in found if first <= one.chip.year <= last and (makers is None or one.chip.vendor.casefold() in makers)
         ]
@@ -85,6 +81,15 @@ class Rivals:
                 f"{min(one.chip.year for one in found)} to {max(one.chip.year for one in found)}"
             )
         return left
+
+    def _makers(self, found: "list[System]") -> set[str]:
+        """Return the makers that are asked for, in small letters; raise UnknownName for one that no system has."""
+        known = sorted({one.chip.vendor for one in (*found, *read_systems(self.catalog))})
+        asked = {maker.casefold(): maker for maker in _parts("--vendor", self.vendor or "")}
+        for folded, maker in asked.items():
+            if folded not in {name.casefold() for name in known}:
+                raise UnknownName("maker of chips", maker, known, f"Known: {', '.join(known)}.")
+        return set(asked)
 
     def _years(self) -> tuple[int, int]:
         if self.year is None:
@@ -106,14 +111,9 @@ def _parts(name: str, text: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(Load):
     """What is asked of each of them."""
 
-    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
-    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
-    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
-    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
-    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
     sure: Annotated[
         float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", LIMITS)
     ] = None
@@ -140,14 +140,11 @@ class Asked:
 @grouped
 def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
     """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
-    from steptime.planning.workload import Workload
-
     refuse_idle(ctx, {"text, not --json": (not asked.json, "brief")})
     names = _parts("models", rivals.models)
     check_outputs({"--csv": asked.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
     modes = modes_of(asked.mode)
     many, limits = asked.many(), read_limits(asked.speed, asked.ttft)
-    workload = Workload(input_tokens=asked.input_, output_tokens=asked.output, cached_share=asked.cached)
     machines = rivals.machines()
     models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
     if rivals.rent is not None and not any(_has_rent(one, rivals.rent) for one in machines):
@@ -164,7 +161,7 @@ def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
         found = rank(
             models,
             machines,
-            workload,
+            asked.workload(),
             limits,
             chips=many,
             engine=rivals.engine,

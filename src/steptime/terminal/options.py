@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
     from steptime.physics.layout import Layout
-    from steptime.planning.workload import Slo
+    from steptime.planning.workload import Slo, Workload
 
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
+WORKLOAD = "Requests"
 
 JSON = Annotated[
     bool, typer.Option("--json", help="Print JSON in SI units instead of text; errors too.", rich_help_panel=OUTPUT)
@@ -200,6 +201,23 @@ class Rented(Subject):
         """Return model, system with the rent asked for, and engine."""
         model, system, engine = super().read()
         return model, with_rent(system, self.rent, self.set_), engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests that are alike, and the limits on them."""
+
+    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
+    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
+    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
+    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
+
+    def workload(self) -> "Workload":
+        """Return the requests."""
+        from steptime.planning.workload import Workload
+
+        return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
 
 
 @dataclass(frozen=True, kw_only=True)

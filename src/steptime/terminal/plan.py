@@ -13,6 +13,7 @@ from steptime.terminal.options import (
     JSON,
     LIMITS,
     OUTPUT,
+    Load,
     Rented,
     count,
     modes_of,
@@ -29,28 +30,14 @@ if TYPE_CHECKING:
     from steptime.models.model import Model
     from steptime.physics.engine import Engine
     from steptime.planning.deployment import Plan
-    from steptime.planning.workload import Workload
     from steptime.simulation.replays import Replay
-
-WORKLOAD = "Requests"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requests:
+class Requests(Load):
     """What is asked of the deployment."""
 
-    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
-    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
-    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
-    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
-    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
     quantile: Annotated[str, option("At which the limits hold with --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
-
-    def workload(self) -> "Workload":
-        """Return the requests."""
-        from steptime.planning.workload import Workload
-
-        return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
 
 
 @dataclass(frozen=True, kw_only=True)

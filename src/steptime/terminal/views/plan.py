@@ -12,6 +12,7 @@ from rich.text import Text
 from steptime.launching.asked import NAMES
 from steptime.launching.commands import launch_commands
 from steptime.machines.energy import counted_by, power_in_words
+from steptime.machines.money import usd
 from steptime.machines.rents import kind_and_date, origin_in_words
 from steptime.physics.distance import APART
 from steptime.physics.layout import Layout, show_layout
@@ -29,7 +30,7 @@ from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
 from steptime.terminal.views.step import TERM_COLOURS, memory_bar, own_runs, resource_table
-from steptime.terminal.views.widgets import Grid, bar, heading, notes, ranged, share_table, table, usd
+from steptime.terminal.views.widgets import Grid, bar, heading, notes, ranged, share_table, table
 from steptime.units import counted, in_digits, show
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.machines.money import usd
 from steptime.machines.rents import known
 from steptime.sweeping.standings import Ranking, Standing
-from steptime.terminal.views.widgets import Grid, notes, table, usd
+from steptime.terminal.views.widgets import Grid, notes, table
 from steptime.units import counted, show
 
 LEAST, BESIDE, MOST = 20, 34, 100  # columns of an axis, those beside it, and of a picture at most

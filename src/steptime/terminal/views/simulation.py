@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from steptime.machines.money import usd
 from steptime.machines.rents import kind_and_date, known, origin_in_words
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.limits import Judged, at
@@ -19,7 +20,7 @@ from steptime.simulation.replays import Replay
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.terminal.views.plots import distribution_plot
 from steptime.terminal.views.step import own_runs
-from steptime.terminal.views.widgets import Either, Grid, notes, table, usd
+from steptime.terminal.views.widgets import Either, Grid, notes, table
 from steptime.units import counted, in_digits, show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}

@@ -169,20 +169,10 @@ def _packed(first: Text, pieces: Iterable[Text], width: int) -> list[Text]:
     return lines
 
 
-def usd(value: float) -> str:
-    """Write dollars: from one on to two places, less to three digits.
-
-    >>> usd(1234.5), usd(0.3), usd(0.05018), usd(0.0)
-    ('$1,234.50', '$0.300', '$0.0502', '$0.00')
-    """
-    if not math.isfinite(value):
-        return "unknown"
-    return f"${value:,.{2 - min(0, math.floor(math.log10(value))) if value > 0 else 2}f}"
-
-
 def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[float], str]) -> str:
     """Write a value with its 90 % range, the unit once where it is one.
 
+    >>> from steptime.machines.money import usd
     >>> ranged(0.0234, (0.0179, 0.0312), lambda s: show(s, "s"))
     '23.4 ms (17.9 to 31.2)'
     >>> ranged(0.95e-3, (0.8e-3, 1.2e-3), lambda s: show(s, "s")), ranged(2.0, None, usd)
