@@ -49,6 +49,7 @@ from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
 from steptime.sweeping.ranking import Ranking
+from steptime.sweeping.result import Sweep
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 
 PAGE = HERE / "models.md"
@@ -60,6 +61,7 @@ ANSWERS: dict[type, str] = {
     "With `--explain` it adds `explanation`: `pools`, each with `equations` and the `lines` "
     "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
     Ranking: "`steptime compare`, `st.compare`.",
+    Sweep: "`steptime sweep`, `st.sweep`.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
     "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "

@@ -21,7 +21,7 @@ def aside(work: Callable[[], Answer]) -> Callable[[], Answer]:
     Safe is a process with one thread, as the command line is (a copy of one with several may wait forever for a lock), on Linux
     with a second core; elsewhere, and where the copy does not answer, `work` is done when its answer is asked for.
     """
-    if not _safe():
+    if not alone():
         return work
     reads, writes = os.pipe()
     sys.stdout.flush()
@@ -49,7 +49,7 @@ def spread(work: Callable[[Given], Answer], items: Sequence[Given]) -> list[Answ
     >>> spread(lambda number: number**2, [1, 2, 3])
     [1, 4, 9]
     """
-    cores = min(len(items), len(os.sched_getaffinity(0))) if _safe() else 1
+    cores = min(len(items), len(os.sched_getaffinity(0))) if alone() else 1
     others = [aside(partial(_each, work, items[first::cores])) for first in range(1, cores)]
     parts = [_each(work, items[::cores]) if cores else [], *(other() for other in others)]
     return [parts[at % max(cores, 1)][at // max(cores, 1)] for at in range(len(items))]
@@ -59,7 +59,8 @@ def _each(work: Callable[[Given], Answer], items: Sequence[Given]) -> list[Answe
     return [work(item) for item in items]
 
 
-def _safe() -> bool:
+def alone() -> bool:
+    """Whether this process may be copied: it has one thread, on Linux, and there is a second core."""
     if not sys.platform.startswith("linux") or sys.stdout is None or sys.stderr is None:
         return False
     try:

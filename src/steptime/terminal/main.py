@@ -16,6 +16,8 @@ from steptime.errors import Impossible, InputError, shown
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
+OPEN = ("sweep",)  # commands that take the options of others too
+FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
 
@@ -29,6 +31,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "compare llama-3.3-70b --input 2k --output 500 --speed 40 --ttft 1",
         "compare deepseek-v3,kimi-k2 hgx-b200,gb200-nvl72 --speed 30 --rent ondemand",
         "compare qwen3-32b --vendor NVIDIA,AMD --year 2023.. --chips any --csv table.csv",
+    ),
+    "sweep": (
+        "sweep step llama-3.3-70b hgx-h100 --tp 8 --over batch=1:4096:log2 --over context=1k,8k,64k --plot cost.png",
+        "sweep plan llama-3.3-70b --over system=hgx-h100,hgx-b200 --over speed=20:100:5 --input 2k --out plans.xlsx",
+        "sweep step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --over chip.hbm.bandwidth=4TB/s:32TB/s:9",
+        "sweep simulate llama-3.1-8b hgx-h100 --over rate=5:40:8 --input 512 --output 128",
+        "sweep blackboard.drain_seconds --over bandwidth=1TB/s:20TB/s:20log --capacity 80GB --out drain.xlsx",
     ),
     "step": (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",
@@ -84,7 +93,7 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
     for name in words[:1] if words and words[0] in EXAMPLES else EXAMPLES:
         command = getattr(import_module(f"steptime.terminal.{name}"), name)
         epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
-        app.command(epilog=epilog)(command)
+        app.command(epilog=epilog, context_settings=FREE if name in OPEN else {})(command)
     app.callback(invoke_without_command=True)(_version)
     return app
 

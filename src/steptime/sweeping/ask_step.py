@@ -1,0 +1,133 @@
+"""One forward pass as a question: its time, rates, cost and memory over any of its inputs, arrays among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError, UnknownName
+from steptime.machines.money import rent_of, usd_per_million
+from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, at_least_zero, positive
+from steptime.physics.layout import Layout
+from steptime.physics.memory import memory_per_chip
+from steptime.physics.step import mixed_step
+from steptime.physics.uncertainty import has_range, step_range
+from steptime.sweeping.inputs import COUNT, TEXT, Answer, Input, Question
+from steptime.sweeping.subject import SUBJECT, read_subject
+
+PHASES = ("decode", "prefill", "mixed")
+WAYS = {
+    "tp": "tensor parallel ways", "pp": "pipeline stages", "dp": "attention groups", "ep": "expert parallel ways",
+    "cp": "context parallel ways",
+}  # fmt: skip
+TIME, LOW, HIGH = "time", "time_low", "time_high"
+COST = "usd_per_million_tokens"
+
+
+def _count(meaning: str, unit: str = "", apart: bool = False) -> Input:
+    return Input(meaning=meaning, unit=unit, kind=COUNT, broadcasts=True, apart=apart)
+
+
+INPUTS = {
+    **SUBJECT,
+    "phase": Input(meaning="decode, prefill or mixed", kind=TEXT),
+    "batch": _count("sequences that decode in one replica", "sequences"),
+    "context": _count("tokens of context of each", "tokens"),
+    "query": _count("tokens that each gets in the pass", "tokens"),
+    "prompts": _count("prompts in the pass; by default one for each attention group", "prompts"),
+    "tokens": _count("new tokens of each prompt", "tokens"),
+    "prefix": _count("cached tokens before them", "tokens"),
+    **{name: _count(meaning, apart=True) for name, meaning in WAYS.items()},
+    "microbatches": _count("parts of the batch in flight; by default one a stage", apart=True),
+}
+ANSWERS = {
+    TIME: Answer(meaning="time of the pass", unit="s"),
+    LOW: Answer(meaning="lower end of its 90 % range", unit="s"),
+    HIGH: Answer(meaning="upper end of its 90 % range", unit="s"),
+    "tokens_per_second_per_user": Answer(meaning="tokens that each sequence gets", unit="tok/s"),
+    "tokens_per_second_per_chip": Answer(meaning="tokens decoded, or read in prefill, by a chip", unit="tok/s"),
+    COST: Answer(meaning="rent over tokens decoded, or read in prefill, per million", unit="USD"),
+    f"{COST}_low": Answer(meaning="lower end of its 90 % range, by the range of the time", unit="USD"),
+    f"{COST}_high": Answer(meaning="upper end of its 90 % range", unit="USD"),
+    "memory_share": Answer(meaning="share of a chip's memory that is taken"),
+    "fits": Answer(meaning="whether it fits (1) or not (0)"),
+    "bound": Answer(meaning="what takes the most of the time", text=True),
+}
+RANGES = frozenset({LOW, HIGH, f"{COST}_low", f"{COST}_high"})
+
+
+def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+    """Return the answers about one pass, or about arrays of them."""
+    model, system, engine = read_subject(given)
+    ways: dict[str, Any] = {name: given.get(name, 1) for name in WAYS}
+    layout = Layout(**ways, microbatches=given.get("microbatches", ways["pp"]))
+    work = _work(given, layout)
+    step = mixed_step(model, system, **work, layout=layout, engine=engine)
+    prefill = given.get("phase", "decode") == "prefill"
+    tokens = work["prompts"] * work["tokens"] if prefill else work["batch"] * work["query"]
+    rent = rent_of(layout.chips, system.rent.typical)
+    found = {
+        TIME: step.total,
+        "tokens_per_second_per_user": np.nan if prefill else work["query"] / step.total,
+        "tokens_per_second_per_chip": tokens / layout.chips / step.total,
+        COST: usd_per_million(rent, tokens / step.total),
+    }
+    if wanted & RANGES:
+        ends = step_range(model, system, **work, layout=layout, engine=engine) if has_range(engine) else None
+        for side, end in zip(("low", "high"), ends or (np.nan, np.nan), strict=True):
+            found[f"{TIME}_{side}"] = end
+            found[f"{COST}_{side}"] = usd_per_million(rent, tokens / end)
+    if wanted & {"memory_share", "fits"}:
+        rows = work["batch"] * work["query"] + work["prompts"] * work["tokens"]
+        held = memory_per_chip(
+            model, system, batch=work["prompts"] if prefill else work["batch"],
+            context=work["tokens"] + work["prefix"] if prefill else work["context"],
+            layout=layout, engine=engine, step_tokens=rows / np.asarray(layout.dp),
+        )  # fmt: skip
+        found |= {"memory_share": held.used / held.capacity, "fits": held.fits}
+    if "bound" in wanted:
+        found["bound"] = step.bound
+    return found
+
+
+def _work(given: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+    phase = given.get("phase", "decode")
+    if phase not in PHASES:
+        raise UnknownName("phase", phase, PHASES, f"Known: {', '.join(PHASES)}.")
+    idle = {"decode": ("prompts", "tokens", "prefix"), "prefill": ("batch", "context", "query"), "mixed": ()}[phase]
+    for name in idle:
+        if name in given:
+            other = "prefill" if phase == "decode" else "decode"
+            raise RangeError(f"{name} has no part in phase {phase}; give phase={other} or phase=mixed, or leave it out")
+    work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
+    if phase != "prefill":
+        work |= {name: given.get(name, usual) for name, usual in (("batch", 1), ("context", 4096), ("query", 1))}
+        positive("batch", work["batch"], most=MOST_SEQUENCES)
+        positive("context", work["context"], most=MOST_TOKENS)
+    if phase != "decode":
+        work |= {
+            "prompts": given.get("prompts", layout.dp),
+            "tokens": given.get("tokens", 8192),
+            "prefix": given.get("prefix", 0),
+        }
+        positive("prompts", work["prompts"], most=MOST_SEQUENCES)
+        positive("tokens", work["tokens"], most=MOST_TOKENS)
+        at_least_zero("prefix", work["prefix"], most=MOST_TOKENS)
+    return work
+
+
+STEP = Question(
+    name="step",
+    meaning="one forward pass: its time, rates, cost and memory",
+    inputs=INPUTS,
+    answers=ANSWERS,
+    ask=ask,
+    figures=True,
+    vectorised=True,
+    needs=("model", "system"),
+    shows=(TIME, "tokens_per_second_per_user", "tokens_per_second_per_chip", COST, "memory_share"),
+    bands={TIME: (LOW, HIGH), COST: (f"{COST}_low", f"{COST}_high")},
+    seconds=4e-7,
+)

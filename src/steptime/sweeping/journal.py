@@ -1,0 +1,113 @@
+"""What was answered already, on disk: a sweep that was ended goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import DataFileError
+from steptime.sweeping.axes import label
+from steptime.sweeping.grid import Found, Job, Region
+
+SUFFIX: Final = ".partial"
+
+
+class Journal:
+    """A file beside the results, with a line for each point that was answered; it is removed when they are written.
+
+    It is of one sweep: of its question, axes, fixed values and of the files that these name. Raises DataFileError where the
+    file there is of another.
+    """
+
+    def __init__(self, results: str, job: Job) -> None:
+        self.path = Path(results + SUFFIX)
+        self.mark = fingerprint(job)
+        self.done: dict[Region, Found] = {}
+        try:
+            if self.path.exists():
+                self._read()
+            self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the sweep lasts
+            if self.path.stat().st_size == 0:
+                self._write({"sweep": self.mark})
+        except OSError as error:
+            raise DataFileError(self.path, f"cannot be written: {error.strerror}") from None
+
+    def _read(self) -> None:
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            mark = json.loads(lines[0])["sweep"] if lines else self.mark
+        except (ValueError, KeyError, TypeError):
+            raise DataFileError(self.path, "holds something else than a sweep; remove it, or give another name") from None
+        if mark != self.mark:
+            raise DataFileError(self.path, "holds the beginning of another sweep; remove it, or give the results another name")
+        kept = lines[:1]
+        for line in lines[1:]:
+            try:
+                told = json.loads(line)
+                region = tuple((start, stop) for start, stop in told["region"])
+            except (ValueError, KeyError, TypeError):
+                break  # the line that was being written when the sweep ended
+            shape = tuple(stop - start for start, stop in region)
+            answers = {name: _array(value, shape) for name, value in told["answers"].items()}
+            self.done[region] = Found(region=region, answers=answers, reason=told.get("reason", ""))
+            kept.append(line)
+        if len(kept) < len(lines):
+            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def left(self, regions: Iterable[Region]) -> Iterator[Region]:
+        """Yield the regions that were not answered yet."""
+        return (region for region in regions if region not in self.done)
+
+    def note(self, found: Found) -> None:
+        """Write what a region answers."""
+        answers = {name: values.ravel().tolist() for name, values in found.answers.items()}
+        self._write({"region": found.region, "answers": answers, "reason": found.reason})
+
+    def _write(self, told: dict[str, Any]) -> None:
+        self.file.write(json.dumps(told) + "\n")
+        self.file.flush()
+
+    def close(self, *, finished: bool) -> None:
+        """Close the file, and remove it where the results are written."""
+        self.file.close()
+        if finished:
+            self.path.unlink(missing_ok=True)
+
+
+def _array(values: list[Any], shape: tuple[int, ...]) -> Any:
+    text = any(isinstance(value, str) for value in values)
+    return np.array(values, dtype=object if text else np.float64).reshape(shape)
+
+
+def fingerprint(job: Job) -> str:
+    """Return what tells one sweep from another."""
+    told = hashlib.sha256()
+    told.update(f"{job.question.name} {job.together} {sorted(job.wanted)}".encode())
+    function = getattr(job.question.ask, "args", None)
+    if function and callable(function[0]):
+        try:
+            told.update(inspect.getsource(function[0]).encode())
+        except (OSError, TypeError):
+            told.update(repr(function[0]).encode())
+    for axis in job.axes:
+        told.update(axis.name.encode())
+        told.update(axis.values.tobytes() if axis.numeric else _of(axis.values).encode())
+    for name, value in sorted(job.fixed.items()):
+        told.update(f"{name}={_of([value])}".encode())
+    return told.hexdigest()[:24]
+
+
+def _of(values: Iterable[Any]) -> str:
+    parts = []
+    for value in values:
+        parts.append(label(value) if not isinstance(value, str | float | int) else repr(value))
+        if isinstance(value, str) and os.path.isfile(value):
+            parts.append(str(os.stat(value).st_mtime_ns))
+    return "|".join(parts)

@@ -1,0 +1,267 @@
+"""The command `steptime sweep`."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean
+from steptime.terminal.options import BRIEF, JSON, OUTPUT, not_empty, option
+from steptime.terminal.output import console_of, print_json, say, show, wrote
+
+if TYPE_CHECKING:
+    from steptime.sweeping.inputs import Question
+    from steptime.sweeping.result import Sweep
+
+AXES, WHERE = "Axes", "Where it runs"
+OVER = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--over",
+        metavar="NAME=VALUES",
+        help="An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:100:9 (9 values), rent=1:10:20log (equal "
+        "ratios), chip.hbm.bandwidth=4TB/s:32TB/s:9, system=hgx-h100,hgx-b200. Repeatable: every combination is asked.",
+        rich_help_panel=AXES,
+    ),
+]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="What is held: any input of the question, or a figure of the machine. Any other option of the command in "
+        "question does too: --tp 8 is --set tp=8. Repeatable.",
+        rich_help_panel=AXES,
+    ),
+]
+WORDS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUESTION [MODEL] [SYSTEM]",
+        help="step, plan, simulate, or blackboard.NAME (a closed form of the lecture); then model and system, unless axes.",
+        show_default=False,
+    ),
+]
+ANSWER = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--answer", metavar="NAME", help="What is told; by default the main answers. Repeatable.", rich_help_panel=OUTPUT
+    ),
+]
+OUT = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
+        "Repeatable. Plans and simulations are kept beside the first while they come: the same command goes on from there.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
+def sweep(
+    words: WORDS = None,
+    over: OVER = None,
+    set_: SET = None,
+    together: Annotated[
+        bool, option("Step through all axes at once, instead of every combination.", AXES, "--together")
+    ] = False,
+    answer: ANSWER = None,
+    out: OUT = None,
+    plot: Annotated[str | None, option("Draw the first answer into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")] = None,
+    against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
+    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", WHERE, metavar="N")] = None,
+    cluster: Annotated[
+        str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", WHERE, metavar="ADDRESS")
+    ] = None,
+    brief: BRIEF = False,
+    json: JSON = False,
+) -> None:
+    """Ask the same question over many values: tables, files and pictures of how answers change."""
+    from steptime.sweeping.axes import read_axes
+    from steptime.sweeping.questions import question_of
+    from steptime.sweeping.running import connect
+    from steptime.sweeping.sweep import sweep_of
+
+    name, given, more = _read_words(words or [])
+    question = question_of(name)
+    _no_slips(question, more)
+    for key in given:
+        if key not in question.inputs:
+            raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
+    if brief and json:
+        raise RangeError("--brief needs text, not --json")
+    if against is not None and plot is None:
+        raise RangeError("--against needs --plot, the picture that it is drawn in")
+    files, asked = _check_files(out or [], plot), _answers(question, answer or [], against)
+    axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
+    if not axes:
+        raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
+    not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
+    client = None if cluster is None else connect(cluster)
+    try:
+        with _told() as progress:
+            found = sweep_of(
+                question, axes, held, answers=asked, together=together, workers=workers, client=client,
+                out=files[0] if files else None, progress=progress,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if files:
+            say(f"steptime: ended; what was answered is kept in {files[0]}.partial, and the same command goes on from there")
+        raise
+    finally:
+        if client is not None:
+            client.close()
+    _write(found, files, plot, asked[0] if asked else None, against)
+    if json:
+        print_json(found)
+    else:
+        from steptime.terminal.views.sweeping import sweep_view
+
+        console = console_of()
+        show(sweep_view(found, console.width, brief=brief), console=console)
+    if len(found.reasons) == found.points:
+        raise typer.Exit(1)
+
+
+def _read_words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the question, model and system, and the options that are not the sweep's own, as NAME=VALUE."""
+    plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
+    if not plain:
+        raise InputError(
+            "a sweep needs a question: step, plan, simulate, or blackboard.NAME; `steptime sweep --help` has examples"
+        )
+    if len(plain) > 3:
+        raise InputError(f"{plain[3]} is one word too many: a sweep takes QUESTION [MODEL] [SYSTEM]")
+    rest, more = words[len(plain) :], []
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or not name.strip("-"):
+            raise InputError(
+                f"{name} follows no option; options of the question are --name value, and the rest goes before them"
+            )
+        if not equals:
+            if not rest:
+                raise InputError(f"{name} needs a value; --over NAME=VALUES gives several")
+            value = rest.pop(0)
+        more.append(f"{name}={value}")
+    return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), more
+
+
+def _no_slips(question: "Question", more: list[str]) -> None:
+    """Raise UnknownName for a misspelt option of the sweep itself, which would else be taken for one of the question."""
+    own = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+    for text in more:
+        name = text.partition("=")[0].lstrip("-")
+        if name.replace("-", "_") not in question.inputs and "." not in name and did_you_mean(name, own, alike=0.75):
+            raise UnknownName("option", f"--{name}", [f"--{one}" for one in own])
+
+
+def _answers(question: "Question", answers: list[str], against: str | None) -> tuple[str, ...]:
+    names = [name.strip() for text in answers for name in text.split(",")]
+    if against is not None:
+        names = [*(names or question.shows), against]
+    return tuple(dict.fromkeys(names))
+
+
+def _check_files(out: list[str], plot: str | None) -> list[str]:
+    """Return the files of results; raise InputError, before the work, for one that cannot be written."""
+    import os
+
+    from steptime.sweeping.files import PICTURES, ending
+
+    pictures = [name for name in out if name.casefold().endswith(PICTURES)]
+    if pictures:
+        raise InputError(f"{pictures[0]} is a picture: --plot draws it, and --out writes tables")
+    if plot is not None and not plot.casefold().endswith(PICTURES):
+        raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {plot}; --out writes tables")
+    for name in [*out, *([plot] if plot is not None else [])]:
+        ending(name)
+        place = os.path.dirname(os.path.realpath(name))
+        if not os.path.isdir(place):
+            raise DataFileError(name, "cannot be written: its folder does not exist")
+        if not os.access(place, os.W_OK) or (os.path.isfile(name) and not os.access(name, os.W_OK)):
+            raise DataFileError(name, "cannot be written: permission denied")
+        if os.path.isfile(name) and not _own(name):
+            raise DataFileError(name, "holds something else than a sweep writes; give another name, or remove it")
+        if os.path.isdir(name) and not (name.endswith(".zarr") and os.path.exists(os.path.join(name, ".zgroup"))):
+            raise DataFileError(name, "is a folder; give the results another name")
+    if len({*out, plot}) < len(out) + 1:
+        raise InputError("two files have one name; give each its own")
+    return out
+
+
+def _own(name: str) -> bool:
+    """Whether a file may be an older one of a sweep: of a table or of JSON, by its beginning; of others, by its ending."""
+    if not name.casefold().endswith((".csv", ".json")):
+        return True
+    with open(name, "rb") as file:
+        begins = file.read(4096)
+    if name.casefold().endswith(".json"):
+        return not begins.strip() or b"steptime.sweep/" in begins
+    return not begins.strip() or b"," in begins.partition(b"\n")[0]
+
+
+def _write(found: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
+    for name in files[1:]:
+        found.save(name)
+    for name in files:
+        wrote(name, f"{found.points:,} point{'s' * (found.points > 1)}")
+    if plot is not None:
+        found.plot(plot, answer=answer, against=against)
+        wrote(plot, "the picture")
+
+
+@contextmanager
+def _told() -> "Iterator[Callable[[int, int], None]]":
+    """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
+    from steptime.sweeping.sweep import duration
+
+    started, state = time.perf_counter(), {"first": -1}
+    bar: Any = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal bar
+        if state["first"] < 0:
+            state["first"] = done
+            if done:
+                say(f"steptime: goes on from {done:,} of {total:,} points that were answered before")
+            return
+        passed = time.perf_counter() - started
+        if bar is None and passed > 1.5 and done < total:
+            left = passed / (done - state["first"]) * (total - done)
+            if sys.stderr is None or not sys.stderr.isatty():
+                bar = False
+                say(f"steptime: {done:,} of {total:,} points, some {duration(left)} left ...")
+            else:
+                bar = _bar(total)
+        if bar:
+            bar.update(bar.task_ids[0], completed=done)
+
+    try:
+        yield progress
+    finally:
+        if bar:
+            bar.stop()
+
+
+def _bar(total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("points, left"),
+        TimeRemainingColumn(),
+        TextColumn("of"),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.start()
+    bar.add_task("points", total=total)
+    return bar

@@ -1,0 +1,250 @@
+"""What the terminal shows of a sweep: a table where points are few, else where each answer is least and most, and a picture."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from steptime.machines.money import usd
+from steptime.numbers import Array
+from steptime.sweeping.axes import Axis
+from steptime.sweeping.pictures import first_number, numbers
+from steptime.sweeping.result import Column, Sweep
+from steptime.terminal.views.plots import drawn, figure, label, room
+from steptime.terminal.views.widgets import Grid, facts, notes, table
+from steptime.units import counted, in_digits, show
+
+FEW = 24  # points of which each has a row
+ROWS = 12
+COUNTED = ("tokens", "sequences", "prompts", "requests")
+SHADES = " ░▒▓█"
+SHOWN = {"s": "s", "tok/s": "tok/s", "B": "B", "B/s": "B/s", "USD/s": "USD/s", "FLOP/s": "FLOP/s", "W": "W"}
+
+
+def sweep_view(found: Sweep, width: int, *, brief: bool = False) -> RenderableType:
+    """Return what was asked, the answers, and why some points have none."""
+    over = " x ".join(f"{axis.name} ({len(axis.values):,})" for axis in found.axes)
+    how = "together" if found.together else "each with each"
+    title = f"{found.question} over {over}: {counted(found.points, 'point')}" + (f", {how}" if len(found.axes) > 1 else "")
+    parts: list[RenderableType] = [Text(title, style="bold")]
+    held = ", ".join(f"{name} {_held(found, name, value)}" for name, value in found.fixed.items())
+    parts += [Text(f"Held: {held}.")] if held else []
+    shown = numbers(found) + [name for name, column in found.answers.items() if not column.numeric]
+    if brief:
+        return Group(*parts, *_refused(found), facts(_ends(found, numbers(found)[:1])))
+    if found.points <= FEW:
+        made = _every(found, shown)
+        parts += [Text(), made]
+        dropped = len(made.columns) - len(made.widths(width))
+        parts += notes([f"{counted(dropped, 'column')} more in a wider terminal, with --out FILE or --json"]) if dropped else []
+    else:
+        parts += [Text(), _extremes(found), *_picture(found, width)]
+    banded = any(one in found.answers for name in numbers(found) for one in found.asked.bands.get(name, ()))
+    parts += [Text("In brackets: 90 % ranges.", style="bright_black")] if banded and found.points <= FEW else []
+    return Group(*parts, *_refused(found))
+
+
+def _held(found: Sweep, name: str, value: Any) -> str:
+    of = found.asked.inputs.get(name)
+    return (
+        _written(float(value), of.unit if of else "") if isinstance(value, int | float) else str(getattr(value, "name", value))
+    )
+
+
+def _written(value: float, unit: str, *, bare: bool = False) -> str:
+    """Write a number with its unit as people read it; a rate bare where the head of its column has the unit."""
+    if not math.isfinite(value):
+        return "-"
+    if unit == "USD":
+        return usd(value)
+    if unit in SHOWN and not (bare and unit == "tok/s"):
+        return str(show(value, unit))
+    number = f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else in_digits(value, 3)
+    return f"{number} {unit}" if unit and not bare and unit not in COUNTED else number
+
+
+def _axis_value(axis: Axis, value: Any, *, bare: bool = False) -> str:
+    return _written(float(value), axis.unit, bare=bare) if axis.numeric else str(value)
+
+
+def _every(found: Sweep, names: list[str]) -> Grid:
+    """Return a row for each point, ranges behind their answers."""
+    main = first_number(found) if numbers(found) else ""
+    heads = [*(f"{axis.name} [tok/s]" if axis.unit == "tok/s" else axis.name for axis in found.axes), *map(_head, names)]
+    ways, count = len(found.axes), len(names)
+    right = [
+        *(i for i, axis in enumerate(found.axes) if axis.numeric),
+        *(ways + i for i, n in enumerate(names) if found.answers[n].numeric),
+    ]
+    going = [ways + i for i in reversed(range(count)) if names[i] != main]
+    made = table(*heads, numbers=right, first_to_go=going)
+    grid = [values.ravel() for values in found.grid()]
+    for at in range(found.points):
+        cells = [_axis_value(axis, values[at], bare=True) for axis, values in zip(found.axes, grid, strict=True)]
+        made.add_row(*cells, *(_answer(found, name, at) for name in names))
+    return made
+
+
+def _head(name: str) -> str:
+    return name.replace("tokens_per_second", "tok/s").replace("usd_per_million", "USD/M").replace("_", " ")
+
+
+def _answer(found: Sweep, name: str, at: int) -> str:
+    column = found.answers[name]
+    value = column.values.ravel()[at]
+    if not column.numeric:
+        return str(value)
+    text = _written(float(value), column.unit, bare=True)
+    low, high = (found.answers.get(end) for end in found.asked.bands.get(name, ("", "")))
+    if low is None or high is None or not math.isfinite(low.values.ravel()[at]):
+        return text
+    ends = [_written(float(one.values.ravel()[at]), column.unit, bare=True) for one in (low, high)]
+    return f"{text} ({ends[0]} to {ends[1]})"
+
+
+def _extremes(found: Sweep) -> Grid:
+    """Return where each answer is least and most."""
+    made = table("answer", "least", "at", "most", "at", numbers=(1, 3), first_to_go=(4, 2))
+    for name in numbers(found):
+        column = found.answers[name]
+        flat = np.where(_fits(found), column.values, np.nan).ravel()
+        if not np.isfinite(flat).any():
+            continue
+        places = (int(np.nanargmin(flat)), int(np.nanargmax(np.where(np.isfinite(flat), flat, np.nan))))
+        cells = [text for at in places for text in (_written(float(flat[at]), column.unit), _where(found, at))]
+        made.add_row(name.replace("_", " "), *cells)
+    return made
+
+
+def _fits(found: Sweep) -> Array:
+    """Where what is asked fits the memory of a chip, as far as the answers tell."""
+    share = found.answers.get("memory_share")
+    every: Array = np.ones(found.shape, dtype=bool)
+    return every if share is None or not (share.values <= 1).any() else share.values <= 1
+
+
+def _ends(found: Sweep, names: list[str]) -> list[tuple[str, str | Text]]:
+    rows: list[tuple[str, str | Text]] = []
+    for name in names:
+        column = found.answers[name]
+        flat = np.where(_fits(found), column.values, np.nan).ravel()
+        if np.isfinite(flat).any():
+            least, most = int(np.nanargmin(flat)), int(np.nanargmax(flat))
+            rows.append(
+                (f"least {name.replace('_', ' ')}", f"{_written(float(flat[least]), column.unit)} at {_where(found, least)}")
+            )
+            rows.append(
+                (f"most {name.replace('_', ' ')}", f"{_written(float(flat[most]), column.unit)} at {_where(found, most)}")
+            )
+    return rows
+
+
+def _where(found: Sweep, at: int) -> str:
+    places: list[Any] = [at] * len(found.axes) if found.together else list(np.unravel_index(at, found.shape))
+    return ", ".join(
+        f"{axis.name} {_axis_value(axis, axis.labels[int(i)])}" for axis, i in zip(found.axes, places, strict=True)
+    )
+
+
+def _refused(found: Sweep) -> list[RenderableType]:
+    """Return how many points do not fit, how many have no answer, and why."""
+    share = found.answers.get("memory_share")
+    over = 0 if share is None else int(np.count_nonzero(share.values > 1))
+    does = "does" if over == 1 else "do"
+    full = f"{over:,} of {counted(found.points, 'point')} {does} not fit the memory of a chip (memory share above 1)"
+    full += ", and least and most are of the others" if found.points > FEW and over < found.points else ""
+    full_notes: list[RenderableType] = [*notes([full] if over else [])]
+    if not found.reasons:
+        return full_notes
+    lines = [*full_notes, Text(), Text(f"{counted(len(found.reasons), 'point')} without an answer", style="bold")]
+    first = {text: at for at, text in reversed(list(found.reasons.items()))}
+    for text, count in found.refused_because.items():
+        lines.append(Text(f"  {count:,} x {text.rstrip('.')} (first at {_where(found, first[text])})."))
+    return [*lines]
+
+
+def _picture(found: Sweep, width: int) -> list[RenderableType]:
+    """Return a curve over the longest axis of numbers, or a map over two, of the first answer; nothing where neither fits."""
+    if found.together:
+        return []
+    long = [at for at, axis in enumerate(found.axes) if axis.numeric and len(axis.values) > 3]
+    long.sort(key=lambda at: -len(found.axes[at].values))
+    name = first_number(found) if numbers(found) else ""
+    if not long or not name or not np.isfinite(found.column(name).values).any():
+        return []
+    others = [at for at in range(len(found.axes)) if at not in long[:2]]
+    where: list[Any] = [slice(None)] * len(found.axes)
+    for at in others:
+        where[at] = 0
+    held = ", ".join(f"{found.axes[at].name} {_axis_value(found.axes[at], found.axes[at].labels[0])}" for at in others)
+    values = found.column(name).values[tuple(where)]
+    column = found.column(name)
+    title = f"{name.replace('_', ' ')}" + (f" [{column.unit}]" if column.unit else "") + (f" at {held}" if held else "")
+    if len(long) == 1:
+        return [Text(), Text(title, style="bold"), _curve(found.axes[long[0]], values, column, width)]
+    if long[0] > long[1]:
+        values = values.T
+    return [Text(), Text(title, style="bold"), _map(found.axes[long[0]], found.axes[long[1]], values, column, width)]
+
+
+def _scaled(values: Array) -> tuple[Array, bool]:
+    known = values[np.isfinite(values)]
+    log = bool(known.min() > 0 and known.max() > 8 * known.min())
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (np.log10(values) if log else np.asarray(values, dtype=float)), log
+
+
+def _curve(axis: Axis, values: Array, column: Column, width: int) -> RenderableType:
+    order = np.argsort(axis.values, kind="stable")
+    (x, across), (y, up) = _scaled(axis.values[order]), _scaled(values[order])
+    known = np.isfinite(y)
+    made = figure(room(width), ROWS)
+    made.set_x_limits(float(x.min()), float(max(x.max(), x.min() + 1e-9)))
+    low, high = float(y[known].min()), float(y[known].max())
+    margin = 0.05 * (high - low) or 0.05
+    made.set_y_limits(low - margin, high + margin)
+    made.x_ticks_fkt = lambda value, _: _tick(10**value if across else value)
+    made.y_ticks_fkt = lambda value, _: _tick(10**value if up else value)
+    label(made, axis.title, f"[{column.unit}]" if column.unit else "", width)
+    made.plot(x[known], y[known])
+    return drawn(made)
+
+
+def _tick(value: float) -> str:
+    return (
+        f"{value:.2e}"
+        if abs(value) >= 1e6 or 0 < abs(value) < 1e-3
+        else f"{value:,.3g}"
+        if abs(value) < 1e3
+        else f"{value:,.0f}"
+    )
+
+
+def _map(first: Axis, second: Axis, values: Array, column: Column, width: int) -> RenderableType:
+    """Return a map in shades: the first axis along the line, the second up."""
+    columns = max(10, min(60, width - 20))
+    orders = [np.argsort(axis.values, kind="stable") for axis in (first, second)]
+    scaled, _ = _scaled(values[np.ix_(*orders)])
+    across = np.unique(np.linspace(0, scaled.shape[0] - 1, min(columns, scaled.shape[0])).round().astype(int))
+    up = np.unique(np.linspace(0, scaled.shape[1] - 1, min(ROWS, scaled.shape[1])).round().astype(int))
+    low, high = np.nanmin(scaled[np.isfinite(scaled)]), np.nanmax(scaled[np.isfinite(scaled)])
+    wide = max(1, columns // len(across))
+    lines = []
+    for j in reversed(up):
+        cells = scaled[across, j]
+        levels = np.where(np.isfinite(cells), np.floor(4.999 * (cells - low) / max(high - low, 1e-12)), -1).astype(int)
+        row = "".join(("?" if level < 0 else SHADES[level]) * wide for level in levels)
+        lines.append(f"{_axis_value(second, second.values[orders[1]][j]):>12} |{row}|")
+    ends = [_axis_value(first, first.values[orders[0]][i]) for i in (0, -1)]
+    line = wide * len(across)
+    foot = " " * 14 + ends[0] + " " * max(1, line - len(ends[0]) - len(ends[1])) + ends[1]
+    known = values[np.isfinite(values)]
+    least, most = (_written(float(one), column.unit) for one in (known.min(), known.max()))
+    title = f"{second.title} up, {first.title} along; blank {least}, {SHADES[-1]} {most}" + (
+        ", ? no answer" if np.isnan(scaled).any() else ""
+    )
+    return Text("\n".join([*lines, foot, title]), no_wrap=True)
