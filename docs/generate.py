@@ -48,6 +48,7 @@ from steptime.simulation.compared import Compared
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
+from steptime.sweeping.design import Design
 from steptime.sweeping.ranking import Ranking
 from steptime.sweeping.result import Sweep
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
@@ -62,6 +63,7 @@ ANSWERS: dict[type, str] = {
     "of its `passes`, as of a step, `model_source`, and `sources` of the machine's figures.",
     Ranking: "`steptime compare`, `st.compare`.",
     Sweep: "`steptime sweep`, `st.sweep`.",
+    Design: "`steptime design`, `st.design`.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
     "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "

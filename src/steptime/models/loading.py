@@ -111,6 +111,17 @@ def load_model(
     return model
 
 
+def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
+    """Return the fields of a model's config as its file has them; `name` is as for `load_model`."""
+    path = Path(name)
+    path = path / "config.json" if is_dir(path) else path
+    data = read_file(path if is_file(path) else _find(str(name), catalog))
+    config = data.get("config", data)
+    if not isinstance(config, dict):
+        raise DataFileError(path, "config: must be a table of fields")
+    return config
+
+
 def model_of(model: ModelLike) -> Model:
     """Return a model as it is, and load one that is named: what every public function takes."""
     if isinstance(model, Model):

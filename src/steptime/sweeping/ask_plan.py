@@ -12,7 +12,7 @@ from steptime.planning.deployment import Plan
 from steptime.planning.planner import MODES, plan
 from steptime.planning.workload import Workload, limits
 from steptime.sweeping.inputs import COUNT, TEXT, Answer, Input, Question
-from steptime.sweeping.subject import SUBJECT, read_subject
+from steptime.sweeping.subject import DESIGN, MADE, SUBJECT, made, read_subject
 
 COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
 OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
@@ -28,6 +28,7 @@ LIMITS = {
 }
 INPUTS = {
     **SUBJECT,
+    **DESIGN,
     **LOAD,
     **LIMITS,
     "chips": Input(meaning="chips; by default one scale-up domain", kind=COUNT),
@@ -59,14 +60,14 @@ def _answers() -> dict[str, Answer]:
         for side, word in (("low", "lower"), ("high", "upper")):
             found[f"{name}_{side}"] = Answer(meaning=f"{word} end of its 90 % range", unit=found[name].unit)
     found["batch"] = Answer(meaning="sequences that a replica decodes at once", unit="sequences")
-    return found
+    return found | MADE
 
 
 ANSWERS = _answers()
 BANDS = {name: (f"{name}_low", f"{name}_high") for name in (COST, TPOT, TTFT, OUTPUT)}
 
 
-def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001
+def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     """Return the answers about the cheapest plan; where nothing meets the limits, the reason alone."""
     model, system, engine = read_subject(given)
     mode = given.get("mode", "any")
@@ -91,7 +92,7 @@ def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # 
     for name in BANDS:
         low, high = getattr(found, RANGES[name]) or (math.nan, math.nan)
         told |= {f"{name}_low": low, f"{name}_high": high}
-    return told | {"batch": found.pools[-1].batch}
+    return told | {"batch": found.pools[-1].batch} | made(model, system, wanted)
 
 
 def workload_of(given: Mapping[str, Any]) -> Workload:

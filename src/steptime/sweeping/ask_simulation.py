@@ -10,11 +10,12 @@ from steptime.physics.layout import Layout
 from steptime.sweeping.ask_plan import LIMITS, limits_of
 from steptime.sweeping.ask_step import WAYS
 from steptime.sweeping.inputs import COUNT, TEXT, Answer, Input, Question
-from steptime.sweeping.subject import SUBJECT, read_subject
+from steptime.sweeping.subject import DESIGN, SUBJECT, read_subject
 
 SIZES = ("input", "output")
 INPUTS = {
     **SUBJECT,
+    **DESIGN,
     **LIMITS,
     "rate": Input(meaning="requests that come", unit="requests/s", bare=True),
     "concurrency": Input(meaning="clients of a closed loop, in place of a rate", kind=COUNT),

@@ -15,7 +15,7 @@ from steptime.physics.memory import memory_per_chip
 from steptime.physics.step import mixed_step
 from steptime.physics.uncertainty import has_range, step_range
 from steptime.sweeping.inputs import COUNT, TEXT, Answer, Input, Question
-from steptime.sweeping.subject import SUBJECT, read_subject
+from steptime.sweeping.subject import DESIGN, MADE, SUBJECT, made, read_subject
 
 PHASES = ("decode", "prefill", "mixed")
 WAYS = {
@@ -32,6 +32,7 @@ def _count(meaning: str, unit: str = "", apart: bool = False) -> Input:
 
 INPUTS = {
     **SUBJECT,
+    **DESIGN,
     "phase": Input(meaning="decode, prefill or mixed", kind=TEXT),
     "batch": _count("sequences that decode in one replica", "sequences"),
     "context": _count("tokens of context of each", "tokens"),
@@ -54,6 +55,7 @@ ANSWERS = {
     "memory_share": Answer(meaning="share of a chip's memory that is taken"),
     "fits": Answer(meaning="whether it fits (1) or not (0)"),
     "bound": Answer(meaning="what takes the most of the time", text=True),
+    **MADE,
 }
 RANGES = frozenset({LOW, HIGH, f"{COST}_low", f"{COST}_high"})
 
@@ -89,7 +91,7 @@ def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
         found |= {"memory_share": held.used / held.capacity, "fits": held.fits}
     if "bound" in wanted:
         found["bound"] = step.bound
-    return found
+    return found | made(model, system, wanted)
 
 
 def _work(given: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

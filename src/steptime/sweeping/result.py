@@ -168,7 +168,9 @@ def column_name(name: str, of: str) -> str:
 
 def columns_of(question: Question, arrays: Mapping[str, Array], wanted: tuple[str, ...]) -> dict[str, Column]:
     """Return answers as columns in the order in which they were wanted."""
-    names = [name for name in wanted if name in arrays] if wanted else list(arrays)
+    ends = {end for pair in question.bands.values() for end in pair}
+    empty = {name for name in ends if name in arrays and not np.isfinite(arrays[name]).any()}  # as of the ideal, a bound
+    names = [name for name in wanted if name in arrays and name not in empty] if wanted else list(arrays)
     plain = Answer()
     return {
         name: Column(

@@ -16,7 +16,7 @@ from steptime.errors import Impossible, InputError, shown
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
-OPEN = ("sweep",)  # commands that take the options of others too
+OPEN = ("sweep", "design")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
@@ -38,6 +38,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "sweep step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --over chip.hbm.bandwidth=4TB/s:32TB/s:9",
         "sweep simulate llama-3.1-8b hgx-h100 --over rate=5:40:8 --input 512 --output 128",
         "sweep blackboard.drain_seconds --over bandwidth=1TB/s:20TB/s:20log --capacity 80GB --out drain.xlsx",
+    ),
+    "design": (
+        "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power",
+        "design deepseek-v3 gb200-nvl72 --over arch.attention=grouped,latent --arch.equal total --input 128k --cached 0.98",
+        "design step llama-3.3-70b hgx-b200 --tp 8 --over arch.kv_heads=1,2,4,8 --over batch=1:256:log2 --plot front.svg",
     ),
     "step": (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",

@@ -63,6 +63,9 @@ OUT = Annotated[
 ]
 
 
+OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+
+
 def sweep(
     words: WORDS = None,
     over: OVER = None,
@@ -87,9 +90,9 @@ def sweep(
     from steptime.sweeping.running import connect
     from steptime.sweeping.sweep import sweep_of
 
-    name, given, more = _read_words(words or [])
+    name, given, more = read_words(words or [])
     question = question_of(name)
-    _no_slips(question, more)
+    no_slips(question, more, OWN)
     for key in given:
         if key not in question.inputs:
             raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
@@ -97,14 +100,14 @@ def sweep(
         raise RangeError("--brief needs text, not --json")
     if against is not None and plot is None:
         raise RangeError("--against needs --plot, the picture that it is drawn in")
-    files, asked = _check_files(out or [], plot), _answers(question, answer or [], against)
+    files, asked = check_files(out or [], plot), _answers(question, answer or [], against)
     axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
     if not axes:
         raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
     not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
     client = None if cluster is None else connect(cluster)
     try:
-        with _told() as progress:
+        with told() as progress:
             found = sweep_of(
                 question, axes, held, answers=asked, together=together, workers=workers, client=client,
                 out=files[0] if files else None, progress=progress,
@@ -116,7 +119,7 @@ def sweep(
     finally:
         if client is not None:
             client.close()
-    _write(found, files, plot, asked[0] if asked else None, against)
+    wrote_all(found, files, plot, asked[0] if asked else None, against)
     if json:
         print_json(found)
     else:
@@ -128,7 +131,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _read_words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
+def read_words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
     """Return the question, model and system, and the options that are not the sweep's own, as NAME=VALUE."""
     plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
     if not plain:
@@ -152,9 +155,8 @@ def _read_words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
     return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), more
 
 
-def _no_slips(question: "Question", more: list[str]) -> None:
+def no_slips(question: "Question", more: list[str], own: tuple[str, ...]) -> None:
     """Raise UnknownName for a misspelt option of the sweep itself, which would else be taken for one of the question."""
-    own = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
     for text in more:
         name = text.partition("=")[0].lstrip("-")
         if name.replace("-", "_") not in question.inputs and "." not in name and did_you_mean(name, own, alike=0.75):
@@ -168,7 +170,7 @@ def _answers(question: "Question", answers: list[str], against: str | None) -> t
     return tuple(dict.fromkeys(names))
 
 
-def _check_files(out: list[str], plot: str | None) -> list[str]:
+def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
     """Return the files of results; raise InputError, before the work, for one that cannot be written."""
     import os
 
@@ -179,8 +181,10 @@ def _check_files(out: list[str], plot: str | None) -> list[str]:
         raise InputError(f"{pictures[0]} is a picture: --plot draws it, and --out writes tables")
     if plot is not None and not plot.casefold().endswith(PICTURES):
         raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {plot}; --out writes tables")
-    for name in [*out, *([plot] if plot is not None else [])]:
-        ending(name)
+    named = [*out, *(name for name in (plot, csv) if name is not None)]
+    for name in named:
+        if name != csv:
+            ending(name)
         place = os.path.dirname(os.path.realpath(name))
         if not os.path.isdir(place):
             raise DataFileError(name, "cannot be written: its folder does not exist")
@@ -190,7 +194,7 @@ def _check_files(out: list[str], plot: str | None) -> list[str]:
             raise DataFileError(name, "holds something else than a sweep writes; give another name, or remove it")
         if os.path.isdir(name) and not (name.endswith(".zarr") and os.path.exists(os.path.join(name, ".zgroup"))):
             raise DataFileError(name, "is a folder; give the results another name")
-    if len({*out, plot}) < len(out) + 1:
+    if len(set(named)) < len(named):
         raise InputError("two files have one name; give each its own")
     return out
 
@@ -206,7 +210,8 @@ def _own(name: str) -> bool:
     return not begins.strip() or b"," in begins.partition(b"\n")[0]
 
 
-def _write(found: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
+def wrote_all(found: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
+    """Write the files that are left after the first, and the picture, and say so."""
     for name in files[1:]:
         found.save(name)
     for name in files:
@@ -217,7 +222,7 @@ def _write(found: "Sweep", files: list[str], plot: str | None, answer: str | Non
 
 
 @contextmanager
-def _told() -> "Iterator[Callable[[int, int], None]]":
+def told() -> "Iterator[Callable[[int, int], None]]":
     """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
     from steptime.sweeping.sweep import duration
 

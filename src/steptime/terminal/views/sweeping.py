@@ -31,31 +31,36 @@ def sweep_view(found: Sweep, width: int, *, brief: bool = False) -> RenderableTy
     how = "together" if found.together else "each with each"
     title = f"{found.question} over {over}: {counted(found.points, 'point')}" + (f", {how}" if len(found.axes) > 1 else "")
     parts: list[RenderableType] = [Text(title, style="bold")]
-    held = ", ".join(f"{name} {_held(found, name, value)}" for name, value in found.fixed.items())
+    held = held_in_words(found)
     parts += [Text(f"Held: {held}.")] if held else []
     shown = numbers(found) + [name for name, column in found.answers.items() if not column.numeric]
     if brief:
-        return Group(*parts, *_refused(found), facts(_ends(found, numbers(found)[:1])))
+        return Group(*parts, *refused(found), facts(_ends(found, numbers(found)[:1])))
     if found.points <= FEW:
         made = _every(found, shown)
         parts += [Text(), made]
         dropped = len(made.columns) - len(made.widths(width))
         parts += notes([f"{counted(dropped, 'column')} more in a wider terminal, with --out FILE or --json"]) if dropped else []
     else:
-        parts += [Text(), _extremes(found), *_picture(found, width)]
+        parts += [Text(), _extremes(found), *picture(found, width)]
     banded = any(one in found.answers for name in numbers(found) for one in found.asked.bands.get(name, ()))
     parts += [Text("In brackets: 90 % ranges.", style="bright_black")] if banded and found.points <= FEW else []
-    return Group(*parts, *_refused(found))
+    return Group(*parts, *refused(found))
+
+
+def held_in_words(found: Sweep) -> str:
+    """Return what is held, as people read it."""
+    return ", ".join(f"{name} {_held(found, name, value)}" for name, value in found.fixed.items())
 
 
 def _held(found: Sweep, name: str, value: Any) -> str:
     of = found.asked.inputs.get(name)
     return (
-        _written(float(value), of.unit if of else "") if isinstance(value, int | float) else str(getattr(value, "name", value))
+        written(float(value), of.unit if of else "") if isinstance(value, int | float) else str(getattr(value, "name", value))
     )
 
 
-def _written(value: float, unit: str, *, bare: bool = False) -> str:
+def written(value: float, unit: str, *, bare: bool = False) -> str:
     """Write a number with its unit as people read it; a rate bare where the head of its column has the unit."""
     if not math.isfinite(value):
         return "-"
@@ -67,14 +72,15 @@ def _written(value: float, unit: str, *, bare: bool = False) -> str:
     return f"{number} {unit}" if unit and not bare and unit not in COUNTED else number
 
 
-def _axis_value(axis: Axis, value: Any, *, bare: bool = False) -> str:
-    return _written(float(value), axis.unit, bare=bare) if axis.numeric else str(value)
+def axis_value(axis: Axis, value: Any, *, bare: bool = False) -> str:
+    """Write a value of an axis as people read it."""
+    return written(float(value), axis.unit, bare=bare) if axis.numeric else str(value)
 
 
 def _every(found: Sweep, names: list[str]) -> Grid:
     """Return a row for each point, ranges behind their answers."""
     main = first_number(found) if numbers(found) else ""
-    heads = [*(f"{axis.name} [tok/s]" if axis.unit == "tok/s" else axis.name for axis in found.axes), *map(_head, names)]
+    heads = [*(f"{axis.name} [tok/s]" if axis.unit == "tok/s" else axis.name for axis in found.axes), *map(head, names)]
     ways, count = len(found.axes), len(names)
     right = [
         *(i for i, axis in enumerate(found.axes) if axis.numeric),
@@ -84,12 +90,13 @@ def _every(found: Sweep, names: list[str]) -> Grid:
     made = table(*heads, numbers=right, first_to_go=going)
     grid = [values.ravel() for values in found.grid()]
     for at in range(found.points):
-        cells = [_axis_value(axis, values[at], bare=True) for axis, values in zip(found.axes, grid, strict=True)]
+        cells = [axis_value(axis, values[at], bare=True) for axis, values in zip(found.axes, grid, strict=True)]
         made.add_row(*cells, *(_answer(found, name, at) for name in names))
     return made
 
 
-def _head(name: str) -> str:
+def head(name: str) -> str:
+    """Return what the column of an answer is called."""
     return name.replace("tokens_per_second", "tok/s").replace("usd_per_million", "USD/M").replace("_", " ")
 
 
@@ -98,11 +105,11 @@ def _answer(found: Sweep, name: str, at: int) -> str:
     value = column.values.ravel()[at]
     if not column.numeric:
         return str(value)
-    text = _written(float(value), column.unit, bare=True)
+    text = written(float(value), column.unit, bare=True)
     low, high = (found.answers.get(end) for end in found.asked.bands.get(name, ("", "")))
     if low is None or high is None or not math.isfinite(low.values.ravel()[at]):
         return text
-    ends = [_written(float(one.values.ravel()[at]), column.unit, bare=True) for one in (low, high)]
+    ends = [written(float(one.values.ravel()[at]), column.unit, bare=True) for one in (low, high)]
     return f"{text} ({ends[0]} to {ends[1]})"
 
 
@@ -115,8 +122,8 @@ def _extremes(found: Sweep) -> Grid:
         if not np.isfinite(flat).any():
             continue
         places = (int(np.nanargmin(flat)), int(np.nanargmax(np.where(np.isfinite(flat), flat, np.nan))))
-        cells = [text for at in places for text in (_written(float(flat[at]), column.unit), _where(found, at))]
-        made.add_row(name.replace("_", " "), *cells)
+        cells = [text for at in places for text in (written(float(flat[at]), column.unit), _where(found, at))]
+        made.add_row(name.replace("_", " ").replace("usd", "USD"), *cells)
     return made
 
 
@@ -135,22 +142,20 @@ def _ends(found: Sweep, names: list[str]) -> list[tuple[str, str | Text]]:
         if np.isfinite(flat).any():
             least, most = int(np.nanargmin(flat)), int(np.nanargmax(flat))
             rows.append(
-                (f"least {name.replace('_', ' ')}", f"{_written(float(flat[least]), column.unit)} at {_where(found, least)}")
+                (f"least {name.replace('_', ' ')}", f"{written(float(flat[least]), column.unit)} at {_where(found, least)}")
             )
             rows.append(
-                (f"most {name.replace('_', ' ')}", f"{_written(float(flat[most]), column.unit)} at {_where(found, most)}")
+                (f"most {name.replace('_', ' ')}", f"{written(float(flat[most]), column.unit)} at {_where(found, most)}")
             )
     return rows
 
 
 def _where(found: Sweep, at: int) -> str:
     places: list[Any] = [at] * len(found.axes) if found.together else list(np.unravel_index(at, found.shape))
-    return ", ".join(
-        f"{axis.name} {_axis_value(axis, axis.labels[int(i)])}" for axis, i in zip(found.axes, places, strict=True)
-    )
+    return ", ".join(f"{axis.name} {axis_value(axis, axis.labels[int(i)])}" for axis, i in zip(found.axes, places, strict=True))
 
 
-def _refused(found: Sweep) -> list[RenderableType]:
+def refused(found: Sweep) -> list[RenderableType]:
     """Return how many points do not fit, how many have no answer, and why."""
     share = found.answers.get("memory_share")
     over = 0 if share is None else int(np.count_nonzero(share.values > 1))
@@ -167,23 +172,27 @@ def _refused(found: Sweep) -> list[RenderableType]:
     return [*lines]
 
 
-def _picture(found: Sweep, width: int) -> list[RenderableType]:
-    """Return a curve over the longest axis of numbers, or a map over two, of the first answer; nothing where neither fits."""
+def picture(found: Sweep, width: int, answer: str = "") -> list[RenderableType]:
+    """Return a curve over the longest axis of numbers, or a map over two, of an answer; nothing where neither fits."""
     if found.together:
         return []
     long = [at for at, axis in enumerate(found.axes) if axis.numeric and len(axis.values) > 3]
     long.sort(key=lambda at: -len(found.axes[at].values))
-    name = first_number(found) if numbers(found) else ""
+    name = answer or (first_number(found) if numbers(found) else "")
     if not long or not name or not np.isfinite(found.column(name).values).any():
         return []
     others = [at for at in range(len(found.axes)) if at not in long[:2]]
     where: list[Any] = [slice(None)] * len(found.axes)
     for at in others:
         where[at] = 0
-    held = ", ".join(f"{found.axes[at].name} {_axis_value(found.axes[at], found.axes[at].labels[0])}" for at in others)
+    held = ", ".join(f"{found.axes[at].name} {axis_value(found.axes[at], found.axes[at].labels[0])}" for at in others)
     values = found.column(name).values[tuple(where)]
     column = found.column(name)
-    title = f"{name.replace('_', ' ')}" + (f" [{column.unit}]" if column.unit else "") + (f" at {held}" if held else "")
+    title = (
+        f"{name.replace('_', ' ').replace('usd', 'USD')}"
+        + (f" [{column.unit}]" if column.unit else "")
+        + (f" at {held}" if held else "")
+    )
     if len(long) == 1:
         return [Text(), Text(title, style="bold"), _curve(found.axes[long[0]], values, column, width)]
     if long[0] > long[1]:
@@ -238,12 +247,12 @@ def _map(first: Axis, second: Axis, values: Array, column: Column, width: int) -
         cells = scaled[across, j]
         levels = np.where(np.isfinite(cells), np.floor(4.999 * (cells - low) / max(high - low, 1e-12)), -1).astype(int)
         row = "".join(("?" if level < 0 else SHADES[level]) * wide for level in levels)
-        lines.append(f"{_axis_value(second, second.values[orders[1]][j]):>12} |{row}|")
-    ends = [_axis_value(first, first.values[orders[0]][i]) for i in (0, -1)]
+        lines.append(f"{axis_value(second, second.values[orders[1]][j]):>12} |{row}|")
+    ends = [axis_value(first, first.values[orders[0]][i]) for i in (0, -1)]
     line = wide * len(across)
     foot = " " * 14 + ends[0] + " " * max(1, line - len(ends[0]) - len(ends[1])) + ends[1]
     known = values[np.isfinite(values)]
-    least, most = (_written(float(one), column.unit) for one in (known.min(), known.max()))
+    least, most = (written(float(one), column.unit) for one in (known.min(), known.max()))
     title = f"{second.title} up, {first.title} along; blank {least}, {SHADES[-1]} {most}" + (
         ", ? no answer" if np.isnan(scaled).any() else ""
     )

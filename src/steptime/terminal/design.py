@@ -1,0 +1,100 @@
+"""The command `steptime design`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.errors import InputError, RangeError
+from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, option
+from steptime.terminal.output import console_of, print_json, show, write_csv
+from steptime.terminal.sweep import AXES, OUT, OVER, SET, WHERE, check_files, no_slips, read_words, told, wrote_all
+
+if TYPE_CHECKING:
+    from steptime.sweeping.design import Design
+
+WORDS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[step|plan] MODEL SYSTEM",
+        help="What is asked of each design: one pass at a batch and layout of your own (step), or the cheapest deployment "
+        "within limits (plan, the default).",
+        show_default=False,
+    ),
+]
+WITHIN = Annotated[
+    str | None,
+    option(
+        "Budget of the chip, in which FLOP/s make room for what the other parts take: power, or shares of an area or a price, "
+        "such as bandwidth=0.3,capacity=0.1,link=0.1.",
+        AXES,
+        metavar="BUDGET",
+    ),
+]
+OWN = ("over", "set", "within", "aim", "out", "csv", "plot", "against", "workers", "brief", "json")
+
+
+def design(
+    words: WORDS = None,
+    over: OVER = None,
+    set_: SET = None,
+    within: WITHIN = None,
+    aim: Annotated[
+        list[str] | None,
+        option("Answers that count, the first most; by default cost and speed. Repeatable.", OUTPUT, metavar="NAME"),
+    ] = None,
+    out: OUT = None,
+    csv: CSV = None,
+    plot: Annotated[str | None, option("Draw the first aim over the axes.", OUTPUT, metavar="FILE")] = None,
+    against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
+    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", WHERE, metavar="N")] = None,
+    brief: BRIEF = False,
+    json: JSON = False,
+) -> None:
+    """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
+    from steptime.sweeping.axes import read_axes
+    from steptime.sweeping.design import design_of
+    from steptime.sweeping.questions import question_of
+
+    name, given, more = read_words([*_question(words or [])])
+    question = question_of(name)
+    no_slips(question, more, OWN)
+    if brief and json:
+        raise RangeError("--brief needs text, not --json")
+    if against is not None and plot is None:
+        raise RangeError("--against needs --plot, the picture that it is drawn in")
+    files = check_files(out or [], plot, csv)
+    axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
+    if not axes:
+        raise RangeError(
+            "a design needs an axis, such as --over arch.kv_heads=1,2,4,8, --over arch.attention=grouped,latent or "
+            "--over times.bandwidth=1:4:7"
+        )
+    aims = [part.strip() for text in aim or [] for part in text.split(",")]
+    if against is not None:
+        aims = list(dict.fromkeys([*aims, against])) if aims else []
+    with told() as progress:
+        found = design_of(
+            question, axes, held, aims=aims, within=within, workers=workers, out=files[0] if files else None, progress=progress
+        )
+    wrote_all(found.sweep, files, plot, found.aims[0], against)
+    if csv is not None:
+        write_csv(csv, found)
+    _print(found, brief=brief, json=json)
+
+
+def _question(words: list[str]) -> list[str]:
+    """Return the words with the question before model and system; a plan unless it is named."""
+    plain = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+    if not plain:
+        raise InputError("a design needs a model and a system; `steptime design --help` has examples")
+    return words if words[0] in ("step", "plan") and plain != 2 else ["plan", *words]
+
+
+def _print(found: "Design", *, brief: bool, json: bool) -> None:
+    if json:
+        print_json(found)
+        return
+    from steptime.terminal.views.design import design_view
+
+    console = console_of()
+    show(design_view(found, console.width, brief=brief), console=console)
