@@ -84,7 +84,7 @@ def test_closed_forms_need_neither_model_nor_system(tmp_path):
         ("sweep stp llama-3.1-8b hgx-h100 --over batch=1,2", "unknown question 'stp'; did you mean step?"),
         ("sweep step llama-3.1-8b hgx-h100 extra --over batch=1", "extra is one word too many"),
         (STEP, "a sweep needs an axis"),
-        (f"{STEP} --over bacth=1,2", "unknown input of step 'bacth'; did you mean batch?"),
+        (f"{STEP} --over bacth=1,2", "unknown input of step 'bacth'; did you mean batch"),
         (f"{STEP} --over chip.hbm.bandwith=1TB/s", "did you mean chip.hbm.bandwidth"),
         (f"{STEP} --over chip.hbm.bandwidth=1TB", "chip.hbm.bandwidth: '1TB' is a quantity in B, but one in B/s is needed"),
         (
