@@ -15,7 +15,7 @@ from steptime.models.model import Attention, Layer
 from steptime.physics.demand import (
     Work,
     attention_demands,
-    busiest_prompts,
+    busiest,
     chip_factor,
     kernel_counts,
     ledger,
@@ -56,7 +56,7 @@ def test_rows_of_a_micro_batch(given, layout, expected):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "groups", "busiest"),
+    ("prompts", "groups", "most"),
     [
         (0, 4, 0),
         (0.25, 4, 1),  # of steps that have any
@@ -68,12 +68,31 @@ def test_rows_of_a_micro_batch(given, layout, expected):
         (9, 8, 2),
     ],
 )
-def test_prompts_of_the_busiest_group(prompts, groups, busiest):
+def test_prompts_of_the_busiest_group(prompts, groups, most):
     """A mean between two whole numbers is the mean of theirs: 1.04 prompts in one group are not two."""
-    assert busiest_prompts(prompts, groups) == pytest.approx(busiest)
+    assert busiest(prompts, groups) == pytest.approx(most)
     found = work(Layout(dp=groups, ep=groups), prompts=prompts, tokens=100)
-    assert (found.prompts, found.prefill) == (pytest.approx(busiest), pytest.approx(100 * busiest))
+    assert (found.prompts, found.prefill) == (pytest.approx(most), pytest.approx(100 * most))
     assert found.everywhere == pytest.approx(100 * prompts)
+
+
+@pytest.mark.parametrize(
+    ("batch", "layout", "most"),
+    [
+        (0, Layout(), 0),
+        (2.5, Layout(), 2.5),
+        (3.0000000000000004, Layout(), 3),
+        (9, Layout(dp=8, ep=8), 2),
+        (8.5, Layout(dp=8, ep=8), 1.5),
+        (8.5, Layout(dp=2, ep=2, microbatches=2), 2.5),
+        (10.5, Layout(dp=2, ep=2, microbatches=2), 3),
+        (0.25, Layout(), 1),
+    ],
+)
+def test_sequences_of_the_busiest_group_and_micro_batch(batch, layout, most):
+    """Whole sequences are dealt out; a mean number of them is between its whole neighbours, and a step has at least one."""
+    assert work(layout, batch=batch).decode == pytest.approx(most, abs=1e-9)
+    assert work(layout, batch=batch).everywhere == pytest.approx(batch / layout.microbatches)
 
 
 def demand(op, layout=None, system=None, on=None, **given):

@@ -56,8 +56,8 @@ class Work:
 def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
     """Return the rows that one micro-batch brings to an attention group; `given` are the arguments of `mixed_step`."""
     m, dp = layout.microbatches, layout.dp
-    sequences = np.ceil(given["batch"] / (dp * m) - 1e-9)
-    group_prompts = busiest_prompts(given["prompts"], dp) / m
+    sequences = busiest(given["batch"], dp * m)
+    group_prompts = busiest(given["prompts"], dp) / m
     return Work(
         sequences=sequences,
         decode=sequences * given["query"],
@@ -70,18 +70,21 @@ def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
     )
 
 
-def busiest_prompts(prompts: Number, groups: Number) -> Number:
-    """Prompts of the attention group that has most of them, where they are dealt out in turn: at least one of any.
+def busiest(count: Number, groups: Number) -> Number:
+    """Sequences or prompts of the group that has most of them, where they are dealt out in turn: at least one of any.
 
     A mean number between two whole ones is between theirs: a step of one prompt or two does not always read two.
 
-    >>> [float(busiest_prompts(prompts, 4)) for prompts in (0, 0.5, 3.5, 4, 4.25, 5)]
-    [0.0, 1.0, 1.0, 1.0, 1.25, 2.0]
+    >>> [float(busiest(count, 4)) for count in (0, 0.5, 3.5, 4, 4.25, 5)], float(busiest(2.5, 1))
+    ([0.0, 1.0, 1.0, 1.0, 1.25, 2.0], 2.5)
     """
-    whole = np.floor(prompts)
-    part = prompts - whole
-    found: Number = (1 - part) * np.ceil(whole / groups - 1e-9) + part * np.ceil((whole + 1) / groups - 1e-9)
-    return np.maximum(found, np.minimum(np.ceil(prompts), 1.0))
+    whole = np.floor(count + 1e-9)
+    part = np.maximum(count - whole, 0.0)
+    found: Number = np.ceil(whole / groups - 1e-9) + 0.0  # never -0
+    if some(part):
+        found = (1 - part) * found + part * np.ceil((whole + 1) / groups - 1e-9)
+        found = np.maximum(found, np.minimum(np.ceil(count), 1.0))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

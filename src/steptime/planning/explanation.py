@@ -12,11 +12,11 @@ from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.clock import Entry
-from steptime.physics.demand import software_factor
+from steptime.physics.demand import busiest, software_factor
 from steptime.physics.drafts import TERM, draft_passes, drafter
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.memory import sequences_per_group, stage_share
+from steptime.physics.memory import stage_share
 from steptime.physics.step import ledger_of_step
 from steptime.planning.deployment import Pool
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
@@ -165,9 +165,9 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
     """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = mean = float(pool.step.total)
     what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
-    each, groups = float(sequences_per_group(pool.batch, pool.layout)), int(pool.layout.dp)
+    each, groups = float(busiest(pool.batch, pool.layout.dp)), int(pool.layout.dp)
     lines = [
-        f"batch {pool.batch:,} = {counted(each, 'sequence')} x {counted(groups, 'attention group')}"
+        f"batch {pool.batch:,} = {each:,.6g} sequence{'s' * (each != 1)} x {counted(groups, 'attention group')}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]

@@ -38,6 +38,7 @@ AROUND = 1.5  # how far around the batch of a search the best one is looked for
 FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
 CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
 FEW, PARTS = 4, 8  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
+FINEST = 128  # batches between a whole one and twice it that are looked at where one group takes all, in no finer parts
 AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
 
 
@@ -53,7 +54,7 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    batch = unit * _around(candidate.batch / unit)
+    batch = unit * _around(candidate.batch / unit, fine=unit == 1)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
@@ -77,16 +78,46 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     return replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
 
 
-def _around(middle: float) -> Array:
+def _around(middle: float, *, fine: bool) -> Array:
     """Return the batches of a group and micro-batch that are looked at: whole ones, and where they are few, some between.
 
-    >>> _around(1.0).tolist()[:5], _around(8.0).tolist()
+    fine: where one group takes all, which then has the mean of its two whole neighbours. More groups have whole sequences each,
+    and the busiest would get no more between two of its own.
+
+    >>> _around(1.0, fine=False).tolist()[:5], _around(8.0, fine=False).tolist()
     ([1.0, 1.125, 1.25, 1.375, 1.5], [5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0])
+    >>> [_around(middle, fine=True).tolist()[:3] for middle in (8.0, 70.0, 400.0)]
+    [[5.0, 5.125, 5.25], [46.0, 46.25, 46.5], [266.0, 267.0, 268.0]]
     """
     near = max(1, round(middle))
     low, high = max(1, int(near / AROUND)), int(near * AROUND) + 1
     whole = np.linspace(low, high, min(256, high - low + 1)).astype(np.int64)
-    return distinct(np.concatenate([whole, np.arange(low, min(high, FEW), 1 / PARTS)])).astype(np.float64)
+    parts = FINE[(low <= FINE) & (high >= FINE)] if fine else np.arange(low, min(high, FEW), 1 / PARTS)
+    return distinct(np.concatenate([whole, parts])).astype(np.float64)
+
+
+def _part(batch: Number) -> Number:
+    """Return the part of a sequence by which batches of one group differ: about a hundredth of them, from an eighth to one.
+
+    >>> _part(np.array([1.0, 16.0, 32.0, 127.0, 128.0, 999.0])).tolist()
+    [0.125, 0.125, 0.25, 0.5, 1.0, 1.0]
+    """
+    return np.clip(2.0 ** np.floor(np.log2(batch)) / FINEST, 1 / PARTS, 1.0)
+
+
+FINE = np.concatenate([np.arange(2**n, 2 ** (n + 1), _part(2.0**n)) for n in range(FINEST.bit_length() - 1)])
+
+
+def _about(middle: Array, unit: Array) -> Array:
+    """Return batches about those of a search, a row of each: as near ones as in `_around`, and whole ones farther off.
+
+    Only whole ones can be kept full (`seating`).
+    """
+    some = middle * AT
+    near = np.where(np.isin(AT, CLOSE) & (unit == 1), _part(some), 1.0)
+    part = np.where(some < FEW, 1 / PARTS, near)
+    found: Array = unit * np.maximum(1, np.round(some / part) * part)
+    return found
 
 
 def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill | None:
@@ -179,8 +210,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
     middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
-    some = middle * AT
-    batch = unit * np.maximum(1, np.where(some < FEW, np.round(some * PARTS) / PARTS, np.round(some)))
+    batch = _about(middle, unit)
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     given["drafting"] = case.drafting
     if mode == AGGREGATED:
