@@ -101,7 +101,8 @@ def test_first_and_last_stage_hold_embedding_and_head(stem, pp, gigabytes):
 
 
 @pytest.mark.parametrize(
-    ("batch", "dp", "sequences"), [(10, 1, 10), (10, 4, 3), ((0.1 + 0.2) * 10, 3, 1), (8, 4, 2), (1, 8, 1), (0, 2, 0)]
+    ("batch", "dp", "sequences"),
+    [(10, 1, 10), (10, 4, 3), ((0.1 + 0.2) * 10, 3, 1), (2.5, 1, 3), (8, 4, 2), (1, 8, 1), (0, 2, 0)],
 )
 def test_the_busiest_group_has_the_odd_sequence(batch, dp, sequences):
     assert sequences_per_group(batch, Layout(dp=dp)) == sequences

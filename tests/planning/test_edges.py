@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.launching.commands import launch_commands
 from steptime.physics.drafts import cache_moved
 from steptime.planning.candidates import Candidate, state_of
 from steptime.planning.planner import plan
@@ -101,6 +102,31 @@ def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most)
     found = plan("deepseek-v3", "hgx-h200", work, slo, levers=False)
     assert found.pools[-1].batch % 1 > 0
     assert least < found.usd_per_million_output_tokens < most
+    held = compare(found, requests=600)
+    assert held.steady
+    assert held.tpot_ratio == pytest.approx(1, abs=0.05)
+    assert held.ttft_ratio == pytest.approx(1, abs=0.05)
+
+
+def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
+    """GLM-4.5 on eight H200 at 60 tok/s: among five a million tokens cost 25.7 USD, and six are too many for 16.7 ms."""
+    pytest.importorskip("numba")
+    from steptime.simulation.replays import compare
+
+    work = st.Workload(input_tokens=4096, output_tokens=512)
+    found = plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 60, ttft=2), levers=False)
+    pool = found.pools[-1]
+    assert 5 < pool.batch < 6
+    assert found.usd_per_million_output_tokens < 24.5
+    below, itself, above = (
+        float(st.mixed_step("glm-4.5", "hgx-h200", batch=batch, context=4352, layout=pool.layout).total)
+        for batch in (5, 5.5, 6)
+    )
+    assert itself == pytest.approx((below + above) / 2, rel=2e-3)
+    assert pool.seats > pool.batch
+    kept = st.memory_per_chip("glm-4.5", "hgx-h200", batch=pool.seats, context=4352, layout=pool.layout)
+    assert float(pool.memory.cache) == pytest.approx(float(kept.cache))  # whole sequences have to fit
+    assert f"--max-num-seqs {pool.seats} " in " ".join(launch_commands(found, "vllm"))
     held = compare(found, requests=600)
     assert held.steady
     assert held.tpot_ratio == pytest.approx(1, abs=0.05)

@@ -38,7 +38,7 @@ AROUND = 1.5  # how far around the batch of a search the best one is looked for
 FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
 CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
 FEW, PARTS = 4, 8  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
-FINEST = 128  # batches between a whole one and twice it that are looked at where one group takes all, in no finer parts
+FINEST = 128  # sequences below which they count where one group takes all; parts are as large a share of them, or 1 / PARTS
 AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
 
 
@@ -49,7 +49,7 @@ def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Lay
 
 
 def refined(case: Case, candidate: Candidate) -> Candidate:
-    """Return the candidate with the batch (in whole sequences per group and micro-batch) and the chunk that serve most.
+    """Return the candidate with the batch and the chunk that serve most.
 
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
@@ -105,7 +105,7 @@ def _part(batch: Number) -> Number:
     return np.clip(2.0 ** np.floor(np.log2(batch)) / FINEST, 1 / PARTS, 1.0)
 
 
-FINE = np.concatenate([np.arange(2**n, 2 ** (n + 1), _part(2.0**n)) for n in range(FINEST.bit_length() - 1)])
+FINE = np.concatenate([np.arange(2**n, 2 ** (n + 1), float(_part(2.0**n))) for n in range(FINEST.bit_length() - 1)])
 
 
 def _about(middle: Array, unit: Array) -> Array:
