@@ -72,7 +72,4 @@ def test_nothing_gets_dearer_in_eight_plans():
 
 @pytest.mark.slow
 def test_nothing_gets_dearer_in_three_thousand_plans():
-    """But for two in a thousand, where whole batches or whole replicas cost up to 5 %."""
-    found = broken(1, BASES)
-    assert len(found) <= 6, found
-    assert all("tok/s" in line and float(line.split()[-1].rstrip("%")) > -4.5 for line in found), found
+    assert broken(1, BASES) == []
