@@ -124,6 +124,12 @@ def in_quantiles(found: Quantiles) -> str:
     return f"mean {show(found.mean, 's')}, p90 {show(found.p90, 's')}, p99 {show(found.p99, 's')}"
 
 
+def served(requests: Any) -> Any:
+    """Return the requests that were served: all of them without a copy where none was rejected."""
+    done = requests["status"] == DONE
+    return requests if done.all() else requests[done]
+
+
 def answers(
     traffic: Traffic,
     requests: Any,
@@ -136,7 +142,7 @@ def answers(
 
     slo: the limits, or those of each class in order (the last stands for all further ones).
     """
-    done = requests[requests["status"] == DONE]
+    done = served(requests)
     rejected = requests[requests["status"] == REJECTED]
     ttft, total = done["first"] - done["arrival"], done["finish"] - done["arrival"]
     tpot = (done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1)
@@ -215,7 +221,7 @@ def latencies(requests: Any) -> dict[str, Any]:
 
     requests: rows of `state.REQUEST`, those that are done or all.
     """
-    done = requests[requests["status"] == DONE]
+    done = served(requests)
     tpot = (done["finish"] - done["first"]) / np.maximum(done["outputs"] - 1, 1)
     return {"TTFT": done["first"] - done["arrival"], "TPOT": tpot[done["outputs"] > 1]}
 
@@ -317,7 +323,7 @@ def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 4
                 over = grid > rows[-1, 0]
                 decoding += np.where(over, 0, rows[at, 2])
                 taken += np.where(over, 0, rules.blocks - rows[at, 3])
-    done = requests[requests["status"] == DONE]
+    done = served(requests)
     moved = done[np.isfinite(done["resumed"])]
     queue = waiting(done["arrival"], done["scheduled"], grid) + waiting(moved["moved"], moved["resumed"], grid)
     return {"seconds": grid, "decoding": decoding, "kv": taken / max(room, 1.0), "waiting": queue}
@@ -328,5 +334,5 @@ def little(requests: Any, p: Replicas) -> tuple[float, float]:
 
     They are equal where no sequence was preempted.
     """
-    done = requests[requests["status"] == DONE]
+    done = served(requests)
     return float(p.seconds[:, SEAT_SECONDS].sum()), float((done["finish"] - done["scheduled"]).sum())
