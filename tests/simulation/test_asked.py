@@ -9,7 +9,7 @@ import pytest
 import steptime as st
 from steptime.errors import InputError
 from steptime.physics.engine import load_engine
-from steptime.simulation import state
+from steptime.simulation import compiling
 from steptime.simulation.metrics import latencies
 from steptime.simulation.policy import policy_for
 from steptime.simulation.prefix_cache import cache_of
@@ -109,6 +109,6 @@ def test_without_a_place_for_its_cache_the_simulator_still_compiles():
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    with patch.object(state, "njit", njit):
-        assert state.compiled(abs) is abs
+    with patch.object(compiling, "njit", njit):
+        assert compiling.compiled(abs) is abs
     assert kinds == [True, False]

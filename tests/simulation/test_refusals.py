@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError
-from steptime.simulation import state
+from steptime.simulation import compiling
 from steptime.simulation.policy import Policy
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.run import simulate
@@ -134,14 +134,14 @@ def test_code_is_compiled_anew_where_it_cannot_be_kept(monkeypatch):
     asked = []
 
     def without_a_place(*, cache=False, **options):
-        def compiling(function):
+        def decorated(function):
             asked.append(cache)
             if cache:
                 raise RuntimeError(f"cannot cache function {function.__name__!r}: no locator available for file 'x'")
             return function
 
-        return compiling
+        return decorated
 
-    monkeypatch.setattr(state, "njit", without_a_place)
-    assert state.compiled(lambda x: x + 1)(1) == 2
+    monkeypatch.setattr(compiling, "njit", without_a_place)
+    assert compiling.compiled(lambda x: x + 1)(1) == 2
     assert asked == [True, False]

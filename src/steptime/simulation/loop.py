@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.simulation.compiling import compiled, entry, inlined
 from steptime.simulation.moves import (
     arrive,
     ask_again,
@@ -52,7 +53,6 @@ from steptime.simulation.state import (
     Rules,
     blocks_of,
     blocks_wanted,
-    compiled,
     steps_with_room,
     take_blocks,
 )
@@ -77,7 +77,7 @@ def rows_time(table: Any, before: int, rows: int) -> Any:
     return table[last] + (table[last] - table[last - 1]) * (top - last) - table[low]
 
 
-@compiled
+@entry
 def joint_factor(table: Any, b: int, rows: int) -> Any:
     """Factor on a step of `rows` prompt tokens beside `b` sequences: between the powers of two, less one, of a table."""
     last, end = len(table) - 1, len(table[0]) - 1
@@ -89,7 +89,7 @@ def joint_factor(table: Any, b: int, rows: int) -> Any:
     return (1 - x) * ((1 - y) * table[i, j] + y * table[i, j + 1]) + x * ((1 - y) * table[i + 1, j] + y * table[i + 1, j + 1])
 
 
-@compiled
+@entry
 def mixed_time(
     rates: Rates,
     b: int,
@@ -150,7 +150,7 @@ def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: floa
     return n
 
 
-@compiled
+@inlined
 def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     """When the next step of replica `r` starts: now, when the next train leaves, or when a static batch stops waiting."""
     now = p.seconds[r, CLOCK]
@@ -161,7 +161,7 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     return now
 
 
-@compiled
+@inlined
 def fills(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bool:
     """Whether a static batch that is not full goes on waiting for more, of what is on its way or comes from `until` on."""
     if rules.kind != STATIC or p.count[r, SEATS] > 0:
@@ -172,7 +172,7 @@ def fills(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bool:
     return now < leaves and more and ready_by(q, p, rules, r, now, rules.seats) < rules.seats
 
 
-@compiled
+@inlined
 def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: float, stop: bool) -> Any:
     """How many decode steps pass before anything can happen: a completion, a full cache, or an arrival that could be seated."""
     b, context = p.count[r, DECODES], p.seconds[r, CONTEXT]
@@ -319,7 +319,7 @@ def least_loaded(p: Replicas) -> int:
     return best
 
 
-@compiled
+@entry
 def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following: Any, begin: int, end: int) -> None:
     """Send requests `begin` to `end` in order of arrival to their replicas; run until all is served where `end` is beyond the
     last.
@@ -327,7 +327,10 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
     `route` names the replica of each, or is empty for the least loaded. In a closed loop clients stay with their replica, and
     `following` holds the next request that the clients of each replica send, and after it the one that follows each request.
     """
-    n = following[: len(following) - len(q)].min() if rules.closed else len(q)
+    n = len(q)
+    if rules.closed:
+        for r in range(len(following) - len(q)):
+            n = min(n, following[r])
     for i in range(begin, min(end, n + 1)):
         t = q[i].arrival if i < n else np.inf
         routed = len(route) > 0 and i < n

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.simulation.compiling import compiled, inlined
 from steptime.simulation.state import (
     BLOCK_SECONDS,
     BUSY,
@@ -43,7 +44,6 @@ from steptime.simulation.state import (
     Rules,
     blocks_held,
     blocks_of,
-    compiled,
     drop,
     enqueue,
     held,
@@ -162,7 +162,7 @@ def ask_again(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: 
             break
 
 
-@compiled
+@inlined
 def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
     """Let time pass for what is counted by time: busy seconds, occupancy (`free` blocks in the mean) and the timeline."""
     p.seconds[r, CLOCK] += seconds
@@ -180,7 +180,7 @@ def idle_until(p: Replicas, r: int, time: float) -> None:
     record(p, r)
 
 
-@compiled
+@inlined
 def record(p: Replicas, r: int) -> None:
     """Note in the timeline what was true until now; every second row goes where there is no more room."""
     if p.seconds[r, CLOCK] < p.seconds[r, NEXT_RECORD]:
@@ -189,7 +189,8 @@ def record(p: Replicas, r: int) -> None:
     if k == RECORDS:
         k = RECORDS // 2
         for j in range(k):
-            p.records[r, j] = p.records[r, 2 * j]
+            for what in range(p.records.shape[2]):
+                p.records[r, j, what] = p.records[r, 2 * j, what]
         p.seconds[r, EVERY] *= 2
     p.records[r, k, 0], p.records[r, k, 1] = p.seconds[r, CLOCK], p.count[r, SEATS]
     p.records[r, k, 2], p.records[r, k, 3] = p.count[r, LIVE], p.count[r, FREE]
@@ -197,7 +198,7 @@ def record(p: Replicas, r: int) -> None:
     p.seconds[r, NEXT_RECORD] = p.seconds[r, CLOCK] + p.seconds[r, EVERY]
 
 
-@compiled
+@inlined
 def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
     """Count the inter-token times of `n` decode steps that take `seconds` together; prompts may have held up the first.
 
@@ -223,7 +224,7 @@ def bin_of(seconds: float) -> int:
     return min(GAPS - 1, max(0, int(np.log(max(seconds, SHORTEST) / SHORTEST) / WIDTH)))
 
 
-@compiled
+@inlined
 def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
     """End every decoding request whose last step is done."""
     while p.count[r, LIVE] > 0 and q[p.heap[r, 0]].end <= p.count[r, STEPS]:
@@ -247,7 +248,7 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
         p.lists[r, rank, SEAT], p.lists[r, rank, SEAT + 1] = -1, -1
 
 
-@compiled
+@inlined
 def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
     """Give the requests whose prompts were read their next token; those that owe more join the decode batch."""
     for k in range(ends):
@@ -265,7 +266,7 @@ def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following:
             finish(q, p, rules, r, i, following)
 
 
-@compiled
+@inlined
 def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
     """The request that is served next, or -1: the front of the first class whose front is in the queue by now."""
     for rank in range(rules.ranks):

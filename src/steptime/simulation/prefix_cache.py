@@ -21,8 +21,8 @@ from steptime.machines.system import System
 from steptime.numbers import LONGEST, at_least_zero, positive, single
 from steptime.physics.layout import Layout
 from steptime.results import Result, unit
+from steptime.simulation.compiling import compiled, entry
 from steptime.simulation.pace import Pace
-from steptime.simulation.state import compiled
 from steptime.simulation.traffic import Traffic
 from steptime.units import show
 
@@ -169,6 +169,7 @@ def use_cache(
         cached,
         load,
         skipped,
+        np.zeros(replicas),
     )
     tokens = hits.sum(axis=0) * traffic.block_tokens
     return CacheUse(
@@ -221,15 +222,14 @@ def _keep(where: Any, links: Any, size: Any, capacity: Any, written: Any, r: int
         tier += 1
 
 
-@compiled
+@entry
 def _walk(
     ids: Any, starts: Any, inputs: Any, block: int, capacity: Any, bandwidth: Any, latency: Any, block_bytes: float,
     row: float, pair: float, aware: bool, replicas: int, where: Any, links: Any, size: Any, chosen: Any, hits: Any,
-    written: Any, cached: Any, load: Any, skipped: Any,
+    written: Any, cached: Any, load: Any, skipped: Any, given: Any,
 ) -> None:  # fmt: skip
-    """Look up every request, and keep its blocks."""
-    tiers, first = len(capacity), where.shape[1]
-    given = np.zeros(replicas)
+    """Look up every request, and keep its blocks; `given` [tokens] is what each replica got to read."""
+    tiers, first, total = len(capacity), where.shape[1], 0.0
     for r in range(replicas):
         for t in range(tiers):
             links[r, first + 2 * t, 1], links[r, first + 2 * t + 1, 0] = first + 2 * t + 1, first + 2 * t
@@ -241,7 +241,7 @@ def _walk(
                 k = low
                 while k < high and where[r, ids[k]] >= 0:
                     k += 1
-                found = k - low if given[r] <= SLACK * given.sum() / replicas + block else 0
+                found = k - low if given[r] <= SLACK * total / replicas + block else 0
                 if found > longest or (found == longest and given[r] < fewest):
                     best, longest, fewest = r, found, given[r]
             chosen[i] = best
@@ -263,6 +263,7 @@ def _walk(
             skipped[i] += 1
             k += 1
         given[r] += inputs[i] - cached[i]
+        total += inputs[i] - cached[i]
         for k in range(high - 1, low - 1, -1):  # the first block is used last, and so leaves last
             t = where[r, ids[k]]
             if t >= 0:

@@ -7,24 +7,11 @@ rows of `Replicas`. A decoding request is never touched between its start and it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def compiled(function: Function) -> Function:
-    """Compile a function with numba, and keep what comes of it on disk where there is a place for it."""
-    made: Any
-    try:
-        made = njit(cache=True, error_model="numpy", nogil=True)(function)
-    except RuntimeError:  # neither the package's folder nor a home can be written
-        made = njit(error_model="numpy", nogil=True)(function)
-    return cast(Function, made)
-
+from steptime.simulation.compiling import compiled, inlined
 
 NOT_YET, WAITING, PREFILLING, DECODING, DONE, REJECTED = range(6)  # status of a request
 CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN = range(4)  # kinds of policy
@@ -266,7 +253,7 @@ def blocks_held(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     return blocks_of(rules, held(q, p, rules, r, i))
 
 
-@compiled
+@inlined
 def blocks_wanted(p: Replicas, rules: Rules, r: int) -> Any:
     """Blocks that the next decode step takes: one for each sequence whose last block is full."""
     if rules.reserve or p.count[r, DECODES] == 0:
@@ -276,7 +263,7 @@ def blocks_wanted(p: Replicas, rules: Rules, r: int) -> Any:
     return p.residue[r, (-p.count[r, STEPS]) % rules.block]
 
 
-@compiled
+@inlined
 def steps_with_room(p: Replicas, rules: Rules, r: int, most: int) -> Any:
     """How many decode steps, at most `most`, the free blocks allow."""
     free, b = p.count[r, FREE], p.count[r, DECODES]
@@ -296,7 +283,7 @@ def steps_with_room(p: Replicas, rules: Rules, r: int, most: int) -> Any:
     return min(n, most)
 
 
-@compiled
+@inlined
 def take_blocks(p: Replicas, rules: Rules, r: int, n: int) -> None:
     """Take the blocks of `n` decode steps, before the steps are counted."""
     b = p.count[r, DECODES]
