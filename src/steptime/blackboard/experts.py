@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from steptime.numbers import Array, Number
+from steptime.numbers import Array, Number, of_each
 
 
 def experts_touched(experts: Number, active: Number, tokens: Number, evenness: Number = np.inf) -> Number:
@@ -57,10 +57,7 @@ def nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: Number
     >>> [round(float(n), 2) for n in nodes_hit(256, 8, 8, 4, np.array([1, 4, 8, 18, 256]))]
     [1.0, 2.93, 3.63, 5.78, 8.0]
     """
-    unique, where = np.unique(np.rint(np.asarray(nodes, dtype=np.float64)), return_inverse=True)
-    found = np.array([_nodes_hit(experts, active, groups, chosen, int(n)) for n in unique])
-    hit: Array = found[where].reshape(np.shape(nodes))
-    return hit
+    return of_each(lambda n: _nodes_hit(experts, active, groups, chosen, int(n)), np.rint(nodes))
 
 
 @lru_cache(maxsize=1024)
@@ -88,8 +85,7 @@ def largest_of(mean: Number, variance: Number, count: Number, skew: Number = 1.0
     >>> [round(float(largest_of(8.0, 8.0, n)), 2) for n in (1, 8, 64)]
     [8.0, 12.26, 15.35]
     """
-    unique, where = np.unique(np.asarray(count, dtype=np.float64), return_inverse=True)
-    score = np.array([_score(float(n)) for n in unique])[where].reshape(np.shape(count))
+    score = of_each(_score, count)
     further = np.maximum(np.square(score) - 0.75, -0.75) / 6 * skew * mean / (mean + 0.5)
     largest: Array = mean + np.where(np.asarray(count) > 1, score * np.sqrt(variance) + further, 0.0)
     return largest
