@@ -39,6 +39,10 @@ class Operator:
     count: Number = 1
     instances: Number = 1
 
+    def all_of(self, asked: Number) -> Number:
+        """What all of them ask for, where one asks for so much."""
+        return asked if type(self.count) is int and self.count == 1 else self.count * asked
+
 
 def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
@@ -67,9 +71,9 @@ def run_stem(clock: Clock, found: Ledger, work: Work, system: System, layout: La
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
     """Add operators that run one after another: the times of many are rows of one array."""
     norm = engine.kernels.roofline_norm
-    compute = [compute_time(one.count * one.demand.flops, one.demand.peak, one.demand.efficiency) for one in operators]
+    compute = [compute_time(one.all_of(one.demand.flops), one.demand.peak, one.demand.efficiency) for one in operators]
     traffic = [_traffic(one, system, engine) for one in operators]
-    memory: list[Number] = [sum(parts.values(), 0.0) for parts in traffic]
+    memory = [_sum(list(parts.values())) for parts in traffic]
     shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
     most = max(1, AT_ONCE // max(1, math.prod(shape)))
     for first in range(0, len(operators), most):
@@ -87,15 +91,23 @@ def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
     return found
 
 
+def _sum(parts: Sequence[Number] | Array) -> Number:
+    """Return the sum of some numbers, or of the rows of an array: one alone as it is."""
+    if isinstance(parts, np.ndarray) and len(parts) > 1:
+        return np.sum(parts, axis=0)
+    first, *rest = parts
+    return sum(rest, first)
+
+
 def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:
     """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
     demand, bandwidth, kernels = one.demand, system.chip.hbm.bandwidth, engine.kernels
     if some(demand.kv):
         reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine)
-        return {"kv": memory_time(one.count * demand.kv, bandwidth, reached)}
-    found = {"weights": memory_time(one.count * demand.weights, bandwidth, demand.memory_efficiency)}
+        return {"kv": memory_time(one.all_of(demand.kv), bandwidth, reached)}
+    found = {"weights": memory_time(one.all_of(demand.weights), bandwidth, demand.memory_efficiency)}
     if some(demand.activations):
-        found["activations"] = memory_time(one.count * demand.activations, bandwidth, kernels.memory_efficiency)
+        found["activations"] = memory_time(one.all_of(demand.activations), bandwidth, kernels.memory_efficiency)
     return found
 
 
@@ -111,13 +123,13 @@ def _run(
     parts: list[Array] = [np.asarray(part) for part in overlapped(compute, memory, norm)]
     seconds, to_compute, to_memory = parts
     terms: dict[str, Number] = {}
-    blame: dict[str, Number] = {"compute": np.sum(to_compute, axis=0)}
+    blame: dict[str, Number] = {"compute": _sum(to_compute)}
     for row, (one, delivered) in enumerate(zip(operators, traffic, strict=True)):
         accumulate(terms, {one.term: seconds[row]})
         for what, part in delivered.items():
             share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
             accumulate(blame, {what: to_memory[row]}, share)
-    clock.add(terms, blame, {"compute": np.sum(compute, axis=0), "memory": np.sum(memory, axis=0)})
+    clock.add(terms, blame, {"compute": _sum(compute), "memory": _sum(memory)})
     if clock.explained:
         clock.entries += [
             Entry(

@@ -252,6 +252,7 @@ def _one_layout(
 ) -> tuple[Step, list[Entry]]:
     layout = Layout(**{name: given[name] for name in NAMES})
     check_rules(layout, model, system)
+    layout = Layout(**{name: given[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
     return _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
 
 
