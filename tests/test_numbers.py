@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.errors import RangeError, UnitError, shown
 from steptime.machines.what_if import read_figure, vary
-from steptime.numbers import MOST_CHIPS, at_least_zero, between, check_shapes, limit, positive, share, single, whole
+from steptime.numbers import MOST_CHIPS, at_least_zero, between, check_shapes, limit, of_each, positive, share, single, whole
 from steptime.units import count
 
 GATES = (whole, positive, at_least_zero, share, limit, lambda name, value: between(name, value, 0, 10))
@@ -236,3 +236,18 @@ def test_workloads_and_limits_are_checked():
     for wrong in (-1, 0, math.nan, "1", None):
         with pytest.raises(RangeError, match="the TPOT limit must be"):
             st.Slo(tpot=wrong)
+
+
+def test_of_each_is_the_function_of_every_number():
+    several = ([4, 9, 4], [[1.5, 2.0], [2.0, 1.5]], [7], [], [10**6, 3], np.arange(50.0) % 7, 3.0, [0.5] * 9, [-1.0] * 3)
+    for values in several:
+        found = of_each(lambda number: 2 * number + 1, values)
+        assert found.shape == np.shape(values)
+        assert np.array_equal(found, 2 * np.asarray(values) + 1)
+
+
+def test_of_each_asks_once_for_each_number():
+    asked = []
+    of_each(lambda number: asked.append(number) or 0.0, np.array([3, 1, 3, 1, 3]))
+    of_each(lambda number: asked.append(number) or 0.0, np.array([30, 10, 30]))
+    assert asked == [1, 3, 10, 30]

@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from steptime.simulation.run import simulate
     from steptime.simulation.traces import read_trace
     from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop
+    from steptime.sweeping.blocks import in_blocks
     from steptime.sweeping.design import design
     from steptime.sweeping.ranking import compare
     from steptime.sweeping.sweep import sweep
 
 __all__ = [
     "Engine", "InputError", "Layout", "Lengths", "Memory", "Model", "Plan", "Policy", "Simulation", "Slo", "Step", "System",
-    "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "compare", "decode_step", "design", "load_anchor",
-    "load_engine", "load_model", "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan", "prefill_step",
-    "read_trace", "replay", "simulate", "step_range", "sweep", "validate", "vary", "with_rent",
+    "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "compare", "decode_step", "design", "in_blocks",
+    "load_anchor", "load_engine", "load_model", "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan",
+    "prefill_step", "read_trace", "replay", "simulate", "step_range", "sweep", "validate", "vary", "with_rent",
 ]  # fmt: skip
 
 _HOMES = {
@@ -73,6 +74,7 @@ _HOMES = {
     "simulation.traces": "read_trace",
     "simulation.traffic": "Lengths Traffic closed_loop open_loop",
     "sweeping.design": "design",
+    "sweeping.blocks": "in_blocks",
     "sweeping.ranking": "compare",
     "sweeping.sweep": "sweep",
 }  # the module of each public name

@@ -93,10 +93,10 @@ def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
 
 def _sum(parts: Sequence[Number] | Array) -> Number:
     """Return the sum of some numbers, or of the rows of an array: one alone as it is."""
-    if isinstance(parts, np.ndarray) and len(parts) > 1:
-        return np.sum(parts, axis=0)
-    first, *rest = parts
-    return sum(rest, first)
+    if len(parts) == 1:
+        only: Number = parts[0]
+        return only
+    return np.sum(parts, axis=0) if isinstance(parts, np.ndarray) else sum(parts[1:], parts[0])
 
 
 def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:

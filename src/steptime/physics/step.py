@@ -226,12 +226,15 @@ def _joined_steps(steps: list[Step], axis: int) -> Step:
     def joined(name: str) -> dict[str, Any]:
         tables = [getattr(step, name) for step in steps]
         keys = dict.fromkeys(key for table in tables for key in table)
-        return {
-            key: np.concatenate(
-                [t[key] if key in t else np.zeros(s.total.shape) for t, s in zip(tables, steps, strict=True)], axis=axis
-            )
-            for key in keys
-        }
+        nothing = [np.zeros((1,) * step.total.ndim) for step in steps]
+
+        def whole(key: str) -> Any:
+            parts = [
+                np.broadcast_to(t.get(key, none), s.total.shape) for t, s, none in zip(tables, steps, nothing, strict=True)
+            ]
+            return np.concatenate(parts, axis=axis)
+
+        return dict(zip(keys, in_threads(whole, keys), strict=True))
 
     return Step(
         terms=joined("terms"),
