@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-BLOCK = 1 << 16  # points evaluated at once: about what a core keeps in cache
+BLOCK = 1 << 15  # points evaluated at once: about what a core keeps in cache
 KEPT = 31 << 20  # B; glibc learns from blocks of up to 32 MiB
 Part = TypeVar("Part")
 Answer = TypeVar("Answer")
@@ -19,7 +19,7 @@ def blocks_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the arrays cut along the first axis of the shape that they broadcast to, in blocks of about `BLOCK` points.
 
     >>> [block["b"].shape for block in blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
-    [(21845, 3), (21845, 3), (21845, 3), (1, 3)]
+    [(10922, 3), (10922, 3), (10922, 3), (2, 3)]
     """
     shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
     size = int(np.prod(shape))
