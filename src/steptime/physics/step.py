@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +30,7 @@ from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, between, check_shapes, positive, some
 from steptime.physics.anchor import Anchor, Anchors
-from steptime.physics.blocks import blocks_of, in_threads
+from steptime.physics.blocks import Whole, blocks_of, in_threads, parts_of
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
@@ -44,6 +43,7 @@ from steptime.physics.rules import check_rules
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
 
+TIMES = ("lower", "total", "upper", "latency")
 GIVEN = ("batch", "context", "query", "prompts", "tokens", "prefix")
 
 
@@ -185,8 +185,7 @@ def mixed_step(
     blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
         return _one_block(model, system, runs_on, arrays)
-    steps = in_threads(partial(_one_block, model, system, runs_on), blocks)
-    return _joined_steps(steps, axis=-max(a.ndim for a in arrays.values()))
+    return _filled(model, system, runs_on, arrays, blocks)
 
 
 def ledger_of_step(
@@ -220,29 +219,24 @@ def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in given.items()}
 
 
-def _joined_steps(steps: list[Step], axis: int) -> Step:
-    """Join the steps of blocks along the axis that was cut; constants of an engine may have axes before it."""
+def _filled(model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]]) -> Step:
+    """Return the steps of blocks as one, along the axis that was cut; constants of an engine may have axes before it."""
+    parts = parts_of(blocks)
+    whole = {name: Whole(parts[-1].stop, axis=-max(a.ndim for a in arrays.values())) for name in ("terms", "resources", "")}
 
-    def joined(name: str) -> dict[str, Any]:
-        tables = [getattr(step, name) for step in steps]
-        keys = dict.fromkeys(key for table in tables for key in table)
-        nothing = [np.zeros((1,) * step.total.ndim) for step in steps]
+    def fill(number: int) -> tuple[list[str], list[str]]:
+        step = _one_block(model, system, engine, blocks[number])
+        whole["terms"].put(parts[number], step.terms)
+        whole["resources"].put(parts[number], step.resources)
+        whole[""].put(parts[number], {name: getattr(step, name) for name in TIMES})
+        return list(step.terms), list(step.resources)
 
-        def whole(key: str) -> Any:
-            parts = [
-                np.broadcast_to(t.get(key, none), s.total.shape) for t, s, none in zip(tables, steps, nothing, strict=True)
-            ]
-            return np.concatenate(parts, axis=axis)
-
-        return dict(zip(keys, in_threads(whole, keys), strict=True))
-
+    orders = in_threads(fill, range(len(blocks)))
+    terms, resources = (dict.fromkeys(name for order in orders for name in order[k]) for k in range(2))
     return Step(
-        terms=joined("terms"),
-        resources=joined("resources"),
-        **{
-            name: np.concatenate([getattr(step, name) for step in steps], axis=axis)
-            for name in ("lower", "total", "upper", "latency")
-        },
+        terms={name: whole["terms"].arrays[name] for name in terms},
+        resources={name: whole["resources"].arrays[name] for name in resources},
+        **{name: whole[""].arrays[name] for name in TIMES},
     )
 
 

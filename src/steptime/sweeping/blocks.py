@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.errors import RangeError
 from steptime.numbers import Array, whole
-from steptime.physics.blocks import BLOCK, in_threads
+from steptime.physics.blocks import BLOCK, Whole, in_threads
 
 
 def in_blocks(
@@ -34,27 +34,21 @@ def in_blocks(
     arrays = {name: np.asarray(values) for name, values in points.items()}
     total = _length(arrays)
     size, threads = whole("block", block), None if workers is None else whole("workers", workers)
-    found: dict[str | None, Array] = {}
+    found = Whole(total)
     lock, done = threading.Lock(), 0
 
     def evaluate(first: int) -> None:
         nonlocal done
         part = slice(first, min(first + size, total))
         answer = function(**{name: values[part] for name, values in arrays.items()})
-        named = answer if isinstance(answer, Mapping) else {None: answer}
-        with lock:
-            for name, values in named.items():
-                if name not in found:
-                    found[name] = np.zeros(total, dtype=np.asarray(values).dtype)
-        for name, values in named.items():
-            np.copyto(found[name][part], values, casting="same_kind")
+        found.put(part, answer if isinstance(answer, Mapping) else {None: answer})
         with lock:
             done += part.stop - part.start
             if progress is not None:
                 progress(done, total)
 
     in_threads(evaluate, range(0, max(total, 1), size), threads)
-    return found.get(None, found)
+    return found.arrays.get(None, found.arrays)
 
 
 def _length(arrays: Mapping[str, Array]) -> int:
