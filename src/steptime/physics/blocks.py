@@ -14,22 +14,24 @@ import numpy as np
 from steptime.numbers import Array
 
 BLOCK = 1 << 15  # points evaluated at once: about what a core keeps in cache
+GRID = 1 << 16  # of a grid, where most of what is computed is smaller than it
 KEPT = 31 << 20  # B; glibc learns from blocks of up to 32 MiB
 Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
 
 def blocks_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the arrays cut along the first axis of the shape that they broadcast to, in blocks of about `BLOCK` points.
+    """Return the arrays cut along the first axis of the shape that they broadcast to, of `BLOCK` or `GRID` points.
 
     >>> [block["b"].shape for block in blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
     [(10922, 3), (10922, 3), (10922, 3), (2, 3)]
     """
     shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
     size = int(np.prod(shape))
-    if size < 2 * BLOCK or shape[0] == 1:
+    most = BLOCK if any(a.size == size for a in arrays.values()) else GRID
+    if size < 2 * most or shape[0] == 1:
         return [arrays]
-    rows = max(1, BLOCK * shape[0] // size)
+    rows = max(1, most * shape[0] // size)
     along = {name for name, a in arrays.items() if a.ndim == len(shape) and a.shape[0] > 1}
     return [
         {name: a[first : first + rows] if name in along else a for name, a in arrays.items()}
