@@ -50,11 +50,11 @@ def test_prefill_counts_what_is_read():
 def test_blocks_are_the_whole(block, batches, contexts):
     axes = {"batch": list(range(1, batches + 1)), "context": [1000 * n for n in range(1, contexts + 1)]}
     whole = sweep("step", axes, **ON)
-    before, grid.BLOCK = grid.BLOCK, block
+    before, grid.GRID = grid.GRID, block
     try:
         parts = sweep("step", axes, **ON)
     finally:
-        grid.BLOCK = before
+        grid.GRID = before
     assert np.array_equal(whole.answers["time"].values, parts.answers["time"].values)
 
 

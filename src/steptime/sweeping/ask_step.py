@@ -128,6 +128,7 @@ STEP = Question(
     ask=ask,
     figures=True,
     vectorised=True,
+    threads=True,
     needs=("model", "system"),
     shows=(TIME, "tokens_per_second_per_user", "tokens_per_second_per_chip", COST, "memory_share"),
     bands={TIME: (LOW, HIGH), COST: (f"{COST}_low", f"{COST}_high")},

@@ -52,6 +52,7 @@ def closed_form(name: str) -> Question:
         answers={name: told},
         ask=partial(_asked, function, name),
         vectorised=True,
+        threads=True,
         needs=tuple(needs),
         shows=(name,),
         seconds=1e-8,

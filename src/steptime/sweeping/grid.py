@@ -12,10 +12,11 @@ import numpy as np
 
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnitError, UnknownName
 from steptime.numbers import Array
+from steptime.physics import blocks
 from steptime.sweeping.axes import Axis
 from steptime.sweeping.inputs import Question
 
-BLOCK: Final = 2**18  # points that are asked at once: what is between stays in a cache, and in a few hundred megabytes
+SCATTERED, GRID = blocks.BLOCK, blocks.GRID  # points that are asked at once: what is between stays in a core's cache
 MOST_REFUSED: Final = 2_000  # parts of a block that are looked at one by one, where some of it is refused
 Region = tuple[tuple[int, int], ...]  # first and behind the last position on each axis
 WHOLE = (UnknownName, UnitError, DataFileError, ConfigError)  # wrong for every point that holds them: the sweep ends
@@ -68,7 +69,7 @@ class Job:
         inner = self.inner
         spans = [[(0, n)] if wide else [(i, i + 1) for i in range(n)] for n, wide in zip(self.shape, inner, strict=True)]
         for region in itertools.product(*spans):
-            yield from _cut(region, BLOCK)
+            yield from _cut(region, SCATTERED if self.together else GRID)
 
     def given(self, region: Region) -> dict[str, Any]:
         """Return the values of all inputs in a region: arrays that broadcast to its shape, and scalars."""
@@ -137,7 +138,8 @@ def _asked(job: Job, region: Region, refused: list[int]) -> Iterator[Found]:
         return
     reason = str(answers.get("reason", "") or "")
     shape = tuple(stop - start for start, stop in region)
-    found = {name: np.broadcast_to(np.asarray(_plain(value)), shape) for name, value in answers.items()}
+    kept = {name: value for name, value in answers.items() if not job.wanted or name in job.wanted or name == "reason"}
+    found = {name: np.broadcast_to(np.asarray(_plain(value)), shape) for name, value in kept.items()}
     yield Found(region=region, answers=found, reason=reason)
 
 

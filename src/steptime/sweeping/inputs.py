@@ -52,10 +52,10 @@ class Question:
     """A function with named inputs and answers, as sweeps, sensitivities and designs ask it many times.
 
     ask(given, wanted): values by input name, scalars or arrays that broadcast where their inputs do -> answers by name, of
-    `wanted` at least where it tells them; vectorised: whether it takes arrays at all. figures: whether a machine's figures
-    ("chip.hbm.bandwidth") are inputs too. needs: inputs that have no default. shows: answers that are told unless others are
-    asked for. bands: the answers that hold the 90 % range of another. seconds: what one point takes, about. written: the
-    closed form itself, which a spreadsheet can recompute.
+    `wanted` at least where it tells them; vectorised: whether it takes arrays at all, threads: several of them at once.
+    figures: whether a machine's figures ("chip.hbm.bandwidth") are inputs too. needs: inputs that have no default. shows:
+    answers that are told unless others are asked for. bands: the answers that hold the 90 % range of another. seconds: what one
+    point takes, about. written: the closed form itself, which a spreadsheet can recompute.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Question:
     ask: Callable[[Mapping[str, Any], frozenset[str]], Mapping[str, Any]]
     figures: bool = False
     vectorised: bool = False
+    threads: bool = False
     needs: tuple[str, ...] = ()
     shows: tuple[str, ...] = ()
     bands: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -7,13 +7,15 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
 from steptime.aside import alone
 from steptime.errors import InputError
+from steptime.physics.blocks import keep_memory
 from steptime.sweeping.grid import Found, Gathered, Job, Region, ask_all, size
 from steptime.sweeping.journal import Journal
 
@@ -61,13 +63,19 @@ def run(
 def _answers(job: Job, regions: Sequence[Region], workers: int | None, client: Any) -> Iterator[Found]:
     if client is not None:
         return on_cluster(job, regions, client)
+    if job.question.threads and any(job.inner) and len(regions) > 1 and workers != 1:
+        return in_threads(job, regions, workers)
     if workers is None:
         worth = job.question.seconds * sum(map(size, regions)) > SHORT
-        workers = len(os.sched_getaffinity(0)) if worth and alone() else 1
+        workers = _cores() if worth and alone() else 1
     workers = min(workers, len(regions))
     if workers > 1 and _goes_to_others(job):
         return in_processes(job, regions, workers)
     return (found for region in regions for found in ask_all(job, [region]))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _goes_to_others(job: Job) -> bool:
@@ -84,6 +92,14 @@ def _tasks(job: Job, regions: Sequence[Region], workers: int) -> list[Sequence[R
     each = max(1, min(MOST_AT_ONCE, int(PER_TASK / max(job.question.seconds * points, 1e-3))))
     each = max(1, min(each, len(regions) // (4 * workers)))
     return [regions[first : first + each] for first in range(0, len(regions), each)]
+
+
+def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iterator[Found]:
+    """Yield answers about arrays, a block a thread: numpy leaves the other threads alone while it reckons."""
+    keep_memory()
+    with ThreadPoolExecutor(workers or _cores()) as pool:
+        for found in pool.map(partial(ask_all, job), ([region] for region in regions)):
+            yield from found
 
 
 # --- processes of this machine ------------------------------------------------------------------------------------------
