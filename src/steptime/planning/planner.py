@@ -66,6 +66,7 @@ def plan(
     modes: str | tuple[str, ...] = MODES,
     electricity: str | float | None = None,
     levers: bool = True,
+    worth: bool = True,
     sure: float | None = None,
     drafts: int | str | None = None,
     acceptance: float | None = None,
@@ -75,7 +76,8 @@ def plan(
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
-    levers: whether other choices are looked at too, which takes about as long as a third of the search. sure: probability with
+    levers: whether other choices are looked at too, which takes about as long as a third of the search. worth: whether what
+    each figure of the machine is worth is told too (`elasticities`), which takes longer than the search. sure: probability with
     which each limit is met, such as 0.9; by default a plan meets them in the mean, which a machine may miss half the time.
     drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
     engines do. acceptance: tokens that a step then yields in the mean, from 1 to drafts + 1; by default as it was measured.
@@ -99,12 +101,12 @@ def plan(
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
     case = _drafting(case, modes, layouts, drafts, acceptance)
-    found = _sure(case, modes, layouts, price, sure, levers=levers)
+    found = _sure(case, modes, layouts, price, sure, levers=levers, worth=worth)
     fewer = _alike(case, modes)
     if fewer is not None:
-        other = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False)
+        other = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False, worth=worth)
         if other.requests_per_second > found.requests_per_second:
-            found = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True) if levers else other
+            found = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True, worth=worth) if levers else other
     return replace(found, search_seconds=time.perf_counter() - started)
 
 
@@ -135,13 +137,15 @@ def _alike(case: Case, modes: tuple[str, ...]) -> Case | None:
     return fewer if DISAGGREGATED in modes and few and fitting(fewer) else None
 
 
-def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool) -> Plan:
+def _sure(
+    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool, worth: bool
+) -> Plan:
     """Return the cheapest plan whose times stay within the limits with probability `sure`, or in the mean where it is None.
 
     A search knows how sure the times of each candidate are but for what constants add to its own: where the one that is found
     is a little less sure, all aim a little lower.
     """
-    found = _planned(case, modes, layouts, price, levers=levers)
+    found = _planned(case, modes, layouts, price, levers=levers, worth=worth)
     if sure is None or not has_range(case.engine):
         return replace(found, sure=sure)
     for _ in range(TURNS):
@@ -150,7 +154,7 @@ def _sure(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: floa
             break
         aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
         case = replace(case, aim=aim)
-        found = _planned(case, modes, layouts, price, levers=levers)
+        found = _planned(case, modes, layouts, price, levers=levers, worth=worth)
     if not found.feasible:
         return replace(found, reason=f"with probability {sure:g}, {found.reason}", sure=sure)
     return replace(found, sure=sure)
@@ -162,7 +166,7 @@ def _over(found: Plan, asked: Slo, name: str, sure: float) -> float:
     return point(getattr(found, name), getattr(found, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
 
 
-def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool) -> Plan:
+def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, worth: bool) -> Plan:
     """Return the plan for a case, of those layouts."""
     workload = case.workload
     tables = search(case, modes, layouts)
@@ -194,7 +198,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         common,
         feasible=True,
         binding=binding(case, candidate),
-        elasticities=elasticities(case, finalists, candidates),
+        elasticities=elasticities(case, finalists, candidates) if worth else {},
         runner_up=_point(case, others[0]) if others else None,
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,

@@ -69,11 +69,30 @@ BANDS = {name: (f"{name}_low", f"{name}_high") for name in (COST, TPOT, TTFT, OU
 
 def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     """Return the answers about the cheapest plan; where nothing meets the limits, the reason alone."""
+    found = planned(given)
+    if not found.feasible:
+        return {"reason": found.reason}
+    told = {name: getattr(found, name) for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")}
+    for name in BANDS:
+        low, high = getattr(found, RANGES[name]) or (math.nan, math.nan)
+        told |= {f"{name}_low": low, f"{name}_high": high}
+    return told | {"batch": found.pools[-1].batch} | _made(given, wanted)
+
+
+def _made(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+    if not wanted & MADE.keys():
+        return {}
+    model, system, _ = read_subject(given)
+    return made(model, system, wanted)
+
+
+def planned(given: Mapping[str, Any]) -> Plan:
+    """Return the plan that a question comes to."""
     model, system, engine = read_subject(given)
     mode = given.get("mode", "any")
     if mode not in (*MODES, "any"):
         raise UnknownName("mode", mode, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
-    found = plan(
+    return plan(
         model,
         system,
         workload_of(given),
@@ -85,14 +104,8 @@ def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
         drafts=given.get("drafts"),
         acceptance=given.get("acceptance"),
         levers=False,
+        worth=False,
     )
-    if not found.feasible:
-        return {"reason": found.reason}
-    told = {name: getattr(found, name) for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")}
-    for name in BANDS:
-        low, high = getattr(found, RANGES[name]) or (math.nan, math.nan)
-        told |= {f"{name}_low": low, f"{name}_high": high}
-    return told | {"batch": found.pools[-1].batch} | made(model, system, wanted)
 
 
 def workload_of(given: Mapping[str, Any]) -> Workload:
