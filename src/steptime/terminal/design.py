@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import InputError, RangeError
+from steptime.terminal.asking import check_given, no_slips, read_words, told
 from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, option
 from steptime.terminal.output import console_of, print_json, show, write_csv
-from steptime.terminal.sweep import AXES, OUT, OVER, SET, WHERE, check_files, no_slips, read_words, told, wrote_all
+from steptime.terminal.sweep import AXES, OUT, OVER, SET, WHERE, check_files, wrote_all
 
 if TYPE_CHECKING:
     from steptime.sweeping.design import Design
@@ -55,9 +56,10 @@ def design(
     from steptime.sweeping.design import design_of
     from steptime.sweeping.questions import question_of
 
-    name, given, more = read_words([*_question(words or [])])
+    name, given, more = read_words("design", _question(words or []), "--over")
     question = question_of(name)
     no_slips(question, more, OWN)
+    check_given(question, given)
     if brief and json:
         raise RangeError("--brief needs text, not --json")
     if against is not None and plot is None:

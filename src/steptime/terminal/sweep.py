@@ -1,14 +1,11 @@
 """The command `steptime sweep`."""
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean
+from steptime.errors import DataFileError, InputError, RangeError
+from steptime.terminal.asking import check_given, no_slips, read_words, told
 from steptime.terminal.options import BRIEF, JSON, OUTPUT, not_empty, option
 from steptime.terminal.output import console_of, print_json, say, show, wrote
 
@@ -17,6 +14,7 @@ if TYPE_CHECKING:
     from steptime.sweeping.result import Sweep
 
 AXES, WHERE = "Axes", "Where it runs"
+OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
 OVER = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,12 +88,10 @@ def sweep(
     from steptime.sweeping.running import connect
     from steptime.sweeping.sweep import sweep_of
 
-    name, given, more = read_words(words or [])
+    name, given, more = read_words("sweep", words or [], "--over")
     question = question_of(name)
     no_slips(question, more, OWN)
-    for key in given:
-        if key not in question.inputs:
-            raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
+    check_given(question, given)
     if brief and json:
         raise RangeError("--brief needs text, not --json")
     if against is not None and plot is None:
@@ -129,38 +125,6 @@ def sweep(
         show(sweep_view(found, console.width, brief=brief), console=console)
     if len(found.reasons) == found.points:
         raise typer.Exit(1)
-
-
-def read_words(words: list[str]) -> tuple[str, dict[str, Any], list[str]]:
-    """Return the question, model and system, and the options that are not the sweep's own, as NAME=VALUE."""
-    plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
-    if not plain:
-        raise InputError(
-            "a sweep needs a question: step, plan, simulate, or blackboard.NAME; `steptime sweep --help` has examples"
-        )
-    if len(plain) > 3:
-        raise InputError(f"{plain[3]} is one word too many: a sweep takes QUESTION [MODEL] [SYSTEM]")
-    rest, more = words[len(plain) :], []
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
-        if not name.startswith("--") or not name.strip("-"):
-            raise InputError(
-                f"{name} follows no option; options of the question are --name value, and the rest goes before them"
-            )
-        if not equals:
-            if not rest:
-                raise InputError(f"{name} needs a value; --over NAME=VALUES gives several")
-            value = rest.pop(0)
-        more.append(f"{name}={value}")
-    return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), more
-
-
-def no_slips(question: "Question", more: list[str], own: tuple[str, ...]) -> None:
-    """Raise UnknownName for a misspelt option of the sweep itself, which would else be taken for one of the question."""
-    for text in more:
-        name = text.partition("=")[0].lstrip("-")
-        if name.replace("-", "_") not in question.inputs and "." not in name and did_you_mean(name, own, alike=0.75):
-            raise UnknownName("option", f"--{name}", [f"--{one}" for one in own])
 
 
 def _answers(question: "Question", answers: list[str], against: str | None) -> tuple[str, ...]:
@@ -219,54 +183,3 @@ def wrote_all(found: "Sweep", files: list[str], plot: str | None, answer: str | 
     if plot is not None:
         found.plot(plot, answer=answer, against=against)
         wrote(plot, "the picture")
-
-
-@contextmanager
-def told() -> "Iterator[Callable[[int, int], None]]":
-    """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
-    from steptime.sweeping.sweep import duration
-
-    started, state = time.perf_counter(), {"first": -1}
-    bar: Any = None
-
-    def progress(done: int, total: int) -> None:
-        nonlocal bar
-        if state["first"] < 0:
-            state["first"] = done
-            if done:
-                say(f"steptime: goes on from {done:,} of {total:,} points that were answered before")
-            return
-        passed = time.perf_counter() - started
-        if bar is None and passed > 1.5 and done < total:
-            left = passed / (done - state["first"]) * (total - done)
-            if sys.stderr is None or not sys.stderr.isatty():
-                bar = False
-                say(f"steptime: {done:,} of {total:,} points, some {duration(left)} left ...")
-            else:
-                bar = _bar(total)
-        if bar:
-            bar.update(bar.task_ids[0], completed=done)
-
-    try:
-        yield progress
-    finally:
-        if bar:
-            bar.stop()
-
-
-def _bar(total: int) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("points, left"),
-        TimeRemainingColumn(),
-        TextColumn("of"),
-        TimeElapsedColumn(),
-    )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.start()
-    bar.add_task("points", total=total)
-    return bar
