@@ -51,6 +51,7 @@ from steptime.simulation.replays import Replay
 from steptime.sweeping.design import Design
 from steptime.sweeping.ranking import Ranking
 from steptime.sweeping.result import Sweep
+from steptime.sweeping.swings import Sensitivity
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 
 PAGE = HERE / "models.md"
@@ -64,6 +65,8 @@ ANSWERS: dict[type, str] = {
     Ranking: "`steptime compare`, `st.compare`.",
     Sweep: "`steptime sweep`, `st.sweep`.",
     Design: "`steptime design`, `st.design`.",
+    Sensitivity: "`steptime sensitivity`, `st.sensitivity`. `low`, `base` and `high` of an input are in its `unit`; `at_low` "
+    "and `at_high` are in the `unit` of the answer.",
     StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
     "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "

@@ -101,6 +101,7 @@ MAKE = {
     "systems": lambda: system_table([st.load_system("gb200-nvl72"), st.load_system("hgx-h100")]),
     "engine card": lambda: engine_card(st.load_engine("vllm")),
     "engines": lambda: engine_table([st.load_engine("vllm"), st.load_engine("ideal")]),
+    "sensitivity": lambda: st.sensitivity("step", model="llama-3.1-8b", system="hgx-h100"),
     "ranking": lambda: st.compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, st.Slo(tpot=0.02)),
     "anchors": lambda: st.load_anchor([RUN]),
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
@@ -369,6 +370,7 @@ def test_a_calibrated_engine_is_one_file(made, tmp_path):
     [
         ("plan llama-3.1-8b hgx-h100 --chips 1", "plan"),
         ("step llama-3.1-8b hgx-h100", "step"),
+        ("sensitivity step llama-3.1-8b hgx-h100", "sensitivity"),
         ("simulate llama-3.1-8b hgx-h100 --rate 5 --requests 50", "simulation"),
         ("simulate llama-3.1-8b hgx-h100 --find-rate --requests 50 --speed 60 --output 16", "highest-rate"),
         ("validate {runs}", "validation"),

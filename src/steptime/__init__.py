@@ -47,7 +47,8 @@ __all__ = [
     "Engine", "InputError", "Layout", "Lengths", "Memory", "Model", "Plan", "Policy", "Simulation", "Slo", "Step", "System",
     "Traffic", "Workload", "blackboard", "calibrate", "closed_loop", "compare", "decode_step", "design", "in_blocks",
     "load_anchor", "load_engine", "load_model", "load_system", "memory_per_chip", "mixed_step", "open_loop", "plan",
-    "prefill_step", "read_trace", "replay", "simulate", "step_range", "sweep", "validate", "vary", "with_rent",
+    "prefill_step", "read_trace", "replay", "sensitivity", "simulate", "step_range", "sweep", "validate", "vary",
+    "with_rent",
 ]  # fmt: skip
 
 _HOMES = {
@@ -77,6 +78,7 @@ _HOMES = {
     "sweeping.blocks": "in_blocks",
     "sweeping.ranking": "compare",
     "sweeping.sweep": "sweep",
+    "sweeping.sensitivity": "sensitivity",
 }  # the module of each public name
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

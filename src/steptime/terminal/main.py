@@ -16,7 +16,7 @@ from steptime.errors import Impossible, InputError, shown
 from steptime.terminal.output import drop, prepare, print_json, problem_json, say, unwritten
 
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
-OPEN = ("sweep", "design")  # commands that take the options of others too
+OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
@@ -43,6 +43,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power",
         "design deepseek-v3 gb200-nvl72 --over arch.attention=grouped,latent --arch.equal total --input 128k --cached 0.98",
         "design step llama-3.3-70b hgx-b200 --tp 8 --over arch.kv_heads=1,2,4,8 --over batch=1:256:log2 --plot front.svg",
+    ),
+    "sensitivity": (
+        "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --sobol --plot tornado.png",
+        "sensitivity plan llama-3.3-70b hgx-h100 --speed 40 --vary input=1k:4k",
+        "sensitivity step llama-3.3-70b hgx-h100 --tp 8 --batch 256 --of time --vary memory_efficiency=0.7:0.9",
+        "sensitivity blackboard.cost_per_token --chips 72 --batch 2000 --vary seconds=10ms:30ms --vary rent=1.5USD/h:3USD/h",
     ),
     "step": (
         "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",

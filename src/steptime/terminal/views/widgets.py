@@ -24,8 +24,8 @@ WORD = 16  # columns that a word of text may need before it is broken
 class Grid:
     """A table that fits the width: text wraps, and where headers or numbers would break, whole columns are left out.
 
-    numbers: positions of columns that align right and never break. first_to_go: positions of columns in the order in which
-    they are left out; then those on the right, down to the first two.
+    numbers: positions of columns that align right and never break; whole: of texts that never break. first_to_go: positions of
+    columns in the order in which they are left out; then those on the right, down to the first two.
     """
 
     columns: Sequence[str]
@@ -33,6 +33,7 @@ class Grid:
     numbers: Iterable[int] = ()
     first_to_go: Sequence[int] = ()
     header: bool = True
+    whole: Sequence[int] = ()
     rows: list[tuple[list[Text], str | None]] = field(default_factory=list)
     sections: set[int] = field(default_factory=set)
 
@@ -53,7 +54,7 @@ class Grid:
         cells, head = self._cells(position), self.columns[position] if self.header else ""
         full = max(map(cell_len, (*head.splitlines(), *cells, "")))
         words = [cell_len(word) for word in head.split()]
-        if position in set(self.numbers):
+        if position in {*self.numbers, *self.whole}:
             return max([*map(cell_len, cells), *words, 1]), full
         longest = max((cell_len(word) for cell in cells for word in cell.split()), default=1)
         return max([min(longest, WORD), *words, 1]), full

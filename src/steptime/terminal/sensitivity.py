@@ -1,0 +1,128 @@
+"""The command `steptime sensitivity`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.errors import DataFileError, InputError, RangeError, shown
+from steptime.terminal.asking import check_given, no_slips, read_words, told
+from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, count, option
+from steptime.terminal.output import check_outputs, console_of, print_json, say, show, write_csv, wrote
+
+if TYPE_CHECKING:
+    from steptime.sweeping.swings import Sensitivity
+
+INPUTS, INDICES = "Unsure inputs", "Sobol's indices"
+OWN = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
+WORDS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUESTION [MODEL] [SYSTEM]",
+        help="step or plan, whose unsure inputs are known; simulate or blackboard.NAME, with ranges; then model and system.",
+        show_default=False,
+    ),
+]
+VARY = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        metavar="NAME=LOW:HIGH",
+        help="A range, every value of it as likely: context=1k:16k, rent=1.5:3, chip.hbm.bandwidth=7TB/s:8TB/s, "
+        "memory_efficiency=0.7:0.9 (of the engine). Repeatable; it comes beside the ranges that are known, or in their place.",
+        rich_help_panel=INPUTS,
+    ),
+]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="What is known: any input of the question, or a figure of the machine. Any other option of the command in "
+        "question does too: --tp 8 is --set tp=8. Repeatable.",
+        rich_help_panel=INPUTS,
+    ),
+]
+
+
+def sensitivity(
+    words: WORDS = None,
+    of: Annotated[str | None, option("The answer that is looked at; by default the cost.", OUTPUT, metavar="ANSWER")] = None,
+    vary: VARY = None,
+    set_: SET = None,
+    sobol: Annotated[bool, option("Sobol's first and total indices too: all inputs varied together.", INDICES)] = False,
+    samples: Annotated[
+        int | None, count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or what takes some 2 minutes")
+    ] = None,
+    seed: Annotated[int, option("What they are drawn with.", INDICES, metavar="S")] = 0,
+    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", INDICES, metavar="N")] = None,
+    plot: Annotated[str | None, option("Draw the tornado into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")] = None,
+    csv: CSV = None,
+    brief: BRIEF = False,
+    json: JSON = False,
+) -> None:
+    """Tell which unsure input swings an answer most, and what is worth measuring first."""
+    from steptime.sweeping.axes import read_axes
+    from steptime.sweeping.questions import question_of
+    from steptime.sweeping.sensitivity import sensitivity_of
+
+    name, given, more = read_words("sensitivity", words or [], "--vary")
+    question = question_of(name)
+    no_slips(question, more, OWN)
+    check_given(question, given)
+    if brief and json:
+        raise RangeError("--brief needs text, not --json")
+    if workers is not None and workers < 1:
+        raise RangeError(f"--workers must be at least 1, not {workers}")
+    check_outputs({"--csv": csv}, given.values())
+    _check_picture(plot, csv)
+    ranges = [_range(text) for text in vary or []]
+    _, held = read_axes(question, [], [*more, *(set_ or [])], given)
+    with told() as progress:
+        found = sensitivity_of(
+            question, held, of=of, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers, progress=progress,
+            announce=lambda told_: say(f"steptime: {told_}"),
+        )  # fmt: skip
+    _write(found, csv, plot)
+    if json:
+        print_json(found)
+        return
+    from steptime.terminal.views.sensitivity import sensitivity_view
+
+    console = console_of()
+    show(sensitivity_view(found, console.width, brief=brief), console=console)
+
+
+def _range(text: str) -> tuple[str, str]:
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise RangeError(f"{shown(text)} is not NAME=LOW:HIGH, such as context=1k:16k")
+    return name.strip(), values.strip()
+
+
+def _check_picture(plot: str | None, csv: str | None) -> None:
+    """Raise InputError, before the work, for a picture that cannot be written."""
+    import os
+
+    from steptime.sweeping.files import PICTURES
+
+    if plot is None:
+        return
+    if not plot.casefold().endswith(PICTURES):
+        raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {plot}")
+    place = os.path.dirname(os.path.realpath(plot))
+    if not os.path.isdir(place) or os.path.isdir(plot):
+        raise DataFileError(
+            plot, "cannot be written: " + ("is a folder" if os.path.isdir(plot) else "its folder does not exist")
+        )
+    if not os.access(place, os.W_OK):
+        raise DataFileError(plot, "cannot be written: permission denied")
+    if csv is not None and os.path.realpath(csv) == os.path.realpath(plot):
+        raise InputError("two files have one name; give each its own")
+
+
+def _write(found: "Sensitivity", csv: str | None, plot: str | None) -> None:
+    if csv is not None:
+        write_csv(csv, found)
+    if plot is not None:
+        found.plot(plot)
+        wrote(plot, "the tornado")
