@@ -207,6 +207,8 @@ def test_a_function_of_ones_own():
         ({"sobol": True, "samples": 2**20}, RangeError, "1,048,576 samples of 1[0-9] inputs are .* would take some"),
         ({"seed": -1}, RangeError, "seed must be a whole number"),
         ({"tp": 7}, InputError, "7"),
+        ({"batch": [1, 64]}, RangeError, "batch must be one value, not .1, 64.: a range goes into vary"),
+        ({"workers": 0}, RangeError, "workers must be a whole number of at least 1, not 0"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(given, kind, says):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from steptime.sweeping.varied import answers_at
 from steptime.units import DAY, counted
 
 USUAL: Final = 4096  # samples of a question that takes arrays
-PATIENT: Final = 120.0  # s of each core that samples of another question take by default, about
+PATIENT: Final = 120.0  # s that samples of another question take by default, about
 FEWEST: Final = 16  # samples
 MOST: Final = 2**20
 MOST_POINTS: Final = 2**22  # whose inputs fit in a gigabyte
@@ -107,6 +106,11 @@ def sensitivity_of(
     """Return what swings an answer of a question whose inputs were read already; see `sensitivity`."""
     started = time.perf_counter()
     check_samples(samples, seed, sobol=sobol)
+    for name, value in held.items():
+        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+            raise RangeError(f"{name} must be one value, not {shown(value)}: a range goes into vary")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise RangeError(f"workers must be a whole number of at least 1, not {shown(workers)}")
     answer = chosen(asked, of)
     ranges = list(ranges)
     _check_needs(asked, held, [name for name, _ in ranges])
@@ -153,13 +157,17 @@ class _Asking:
         return self.each < SLOW
 
     def time(self, points: int) -> str:
-        """Say how long so many points take on one core."""
+        """Say how long so many points take, as those before did."""
         from steptime.sweeping.sweep import duration
 
-        return f"{duration(points * self.each)} on one core"
+        return duration(points * self.each)
 
     def __call__(self, inputs: Sequence[Unsure], points: Mapping[str, Array]) -> tuple[Array, dict[int, str]]:
-        return answers_at(self.question, self.given, inputs, points, self.answer, workers=self.workers, progress=self.progress)
+        started = time.perf_counter()
+        found = answers_at(self.question, self.given, inputs, points, self.answer, workers=self.workers, progress=self.progress)
+        if not self.question.vectorised:
+            self.each = (time.perf_counter() - started) / len(found[0])
+        return found
 
 
 def chosen(asked: Question, of: str | None) -> str:
@@ -312,8 +320,7 @@ def _many(ask: _Asking, inputs: int, samples: int | None) -> int:
     if samples is None and ask.quick:
         samples = min(USUAL, 1 << int(math.log2(MOST_POINTS / (inputs + 2))))
     elif samples is None:
-        cores = ask.workers or len(os.sched_getaffinity(0))
-        affordable = PATIENT * cores / max(ask.each, 1e-9) / (inputs + 2)
+        affordable = PATIENT / max(ask.each, 1e-9) / (inputs + 2)
         samples = max(FEWEST, min(USUAL, 1 << max(0, int(math.log2(max(affordable, 1.0))))))
     points = samples * (inputs + 2)
     if points > MOST_POINTS or points * ask.each > LONGEST:

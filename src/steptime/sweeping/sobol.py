@@ -56,7 +56,7 @@ def rows(samples: int, inputs: int, seed: int) -> Array:
         raise InputError(
             "Sobol's indices need scipy: pip install 'steptime[calibrate]'; without --sobol there is no need"
         ) from None
-    drawn = Sobol(2 * inputs, scramble=True, rng=seed).random(samples)
+    drawn = Sobol(2 * inputs, scramble=True, seed=np.random.default_rng(seed)).random(samples)
     a, b = np.clip(drawn, 2.0**-40, 1 - 2.0**-40).reshape(samples, 2, inputs).transpose(1, 0, 2)
     found: Array = np.concatenate([a[None], b[None], np.repeat(a[None], inputs, axis=0)])
     for i in range(inputs):

@@ -21,6 +21,8 @@ STYLE: Final[Any] = {
     "figure.constrained_layout.use": True, "svg.hashsalt": "steptime", "hatch.linewidth": 0.6,
 }  # fmt: skip
 
+ABOVE: Final[Any] = {"bbox_to_anchor": (0.0, 1.0), "ncols": 2, "fontsize": 8, "frameon": False, "borderaxespad": 0.2}
+
 
 def plot(found: Sensitivity, path: str) -> None:
     """Write a picture of the swings by its ending: .svg, .png or .pdf."""
@@ -60,6 +62,8 @@ def _title(found: Sensitivity) -> str:
 
 def _swings(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
     """Draw a bar for each input, from the answer at its low end to that at its high end; hatching tells the parts apart too."""
+    from matplotlib.patches import Patch
+
     for row, one in enumerate(bars):
         for end, colour, hatch, value, side in (
             (one.at_low, COLOURS[0], "", one.low, one.at_high), (one.at_high, COLOURS[4], "////", one.high, one.at_low),
@@ -75,15 +79,15 @@ def _swings(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
     place.axvline(found.base, color="black", lw=0.9)
     place.set_yticks(range(len(bars)), [one.name for one in bars])
     place.invert_yaxis()
-    place.margins(x=0.14)
+    place.margins(x=0.17)
     place.grid(axis="x", alpha=0.3)
     place.set_xlabel(
         f"{found.answer.replace('_', ' ').replace('usd', 'USD')}" + (f" [{found.unit}]" if found.unit else "")
         + f"; {written(found.base, found.unit)} as asked"
     )  # fmt: skip
-    low = place.barh(0, 0, color=COLOURS[0])
-    high = place.barh(0, 0, color=COLOURS[4], hatch="////", edgecolor="white", lw=0)
-    place.legend([low, high], ["input at its low", "input at its high"], fontsize=8, loc="lower right", framealpha=0.9)
+    low = Patch(color=COLOURS[0], label="input at its low")
+    high = Patch(facecolor=COLOURS[4], hatch="////", edgecolor="white", lw=0, label="input at its high")
+    place.legend(handles=[low, high], loc="lower left", **ABOVE)
 
 
 def _shares(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
@@ -102,7 +106,7 @@ def _shares(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
             ]
             place.barh([row + offset for row in rows], values, height=0.32, color=colour, xerr=errors, label=name,
                        error_kw={"lw": 0.8, "ecolor": "#333333"})  # fmt: skip
-        place.legend(fontsize=8, loc="lower right", framealpha=0.9)
+        place.legend(loc="lower left", **ABOVE)
         place.set_xlabel("% of the variance")
     place.grid(axis="x", alpha=0.3)
     place.set_xlim(left=0)

@@ -71,8 +71,6 @@ def sensitivity(
     check_given(question, given)
     if brief and json:
         raise RangeError("--brief needs text, not --json")
-    if workers is not None and workers < 1:
-        raise RangeError(f"--workers must be at least 1, not {workers}")
     check_outputs({"--csv": csv}, given.values())
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]
