@@ -167,6 +167,14 @@ def test_a_plan_is_made_anew_at_each_end():
     assert "batch" not in found
 
 
+def test_a_plan_without_what_figures_are_worth_is_the_same_plan():
+    asked = ("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=1 / 40))
+    whole, short = (st.plan(*asked, chips=1, modes="aggregated", levers=False, worth=worth) for worth in (True, False))
+    assert short.elasticities == {} != whole.elasticities
+    assert short.usd_per_million_output_tokens == whole.usd_per_million_output_tokens
+    assert short.layout_text == whole.layout_text
+
+
 def test_an_end_without_an_answer_comes_first_with_its_reason():
     found = sensitivity("step", vary={"tp": (7, 8)}, engine="ideal", **STEP)
     first = found.swings[0]
@@ -174,6 +182,16 @@ def test_an_end_without_an_answer_comes_first_with_its_reason():
     assert math.isnan(first.at_low)
     assert first.at_high == found.base
     assert first.reason in found.notes[0]
+    assert found.text == "Measure the tensor parallel ways first (tp): at an end of its range there is no answer at all."
+    assert found.order[0] == "tp"
+    assert sum(one.share for one in found.swings) == pytest.approx(1)
+
+
+def test_indices_are_not_told_where_many_samples_have_no_answer():
+    found = sensitivity("step", vary={"tp": (1, 8)}, engine="ideal", sobol=True, samples=64, **STEP)
+    assert found.samples == 0
+    assert "of 64 samples have no answer: there are no indices" in found.notes[-1]
+    assert found.swings[0].first is None
 
 
 def test_a_function_of_ones_own():

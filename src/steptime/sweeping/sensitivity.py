@@ -290,7 +290,8 @@ def _with_indices(
     lost = 1 - float(np.mean(whole))
     if lost > MOST_REFUSED:
         why = f"; the first reason: {next(iter(reasons.values()))}" if reasons else ""
-        raise InputError(f"{lost:.0%} of the samples have no answer, and indices of the others say little{why}")
+        words = f"{lost:.0%} of {samples:,} samples have no answer: there are no indices, which would say little of the others"
+        return replace(found, notes=(*found.notes, words + why), evaluations=found.evaluations + points)
     told = indices_of.indices(table[:, whole], seed)
     spread = np.quantile(table[:2, whole], (0.05, 0.5, 0.95))
     for i, one in enumerate(inputs):

@@ -127,11 +127,20 @@ class Sensitivity(Tabular):
     @property
     def order(self) -> list[str]:
         """Names of the inputs that are worth measuring, the first of them first."""
-        return [one.name for one in self.ranked if one.worth >= WORTH]
+        return [one.name for one in (*self.decisive, *self.ranked) if one in self.decisive or one.worth >= WORTH]
+
+    @property
+    def decisive(self) -> list[Swing]:
+        """The inputs that have no answer at an end of their range."""
+        return [one for one in self.swings if math.isnan(one.swing)]
 
     @property
     def text(self) -> str:
         """What to learn first, and what that is worth."""
+        if self.decisive:
+            first = self.decisive[0]
+            how = f" By {first.learn}." if first.learn else ""
+            return f"{_verb(first)} {first.what} first ({first.name}): at an end of its range there is no answer at all.{how}"
         ranked = self.ranked
         if not ranked or not ranked[0].worth > 0:
             return "No input swings the answer."

@@ -49,7 +49,9 @@ def sensitivity(
     of: Annotated[str | None, option("The answer that is looked at; by default the cost.", OUTPUT, metavar="ANSWER")] = None,
     vary: VARY = None,
     set_: SET = None,
-    sobol: Annotated[bool, option("Sobol's first and total indices too: all inputs varied together.", INDICES)] = False,
+    sobol: Annotated[
+        bool, option("Sobol's first and total indices too: all inputs varied together.", INDICES, "--sobol")
+    ] = False,
     samples: Annotated[
         int | None, count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or what takes some 2 minutes")
     ] = None,

@@ -60,7 +60,7 @@ def _table(found: Sensitivity, rows: list[Swing], width: int) -> Grid:
 
 def _shares(found: Sensitivity, one: Swing) -> list[str]:
     if not found.samples:
-        return [_percent(one.share)]
+        return [_percent(one.share) if math.isfinite(one.swing) else "-"]
     pairs = ((one.first, one.first_range), (one.total, one.total_range))
     return ["-" if value is None or ends is None else _sure(100 * value, 50 * (ends[1] - ends[0])) for value, ends in pairs]
 
