@@ -80,7 +80,7 @@ def test_closed_forms_need_neither_model_nor_system(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("sweep", "a sweep needs a question"),
+        ("sweep", "sweep needs a question"),
         ("sweep stp llama-3.1-8b hgx-h100 --over batch=1,2", "unknown question 'stp'; did you mean step?"),
         ("sweep step llama-3.1-8b hgx-h100 extra --over batch=1", "extra is one word too many"),
         (STEP, "a sweep needs an axis"),

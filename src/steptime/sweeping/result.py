@@ -15,6 +15,7 @@ from steptime.sweeping.axes import Axis, label
 from steptime.sweeping.inputs import Answer, Question
 from steptime.units import counted, in_digits
 
+SHOWN = 5  # answers of which a short repr has the range
 CASES = 8  # reasons that JSON and pages repeat
 
 
@@ -81,7 +82,9 @@ class Sweep(Tabular):
         """Return what was asked over what, and the range of each answer."""
         over = " x ".join(f"{axis.name} ({len(axis.values)})" for axis in self.axes)
         figures = {"refused": counted(len(self.reasons), "point")} if self.reasons else {}
-        for name, column in self.answers.items():
+        ends = {end for pair in self.asked.bands.values() for end in pair}
+        for name in [name for name in self.answers if name not in ends][:SHOWN]:
+            column = self.answers[name]
             known = column.values[np.isfinite(column.values)] if column.numeric else np.zeros(0)
             if known.size:
                 ends = f"{in_digits(float(known.min()), 4)} to {in_digits(float(known.max()), 4)}"
