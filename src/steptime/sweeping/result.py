@@ -82,8 +82,8 @@ class Sweep(Tabular):
         """Return what was asked over what, and the range of each answer."""
         over = " x ".join(f"{axis.name} ({len(axis.values)})" for axis in self.axes)
         figures = {"refused": counted(len(self.reasons), "point")} if self.reasons else {}
-        ends = {end for pair in self.asked.bands.values() for end in pair}
-        for name in [name for name in self.answers if name not in ends][:SHOWN]:
+        edges = {edge for pair in self.asked.bands.values() for edge in pair}
+        for name in [name for name in self.answers if name not in edges][:SHOWN]:
             column = self.answers[name]
             known = column.values[np.isfinite(column.values)] if column.numeric else np.zeros(0)
             if known.size:
