@@ -17,7 +17,7 @@ from steptime.machines.budgets import flops_left, power_shares
 def test_shares_of_an_h100_by_hand():
     shares = power_shares(load_system("hgx-h100"))
     assert shares["bandwidth"] == pytest.approx(8 * 3.35e12 * 3.9e-12 / 700)  # 105 of 700 W
-    assert shares["link"] == pytest.approx(8 * 2 * 450e9 * 5.5e-12 / 700)  # 40 W, both directions
+    assert shares["link"] == pytest.approx(8 * 450e9 * 5.5e-12 / 700)  # 19.8 W, as the source has it
     assert sum(shares.values()) == pytest.approx(1)
 
 
@@ -34,5 +34,10 @@ def test_a_power_that_is_not_known_is_said():
     with pytest.raises(RangeError, match="no power of"):
         power_shares(unknown)
     weak = dataclasses.replace(system, chip=dataclasses.replace(system.chip, power_w=100.0))
-    with pytest.raises(RangeError, match="would take 144 W, all of its 100 W"):
+    with pytest.raises(RangeError, match="would take 124 W, all of its 100 W"):
         power_shares(weak)
+
+
+def test_memory_whose_energy_is_not_known_is_said():
+    with pytest.raises(RangeError, match="is not known, as of HBM"):
+        power_shares(load_system("cs-3"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as some
 
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.models.loading import load_model
-from steptime.models.model import active_parameters, kv_bytes_per_token, total_parameters
+from steptime.models.model import active_parameters, kv_bytes_per_token, total_parameters, weight_bytes
 from steptime.models.variants import variant
 
 LLAMA, DEEPSEEK, QWEN = "llama-3.3-70b", "deepseek-v3", "qwen3-235b-a22b"
@@ -18,7 +18,8 @@ def test_kv_heads_by_hand():
     base, found = load_model(LLAMA), variant(LLAMA, {"kv_heads": 2})
     assert kv_bytes_per_token(found) == kv_bytes_per_token(base) / 4 == 2 * 2 * 128 * 80 * 2
     assert total_parameters(base) - total_parameters(found) == 80 * 2 * 8192 * 6 * 128  # six KV heads fewer, keys and values
-    assert found.name == "meta-llama/Llama-3.3-70B-Instruct (kv_heads 2)"
+    assert found.name == base.name  # what was measured of its drafts is looked up by it
+    assert found.notes == ("it has kv_heads 2 in place of its own",)
     assert total_parameters(variant(LLAMA, {})) == total_parameters(base)
 
 
@@ -68,5 +69,43 @@ def test_what_a_model_has_not_is_named():
         variant(LLAMA, {"kv_heads": 2, "by": "ffn"})
     with pytest.raises(InputError, match="no ffn brings total parameters back"):
         variant(LLAMA, {"layers": 900, "equal": "total"})
-    with pytest.raises(InputError, match="whose layers all attend to the whole context"):
+    with pytest.raises(InputError, match="layers are alike and attend to the whole context"):
         variant("gpt-oss-120b", {"attention": "latent"})
+
+
+def test_what_would_be_lost_or_change_nothing_is_refused():
+    for name in ("ERNIE-4.5-300B-A47B-PT", "qwen3-next-80b-a3b-instruct", "mixtral-8x7b", "grok-2"):
+        with pytest.raises(InputError):
+            variant(name, {"attention": "latent"})
+    with pytest.raises(InputError, match="layers cannot be changed where hybrid_override_pattern tells"):
+        variant("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"layers": 80})
+    with pytest.raises(InputError, match="ffn 4,096 changes nothing in"):
+        variant(QWEN, {"ffn": 4096})
+    with pytest.raises(InputError, match="by=width would change it"):
+        variant(LLAMA, {"layers": 60, "ffn": 20000, "equal": "total", "by": "width"})
+    with pytest.raises(UnknownName, match="Known: expert_width, ffn, width, layers"):
+        variant(LLAMA, {"kv_heads": 2, "equal": "total", "by": "heads"})
+
+
+def test_formats_and_drafts_and_first_layers_stay():
+    eight_bit = variant("qwen3-235b-a22b-fp8", {"attention": "latent"})
+    assert weight_bytes(eight_bit) < 1.15 * total_parameters(eight_bit)
+    glm, changed = load_model("glm-4.5"), variant("glm-4.5", {"attention": "latent"})
+    assert [count for _, count in changed.layers] == [count for _, count in glm.layers]
+    assert sum(count for _, count in changed.draft) == sum(count for _, count in glm.draft)
+    deep = variant(LLAMA, {"attention": "latent", "layers": 100})
+    assert deep.depth == 100
+    assert not any(layer.routed for layer, _ in deep.layers)
+
+
+def test_models_of_text_and_pictures_keep_both():
+    base = load_model("google/gemma-3-27b-it")
+    found = variant("google/gemma-3-27b-it", {"head_dim": 64})
+    assert kv_bytes_per_token(found) == kv_bytes_per_token(base) / 2
+    assert found.stem != ()
+
+
+def test_depth_that_makes_up():
+    found = variant(LLAMA, {"width": 4096, "equal": "total", "by": "layers"})
+    assert total_parameters(found) == pytest.approx(total_parameters(load_model(LLAMA)), rel=0.01)
+    assert found.depth > 80

@@ -102,3 +102,35 @@ def test_rows_and_table_agree():
     found = st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": [1.0, 2.0, 3.0]}, within="power", **CHIP)
     assert [row["times.bandwidth"] for row in found.front_rows] == [found.sweep.axes[0].values[at] for at in found.front]
     assert found.columns()["on_front"].tolist() == [float(at in found.front) for at in range(3)]
+
+
+def test_parts_that_are_traded_are_not_set_beside():
+    held = {"model": "llama-3.3-70b", "system": "hgx-h100", "within": "power", "answers": ["flops"]}
+    with pytest.raises(InputError, match="which trades parts of the chip as it is"):
+        st.sweep("step", {"chip.hbm.bandwidth": [3.35e12, 8e12], "times.link": [2.0]}, **held)
+    strong, weak = (
+        st.sweep("step", {"times.bandwidth": [2.0]}, **held, **{"chip.power": watts}).answers["flops"].values[0]
+        for watts in (700, 400)
+    )
+    assert strong > weak
+
+
+def test_what_stands_today_must_fit_and_have_an_answer():
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", {"tp": [1, 2], "times.capacity": [1.0, 4.0]}, batch=64, context=8192)
+    assert found.today == {}
+    assert "than as it is" not in found.text
+    axes = {"speed": [1000.0, 30.0], "times.bandwidth": [1.0, 2.0]}
+    found = st.design("plan", "llama-3.1-8b", "hgx-h100", axes, chips=1)
+    assert found.today["usd_per_million_output_tokens"] > 0
+
+
+def test_one_variant_that_cannot_be_is_refused_alone():
+    found = st.sweep("step", {"arch.kv_heads": [8, 5, 4]}, model="llama-3.3-70b", system="hgx-h100", tp=8)
+    assert list(found.reasons) == [1]
+
+
+def test_prompts_beside_decode_take_memory():
+    held = {"model": "llama-3.3-70b", "system": "hgx-h100", "tp": 8, "prompts": 32, "prefix": 60_000}
+    alone = st.sweep("step", {"tokens": [4096]}, phase="prefill", **held).answers["memory_share"].values[0]
+    mixed = st.sweep("step", {"tokens": [4096]}, phase="mixed", batch=1, context=1000, **held).answers["memory_share"].values[0]
+    assert mixed > alone > 1

@@ -4,6 +4,7 @@ Moving a bit costs energy: $p = 8 e W$ watts at $W$ bytes a second and $e$ joule
 taken to go to arithmetic and what feeds it, in proportion to its rate. So a chip of the power $P$ with $w$ times the bandwidth
 and $l$ times the links has $f = (P - w p_w - l p_l) / p_f$ times the FLOP/s, with $p_f = P - p_w - p_l$.
 
+A link's bits are counted once: a chip sends and receives as many, and a bit's energy is that of both ends.
 Capacity takes next to no power, and no part in this. Sources, both reported: HBM2 3.9 pJ a bit (O'Connor et al., Fine-Grained
 DRAM, MICRO 2017, https://doi.org/10.1145/3123939.3124545); long-reach SerDes 5.5 pJ a bit, with which NVLink-C2C is compared
 (https://www.besthub.dev/articles/why-nvidia-s-nvlink-c2c-is-redefining-gpu-cpu-interconnects-f3c3b77f8d87).
@@ -14,8 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import Final
-
-import numpy as np
 
 from steptime.errors import RangeError
 from steptime.machines.system import System
@@ -42,11 +41,14 @@ def power_shares(system: System) -> dict[str, float]:
 
     Raises RangeError where no power of the chip is known, or its memory and links would take all of it.
     """
-    watts = float(np.max(system.chip.power_w))
+    watts = float(system.chip.power_w)
     if not math.isfinite(watts):
         raise RangeError(f"no power of {system.chip.name} is known; --set chip.power=700W tells it, or weights of your own")
-    memory = float(moving_watts(np.max(system.chip.memory[0].bandwidth), MEMORY_JOULES_PER_BIT))
-    links = float(moving_watts(2 * np.max(system.scale_up.link.bandwidth), LINK_JOULES_PER_BIT))
+    if system.chip.hbm.name != "hbm":
+        told = "as of HBM; --within bandwidth=0.3,link=0.1 gives shares of your own"
+        raise RangeError(f"what a bit of {system.chip.hbm.name} takes is not known, {told}")
+    memory = float(moving_watts(system.chip.hbm.bandwidth, MEMORY_JOULES_PER_BIT))
+    links = float(moving_watts(system.scale_up.link.bandwidth, LINK_JOULES_PER_BIT))
     if memory + links >= watts:
         raise RangeError(
             f"memory and links of {system.chip.name} would take {memory + links:,.0f} W, all of its {watts:,.0f} W"

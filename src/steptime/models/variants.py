@@ -7,7 +7,8 @@ another is named, makes up for the change, so that variants have as many paramet
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
@@ -21,7 +22,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "width": ("hidden_size", "n_embd"),
     "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
+    "head_dim": ("head_dim", "attention_head_dim"),
     "ffn": ("intermediate_size",),
     "latent": ("kv_lora_rank",),
     "experts": ("n_routed_experts", "num_experts", "num_local_experts"),
@@ -32,11 +33,20 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
 ATTENTION, EQUAL, BY = "attention", "equal", "by"
 GROUPED, LATENT = "grouped", "latent"
 COUNTED: Final = {"total": total_parameters, "active": active_parameters}
+MAKES_UP: Final = ("expert_width", "ffn", "width", "layers")  # fields that may, the first that a model has unless one is named
+INNER: Final = "text_config"  # where models of several kinds of input keep the fields of the one of text
+ONE_BY_ONE: Final = re.compile(r"layers?\.\d+")  # as lists of what stays unquantised name layers
+MOST_LAYERS: Final = 1000
 ROUNDED: Final = 64  # what the field that makes up is a multiple of: tiles of matrix units
 USUAL_LATENT, USUAL_HEADS = (
     {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     8,
 )  # DeepSeek-V2 (arXiv 2405.04434); Llama 3's KV heads
+DEEPSEEK: Final = ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite", "mistral_large_3")
+DENSE, SPARSE = (
+    ("llama", "mistral", "qwen2", "qwen3"),
+    ("qwen3_moe",),
+)  # whose layers are those of that family but for attention
 OF_LATENT: Final = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -68,24 +78,48 @@ def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, exper
     changes = dict(frozen)
     equal, by = changes.pop(EQUAL, None), changes.pop(BY, None)
     formats: dict[str, Any] = {"weights": weights, "experts": experts, "kv": kv}
-    config = dict(config_of(name, catalog))
+    whole = dict(config_of(name, catalog))
     base = load_model(name, **formats, catalog=catalog)
-    told = ", ".join(f"{key} {value}" for key, value in sorted(changes.items()))
-    config = _with_attention(config, changes)
+    inner = INNER in whole and isinstance(whole[INNER], dict)
+    config = dict(whole[INNER]) if inner else whole
+
+    def built(changed: Mapping[str, Any]) -> Model:
+        return _made(base, {**whole, INNER: dict(changed)} if inner else changed, changes, formats)
+
+    started = changes.get(ATTENTION)
+    if started is not None and inner:
+        raise InputError(f"attention={started} is for models of text alone; {base.name} has other inputs too")
+    config = _with_attention(config, started, base.name) if started is not None else config
+    plain = built(config)
     for field, value in changes.items():
-        config = _with_field(config, field, value)
+        if field == ATTENTION:
+            continue
+        before = config.get(_key(config, field)) if field != "head_dim" or _has(config, field) else None
+        changed = _with_field(config, field, value)
+        if value != before and _same(built(changed), plain):
+            raise InputError(f"{field} {shown(value)} changes nothing in {base.name}: its layers do not follow from that field")
+        config, plain = changed, built(changed)
     if equal is None:
         if by is not None:
             raise RangeError(f"by={shown(by)} makes up for a change of parameters; it needs equal=total or equal=active")
-        return _made(base, config, told, formats)
+        return plain
     if equal not in COUNTED:
         raise UnknownName("count of parameters", equal, COUNTED, "Known: total, active.")
-    return _made_equal(base, config, told, formats, equal, by or _usual(config, changes))
+    return _made_equal(base, config, built, equal, _maker(config, changes, by))
 
 
-def _made(base: Model, config: Mapping[str, Any], told: str, formats: Mapping[str, str]) -> Model:
-    made = load_model(config, **formats)
-    return replace(made, name=f"{base.name} ({told})" if told else base.name, notes=())
+def _same(one: Model, other: Model) -> bool:
+    return (one.layers, one.stem, one.draft) == (other.layers, other.stem, other.draft)
+
+
+def _has(config: Mapping[str, Any], field: str) -> bool:
+    return any(key in config for key in KEYS[field])
+
+
+def _made(base: Model, config: Mapping[str, Any], changes: Mapping[str, Any], formats: Mapping[str, str]) -> Model:
+    """Return the model of a config, under the name of the one that it differs from, whose measured drafts it has."""
+    told = ", ".join(f"{key} {value}" for key, value in sorted(changes.items()))
+    return replace(load_model(config, **formats), name=base.name, notes=(f"it has {told} in place of its own",) if told else ())
 
 
 def _key(config: Mapping[str, Any], field: str) -> str:
@@ -103,73 +137,89 @@ def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any
     """Return a config with one field changed; what is told for each layer goes on in its pattern."""
     if field in ("kv_heads", "head_dim") and "kv_lora_rank" in config:
         raise InputError(f"{field} has no part in latent attention, which keeps one latent; attention=grouped has KV heads")
-    if field == "head_dim" and "head_dim" not in config:
+    if field == "head_dim" and not _has(config, field):
         return {**config, "head_dim": value}
     key = _key(config, field)
     changed = {**config, key: value}
-    if field in ("heads", "width") and "head_dim" not in config and "kv_lora_rank" not in config:
+    if field in ("heads", "width") and not _has(config, "head_dim") and "kv_lora_rank" not in config:
         changed["head_dim"] = config[_key(config, "width")] // config[_key(config, "heads")]
     if field == "heads" and "num_key_value_heads" in config and "kv_lora_rank" in config:
         changed["num_key_value_heads"] = value
     if field == "layers":
         before = config[key]
         for name, each in config.items():
-            if isinstance(each, list) and len(each) == before:
+            listed = isinstance(each, list) and len(each) == before
+            if listed and name == "layer_types":
                 changed[name] = [each[i % before] for i in range(value)]
+            elif listed or (isinstance(each, str) and name.endswith(("_pattern", "_enum"))):
+                raise InputError(f"layers cannot be changed where {name} tells each layer apart")
+        if ONE_BY_ONE.search(str(config.get("quantization_config", ""))):
+            raise InputError(
+                "layers cannot be changed where the quantisation tells each layer apart; --weights FORMAT of a plain config"
+            )
     return changed
 
 
-def _with_attention(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a config with grouped or with latent attention, and leave the other changes."""
-    asked = changes.pop(ATTENTION, None)
-    if asked is None:
-        return config
+def _with_attention(config: dict[str, Any], asked: str, name: str) -> dict[str, Any]:
+    """Return a config with grouped or with latent attention, all else as it is."""
     if asked not in (GROUPED, LATENT):
         raise UnknownName("attention", asked, (GROUPED, LATENT), f"Known: {GROUPED}, {LATENT}.")
     is_latent = "kv_lora_rank" in config
     if asked == GROUPED and is_latent:
+        if config.get("model_type") not in DEEPSEEK:
+            raise InputError(f"attention=grouped in place of a latent is for models of DeepSeek's kind, which {name} is not")
         head = config.get("qk_nope_head_dim", 128)
         kept = {key: value for key, value in config.items() if key not in OF_LATENT}
         return {**kept, "head_dim": head, "num_key_value_heads": USUAL_HEADS}
     if asked == LATENT and not is_latent:
-        return _latent(config)
+        return _latent(config, name)
     return config
 
 
-def _latent(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config of the DeepSeek family with the sizes of another, and latent attention."""
+def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a config of the DeepSeek family that is as another but for its attention; raise InputError where none can be."""
+    kind = config.get("model_type")
     heads, width = config[_key(config, "heads")], config[_key(config, "width")]
     head = config.get("head_dim") or width // heads
-    local = any(config.get(key) for key in ("sliding_window", "layer_types", "linear_attention"))
-    if local and config.get("use_sliding_window", True):
-        raise InputError("attention=latent is for models whose layers all attend to the whole context")
-    kept = (
-        "vocab_size", "tie_word_embeddings", "max_position_embeddings", "num_experts_per_tok", "moe_intermediate_size",
-        "torch_dtype", "intermediate_size",
-    )  # fmt: skip
-    experts = next((config[key] for key in KEYS["experts"] if key in config), None)
-    sparse = {} if experts is None else {"n_routed_experts": experts, "n_shared_experts": 0}
-    depth = config[_key(config, "layers")]
-    return {
-        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": depth,
-        "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": heads, "qk_nope_head_dim": head,
-        "v_head_dim": head, **{key: config[key] for key in kept if key in config}, **sparse, **USUAL_LATENT,
-        "first_k_dense_replace": 0 if sparse else depth,
-    }  # fmt: skip
+    of_latent = {"qk_nope_head_dim": head, "v_head_dim": head, **USUAL_LATENT, "num_key_value_heads": heads}
+    if kind in DEEPSEEK:
+        return {**config, **of_latent}
+    windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+    sparse = kind in SPARSE and not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1
+    if windowed or config.get("layer_types") or (kind not in DENSE and not sparse):
+        raise InputError(
+            f"attention=latent is for models whose layers are alike and attend to the whole context, of the kinds "
+            f"{', '.join((*DENSE, *SPARSE))} and DeepSeek's, and not for {name}"
+        )
+    told = {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "first_k_dense_replace": 0 if sparse else MOST_LAYERS,
+    }
+    if sparse:
+        told |= {"n_routed_experts": config["num_experts"], "n_shared_experts": 0}
+    return {**config, **told, **of_latent}
 
 
-def _usual(config: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
-    """Return the field that makes up for a change: the width of experts, or of feed-forward blocks, unless that is changed."""
-    for field in ("expert_width", "ffn", "layers"):
-        if field not in changes and any(key in config for key in KEYS[field]):
-            return field
-    raise InputError("no field is left that could make up for the change; name one with by")
+def _maker(config: Mapping[str, Any], changes: Mapping[str, Any], by: str | None) -> str:
+    """Return the field that makes up for a change; raise InputError for one that was asked for, or that cannot."""
+    if by is None:
+        for field in MAKES_UP:
+            if field not in changes and _has(config, field):
+                return field
+        raise InputError("no field is left that could make up for the change; name one with by")
+    if by not in MAKES_UP:
+        raise UnknownName("field that makes up for a change", by, MAKES_UP, f"Known: {', '.join(MAKES_UP)}.")
+    taken = [field for field in (by, *(("ffn", "expert_width") if by == "width" else ())) if field in changes]
+    if taken:
+        raise InputError(f"{taken[0]} was asked for, and by={by} would change it; name another field with by")
+    return by
 
 
-def _made_equal(base: Model, config: dict[str, Any], told: str, formats: Mapping[str, str], equal: str, by: str) -> Model:
+def _made_equal(base: Model, config: dict[str, Any], built: Callable[[Mapping[str, Any]], Model], equal: str, by: str) -> Model:
     """Return the variant whose field `by` brings its parameters back, by halving; width takes feed-forward blocks along."""
     count, key = COUNTED[equal], _key(config, by)
-    aim, step = count(base), 1 if by in ("layers", "heads", "kv_heads", "experts", "active") else ROUNDED
+    aim, step = count(base), 1 if by == "layers" else ROUNDED
 
     def made(steps: int) -> Model:
         value = steps * step
@@ -178,11 +228,11 @@ def _made_equal(base: Model, config: dict[str, Any], told: str, formats: Mapping
             for name in ("intermediate_size", "moe_intermediate_size"):
                 if name in config:
                     changed[name] = max(step, round(config[name] * value / config[key] / step) * step)
-        return _made(base, changed, f"{told}, {by} {value}" if told else f"{by} {value}", formats)
+        return built(changed)
 
-    low, high = 1, max(2, 16 * int(config[key]) // step)
+    low, high = 1, max(2, MOST_LAYERS if by == "layers" else 16 * int(config[key]) // step)
     if not count(made(low)) <= aim <= count(made(high)):
-        raise InputError(f"no {by} brings {equal} parameters back to those of {base.name} with {told}")
+        raise InputError(f"no {by} brings {equal} parameters back to those of {base.name}")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(made(middle)) <= aim else (low, middle)

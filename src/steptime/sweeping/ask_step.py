@@ -84,14 +84,19 @@ def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     if wanted & {"memory_share", "fits"}:
         rows = work["batch"] * work["query"] + work["prompts"] * work["tokens"]
         held = memory_per_chip(
-            model, system, batch=work["prompts"] if prefill else work["batch"],
-            context=work["tokens"] + work["prefix"] if prefill else work["context"],
-            layout=layout, engine=engine, step_tokens=rows / np.asarray(layout.dp),
-        )  # fmt: skip
+            model, system, **_in_flight(work), layout=layout, engine=engine, step_tokens=rows / np.asarray(layout.dp)
+        )
         found |= {"memory_share": held.used / held.capacity, "fits": held.fits}
     if "bound" in wanted:
         found["bound"] = step.bound
     return found | made(model, system, wanted)
+
+
+def _in_flight(work: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sequences whose cache is held, those that are read among them, and their mean context [tokens]."""
+    sequences = work["batch"] + work["prompts"]
+    tokens = work["batch"] * work["context"] + work["prompts"] * (work["tokens"] + work["prefix"])
+    return {"batch": sequences, "context": tokens / sequences}
 
 
 def _work(given: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

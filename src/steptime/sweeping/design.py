@@ -18,10 +18,11 @@ import numpy as np
 
 from steptime.errors import InputError, UnknownName
 from steptime.frontier import pareto
+from steptime.models.variants import BY, EQUAL
 from steptime.numbers import Array
 from steptime.results import Tabular, unit
 from steptime.sweeping.axes import Axis, made_axis
-from steptime.sweeping.inputs import Question
+from steptime.sweeping.inputs import Question, lower_is_better
 from steptime.sweeping.questions import input_of, plain_name, question_of
 from steptime.sweeping.result import Sweep, column_name
 from steptime.sweeping.running import Progress
@@ -31,7 +32,6 @@ from steptime.units import counted
 
 SPEED: Final = "tokens_per_second_per_user"
 COSTS: Final = {"step": "usd_per_million_tokens", "plan": "usd_per_million_output_tokens"}
-LESS: Final = ("usd_per", "time", "ttft", "tpot", "memory_share", "joules", "kv_bytes", "end_to_end")
 MOST_COMPARED: Final = 20_000  # designs that are held against one another in three or more aims
 
 
@@ -39,7 +39,8 @@ MOST_COMPARED: Final = 20_000  # designs that are held against one another in th
 class Design(Tabular):
     """Designs, what no other beats in all aims, the best in the first of them, and what stands today.
 
-    As a table it has a row for each design, `on_front` 1 where no other is as good in every aim and better in one.
+    As a table it has a row for each design, `on_front` 1 where no other is as good in every aim and better in one; of equal
+    ones the first.
     """
 
     SCHEMA: ClassVar[str] = "steptime.design/1"
@@ -101,15 +102,6 @@ class Design(Tabular):
     def plot(self, path: str, *, answer: str | None = None, against: str | None = None) -> None:
         """Write a picture: the first aim over the axes, or against another."""
         self.sweep.plot(path, answer=answer or self.aims[0], against=against)
-
-
-def lower_is_better(name: str) -> bool:
-    """Whether less of an answer is better: of times, costs and what is taken.
-
-    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
-    (True, False)
-    """
-    return name.startswith(LESS) or "usd_per" in name
 
 
 def design(
@@ -205,7 +197,8 @@ def _front(found: Sweep, aims: Sequence[str], fits: Array) -> tuple[int, ...]:
             raise InputError(
                 f"{len(places):,} designs are too many for {len(aims)} aims; at most {MOST_COMPARED:,}, or two aims"
             )
-        best = np.array([at for at in range(len(places)) if not _beaten(table, at)])
+        _, first = np.unique(table, axis=1, return_index=True)  # of equal designs the first
+        best = np.array([at for at in np.sort(first) if not _beaten(table, int(at))])
         best = best[np.argsort(-table[0][best], kind="stable")]
     return tuple(int(place) for place in places[best])
 
@@ -216,23 +209,28 @@ def _beaten(table: Array, at: int) -> bool:
 
 
 def _today(asked: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims: Sequence[str]) -> dict[str, Any]:
-    """Return the aims for model and machine as they are: the best in the first aim over the axes that are none of a design."""
-    plain = {name: value for name, value in fixed.items() if not name.startswith((ARCH, TIMES)) and name != WITHIN}
+    """Return the aims for model and machine as they are: the best in the first aim over the axes that are none of a design.
+
+    What is held stays, but a budget and what makes up for changes. Nothing where they have no answer, or do not fit.
+    """
+    idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BY}")
+    plain = {name: value for name, value in fixed.items() if name not in idle}
     others = [axis for axis in axes if not is_design(axis.name)]
     names = tuple(dict.fromkeys([*aims, *MADE, *(["memory_share"] if "memory_share" in asked.answers else [])]))
     try:
-        if not others:
-            told = {name: np.asarray(value) for name, value in asked.ask(plain, frozenset(names)).items()}
+        if others:
+            told = {name: column.values for name, column in sweep_of(asked, others, plain, answers=names).answers.items()}
         else:
-            came = sweep_of(asked, others, plain, answers=names)
-            told = {name: column.values for name, column in came.answers.items()}
+            told = {name: np.asarray(value) for name, value in asked.ask(plain, frozenset(names)).items() if name in names}
     except InputError:
         return {}
     if aims[0] not in told:
         return {}
     first = (-1.0 if lower_is_better(aims[0]) else 1.0) * told[aims[0]].astype(float)
     fits = told["memory_share"] <= 1 if "memory_share" in told else np.ones(first.shape, dtype=bool)
-    first = np.where(np.broadcast_to(fits, first.shape), first, -np.inf)
+    first = np.where(np.broadcast_to(fits, first.shape) & np.isfinite(first), first, -np.inf)
+    if not np.isfinite(first).any():
+        return {}
     at = int(np.argmax(first))
     return {name: np.broadcast_to(told[name], first.shape).ravel()[at] for name in names if name in told}
 

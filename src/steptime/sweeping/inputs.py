@@ -73,6 +73,20 @@ class Question:
     written: Callable[..., Any] | None = None
 
 
+LESS: Final = (
+    "usd_per", "time", "ttft", "tpot", "seconds", "memory_share", "joules", "kv_bytes", "end_to_end", "chips", "wait",
+)  # fmt: skip
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether less of an answer is better: of times, costs and what is taken.
+
+    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
+    (True, False)
+    """
+    return name.startswith(LESS) or "usd_per" in name
+
+
 def read_values(name: str, text: str, of: Input) -> list[Any] | Array:
     """Read the values of an axis: "1,2,4", "1k:128k:log2" (each twice the one before), "4TB/s:32TB/s:9", "1:1M:50log".
 

@@ -9,7 +9,7 @@ import numpy as np
 from steptime.errors import InputError, RangeError
 from steptime.numbers import Array
 from steptime.sweeping.files import PICTURES, ending, replace_with
-from steptime.sweeping.inputs import listed
+from steptime.sweeping.inputs import listed, lower_is_better
 from steptime.units import in_digits
 
 if TYPE_CHECKING:
@@ -278,8 +278,10 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
         raise InputError(f"{against} is a text; --against takes {listed(numbers(sweep))}")
     x, y = across.values.ravel().astype(float), up.values.ravel().astype(float)
     known = np.isfinite(x) & np.isfinite(y)
+    if "memory_share" in sweep.answers:
+        known &= sweep.answers["memory_share"].values.ravel() <= 1
     if not known.any():
-        raise InputError(f"no point has both {name} and {against}")
+        raise InputError(f"no point that fits has both {name} and {against}")
     groups = next((axis for axis in sweep.axes if not axis.numeric and 1 < len(axis.values) <= MOST_LINES), None)
     labels = sweep.grid()[sweep.axes.index(groups)].ravel() if groups else np.full(x.shape, "")
     for at, one in enumerate(dict.fromkeys(labels)):
@@ -308,6 +310,4 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
 
 
 def _better(name: str) -> float:
-    """Return 1 for an answer of which more is better, -1 for one of which less is: times, costs and what is taken."""
-    less = ("time", "ttft", "tpot", "usd", "seconds", "end_to_end", "memory", "joules", "wait")
-    return -1.0 if name.startswith(less) or "usd_per" in name else 1.0
+    return -1.0 if lower_is_better(name) else 1.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.loading import load_system, system_of
-from steptime.errors import Impossible, RangeError, UnitError, shown
+from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, shown
 from steptime.machines.budgets import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
 from steptime.machines.rents import with_rent
 from steptime.machines.system import System
@@ -77,7 +77,7 @@ def read_subject(given: Mapping[str, Any]) -> tuple[Model, System, Engine]:
     formats = {name: given.get(name) or "" for name in FORMATS}
     arch = {name.removeprefix(ARCH): value for name, value in given.items() if name.startswith(ARCH)}
     if isinstance(given["model"], str):
-        found = variant(given["model"], arch, **formats, catalog=catalog) if arch else None
+        found = _varied(given["model"], arch, formats, catalog) if arch else None
         model = found or _model(given["model"], **formats, catalog=catalog)
     else:
         model = model_of(given["model"])
@@ -99,6 +99,15 @@ def read_subject(given: Mapping[str, Any]) -> tuple[Model, System, Engine]:
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 
 
+def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], catalog: str | None) -> Model:
+    """Return a variant of a model; one that cannot be is refused alone, and others are asked."""
+    _model(name, **formats, catalog=catalog)
+    try:
+        return variant(name, arch, **formats, catalog=catalog)
+    except (ConfigError, UnknownName) as problem:
+        raise RangeError(str(problem)) from None
+
+
 def _scaled(system: System, given: Mapping[str, Any]) -> System:
     """Return a system with so many times the FLOP/s, bandwidth, capacity and links, within a budget where one is given."""
     times = {name.removeprefix(TIMES): value for name, value in given.items() if name.startswith(TIMES)}
@@ -108,11 +117,11 @@ def _scaled(system: System, given: Mapping[str, Any]) -> System:
     if within is not None:
         if FLOPS in times:
             raise RangeError(f"{TIMES}{FLOPS} follows from the other parts within {within}; leave one of the two out")
-        left = flops_left(shares_of(system, within), times)
+        left = flops_left(shares_of(_as_it_is(given, within), within), times)
         if np.any(np.asarray(left) < LEAST_LEFT):
             raise Impossible(f"the other parts leave no room for arithmetic within {within}")
         times[FLOPS] = left
-    memory = system.chip.memory[0].name
+    memory = system.chip.hbm.name
     paths = {FLOPS: "chip.peak", BANDWIDTH: f"chip.{memory}.bandwidth", CAPACITY: f"chip.{memory}.capacity", LINK: SCALE_UP}
     for part, value in times.items():
         system = scale(system, paths[part], value)
@@ -137,6 +146,27 @@ def made(model: Model, system: System, wanted: frozenset[str]) -> dict[str, Any]
         "flops": lambda: system.chip.peak.get("bf16", np.nan),
     }
     return {name: of() for name, of in told.items() if name in wanted}
+
+
+def _as_it_is(given: Mapping[str, Any], within: str) -> System:
+    """Return the system whose parts share a budget; raise RangeError for figures of them that are set beside it."""
+    system = read_system(given)
+    memory = system.chip.hbm.name
+    traded = (
+        f"chip.{memory}.bandwidth",
+        f"chip.{memory}.capacity",
+        SCALE_UP,
+        *(f"chip.peak.{kind}" for kind in system.chip.peak),
+    )
+    for path in traded:
+        if path in given:
+            raise RangeError(
+                f"{path} is set beside {WITHIN}={within}, which trades parts of the chip as it is: give times.* instead"
+            )
+    watts = given.get("chip.power")
+    if watts is not None and np.ndim(watts):
+        raise RangeError(f"chip.power is one number where parts share {WITHIN}={within}")
+    return system if watts is None else vary(system, {"chip.power": watts})
 
 
 def shares_of(system: System, within: str) -> dict[str, float]:

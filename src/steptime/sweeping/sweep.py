@@ -62,7 +62,8 @@ def sweep(
     made = [made_axis(name, _values(values), input_of(asked, name, known)) for name, values in seen.items()]
     for name, value in held.items():
         of = input_of(asked, name, known)
-        if isinstance(value, str) and of.kind != "text":
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if of.kind != "text" and (isinstance(value, str) or (number and of.kind == "count")):
             held[name] = made_axis(name, [value], of).values[0]
     return sweep_of(
         asked, made, held, answers=answers, together=together, workers=workers, client=client, out=out, progress=progress
