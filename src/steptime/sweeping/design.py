@@ -16,8 +16,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from steptime.catalog.loading import SystemLike
 from steptime.errors import InputError, UnknownName
 from steptime.frontier import pareto
+from steptime.models.loading import ModelLike
 from steptime.models.variants import BY, EQUAL
 from steptime.numbers import Array
 from steptime.results import Tabular, unit
@@ -106,8 +108,8 @@ class Design(Tabular):
 
 def design(
     question: Question | str,
-    model: str,
-    system: Any,
+    model: ModelLike,
+    system: SystemLike,
     axes: Mapping[str, Any],
     *,
     aims: Iterable[str] = (),
@@ -119,7 +121,7 @@ def design(
 ) -> Design:
     """Return which designs of a model and a machine no other beats.
 
-    question: "step" or "plan". model: a name, whose config is varied. axes: values by input, as for `sweep`, among them one of
+    question: "step" or "plan". model: a name where `arch.*` varies its config. axes: values by input, as for `sweep`, among them one of
     `arch.*`, `times.*` or a figure of the machine. aims: answers that count, by default cost and speed. within: "power", or
     shares of another budget of the chip ("bandwidth=0.3,link=0.1", of its area or its price), within which the FLOP/s make room
     for the rest. held: other inputs, those with a dot as **{"arch.equal": "total"}.
