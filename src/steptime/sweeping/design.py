@@ -121,10 +121,10 @@ def design(
 ) -> Design:
     """Return which designs of a model and a machine no other beats.
 
-    question: "step" or "plan". model: a name where `arch.*` varies its config. axes: values by input, as for `sweep`, among them one of
-    `arch.*`, `times.*` or a figure of the machine. aims: answers that count, by default cost and speed. within: "power", or
-    shares of another budget of the chip ("bandwidth=0.3,link=0.1", of its area or its price), within which the FLOP/s make room
-    for the rest. held: other inputs, those with a dot as **{"arch.equal": "total"}.
+    question: "step" or "plan". model: a name where `arch.*` varies its config. axes: values by input, as for `sweep`, among
+    them one of `arch.*`, `times.*` or a figure of the machine. aims: answers that count, by default cost and speed. within:
+    "power", or shares of another budget of the chip ("bandwidth=0.3,link=0.1", of its area or its price), within which the
+    FLOP/s make room for the rest. held: other inputs, those with a dot as **{"arch.equal": "total"}.
 
     >>> found = design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:4:4"}, within="power", tp=8, batch=64,
     ...                engine="ideal")
