@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from steptime.models.loading import ModelLike, model_of
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.anchor import Anchor, Anchors
+from steptime.physics.distance import distances
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory, memory_per_chip
@@ -129,11 +130,16 @@ def asked_of(
     return given
 
 
-def _notes(model: Model, asked: Mapping[str, Number]) -> tuple[str, ...]:
+def _notes(model: Model, asked: Mapping[str, Number], unlike: Iterable[str]) -> tuple[str, ...]:
     reach = np.max(np.maximum(asked["context"], asked["tokens"] + asked["prefix"]))
-    if reach <= model.max_context:
-        return tuple(model.notes)
-    return (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model", *model.notes)
+    beyond = (
+        (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model",)
+        if reach > model.max_context
+        else ()
+    )
+    ways = ", ".join(unlike)
+    wider = (f"unlike what was measured, and so of a wider range: {ways}",) if ways else ()
+    return (*beyond, *wider, *model.notes)
 
 
 def step_card(
@@ -155,6 +161,8 @@ def step_card(
     asked: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **given}
     found = mixed_step(of, on, **asked, layout=layout, engine=runs_on)
     limits = step_range(of, on, **asked, layout=layout, engine=runs_on)
+    ways = () if limits is None else distances(runs_on, on, chips=layout.chips, stages=layout.pp, apart=False)
+    unlike = [one.words for one, there in ways if np.any(there)]
     rows = asked["prompts"] * asked["tokens"]
     step: dict[str, Any] = {f.name: getattr(found, f.name) for f in fields(Step)}
     sizes: dict[str, Any] = dict(asked)
@@ -180,5 +188,5 @@ def step_card(
             engine=runs_on,
             step_tokens=rows / layout.dp,
         ),
-        notes=_notes(of, asked),
+        notes=_notes(of, asked, unlike),
     )

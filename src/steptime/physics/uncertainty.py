@@ -27,7 +27,9 @@ from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
 from steptime.numbers import Array, Number
 from steptime.physics.anchor import Anchor, Anchors
+from steptime.physics.distance import distances, widening
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
+from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
@@ -193,7 +195,8 @@ def step_range(
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
     `given`: the arguments of `mixed_step`, which may be arrays; anchor: one's own runs. A step that reads prompts takes the
-    regime "mixed": no run that only reads prompts was measured.
+    regime "mixed": no run that only reads prompts was measured. A layout unlike those that were measured has a wider range
+    (`distance`), as that of a plan.
     """
     of, on = model_of(model), system_of(system)
     engine = anchored(engine_for(on, engine), anchor, model=of.name, system=on.name)
@@ -204,5 +207,7 @@ def step_range(
         lambda varied: (mixed_step(of, on, engine=varied, **given).total,), engine, dimensions=len(shape)
     )
     reads = np.asarray(given.get("prompts", 0)) * np.asarray(given.get("tokens", 0)) > 0
-    low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=on)
+    layout = given.get("layout") or Layout()
+    wider = widening(distances(engine, on, chips=layout.chips, stages=layout.pp, apart=False))
+    low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=on, wider=wider)
     return seconds * low, seconds * high
