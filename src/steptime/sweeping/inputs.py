@@ -183,7 +183,7 @@ def _number(name: str, text: str, of: Input) -> float:
         bare = _bare(text) if of.bare else None
         return parse(text, of.unit) if bare is None else bare
     except UnitError as problem:
-        raise UnitError(f"{name}: {problem}") from None
+        raise UnitError(str(problem) if str(problem).startswith(f"{name}: ") else f"{name}: {problem}") from None
 
 
 def _bare(text: str) -> float | None:

@@ -8,6 +8,7 @@ from steptime.errors import DataFileError, InputError, RangeError, shown
 from steptime.terminal.asking import check_given, no_slips, read_words, told
 from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, count, option
 from steptime.terminal.output import check_outputs, console_of, print_json, say, show, write_csv, wrote
+from steptime.terminal.simulator import compile_first
 
 if TYPE_CHECKING:
     from steptime.sweeping.swings import Sensitivity
@@ -77,6 +78,8 @@ def sensitivity(
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]
     _, held = read_axes(question, [], [*more, *(set_ or [])], given)
+    if question.name == "simulate":
+        compile_first()
     with told() as progress:
         found = sensitivity_of(
             question, held, of=of, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers, progress=progress,

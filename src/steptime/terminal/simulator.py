@@ -31,8 +31,18 @@ def compiling() -> Iterator[None]:
     """Say that the simulator is compiled, where that takes a while: numba keeps it for the next time."""
     from steptime.simulation import loop
 
-    with patience("compiling the simulator, once (about half a minute)", unless=lambda: bool(loop.serve.signatures)):  # type: ignore[attr-defined]
+    with patience("compiling the simulator, once (about 20 seconds)", unless=lambda: bool(loop.serve.signatures)):  # type: ignore[attr-defined]
         yield
+
+
+def compile_first() -> None:
+    """Compile the simulator before it is run many times, or load what was compiled: with a word where that takes a while."""
+    need_numba()
+    from steptime.simulation.run import simulate
+    from steptime.simulation.traffic import Lengths, open_loop
+
+    with compiling():
+        simulate("llama-3.1-8b", "hgx-h100", open_loop(1.0, 1, Lengths(mean=8), Lengths(mean=2)))
 
 
 def with_progress(total: int, quiet: bool, work: Callable[[Any], "Simulation"]) -> "Simulation":

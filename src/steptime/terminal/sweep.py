@@ -8,6 +8,7 @@ from steptime.errors import DataFileError, InputError, RangeError
 from steptime.terminal.asking import check_given, no_slips, read_words, told
 from steptime.terminal.options import BRIEF, JSON, OUTPUT, not_empty, option
 from steptime.terminal.output import console_of, print_json, say, show, wrote
+from steptime.terminal.simulator import compile_first
 
 if TYPE_CHECKING:
     from steptime.sweeping.inputs import Question
@@ -101,6 +102,8 @@ def sweep(
     if not axes:
         raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
     not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
+    if question.name == "simulate":
+        compile_first()
     client = None if cluster is None else connect(cluster)
     try:
         with told() as progress:
