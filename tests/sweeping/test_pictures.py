@@ -19,7 +19,7 @@ def test_curves_with_their_ranges():
     found = st.sweep("step", {"batch": "1:4096:log2", "context": [1000, 8000]}, **ON)
     place = drawn(found).axes[0]
     assert place.get_xlabel() == "batch [sequences]"
-    assert place.get_ylabel() == "USD per million tokens [USD], 90 % range shaded"
+    assert place.get_ylabel() == "USD per million tokens [USD]\n90 % range shaded"
     assert (place.get_xscale(), place.get_yscale()) == ("log", "log")
     assert [line.get_color() for line in place.lines if line.get_label() in ("1,000", "8,000")] == list(COLOURS[:2])
     assert len(place.collections) == 2  # a band each
@@ -54,6 +54,7 @@ def test_the_front_of_two_answers_is_what_no_other_beats():
     front = next(line for line in place.lines if line.get_label() == "what no other beats")
     cost, speed = (found.answers[name].values.ravel() for name in ("usd_per_million_tokens", "tokens_per_second_per_user"))
     best = [i for i in range(6) if not any(cost[j] < cost[i] and speed[j] >= speed[i] for j in range(6))]
+    assert found.fits.all()
     assert sorted(front.get_xdata()) == pytest.approx(sorted(speed[best]))
 
 
@@ -79,3 +80,13 @@ def test_what_has_no_picture_is_said():
     words = st.sweep("step", {"batch": [1, 8]}, answers=["bound"], **ON)
     with pytest.raises(InputError, match="no answer is a number"):
         drawn(words)
+
+
+def test_what_does_not_fit_is_on_no_front():
+    found = st.sweep("step", {"batch": [1, 64, 4096]}, **ON)
+    place = drawn(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
+    front = next(line for line in place.lines if line.get_label() == "what no other beats")
+    full = next(line for line in place.lines if line.get_label() == "memory full")
+    speed = found.answers["tokens_per_second_per_user"].values
+    assert sorted(front.get_xdata()) == pytest.approx(sorted(speed[:2]))
+    assert list(full.get_xdata()) == [speed[2]]

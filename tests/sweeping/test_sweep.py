@@ -217,3 +217,24 @@ def test_the_beginning_of_another_sweep_is_not_taken(tmp_path):
 
 def test_times_in_words():
     assert [duration(t) for t in (0.1, 90, 7200, 3e7)] == ["less than a second", "90 seconds", "2 hours", "347 days"]
+
+
+def test_a_line_that_was_changed_is_not_taken(tmp_path):
+    out = str(tmp_path / "a.csv")
+
+    def end(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(_late, {"x": [1, 2, 3]}, out=out, progress=end, workers=1)
+    kept = Path(out + ".partial")
+    kept.write_text(kept.read_text().replace('"sum": [2.0]', '"sum": [-99.0]'))
+    found = sweep(_late, {"x": [1, 2, 3]}, out=out, workers=1)
+    assert found.answers["sum"].values.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_odd_axes_from_python():
+    for axes, words in (({1: [1]}, "has a name"), ({"batch": None}, "needs values"), ({"batch": [1.0, math.nan]}, "not nan")):
+        with pytest.raises(InputError, match=words):
+            sweep("step", axes, **ON)

@@ -64,3 +64,24 @@ def test_wrong_words_get_one_message_and_exit_code_2(words, message):
     assert found.returncode == 2
     assert message in " ".join(found.stderr.split())
     assert "Traceback" not in found.stderr
+
+
+def test_limits_that_nothing_meets_and_memory_that_nothing_fits_are_answers_with_exit_code_1():
+    found = run("design llama-3.1-8b hgx-h100 --over times.bandwidth=1,2 --chips 1 --speed 100000")
+    assert found.returncode == 1
+    assert "no design has an answer: no layout on 1 chip reaches 100,000" in " ".join(found.stderr.split())
+    assert run("design step deepseek-v3 hgx-h100 --over arch.latent=256,512 --tp 8").returncode == 1
+    found = run("design step llama-3.3-70b hgx-h20 --tp 8 --over times.bandwidth=1,2")
+    assert (found.returncode, "no rent is known" in " ".join(found.stderr.split())) == (1, True)
+
+
+def test_designs_that_are_as_good_are_told():
+    found = run("design step llama-3.3-70b hgx-b200 --tp 8 --over arch.kv_heads=1,2,4,8 --batch 64")
+    assert "as it is now" in " ".join(found.stdout.split())
+    assert "3 more are as good" in " ".join(found.stdout.split())
+
+
+def test_what_stands_today_says_at_which_batch():
+    found = run("design step llama-3.3-70b hgx-h100 --tp 8 --over arch.kv_heads=4,8 --over batch=1,64", columns=120)
+    row = next(line for line in found.stdout.splitlines() if "as it is " in line and "$" in line)
+    assert row.split()[3:5] == ["-", "64"]

@@ -107,3 +107,9 @@ def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
     found = run(f"sensitivity {words}")
     assert found.returncode == 2
     assert says in " ".join((found.stderr or found.stdout).split())
+
+
+def test_what_does_not_fit_is_said_with_exit_code_1():
+    found = run("sensitivity step llama-3.3-70b hgx-h100 --batch 256 --tp 2")
+    assert found.returncode == 1
+    assert "it does not fit" in " ".join(found.stdout.split())

@@ -7,18 +7,19 @@ import json
 import pytest
 
 import steptime as st
+from tests.measured.test_anchors import measured, written
 from tests.terminal.test_commands import run
 
 STEP = "sweep step llama-3.1-8b hgx-h100 --tp 2"
 FEW = f"{STEP} --over batch=1:64:log2 --over context=1k,8k"
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, 160])
+@pytest.mark.parametrize("columns", [80, 120, 160])
 def test_few_points_have_a_row_each(columns):
     found = run(FEW, columns=columns)
     assert found.returncode == 0
     lines = found.stdout.splitlines()
-    assert lines[0] == "step over batch (7) x context (2): 14 points, each with each"
+    assert lines[0] == "step over batch (7) x context (2): 14 points, every combination"
     assert lines[1] == "Held: model llama-3.1-8b, system hgx-h100, tp 2."
     assert all(len(line) <= columns for line in lines)
     assert len([line for line in lines if line.strip().startswith(("1 ", "2 ", "4 ", "8 ", "16 ", "32 ", "64 "))]) == 14
@@ -131,3 +132,34 @@ def test_what_is_no_table_of_a_sweep_is_not_overwritten(tmp_path):
     assert found.returncode == 2
     assert "holds something else than a sweep writes" in found.stderr
     assert place.read_text() == '{"hidden_size": 4096}'
+
+
+def test_what_is_cheapest_fits_whatever_is_told():
+    found = run(f"{STEP} --over batch=1:4096:200 --answer usd_per_million_tokens --brief")
+    text = " ".join(found.stdout.split())
+    assert "do not fit the memory of a chip" in text
+    assert "at batch 4,096" not in text
+    assert run(f"{STEP} --over batch=50000,60000").returncode == 1
+    rows = run(f"{STEP} --over batch=64,4096 --context 8k", columns=120).stdout
+    assert rows.count(" †") == 2  # the row, and what the mark means
+
+
+def test_a_system_without_a_rent_says_so():
+    found = run("sweep step llama-3.1-8b hgx-h20 --over batch=1,2")
+    assert "2 points without a cost: no rent of the system is known" in " ".join(found.stdout.split())
+
+
+def test_runs_of_ones_own_that_are_kept_are_gone_by(tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setenv("STEPTIME_CATALOG", str(own))
+    runs = written(tmp_path / "runs.csv", measured([1.3], ttft=[1.3]))
+    assert "Keeping" in run(f"anchors add {runs} --name mine").stderr
+    alone = json.loads(run("step llama-3.1-8b hgx-h100 --batch 64 --json").stdout)
+    found = run("sweep step llama-3.1-8b hgx-h100 --over batch=64,128 --json")
+    assert "anchored on runs of your own" in found.stderr
+    assert json.loads(found.stdout)["table"]["time_s"][0] == pytest.approx(alone["total_s"], rel=1e-9)
+    without = run("step llama-3.1-8b hgx-h100 --batch 64 --no-anchor --json")
+    assert json.loads(without.stdout)["total_s"] != pytest.approx(alone["total_s"], rel=0.05)
+    several = run("sweep step llama-3.1-8b hgx-h100 --batch 64 --over engine=vllm,sglang")
+    assert "runs of your own that are kept are left out" in several.stderr

@@ -48,8 +48,8 @@ ANSWERS = {
     LOW: Answer(meaning="lower end of its 90 % range", unit="s"),
     HIGH: Answer(meaning="upper end of its 90 % range", unit="s"),
     "tokens_per_second_per_user": Answer(meaning="tokens that each sequence gets", unit="tok/s"),
-    "tokens_per_second_per_chip": Answer(meaning="tokens decoded, or read in prefill, by a chip", unit="tok/s"),
-    COST: Answer(meaning="rent over tokens decoded, or read in prefill, per million", unit="USD"),
+    "tokens_per_second_per_chip": Answer(meaning="tokens decoded and read by a chip", unit="tok/s"),
+    COST: Answer(meaning="rent over tokens decoded and read, per million", unit="USD"),
     f"{COST}_low": Answer(meaning="lower end of its 90 % range, by the range of the time", unit="USD"),
     f"{COST}_high": Answer(meaning="upper end of its 90 % range", unit="USD"),
     "memory_share": Answer(meaning="share of a chip's memory that is taken"),
@@ -68,7 +68,7 @@ def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     work = _work(given, layout)
     step = mixed_step(model, system, **work, layout=layout, engine=engine)
     prefill = given.get("phase", "decode") == "prefill"
-    tokens = work["prompts"] * work["tokens"] if prefill else work["batch"] * work["query"]
+    tokens = work["prompts"] * work["tokens"] + work["batch"] * work["query"]
     rent = rent_of(layout.chips, system.rent.typical)
     found = {
         TIME: step.total,

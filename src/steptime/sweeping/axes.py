@@ -97,7 +97,7 @@ def made_axis(name: str, values: Any, of: Input) -> Axis:
         if array.ndim != 1 or not len(array):
             raise RangeError(f"{name} needs values in one row, not an array of shape {array.shape}")
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise RangeError(f"{name} needs finite numbers, not {shown(array.ravel()[0])}")
+            raise RangeError(f"{name} needs finite numbers, not {_odd(array)}")
         if of.kind == COUNT and array.dtype.kind == "f":
             if np.any(array != np.round(array)):
                 raise RangeError(f"{name} must be whole numbers, not {shown(float(array[array != np.round(array)][0]))}")
@@ -106,7 +106,13 @@ def made_axis(name: str, values: Any, of: Input) -> Axis:
     several: Sequence[Any] = list(values)
     if not several:
         raise RangeError(f"{name} needs at least one value")
-    return Axis(name=name, unit=of.unit, meaning=of.meaning, values=tuple(several), broadcasts=False)
+    return Axis(name=name, meaning=of.meaning, values=tuple(dict.fromkeys(several)), broadcasts=False)
+
+
+def _odd(array: Array) -> str:
+    """Return the first value that is no finite number."""
+    odd = array[~np.isfinite(array)] if array.dtype.kind in "iuf" else array
+    return shown(odd.ravel()[0].item() if hasattr(odd.ravel()[0], "item") else odd.ravel()[0])
 
 
 def _all_numbers(values: Iterable[Any]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.catalog.loading import SystemLike
-from steptime.errors import InputError, UnknownName
+from steptime.errors import Impossible, InputError, UnknownName
 from steptime.frontier import pareto
 from steptime.models.loading import ModelLike
 from steptime.models.variants import BY, EQUAL
@@ -70,11 +70,21 @@ class Design(Tabular):
         value = float(column.values.ravel()[self.best])
         words = aim.replace("_", " ").replace("usd", "USD")
         change = value / now - 1
-        than = (
-            f", {abs(change):.0%} {'less' if change < 0 else 'more'} than as it is ({now:,.4g})" if np.isfinite(change) else ""
-        )
+        more = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than as it is"
+        than = f", {more if abs(change) >= 0.005 else 'as it is now'} ({now:,.4g})" if np.isfinite(change) else ""
         least = "least" if lower_is_better(aim) else "most"
-        return f"{least} {words} of {counted(self.sweep.points, 'design')}: {value:,.4g}{than}, with {self.called(self.best)}"
+        of = counted(self.sweep.points - len(self.sweep.reasons), "design")
+        alike = f"; {self.ties:,} more {'is' if self.ties == 1 else 'are'} as good" if self.ties else ""
+        return f"{least} {words} of {of}: {value:,.4g}{than}, with {self.called(self.best)}{alike}"
+
+    @property
+    def ties(self) -> int:
+        """How many other designs are as good as the best in every aim."""
+        same = self.fits.ravel().copy()
+        for name in self.aims:
+            values = self.sweep.column(name).values.ravel()
+            same &= np.isclose(values, values[self.best], rtol=1e-9, atol=0)
+        return int(np.count_nonzero(same)) - 1
 
     @property
     def front_rows(self) -> list[dict[str, Any]]:
@@ -152,7 +162,7 @@ def design_of(
     """Return the designs of axes that were read already; see `design`."""
     if asked.name not in COSTS:
         raise UnknownName("question of a design", asked.name, COSTS, f"Known: {', '.join(COSTS)}.")
-    chosen = tuple(aims) or (COSTS[asked.name], SPEED)
+    chosen = tuple(dict.fromkeys(aims)) or (COSTS[asked.name], SPEED)
     for name in chosen:
         if name not in asked.answers or asked.answers[name].text:
             numbers = [one for one, answer in asked.answers.items() if not answer.text]
@@ -166,6 +176,10 @@ def design_of(
     held = {**fixed, **({} if within is None else {WITHIN: within})}
     wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *MADE]))
     found = sweep_of(asked, axes, held, answers=wanted, workers=workers, client=client, out=out, progress=progress)
+    for name in chosen:
+        if name not in found.answers or not np.isfinite(found.answers[name].values).any():
+            why = "no rent is known: --rent 2.10 gives one, or --aim tokens_per_second_per_chip does without"
+            raise Impossible(f"no design has an answer: {next(iter(found.refused_because), why)}")
     fits = found.answers["memory_share"].values <= 1 if "memory_share" in found.answers else np.ones(found.shape, dtype=bool)
     return Design(
         sweep=found, aims=chosen, front=_front(found, chosen, fits), today=_today(asked, axes, fixed, chosen), fits=fits
@@ -187,7 +201,7 @@ def _front(found: Sweep, aims: Sequence[str], fits: Array) -> tuple[int, ...]:
     known = fits.ravel() & np.all(np.isfinite(gains), axis=0)
     if not known.any():
         why = next(iter(found.refused_because), "none fits the memory of a chip")
-        raise InputError(f"no design has an answer: {why}")
+        raise Impossible(f"no design has an answer: {why}")
     places = np.flatnonzero(known)
     table = np.array(gains)[:, places]
     if len(aims) == 1:
@@ -234,7 +248,9 @@ def _today(asked: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims
     if not np.isfinite(first).any():
         return {}
     at = int(np.argmax(first))
-    return {name: np.broadcast_to(told[name], first.shape).ravel()[at] for name in names if name in told}
+    places = dict(zip((axis.name for axis in others), np.unravel_index(at, first.shape), strict=True)) if others else {}
+    stood = {axis.name: axis.labels[int(places[axis.name])] for axis in others}
+    return stood | {name: np.broadcast_to(told[name], first.shape).ravel()[at] for name in names if name in told}
 
 
 def columns_in_short(found: Design) -> dict[str, str]:

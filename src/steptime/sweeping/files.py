@@ -93,7 +93,8 @@ def _arrow(sweep: Sweep) -> Any:
         array = pyarrow.array(flat, mask=hidden) if flat.dtype != object else pyarrow.array([str(one) for one in flat])
         arrays.append(array)
         fields.append(pyarrow.field(name, array.type, metadata={"meaning": meaning, "unit": unit}))
-    return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields))
+    asked = {"question": sweep.question, **{name: str(value) for name, value in sweep.held.items()}}
+    return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, metadata=asked))
 
 
 def _parquet(sweep: Sweep, path: str) -> None:

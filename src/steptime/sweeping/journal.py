@@ -6,6 +6,8 @@ import hashlib
 import inspect
 import json
 import os
+import pickle
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +44,7 @@ class Journal:
     def _read(self) -> None:
         lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         try:
-            mark = json.loads(lines[0])["sweep"] if lines else self.mark
+            mark = _told(lines[0])["sweep"] if lines else self.mark
         except (ValueError, KeyError, TypeError):
             raise DataFileError(self.path, "holds something else than a sweep; remove it, or give another name") from None
         if mark != self.mark:
@@ -50,7 +52,7 @@ class Journal:
         kept = lines[:1]
         for line in lines[1:]:
             try:
-                told = json.loads(line)
+                told = _told(line)
                 region = tuple((start, stop) for start, stop in told["region"])
             except (ValueError, KeyError, TypeError):
                 break  # the line that was being written when the sweep ended
@@ -71,7 +73,8 @@ class Journal:
         self._write({"region": found.region, "answers": answers, "reason": found.reason})
 
     def _write(self, told: dict[str, Any]) -> None:
-        self.file.write(json.dumps(told) + "\n")
+        text = json.dumps(told)
+        self.file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
         self.file.flush()
 
     def close(self, *, finished: bool) -> None:
@@ -79,6 +82,15 @@ class Journal:
         self.file.close()
         if finished:
             self.path.unlink(missing_ok=True)
+
+
+def _told(line: str) -> dict[str, Any]:
+    """Return what a line tells; raise ValueError where it is not as it was written."""
+    mark, _, text = line.partition(" ")
+    if mark != f"{zlib.crc32(text.encode()):08x}":
+        raise ValueError("a line that was changed")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _array(values: list[Any], shape: tuple[int, ...]) -> Any:
@@ -107,7 +119,8 @@ def fingerprint(job: Job) -> str:
 def _of(values: Iterable[Any]) -> str:
     parts = []
     for value in values:
-        parts.append(label(value) if not isinstance(value, str | float | int) else repr(value))
+        plain = isinstance(value, str | float | int)
+        parts.append(repr(value) if plain else label(value) + hashlib.sha256(pickle.dumps(value)).hexdigest())
         if isinstance(value, str) and os.path.isfile(value):
-            parts.append(str(os.stat(value).st_mtime_ns))
+            parts.append(hashlib.sha256(Path(value).read_bytes()).hexdigest())
     return "|".join(parts)

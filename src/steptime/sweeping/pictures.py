@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Okabe and Ito's, told apart by the colour-blind (https://jfly.uni-koeln.de/color/); its yellow is too light for a line."""
 DASHES: Final = ("-", "--", "-.", ":")
-MARKS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKS: Final = ("o", "s", "^", "D", "v", "P", "p", "*")
 MOST_LINES, MOST_PANELS, FEW_MARKS, MANY = len(COLOURS), 9, 40, 10_000
 MAP: Final = "cividis"  # rises evenly in lightness, for all eyes
 SPREAD: Final = 8.0  # times the least value from which a scale is logarithmic
@@ -41,7 +41,9 @@ def drawn(sweep: Sweep, *, answer: str | None = None, against: str | None = None
     name = answer or first_number(sweep)
     column = sweep.column(name)
     if not column.numeric:
-        raise InputError(f"{name} is a text, and no picture is drawn of it; --answer takes {listed(numbers(sweep))}")
+        raise InputError(
+            f"{name} is a text, and no picture is drawn of it; --answer takes {listed(numbers(sweep)) or 'another'}"
+        )
     with matplotlib.rc_context(
         {"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
          "svg.fonttype": "none", "figure.constrained_layout.use": True, "svg.hashsalt": "steptime"}
@@ -110,7 +112,8 @@ def _logarithmic(place: Any, which: str, values: Array) -> None:
     getattr(place, f"set_{which}scale")("log")
     axis = getattr(place, f"{which}axis")
     powers = np.log10(known.max() / known.min()) if known.size else 1.0
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if powers < 3 else (1,), numticks=12))
+    narrow = which == "x" and len(place.figure.axes) > 1 and powers > 1
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if powers < 3 and not narrow else (1,), numticks=12))
     axis.set_major_formatter(FuncFormatter(_plainly))
     axis.set_minor_formatter(NullFormatter())
 
@@ -141,6 +144,8 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
     axes = figure.subplots(-(-panels // wide), wide, squeeze=False, sharex=True, sharey=True).ravel()
     for place in axes[panels:]:
         place.set_visible(False)
+    for at in range(max(0, panels - wide), panels):
+        axes[at].tick_params(labelbottom=True)
     for at in range(panels):
         where: list[Any] = [slice(None) if position in order[:2] else 0 for position in range(len(sweep.axes))]
         if len(order) == 3:
@@ -148,6 +153,10 @@ def _over_axes(make: Any, sweep: Sweep, name: str) -> Any:
             third = sweep.axes[order[2]]
             axes[at].set_title(f"{third.name} {_value(third, at)} {third.unit}".rstrip(), fontsize=10)
         _panel(figure, axes[at], sweep, name, order[:2], tuple(where))
+        if at % wide:
+            axes[at].set_ylabel("")
+        if at < panels - wide:
+            axes[at].set_xlabel("")
     return figure
 
 
@@ -192,6 +201,7 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[
     held = "memory_share" in sweep.answers
     share = _part(sweep, "memory_share", order, where).reshape(values.shape) if held else None
     x = first.values if first.numeric else np.arange(len(first.values))
+    banded_at_all = low is not None and len(x) > 1 and bool(np.isfinite(low).any())
     rising = np.argsort(x, kind="stable")
     for at in range(values.shape[1]):
         colour, mark = COLOURS[at % len(COLOURS)], MARKS[at % len(MARKS)]
@@ -208,7 +218,12 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[
         if share is not None and (share[:, at] > 1).any():
             over = share[:, at] > 1
             place.plot(
-                x[over], values[over, at], "x", color="black", ms=5, label="memory full" if at == values.shape[1] - 1 else None
+                x[over],
+                values[over, at],
+                "x",
+                color="#B00000",
+                ms=5,
+                label="memory full" if at == values.shape[1] - 1 else None,
             )
         if banded:
             place.fill_between(x[rising], low[rising, at], high[rising, at], color=colour, alpha=0.13, lw=0)  # type: ignore[index]
@@ -220,7 +235,7 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[
         place.set_xlabel(first.title)
     if _log(values):
         _logarithmic(place, "y", values)
-    place.set_ylabel(_label(name, sweep.column(name)) + (", 90 % range shaded" if low is not None else ""))
+    place.set_ylabel(_label(name, sweep.column(name)) + ("\n90 % range shaded" if banded_at_all and first.numeric else ""))
     if place.get_legend_handles_labels()[0]:
         place.legend(title=sweep.axes[order[1]].title if len(order) > 1 else None, fontsize=8, title_fontsize=8, framealpha=0.8)
 
@@ -278,8 +293,8 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
         raise InputError(f"{against} is a text; --against takes {listed(numbers(sweep))}")
     x, y = across.values.ravel().astype(float), up.values.ravel().astype(float)
     known = np.isfinite(x) & np.isfinite(y)
-    if "memory_share" in sweep.answers:
-        known &= sweep.answers["memory_share"].values.ravel() <= 1
+    full = known & ~sweep.fits.ravel()
+    known &= sweep.fits.ravel()
     if not known.any():
         raise InputError(f"no point that fits has both {name} and {against}")
     groups = next((axis for axis in sweep.axes if not axis.numeric and 1 < len(axis.values) <= MOST_LINES), None)
@@ -296,6 +311,8 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
             label=one or None,
             ls="",
         )
+    if full.any():
+        place.plot(x[full], y[full], "x", color="#B00000", ms=4, alpha=0.5, label="memory full", zorder=0)
     best = pareto(_better(against) * x[known], _better(name) * y[known])
     ordered = np.argsort(x[known][best])
     place.plot(

@@ -75,6 +75,8 @@ def input_of(question: Question, name: str, given: Mapping[str, Any]) -> Input:
 
 def plain_name(question: Question, name: str) -> str:
     """Return an input's name as questions have it: --max-sequences and input_tokens are max_sequences and input."""
+    if not isinstance(name, str):
+        raise InputError(f"an input has a name, such as batch, not {name!r}")
     name = name.strip().lstrip("-")
     under = name.replace("-", "_")
     if question.name in HOMES and under in SAME and under not in question.inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ from steptime.sweeping.axes import Axis, label
 from steptime.sweeping.inputs import Answer, Question
 from steptime.units import counted, in_digits
 
+NUMBERS = re.compile(r"\d[\d.,]*")
 SHOWN = 5  # answers of which a short repr has the range
 CASES = 8  # reasons that JSON and pages repeat
 
@@ -42,6 +44,7 @@ class Sweep(Tabular):
 
     SCHEMA: ClassVar[str] = "steptime.sweep/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "held": unit("", "inputs that did not change, numbers in base units", kind="object"),
         "table": unit("", "columns by name, a value for each point; units in the names", kind="object of lists"),
         "refused_because": unit("", f"reasons of points without an answer, {CASES} at most", kind="object of counts"),
     }
@@ -68,24 +71,42 @@ class Sweep(Tabular):
         return int(np.prod(self.shape))
 
     @property
+    def held(self) -> dict[str, Any]:
+        """What was held, by input: numbers, and names."""
+        return {name: value if isinstance(value, str | int | float) else label(value) for name, value in self.fixed.items()}
+
+    @property
+    def fits(self) -> Array:
+        """Where what is asked fits the memory of a chip, as far as the answers tell; everywhere where nothing does."""
+        share = self.answers.get("memory_share")
+        every: Array = np.ones(self.shape, dtype=bool)
+        return every if share is None or not (share.values <= 1).any() else ~(share.values > 1)
+
+    @property
     def table(self) -> dict[str, Any]:
         """The columns, as JSON has them."""
         return {name: np.asarray(values).tolist() for name, values in self.columns().items()}
 
     @property
     def refused_because(self) -> dict[str, int]:
-        """The reasons of points without an answer, and how many have each, the most frequent first."""
-        every = list(self.reasons.values())
-        return {text: every.count(text) for text in sorted(set(every), key=every.count, reverse=True)[:CASES]}
+        """The reasons of points without an answer, one of those that differ in numbers alone, and how many have each."""
+        alike: dict[str, list[str]] = {}
+        for text in self.reasons.values():
+            alike.setdefault(NUMBERS.sub("#", text), []).append(text)
+        most = sorted(alike.values(), key=len, reverse=True)[:CASES]
+        return {texts[0]: len(texts) for texts in most}
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what was asked over what, and the range of each answer."""
         over = " x ".join(f"{axis.name} ({len(axis.values)})" for axis in self.axes)
         figures = {"refused": counted(len(self.reasons), "point")} if self.reasons else {}
+        if not self.fits.all():
+            figures["beyond memory"] = f"{counted(int((~self.fits).sum()), 'point')}, left out below"
         edges = {edge for pair in self.asked.bands.values() for edge in pair}
         for name in [name for name in self.answers if name not in edges][:SHOWN]:
             column = self.answers[name]
-            known = column.values[np.isfinite(column.values)] if column.numeric else np.zeros(0)
+            able = self.fits if column.numeric else False
+            known = column.values[np.isfinite(column.values) & able] if column.numeric else np.zeros(0)
             if known.size:
                 ends = f"{in_digits(float(known.min()), 4)} to {in_digits(float(known.max()), 4)}"
                 figures[name] = f"{ends} {column.unit}".rstrip()
@@ -135,8 +156,7 @@ class Sweep(Tabular):
             name: (names, column.values, {"units": column.unit, "long_name": column.meaning})
             for name, column in self.answers.items()
         }
-        held = {name: value if isinstance(value, str | int | float) else label(value) for name, value in self.fixed.items()}
-        return xarray.Dataset(data, coordinates, {"question": self.question, "asked": self.meaning, **held})
+        return xarray.Dataset(data, coordinates, {"question": self.question, "asked": self.meaning, **self.held})
 
     def save(self, path: str, *, answer: str | None = None) -> None:
         """Write a file by its ending: .csv, .parquet, .nc, .zarr, .xlsx, .json, or a picture (.svg, .png, .pdf) of `answer`."""

@@ -126,6 +126,8 @@ def sensitivity_of(
         say(f"one at a time: {counted(plans, 'point')}, some {ask.time(plans)} ...")
     answers, reasons = ask(inputs, tornado.points(inputs))
     swings = _swings(inputs, answers, reasons)
+    share = _memory_share(asked, held)
+    over = (f"it does not fit: {share:.0%} of the memory of a chip would be taken",) if share > 1 else ()
     found = Sensitivity(
         question=asked.name,
         meaning=asked.meaning,
@@ -136,11 +138,19 @@ def sensitivity_of(
         swings=tuple(swings),
         evaluations=plans,
         fixed=dict(held),
-        notes=tuple(_notes(swings, given, inputs)),
+        fits=share <= 1,
+        notes=(*over, *_notes(swings, given, inputs)),
     )
     if sobol:
         found = _with_indices(found, ask, inputs, samples, seed, say)
     return replace(found, seconds=time.perf_counter() - started)
+
+
+def _memory_share(asked: Question, held: Mapping[str, Any]) -> float:
+    """Return the share of a chip's memory that is taken, where the question tells it; else 0."""
+    if "memory_share" not in asked.answers:
+        return 0.0
+    return float(np.max(asked.ask(held, frozenset({"memory_share"}))["memory_share"]))
 
 
 class _Asking:

@@ -184,6 +184,8 @@ def shares_of(system: System, within: str) -> dict[str, float]:
             raise RangeError(
                 f"{WITHIN} is power, or shares of a budget of {others}, as bandwidth=0.3,link=0.1; not {shown(text)}"
             )
+        if shares[name]:
+            raise RangeError(f"{WITHIN} has {name} twice; keep one of the two")
         try:
             shares[name] = share(f"{WITHIN} {name}", parse(value), whole_too=False)
         except UnitError:

@@ -71,6 +71,8 @@ def sweep(
 
 
 def _values(values: Any) -> Any:
+    if values is None or isinstance(values, Mapping):
+        raise InputError(f"an axis needs values, such as [1, 64], not {values!r}")
     return values if isinstance(values, str | np.ndarray) else list(np.atleast_1d(values) if np.isscalar(values) else values)
 
 
@@ -92,8 +94,12 @@ def sweep_of(
     client: Any = None,
     out: str | None = None,
     progress: Progress | None = None,
+    banded: bool | None = None,
 ) -> Sweep:
-    """Return the answers over axes that were read already; see `sweep`."""
+    """Return the answers over axes that were read already; see `sweep`.
+
+    banded: whether ranges come with the answers that have them; by default where the answers are not chosen.
+    """
     started = time.perf_counter()
     if not axes:
         raise InputError("a sweep needs an axis: the input that changes, with its values")
@@ -106,7 +112,7 @@ def sweep_of(
     wanted = told(asked, tuple(answers))
     job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
     check_size(job)
-    if not answers and job.points <= BANDED:
+    if (not answers if banded is None else banded) and job.points <= BANDED:
         wanted = with_bands(asked, wanted)
         job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
     slow = out is not None and not any(job.inner)

@@ -109,6 +109,7 @@ class Sensitivity(Tabular):
     median: float | None = field(default=None, metadata=of("", "of the samples' answers"))
     evaluations: int = field(default=0, metadata=of("", "points that were asked"))
     seconds: float = field(default=0.0, metadata=of("s", "time of the work", key="work_s"))
+    fits: bool = field(default=True, metadata=of("", "whether what is asked fits the memory of a chip, as far as it is told"))
     notes: tuple[str, ...] = field(default=(), metadata=of("", "what to mind"))
     fixed: Mapping[str, Any] = field(default_factory=dict, metadata=of("", "what was held", left_out=True))
 

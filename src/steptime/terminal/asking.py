@@ -12,6 +12,7 @@ from steptime.errors import InputError, UnknownName, did_you_mean
 from steptime.terminal.output import say
 
 if TYPE_CHECKING:
+    from steptime.sweeping.axes import Axis
     from steptime.sweeping.inputs import Question
 
 FEW = 8  # points from which the time that is left is told: several come at once from a process
@@ -57,6 +58,30 @@ def check_given(question: Question, given: Mapping[str, Any]) -> None:
     for key in given:
         if key not in question.inputs:
             raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
+
+
+def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
+    """Return what is held with the engine set right by the runs that `steptime anchors` keeps, and say so; or say why not."""
+    from steptime.catalog.files import files
+
+    if not question.figures or not files("anchors", held.get("catalog")):
+        return dict(held)
+    if {"model", "system", "engine"} & {axis.name for axis in axes} or any(a.name.startswith("arch.") for a in axes):
+        say("steptime: the runs of your own that are kept are left out, since model, system or engine is an axis")
+        return dict(held)
+    if any(name not in held for name in question.needs):
+        return dict(held)
+    from steptime.measured.anchors import kept_anchor
+    from steptime.physics.engine import anchored
+    from steptime.physics.uncertainty import has_range
+    from steptime.sweeping.subject import read_subject
+
+    model, system, engine = read_subject(held)
+    kept = kept_anchor(model, system, engine, held.get("catalog")) if has_range(engine) else None
+    if kept is None:
+        return dict(held)
+    say(f"steptime: anchored on runs of your own of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
+    return {**held, "engine": anchored(engine, kept, model=model.name, system=system.name)}
 
 
 @contextmanager

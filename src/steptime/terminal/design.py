@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import InputError, RangeError
-from steptime.terminal.asking import check_given, no_slips, read_words, told
+from steptime.terminal.asking import check_given, no_slips, read_words, told, with_kept
 from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, option
 from steptime.terminal.output import console_of, print_json, show, write_csv
 from steptime.terminal.sweep import AXES, OUT, OVER, SET, WHERE, check_files, wrote_all
@@ -71,9 +71,10 @@ def design(
             "a design needs an axis, such as --over arch.kv_heads=1,2,4,8, --over arch.attention=grouped,latent or "
             "--over times.bandwidth=1:4:7"
         )
+    held = with_kept(question, held, axes)
     aims = [part.strip() for text in aim or [] for part in text.split(",")]
-    if against is not None:
-        aims = list(dict.fromkeys([*aims, against])) if aims else []
+    if against is not None and aims:
+        aims.append(against)
     with told() as progress:
         found = design_of(
             question, axes, held, aims=aims, within=within, workers=workers, out=files[0] if files else None, progress=progress

@@ -34,7 +34,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "sweep": (
         "sweep step llama-3.3-70b hgx-h100 --tp 8 --over batch=1:4096:log2 --over context=1k,8k,64k --plot cost.png",
-        "sweep plan llama-3.3-70b --over system=hgx-h100,hgx-b200 --over speed=20:100:5 --input 2k --out plans.xlsx",
+        "sweep plan llama-3.3-70b --over system=hgx-h100,hgx-b200 --over speed=20:80:4 --input 2k --out plans.xlsx",
         "sweep step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --over chip.hbm.bandwidth=4TB/s:32TB/s:9",
         "sweep simulate llama-3.1-8b hgx-h100 --over rate=5:40:8 --input 512 --output 128",
         "sweep blackboard.drain_seconds --over bandwidth=1TB/s:20TB/s:20log --capacity 80GB --out drain.xlsx",
@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "design": (
         "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power",
         "design deepseek-v3 gb200-nvl72 --over arch.attention=grouped,latent --arch.equal total --input 128k --cached 0.98",
-        "design step llama-3.3-70b hgx-b200 --tp 8 --over arch.kv_heads=1,2,4,8 --over batch=1:256:log2 --plot front.svg",
+        "design step llama-3.3-70b hgx-b200 --tp 2 --over arch.kv_heads=2,4,8 --over batch=1:256:log2 --plot front.svg",
     ),
     "sensitivity": (
         "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --sobol --plot tornado.png",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import DataFileError, InputError, RangeError, shown
-from steptime.terminal.asking import check_given, no_slips, read_words, told
+from steptime.terminal.asking import check_given, no_slips, read_words, told, with_kept
 from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, count, option
 from steptime.terminal.output import check_outputs, console_of, print_json, say, show, write_csv, wrote
 from steptime.terminal.simulator import compile_first
@@ -78,6 +78,7 @@ def sensitivity(
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]
     _, held = read_axes(question, [], [*more, *(set_ or [])], given)
+    held = with_kept(question, held)
     if question.name == "simulate":
         compile_first()
     with told() as progress:
@@ -88,11 +89,13 @@ def sensitivity(
     _write(found, csv, plot)
     if json:
         print_json(found)
-        return
+        raise typer.Exit(0 if found.fits else 1)
     from steptime.terminal.views.sensitivity import sensitivity_view
 
     console = console_of()
     show(sensitivity_view(found, console.width, brief=brief), console=console)
+    if not found.fits:
+        raise typer.Exit(1)
 
 
 def _range(text: str) -> tuple[str, str]:

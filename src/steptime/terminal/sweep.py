@@ -1,11 +1,12 @@
 """The command `steptime sweep`."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steptime.errors import DataFileError, InputError, RangeError
-from steptime.terminal.asking import check_given, no_slips, read_words, told
+from steptime.terminal.asking import check_given, no_slips, read_words, told, with_kept
 from steptime.terminal.options import BRIEF, JSON, OUTPUT, not_empty, option
 from steptime.terminal.output import console_of, print_json, say, show, wrote
 from steptime.terminal.simulator import compile_first
@@ -21,7 +22,7 @@ OVER = Annotated[
     typer.Option(
         "--over",
         metavar="NAME=VALUES",
-        help="An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:100:9 (9 values), rent=1:10:20log (equal "
+        help="An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:80:7 (7 values), rent=1:10:20log (equal "
         "ratios), chip.hbm.bandwidth=4TB/s:32TB/s:9, system=hgx-h100,hgx-b200. Repeatable: every combination is asked.",
         rich_help_panel=AXES,
     ),
@@ -74,7 +75,9 @@ def sweep(
     ] = False,
     answer: ANSWER = None,
     out: OUT = None,
-    plot: Annotated[str | None, option("Draw the first answer into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")] = None,
+    plot: Annotated[
+        str | None, option("Draw the first --answer, or the cost, into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")
+    ] = None,
     against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
     workers: Annotated[int | None, option("Processes of this machine; by default one a core.", WHERE, metavar="N")] = None,
     cluster: Annotated[
@@ -85,6 +88,7 @@ def sweep(
 ) -> None:
     """Ask the same question over many values: tables, files and pictures of how answers change."""
     from steptime.sweeping.axes import read_axes
+    from steptime.sweeping.journal import SUFFIX
     from steptime.sweeping.questions import question_of
     from steptime.sweeping.running import connect
     from steptime.sweeping.sweep import sweep_of
@@ -98,9 +102,11 @@ def sweep(
     if against is not None and plot is None:
         raise RangeError("--against needs --plot, the picture that it is drawn in")
     files, asked = check_files(out or [], plot), _answers(question, answer or [], against)
+    drawn = answer[0].partition(",")[0].strip() if answer else None
     axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
     if not axes:
         raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
+    held = with_kept(question, held, axes)
     not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
     if question.name == "simulate":
         compile_first()
@@ -109,16 +115,16 @@ def sweep(
         with told() as progress:
             found = sweep_of(
                 question, axes, held, answers=asked, together=together, workers=workers, client=client,
-                out=files[0] if files else None, progress=progress,
+                out=files[0] if files else None, progress=progress, banded=True,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if files:
+        if files and os.path.exists(files[0] + SUFFIX):
             say(f"steptime: ended; what was answered is kept in {files[0]}.partial, and the same command goes on from there")
         raise
     finally:
         if client is not None:
             client.close()
-    wrote_all(found, files, plot, asked[0] if asked else None, against)
+    wrote_all(found, files, plot, drawn, against)
     if json:
         print_json(found)
     else:
@@ -126,7 +132,8 @@ def sweep(
 
         console = console_of()
         show(sweep_view(found, console.width, brief=brief), console=console)
-    if len(found.reasons) == found.points:
+    share = found.answers.get("memory_share")
+    if len(found.reasons) == found.points or (share is not None and not (share.values <= 1).any()):
         raise typer.Exit(1)
 
 
@@ -134,20 +141,22 @@ def _answers(question: "Question", answers: list[str], against: str | None) -> t
     names = [name.strip() for text in answers for name in text.split(",")]
     if against is not None:
         names = [*(names or question.shows), against]
+    if names and "memory_share" in question.answers:
+        names.append("memory_share")  # or what is cheapest may be what does not fit
     return tuple(dict.fromkeys(names))
 
 
 def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
     """Return the files of results; raise InputError, before the work, for one that cannot be written."""
-    import os
-
     from steptime.sweeping.files import PICTURES, ending
 
     pictures = [name for name in out if name.casefold().endswith(PICTURES)]
     if pictures:
         raise InputError(f"{pictures[0]} is a picture: --plot draws it, and --out writes tables")
     if plot is not None and not plot.casefold().endswith(PICTURES):
-        raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {plot}; --out writes tables")
+        raise InputError(
+            f"--plot writes a picture, {', '.join(PICTURES)}, not {plot or 'a file without a name'}; --out writes tables"
+        )
     named = [*out, *(name for name in (plot, csv) if name is not None)]
     for name in named:
         if name != csv:

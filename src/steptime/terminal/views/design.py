@@ -50,7 +50,7 @@ def _table(found: Design) -> Grid:
     made = table(*heads, numbers=range(1, len(heads)), first_to_go=going)
     if found.today:
         now = [_figure(found, name, found.today.get(name, np.nan)) for name in columns]
-        made.add_row("as it is", *(_now(axis) for axis in axes), *now)
+        made.add_row("as it is", *(_now(found, axis) for axis in axes), *now)
     grid = [values.ravel() for values in found.sweep.grid()]
     some = found.front
     if len(some) > MOST_ROWS:
@@ -62,7 +62,9 @@ def _table(found: Design) -> Grid:
     return made
 
 
-def _now(axis: Any) -> str:
+def _now(found: Design, axis: Any) -> str:
+    if axis.name in found.today:
+        return axis_value(axis, found.today[axis.name])
     return "1" if axis.name.startswith("times.") else "-"
 
 

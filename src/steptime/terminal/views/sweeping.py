@@ -28,7 +28,7 @@ SHOWN = {"s": "s", "tok/s": "tok/s", "B": "B", "B/s": "B/s", "USD/s": "USD/s", "
 def sweep_view(found: Sweep, width: int, *, brief: bool = False) -> RenderableType:
     """Return what was asked, the answers, and why some points have none."""
     over = " x ".join(f"{axis.name} ({len(axis.values):,})" for axis in found.axes)
-    how = "together" if found.together else "each with each"
+    how = "together" if found.together else "every combination"
     title = f"{found.question} over {over}: {counted(found.points, 'point')}" + (f", {how}" if len(found.axes) > 1 else "")
     parts: list[RenderableType] = [Text(title, style="bold")]
     held = held_in_words(found)
@@ -42,7 +42,8 @@ def sweep_view(found: Sweep, width: int, *, brief: bool = False) -> RenderableTy
         dropped = len(made.columns) - len(made.widths(width))
         parts += notes([f"{counted(dropped, 'column')} more in a wider terminal, with --out FILE or --json"]) if dropped else []
     else:
-        parts += [Text(), _extremes(found), *picture(found, width)]
+        able = len(found.reasons) < found.points
+        parts += [Text(), _extremes(found), *picture(found, width)] if able else []
     banded = any(one in found.answers for name in numbers(found) for one in found.asked.bands.get(name, ()))
     parts += [Text("In brackets: 90 % ranges.", style="bright_black")] if banded and found.points <= FEW else []
     return Group(*parts, *refused(found))
@@ -89,9 +90,12 @@ def _every(found: Sweep, names: list[str]) -> Grid:
     going = [ways + i for i in reversed(range(count)) if names[i] != main]
     made = table(*heads, numbers=right, first_to_go=going)
     grid = [values.ravel() for values in found.grid()]
+    share = found.answers["memory_share"].values.ravel() if "memory_share" in found.answers else None
     for at in range(found.points):
         cells = [axis_value(axis, values[at], bare=True) for axis, values in zip(found.axes, grid, strict=True)]
-        made.add_row(*cells, *(_answer(found, name, at) for name in names))
+        over = share is not None and bool(share[at] > 1)
+        cells += [_answer(found, name, at) + (" †" if over and name == main else "") for name in names]
+        made.add_row(*cells, style="bright_black" if over else None)
     return made
 
 
@@ -118,7 +122,7 @@ def _extremes(found: Sweep) -> Grid:
     made = table("answer", "least", "at", "most", "at", numbers=(1, 3), first_to_go=(4, 2))
     for name in numbers(found):
         column = found.answers[name]
-        flat = np.where(_fits(found), column.values, np.nan).ravel()
+        flat = np.where(found.fits, column.values, np.nan).ravel()
         if not np.isfinite(flat).any():
             continue
         places = (int(np.nanargmin(flat)), int(np.nanargmax(np.where(np.isfinite(flat), flat, np.nan))))
@@ -127,18 +131,11 @@ def _extremes(found: Sweep) -> Grid:
     return made
 
 
-def _fits(found: Sweep) -> Array:
-    """Where what is asked fits the memory of a chip, as far as the answers tell."""
-    share = found.answers.get("memory_share")
-    every: Array = np.ones(found.shape, dtype=bool)
-    return every if share is None or not (share.values <= 1).any() else share.values <= 1
-
-
 def _ends(found: Sweep, names: list[str]) -> list[tuple[str, str | Text]]:
     rows: list[tuple[str, str | Text]] = []
     for name in names:
         column = found.answers[name]
-        flat = np.where(_fits(found), column.values, np.nan).ravel()
+        flat = np.where(found.fits, column.values, np.nan).ravel()
         if np.isfinite(flat).any():
             least, most = int(np.nanargmin(flat)), int(np.nanargmax(flat))
             rows.append(
@@ -155,6 +152,23 @@ def _where(found: Sweep, at: int) -> str:
     return ", ".join(f"{axis.name} {axis_value(axis, axis.labels[int(i)])}" for axis, i in zip(found.axes, places, strict=True))
 
 
+def _without_cost(found: Sweep) -> list[str]:
+    """Say how many points have answers but no cost, since no rent is known."""
+    cost = next(
+        (column for name, column in found.answers.items() if name.startswith("usd_per_million") and column.numeric), None
+    )
+    if cost is None:
+        return []
+    answered = np.ones(found.points, dtype=bool)
+    answered[list(found.reasons)] = False
+    without = int(np.count_nonzero(answered & ~np.isfinite(cost.values.ravel())))
+    return (
+        [f"{counted(without, 'point')} without a cost: no rent of the system is known, and --rent 2.10 (USD/h) gives one"]
+        if without
+        else []
+    )
+
+
 def refused(found: Sweep) -> list[RenderableType]:
     """Return how many points do not fit, how many have no answer, and why."""
     share = found.answers.get("memory_share")
@@ -162,7 +176,8 @@ def refused(found: Sweep) -> list[RenderableType]:
     does = "does" if over == 1 else "do"
     full = f"{over:,} of {counted(found.points, 'point')} {does} not fit the memory of a chip (memory share above 1)"
     full += ", and least and most are of the others" if found.points > FEW and over < found.points else ""
-    full_notes: list[RenderableType] = [*notes([full] if over else [])]
+    full += ": †" if found.points <= FEW else ""
+    full_notes: list[RenderableType] = [*notes([full] if over else []), *notes(_without_cost(found))]
     if not found.reasons:
         return full_notes
     lines = [*full_notes, Text(), Text(f"{counted(len(found.reasons), 'point')} without an answer", style="bold")]
