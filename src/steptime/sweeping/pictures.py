@@ -297,7 +297,8 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
     known &= sweep.fits.ravel()
     if not known.any():
         raise InputError(f"no point that fits has both {name} and {against}")
-    groups = next((axis for axis in sweep.axes if not axis.numeric and 1 < len(axis.values) <= MOST_LINES), None)
+    few = [axis for axis in sweep.axes if 1 < len(axis.values) <= MOST_LINES and not sweep.together]
+    groups = min(few, key=lambda axis: (axis.numeric, len(axis.values)), default=None)
     labels = sweep.grid()[sweep.axes.index(groups)].ravel() if groups else np.full(x.shape, "")
     for at, one in enumerate(dict.fromkeys(labels)):
         some = known & (labels == one)
@@ -324,6 +325,13 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
     place.set_xlabel(_label(against, across))
     place.set_ylabel(_label(name, up))
     place.legend(fontsize=8)
+
+
+def _named(axis: Axis | None, value: Any) -> str | None:
+    """Return what points of one value of an axis are called."""
+    if axis is None:
+        return None
+    return f"{axis.name} {in_digits(float(value), 4)} {axis.unit}".rstrip() if axis.numeric else str(value)
 
 
 def _better(name: str) -> float:
