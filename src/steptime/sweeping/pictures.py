@@ -309,7 +309,7 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
             color=COLOURS[at % len(COLOURS)],
             ms=4,
             alpha=0.7,
-            label=one or None,
+            label=_named(groups, one),
             ls="",
         )
     if full.any():
