@@ -328,3 +328,22 @@ def test_one_run_is_one_run(tmp_path):
     made = (tmp_path / "mine.toml").read_text()
     assert 'title = "vllm fitted to 1 run"' in made
     assert 'note = "1 run of runs.csv"' in made
+
+
+def test_patience_speaks_late_and_takes_no_thread(capfd):
+    import threading
+    import time
+
+    from steptime.terminal.output import patience
+
+    before = threading.active_count()
+    with patience("still at it", 0.02):
+        assert threading.active_count() == before  # or work could not be shared with copies of this process
+        until = time.monotonic() + 5
+        while "still at it" not in (said := capfd.readouterr().err) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert said == "still at it\n"
+    with patience("never said", 5):
+        pass
+    time.sleep(0.03)
+    assert capfd.readouterr().err == ""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -225,14 +226,23 @@ def wrote(path: str, what: str, *, replaced: bool = False) -> None:
 def patience(words: str, seconds: float = SOON, *, unless: Any = None) -> Iterator[None]:
     """Say `words` on standard error once the work inside takes longer than some `seconds`, `unless` there is no need then."""
 
-    def speak() -> None:
+    def speak(*_: Any) -> None:
         if unless is None or not unless():
             say(words)
 
-    timer = threading.Timer(seconds, speak)
-    timer.daemon = True
-    timer.start()
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        timer = threading.Timer(seconds, speak)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        return
+    before = signal.signal(signal.SIGALRM, speak)  # no second thread: work may be shared with copies of this process (`aside`)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        timer.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
