@@ -52,7 +52,7 @@ ANSWERS = {
 }
 
 
-def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001
+def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions are asked alike
     """Return the answers about one run."""
     try:
         from steptime.simulation.policy import policy_for

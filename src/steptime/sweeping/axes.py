@@ -14,8 +14,6 @@ from steptime.numbers import Array
 from steptime.sweeping.inputs import COUNT, RENT, TEXT, Input, Question, listed, read_one, read_values
 from steptime.sweeping.questions import input_of, plain_name
 
-LOG_FROM = 8.0  # times the least value from which an axis of equal ratios, or of few values, is drawn on a logarithmic scale
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -122,6 +120,22 @@ def _all_numbers(values: Iterable[Any]) -> bool:
 
 def _number(name: str, value: Any, of: Input) -> Any:
     return read_one(name, value, of) if isinstance(value, str) else value
+
+
+def read_held(question: Question, held: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is held with texts of numbers read ("80 GB"); known: as for `input_of`."""
+    found = dict(held)
+    for name, value in held.items():
+        of = input_of(question, name, known)
+        if isinstance(value, str) and of.kind != TEXT:
+            found[name] = made_axis(name, [value], of).values[0]
+    return found
+
+
+def shape_of(axes: Sequence[Axis], *, together: bool) -> tuple[int, ...]:
+    """Return the length of each axis; of all of them where they go in step."""
+    lengths = tuple(len(axis.values) for axis in axes)
+    return lengths[:1] if together else lengths
 
 
 def check_needs(question: Question, axes: Sequence[Axis], fixed: Mapping[str, Any]) -> None:

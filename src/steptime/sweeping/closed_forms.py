@@ -60,7 +60,7 @@ def closed_form(name: str) -> Question:
     )
 
 
-def _asked(function: Callable[..., Any], name: str, given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001
+def _asked(function: Callable[..., Any], name: str, given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions are asked alike
     return {name: function(**given)}
 
 
@@ -99,7 +99,7 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _told(function: Callable[..., Any], given: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:  # noqa: ARG001
+def _told(function: Callable[..., Any], given: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:  # noqa: ARG001 - all questions are asked alike
     found = function(**given)
     if isinstance(found, Mapping):
         return found

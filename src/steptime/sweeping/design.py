@@ -23,7 +23,7 @@ from steptime.models.loading import ModelLike
 from steptime.models.variants import BY, EQUAL
 from steptime.numbers import Array
 from steptime.results import Tabular, unit
-from steptime.sweeping.axes import Axis, made_axis
+from steptime.sweeping.axes import Axis, made_axis, read_held
 from steptime.sweeping.inputs import Question, lower_is_better
 from steptime.sweeping.questions import input_of, plain_name, question_of
 from steptime.sweeping.result import Sweep, column_name
@@ -55,7 +55,11 @@ class Design(Tabular):
     aims: tuple[str, ...] = field(metadata=unit("", "answers that count, the first most; less or more as suits each"))
     front: tuple[int, ...] = field(metadata=unit("", "positions of the front, best in the first aim first", left_out=True))
     today: Mapping[str, Any] = field(metadata=unit("", "the same answers for model and machine as they are", kind="object"))
-    fits: Any = field(metadata=unit("", "whether a design fits the memory", left_out=True))
+
+    @property
+    def fits(self) -> Array:
+        """Where a design fits the memory of a chip."""
+        return self.sweep.fits
 
     @property
     def best(self) -> int:
@@ -144,6 +148,7 @@ def design(
     asked = question_of(question)
     fixed = {"model": model, "system": system, **{plain_name(asked, name): value for name, value in held.items()}}
     made = [made_axis(name, values, input_of(asked, name, fixed)) for name, values in axes.items()]
+    fixed = read_held(asked, fixed, fixed)
     return design_of(asked, made, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress)
 
 
@@ -155,7 +160,6 @@ def design_of(
     aims: Iterable[str] = (),
     within: str | None = None,
     workers: int | None = None,
-    client: Any = None,
     out: str | None = None,
     progress: Progress | None = None,
 ) -> Design:
@@ -175,15 +179,12 @@ def design_of(
         )
     held = {**fixed, **({} if within is None else {WITHIN: within})}
     wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *MADE]))
-    found = sweep_of(asked, axes, held, answers=wanted, workers=workers, client=client, out=out, progress=progress)
+    found = sweep_of(asked, axes, held, answers=wanted, workers=workers, out=out, progress=progress)
     for name in chosen:
         if name not in found.answers or not np.isfinite(found.answers[name].values).any():
             why = "no rent is known: --rent 2.10 gives one, or --aim tokens_per_second_per_chip does without"
             raise Impossible(f"no design has an answer: {next(iter(found.refused_because), why)}")
-    fits = found.answers["memory_share"].values <= 1 if "memory_share" in found.answers else np.ones(found.shape, dtype=bool)
-    return Design(
-        sweep=found, aims=chosen, front=_front(found, chosen, fits), today=_today(asked, axes, fixed, chosen), fits=fits
-    )
+    return Design(sweep=found, aims=chosen, front=_front(found, chosen), today=_today(asked, axes, fixed, chosen))
 
 
 def is_design(name: str) -> bool:
@@ -195,9 +196,10 @@ def is_design(name: str) -> bool:
     return "." in name
 
 
-def _front(found: Sweep, aims: Sequence[str], fits: Array) -> tuple[int, ...]:
+def _front(found: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
     """Return the positions that no other beats in all aims, of those that fit and have an answer; best in the first first."""
     gains = [(-1.0 if lower_is_better(name) else 1.0) * found.column(name).values.ravel().astype(float) for name in aims]
+    fits = found.answers["memory_share"].values <= 1 if "memory_share" in found.answers else np.ones(found.shape, dtype=bool)
     known = fits.ravel() & np.all(np.isfinite(gains), axis=0)
     if not known.any():
         why = next(iter(found.refused_because), "none fits the memory of a chip")

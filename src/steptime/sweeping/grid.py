@@ -13,7 +13,7 @@ import numpy as np
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnitError, UnknownName
 from steptime.numbers import Array
 from steptime.physics import blocks
-from steptime.sweeping.axes import Axis
+from steptime.sweeping.axes import Axis, shape_of
 from steptime.sweeping.inputs import Question
 
 SCATTERED, GRID = blocks.BLOCK, blocks.GRID  # points that are asked at once: what is between stays in a core's cache
@@ -44,8 +44,7 @@ class Job:
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis; of all of them where they go in step."""
-        lengths = tuple(len(axis.values) for axis in self.axes)
-        return lengths[:1] if self.together else lengths
+        return shape_of(self.axes, together=self.together)
 
     @property
     def points(self) -> int:

@@ -40,6 +40,7 @@ class Journal:
                 self._write({"sweep": self.mark})
         except OSError as error:
             raise DataFileError(self.path, f"cannot be written: {error.strerror}") from None
+        self.kept = bool(self.done)  # whether it holds an answer that is worth keeping
 
     def _read(self) -> None:
         lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -71,6 +72,7 @@ class Journal:
         """Write what a region answers."""
         answers = {name: values.ravel().tolist() for name, values in found.answers.items()}
         self._write({"region": found.region, "answers": answers, "reason": found.reason})
+        self.kept = True
 
     def _write(self, told: dict[str, Any]) -> None:
         text = json.dumps(told)

@@ -86,14 +86,14 @@ def _label(name: str, column: Column) -> str:
     return f"{name.replace('_', ' ').replace('usd', 'USD')}" + (f" [{column.unit}]" if column.unit else "")
 
 
-def _log(values: Array) -> bool:
+def spread_out(values: Array) -> bool:
     """Whether values are drawn on a logarithmic scale: all above zero, and far apart."""
     known = values[np.isfinite(values)]
     return bool(len(known) > 1 and known.min() > 0 and known.max() > SPREAD * known.min())
 
 
 def _axis_log(axis: Axis) -> bool:
-    return bool(axis.numeric and _log(axis.values) and (len(axis.values) <= FEW_MARKS or _even_ratios(axis.values)))
+    return bool(axis.numeric and spread_out(axis.values) and (len(axis.values) <= FEW_MARKS or _even_ratios(axis.values)))
 
 
 def _scale(place: Any, which: str, axis: Axis) -> None:
@@ -233,7 +233,7 @@ def _curves(place: Any, sweep: Sweep, name: str, order: list[int], where: tuple[
         )
     else:
         place.set_xlabel(first.title)
-    if _log(values):
+    if spread_out(values):
         _logarithmic(place, "y", values)
     place.set_ylabel(_label(name, sweep.column(name)) + ("\n90 % range shaded" if banded_at_all and first.numeric else ""))
     if place.get_legend_handles_labels()[0]:
@@ -250,7 +250,7 @@ def _map(figure: Any, place: Any, sweep: Sweep, name: str, order: list[int], whe
     known = whole[np.isfinite(whole)]
     if not known.size:
         raise InputError(f"{name} has no value at any point")
-    log = _log(known)
+    log = spread_out(known)
     ends = np.quantile(known, (0.002, 0.998)) if known.size > MANY else (known.min(), known.max())
     norm = (LogNorm if log else Normalize)(*ends)
     rising = [np.argsort(axis.values, kind="stable") for axis in (first, second)]
@@ -320,7 +320,7 @@ def _front(place: Any, sweep: Sweep, name: str, against: str) -> None:
         x[known][best][ordered], y[known][best][ordered], "-", color="#444444", lw=1, label="what no other beats", zorder=0
     )
     for values, which in ((x[known], "x"), (y[known], "y")):
-        if _log(values):
+        if spread_out(values):
             _logarithmic(place, which, values)
     place.set_xlabel(_label(against, across))
     place.set_ylabel(_label(name, up))

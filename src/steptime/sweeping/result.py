@@ -12,7 +12,7 @@ import numpy as np
 from steptime.errors import InputError, UnknownName
 from steptime.numbers import Array
 from steptime.results import Tabular, key_of, unit
-from steptime.sweeping.axes import Axis, label
+from steptime.sweeping.axes import Axis, label, shape_of
 from steptime.sweeping.inputs import Answer, Question
 from steptime.units import counted, in_digits
 
@@ -62,8 +62,7 @@ class Sweep(Tabular):
     @property
     def shape(self) -> tuple[int, ...]:
         """Length of each axis; of all of them where they go in step."""
-        lengths = tuple(len(axis.values) for axis in self.axes)
-        return lengths[:1] if self.together else lengths
+        return shape_of(self.axes, together=self.together)
 
     @property
     def points(self) -> int:

@@ -15,9 +15,9 @@ from steptime.numbers import Array
 from steptime.physics.engine import Engine
 from steptime.sweeping import sobol as indices_of
 from steptime.sweeping import tornado
-from steptime.sweeping.axes import made_axis
-from steptime.sweeping.inputs import TEXT, Question, listed
-from steptime.sweeping.questions import input_of, plain_name, question_of
+from steptime.sweeping.axes import read_held
+from steptime.sweeping.inputs import Question, listed
+from steptime.sweeping.questions import plain_name, question_of
 from steptime.sweeping.running import Progress
 from steptime.sweeping.swings import Sensitivity, Swing
 from steptime.sweeping.uncertain import unsure_inputs, with_ranges
@@ -73,21 +73,12 @@ def sensitivity(
     [('bandwidth', 0.0267, 0.016)]
     """
     asked = question_of(question, vectorised=vectorised)
-    held = _held(asked, fixed)
+    held = {plain_name(asked, name): value for name, value in fixed.items()}
+    held = read_held(asked, held, held)
     return sensitivity_of(
         asked, held, of=of, ranges=tuple((vary or {}).items()), sobol=sobol, samples=samples, seed=seed, workers=workers,
         progress=progress, announce=announce,
     )  # fmt: skip
-
-
-def _held(asked: Question, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs by their names as the question has them, texts read with their units."""
-    held = {plain_name(asked, name): value for name, value in fixed.items()}
-    for name, value in held.items():
-        kind = input_of(asked, name, held)
-        if isinstance(value, str) and kind.kind != TEXT:
-            held[name] = made_axis(name, [value], kind).values[0]
-    return held
 
 
 def sensitivity_of(

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName, expect
-from steptime.sweeping.axes import Axis, check_needs, made_axis
+from steptime.sweeping.axes import Axis, check_needs, made_axis, read_held
 from steptime.sweeping.grid import Job
-from steptime.sweeping.inputs import Question
+from steptime.sweeping.inputs import COUNT, Question
 from steptime.sweeping.journal import Journal
 from steptime.sweeping.questions import input_of, plain_name, question_of
 from steptime.sweeping.result import Sweep, columns_of
@@ -60,10 +60,10 @@ def sweep(
     seen = {plain_name(asked, name): values for name, values in axes.items()}
     known = {**held, **({"system": _first(seen["system"])} if "system" in seen else {})}
     made = [made_axis(name, _values(values), input_of(asked, name, known)) for name, values in seen.items()]
+    held = read_held(asked, held, known)
     for name, value in held.items():
         of = input_of(asked, name, known)
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if of.kind != "text" and (isinstance(value, str) or (number and of.kind == "count")):
+        if of.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
             held[name] = made_axis(name, [value], of).values[0]
     return sweep_of(
         asked, made, held, answers=answers, together=together, workers=workers, client=client, out=out, progress=progress
@@ -121,7 +121,7 @@ def sweep_of(
         gathered = run(job, workers=workers, client=client, journal=journal, progress=progress)
     except BaseException:
         if journal is not None:
-            journal.close(finished=not journal.path.stat().st_size or not progress_made(journal))
+            journal.close(finished=not journal.kept)
         raise
     if len(gathered.reasons) == job.points and not gathered.arrays:
         if journal is not None:
@@ -144,13 +144,6 @@ def sweep_of(
     if journal is not None:
         journal.close(finished=True)
     return found
-
-
-def progress_made(journal: Journal) -> bool:
-    """Whether a journal holds an answer that is worth keeping."""
-    journal.file.flush()
-    with open(journal.path, encoding="utf-8") as file:
-        return sum(1 for _ in file) > 1
 
 
 def told(asked: Question, answers: tuple[str, ...]) -> tuple[str, ...]:

@@ -60,6 +60,22 @@ def check_given(question: Question, given: Mapping[str, Any]) -> None:
             raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
 
 
+def read_question(
+    command: str, words: list[str], several: str, own: Sequence[str]
+) -> tuple[Question, dict[str, Any], list[str]]:
+    """Return the question that is asked, its model and system, and its other options as NAME=VALUE, all of them checked.
+
+    several: the option that takes more than one value of an input; own: the options of the command itself.
+    """
+    from steptime.sweeping.questions import question_of
+
+    name, given, more = read_words(command, words, several)
+    question = question_of(name)
+    no_slips(question, more, own)
+    check_given(question, given)
+    return question, given, more
+
+
 def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
     """Return what is held with the engine set right by the runs that `steptime anchors` keeps, and say so; or say why not."""
     from steptime.catalog.files import files

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import InputError, RangeError
-from steptime.terminal.asking import check_given, no_slips, read_words, told, with_kept
-from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, option
+from steptime.terminal.asking import read_question, told, with_kept
+from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, option, refuse_idle
 from steptime.terminal.output import console_of, print_json, show, write_csv
-from steptime.terminal.sweep import AXES, OUT, OVER, SET, WHERE, check_files, wrote_all
+from steptime.terminal.sweep import AXES, DRAWN, OUT, OVER, SET, WHERE, check_files, wrote_all
 
 if TYPE_CHECKING:
     from steptime.sweeping.design import Design
@@ -35,6 +35,7 @@ OWN = ("over", "set", "within", "aim", "out", "csv", "plot", "against", "workers
 
 
 def design(
+    ctx: typer.Context,
     words: WORDS = None,
     over: OVER = None,
     set_: SET = None,
@@ -54,16 +55,9 @@ def design(
     """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
     from steptime.sweeping.axes import read_axes
     from steptime.sweeping.design import design_of
-    from steptime.sweeping.questions import question_of
 
-    name, given, more = read_words("design", _question(words or []), "--over")
-    question = question_of(name)
-    no_slips(question, more, OWN)
-    check_given(question, given)
-    if brief and json:
-        raise RangeError("--brief needs text, not --json")
-    if against is not None and plot is None:
-        raise RangeError("--against needs --plot, the picture that it is drawn in")
+    question, given, more = read_question("design", _question(words or []), "--over", OWN)
+    refuse_idle(ctx, {"text, not --json": (not json, "brief"), DRAWN: (plot is not None, "against")})
     files = check_files(out or [], plot, csv)
     axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
     if not axes:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import DataFileError, InputError, RangeError, shown
-from steptime.terminal.asking import check_given, no_slips, read_words, told, with_kept
-from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, count, option
+from steptime.terminal.asking import read_question, told, with_kept
+from steptime.terminal.options import BRIEF, CSV, JSON, OUTPUT, count, option, refuse_idle
 from steptime.terminal.output import check_outputs, console_of, print_json, say, show, write_csv, wrote
 from steptime.terminal.simulator import compile_first
 
@@ -46,6 +46,7 @@ SET = Annotated[
 
 
 def sensitivity(
+    ctx: typer.Context,
     words: WORDS = None,
     of: Annotated[str | None, option("The answer that is looked at; by default the cost.", OUTPUT, metavar="ANSWER")] = None,
     vary: VARY = None,
@@ -65,15 +66,10 @@ def sensitivity(
 ) -> None:
     """Tell which unsure input swings an answer most, and what is worth measuring first."""
     from steptime.sweeping.axes import read_axes
-    from steptime.sweeping.questions import question_of
     from steptime.sweeping.sensitivity import sensitivity_of
 
-    name, given, more = read_words("sensitivity", words or [], "--vary")
-    question = question_of(name)
-    no_slips(question, more, OWN)
-    check_given(question, given)
-    if brief and json:
-        raise RangeError("--brief needs text, not --json")
+    question, given, more = read_question("sensitivity", words or [], "--vary", OWN)
+    refuse_idle(ctx, {"text, not --json": (not json, "brief")})
     check_outputs({"--csv": csv}, given.values())
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]

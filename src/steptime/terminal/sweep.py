@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import DataFileError, InputError, RangeError
-from steptime.terminal.asking import check_given, no_slips, read_words, told, with_kept
-from steptime.terminal.options import BRIEF, JSON, OUTPUT, not_empty, option
+from steptime.terminal.asking import read_question, told, with_kept
+from steptime.terminal.options import BRIEF, JSON, OUTPUT, not_empty, option, refuse_idle
 from steptime.terminal.output import console_of, print_json, say, show, wrote
 from steptime.terminal.simulator import compile_first
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from steptime.sweeping.result import Sweep
 
 AXES, WHERE = "Axes", "Where it runs"
+DRAWN = "--plot, the picture that it is drawn in"
 OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
 OVER = Annotated[
     list[str] | None,
@@ -67,6 +68,7 @@ OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers",
 
 
 def sweep(
+    ctx: typer.Context,
     words: WORDS = None,
     over: OVER = None,
     set_: SET = None,
@@ -89,18 +91,11 @@ def sweep(
     """Ask the same question over many values: tables, files and pictures of how answers change."""
     from steptime.sweeping.axes import read_axes
     from steptime.sweeping.journal import SUFFIX
-    from steptime.sweeping.questions import question_of
     from steptime.sweeping.running import connect
     from steptime.sweeping.sweep import sweep_of
 
-    name, given, more = read_words("sweep", words or [], "--over")
-    question = question_of(name)
-    no_slips(question, more, OWN)
-    check_given(question, given)
-    if brief and json:
-        raise RangeError("--brief needs text, not --json")
-    if against is not None and plot is None:
-        raise RangeError("--against needs --plot, the picture that it is drawn in")
+    question, given, more = read_question("sweep", words or [], "--over", OWN)
+    refuse_idle(ctx, {"text, not --json": (not json, "brief"), DRAWN: (plot is not None, "against")})
     files, asked = check_files(out or [], plot), _answers(question, answer or [], against)
     drawn = answer[0].partition(",")[0].strip() if answer else None
     axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
@@ -119,7 +114,7 @@ def sweep(
             )  # fmt: skip
     except KeyboardInterrupt:
         if files and os.path.exists(files[0] + SUFFIX):
-            say(f"steptime: ended; what was answered is kept in {files[0]}.partial, and the same command goes on from there")
+            say(f"steptime: ended; what was answered is kept in {files[0]}{SUFFIX}, and the same command goes on from there")
         raise
     finally:
         if client is not None:

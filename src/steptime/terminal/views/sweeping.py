@@ -12,7 +12,7 @@ from rich.text import Text
 from steptime.machines.money import usd
 from steptime.numbers import Array
 from steptime.sweeping.axes import Axis
-from steptime.sweeping.pictures import first_number, numbers
+from steptime.sweeping.pictures import first_number, numbers, spread_out
 from steptime.sweeping.result import Column, Sweep
 from steptime.terminal.views.plots import drawn, figure, label, room
 from steptime.terminal.views.widgets import Grid, facts, notes, table
@@ -216,8 +216,7 @@ def picture(found: Sweep, width: int, answer: str = "") -> list[RenderableType]:
 
 
 def _scaled(values: Array) -> tuple[Array, bool]:
-    known = values[np.isfinite(values)]
-    log = bool(known.min() > 0 and known.max() > 8 * known.min())
+    log = spread_out(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         return (np.log10(values) if log else np.asarray(values, dtype=float)), log
 
