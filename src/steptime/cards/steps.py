@@ -19,7 +19,7 @@ from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.memory import Memory, memory_per_chip
 from steptime.physics.step import Step, mixed_step
-from steptime.physics.uncertainty import step_range
+from steptime.physics.uncertainty import step_and_range
 from steptime.results import broadcast, key_of, unit
 
 PHASES = ("decode", "prefill", "mixed")
@@ -159,8 +159,7 @@ def step_card(
     layout = layout or Layout()
     runs_on = anchored(engine_for(on, engine), anchor, model=of.name, system=on.name)
     asked: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **given}
-    found = mixed_step(of, on, **asked, layout=layout, engine=runs_on)
-    limits = step_range(of, on, **asked, layout=layout, engine=runs_on)
+    found, limits = step_and_range(of, on, **asked, layout=layout, engine=runs_on)
     ways = () if limits is None else distances(runs_on, on, chips=layout.chips, stages=layout.pp, apart=False)
     unlike = [one.words for one, there in ways if np.any(there)]
     rows = asked["prompts"] * asked["tokens"]

@@ -131,12 +131,12 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if path.suffix == suffix:
         raise DataFileError(shown(name).strip("'"), "no such file")
     known = files(kind, catalog)
-    by_folded = {_folded(key): path for key, path in known.items()}
-    if _folded(name) in by_folded:
-        return by_folded[_folded(name)]
-    aliases = {_folded(alias): path for path in known.values() for alias in _aliases(path)}
-    if _folded(name) in aliases:
-        return aliases[_folded(name)]
+    by_folded = {folded(key): path for key, path in known.items()}
+    if folded(name) in by_folded:
+        return by_folded[folded(name)]
+    aliases = {folded(alias): path for path in known.values() for alias in _aliases(path)}
+    if folded(name) in aliases:
+        return aliases[folded(name)]
     singular, command = NAMED.get(kind, (kind.removesuffix("s"), kind))
     raise UnknownName(singular, name, [*known, *aliases], f"`steptime {command}` lists them; a path to a file works too.")
 
@@ -146,7 +146,8 @@ def _aliases(path: Path) -> list[str]:
     return [alias for alias in aliases if isinstance(alias, str)] if isinstance(aliases, list) else []
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """Return a name as it is looked up: capitals do not count, and "_" and " " are as "-"."""
     return name.strip().casefold().replace("_", "-").replace(" ", "-")
 
 

@@ -23,7 +23,8 @@ def web(
     if not 1 <= port <= 65_535:
         raise RangeError(f"--port must be from 1 to 65,535, not {port}")
     try:
-        import fastapi  # noqa: F401
+        import fastapi  # noqa: F401 - whether it is there
+        import uvicorn  # noqa: F401
     except ImportError:
         raise InputError("the page needs FastAPI and uvicorn: pip install 'steptime[web]'") from None
     if export is not None:

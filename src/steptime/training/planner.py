@@ -210,11 +210,11 @@ def train(
     best = found.fastest() if found.count else None
     if best is None:
         raise nothing(model, system, job, tuned, chips, given, found)
+    timed = step_seconds(model, job, system, tuned, best[0], slower=slower)
     if best[0].layers:  # a search takes stages of mean length, one layout is walked through
-        best = best[0], float(step_seconds(model, job, system, tuned, best[0], slower=slower).total)
+        best = best[0], float(timed.total)
     step = answer(model, system, job, engine, best[0])
     second, later = _runner_up(found, best[0])
-    timed = step_seconds(model, job, system, tuned, best[0], slower=slower)
     for phase in phases:
         checked(replace(job, seq=phase.seq, batch=phase.batch), system)
     parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())

@@ -27,18 +27,8 @@ def timeline_of(model: Model, system: System, found: Training, engine: TrainingE
     m = int(np.asarray(found.step.microbatches))
     if pp * v * m > MOST_ITEMS:
         m = max(MOST_ITEMS // (pp * v) // pp * pp, 2 * pp)
-    experts = model.routed
-    tuned, slower = on_chip(engine, system, experts=experts)
-    times = step_seconds(model, found.job, system, tuned, x, slower=slower).stages
-    f, b, w = (float(np.asarray(t)) * float(slower) / v for t in times.mean)
-    each = [[float(np.asarray(t)) * float(slower) / v for t in part] for part in times.each]
+    tuned, slower = on_chip(engine, system, experts=model.routed)
+    stages = step_seconds(model, found.job, system, tuned, x, slower=slower).stages
     order = schedule.order(pp, m, v)
-    forward, backward = np.full((pp, order.chunks), f), np.full((pp, order.chunks), b)
-    weights = np.minimum(w, backward / 2)
-    if x.layers:
-        forward, backward, weights = (float(slower) * t for t in chunk_times(x, times, order.chunks))
-    elif order.chunks == v and schedule.name in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2"):
-        forward[0, 0], backward[0, 0] = each[0]
-        forward[-1, -1], backward[-1, -1] = each[-1]
-        weights = np.minimum(w, backward / 2)
+    forward, backward, weights = (float(slower) * times for times in chunk_times(x, stages, order.chunks))
     return timeline(walk(order, forward, backward, weights))

@@ -29,6 +29,7 @@ from steptime.training.sheet import WIDE, Sheet, Stem, draft_sheets, sheets, ste
 from steptime.training.stages import Stage, stages_of
 from steptime.training.walk import walk
 
+ONE_WAY: Final = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")  # schedules whose last device has the last chunk
 FILLED: Final = 4  # micro-batches a stage with which a pipeline is filled, and waits as long as with any more
 
 
@@ -140,12 +141,21 @@ def stage_times(
 
 
 def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Array, Array, Array]:
-    """Return the seconds of one micro-batch forward, backward, and of weight gradients, by (device, chunk), where a layout
-    says its layers: those of a device are divided evenly among its chunks."""
-    v = int(x.virtual_stages)
-    times = np.array([[float(np.asarray(t)) / v for t in one] for one in stages.each])
-    forward, backward = (np.repeat(times[:, k : k + 1], chunks, axis=1) for k in (0, 1))
-    return forward, backward, np.minimum(float(np.asarray(stages.mean[2])) / v, backward / 2)
+    """Return the seconds of one micro-batch forward, backward, and of weight gradients, by (device, chunk).
+
+    Where a layout says its layers, those of a device are divided evenly among its chunks; else chunks take the mean, but for
+    the first and the last of schedules that go one way.
+    """
+    pp, v = int(x.pp), int(x.virtual_stages)
+    each = np.array([[float(np.asarray(t)) / v for t in one] for one in stages.each])
+    mean = [float(np.asarray(t)) / v for t in stages.mean]
+    forward, backward = (np.full((pp, chunks), mean[k]) for k in (0, 1))
+    for k, times in enumerate((forward, backward)):
+        if x.layers:
+            times[:] = each[:, k : k + 1]
+        elif chunks == v and schedule_named(x.schedule).name in ONE_WAY:
+            times[0, 0], times[-1, -1] = each[0, k], each[-1, k]
+    return forward, backward, np.minimum(mean[2], backward / 2)
 
 
 def walked_idle(x: TrainingLayout, stages: StageTimes, microbatches: int) -> float:

@@ -22,10 +22,11 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from steptime.errors import InputError, SteptimeError
 from steptime.web.board import Board, found
 from steptime.web.inputs import Shared
-from steptime.web.limits import Limits, Shield
+from steptime.web.limits import Limits, Shield, problem
 from steptime.web.subject import WrongField, listed
 
 VERSION: Final = version("steptime")
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 STATIC: Final = Path(__file__).parent / "static"
 KEPT: Final = 256  # answers of a board that are kept
 DESCRIPTION: Final = (
@@ -34,7 +35,7 @@ DESCRIPTION: Final = (
 )
 
 
-def app_for(*, hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]"), limits: Limits | None = None) -> FastAPI:
+def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) -> FastAPI:
     """Return the application; it answers requests that name one of `hosts` alone ("*": any)."""
     held = limits or Limits()
     app = FastAPI(title="steptime", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None)
@@ -101,15 +102,12 @@ def _routes(app: FastAPI, board: Board, desk: Desk, seconds: float) -> None:
             desk.line -= 1
         return Response(text, media_type="application/json")
 
-    async def post(body: Any) -> Response:
-        return await ask(body)
+    for method, kind in (("POST", asked), ("GET", Annotated[asked, Query()])):
 
-    async def get(body: Any) -> Response:
-        return await ask(body)
+        async def endpoint(body: Any) -> Response:
+            return await ask(body)
 
-    post.__annotations__["body"] = asked
-    get.__annotations__["body"] = Annotated[asked, Query()]
-    for method, endpoint in (("POST", post), ("GET", get)):
+        endpoint.__annotations__["body"] = kind
         app.add_api_route(
             f"/api/boards/{board.name}", endpoint, methods=[method], tags=["boards"], summary=board.title,
             operation_id=f"{board.name}_{method.lower()}",
@@ -117,7 +115,7 @@ def _routes(app: FastAPI, board: Board, desk: Desk, seconds: float) -> None:
 
 
 def _later(words: str) -> JSONResponse:
-    return JSONResponse({"detail": [{"loc": [], "field": "", "msg": words}]}, 503)
+    return JSONResponse(problem(words), 503)
 
 
 def _kept(board: Board) -> Callable[[Any], bytes]:
@@ -163,6 +161,4 @@ def _worded(one: dict[str, Any]) -> str:
 async def _refused(_request: Request, error: Exception) -> Response:
     field = error.field if isinstance(error, WrongField) else ""
     status = 422 if isinstance(error, InputError) else 500
-    return JSONResponse(
-        {"detail": [{"loc": ["body", field] if field else ["body"], "field": field, "msg": str(error)}]}, status
-    )
+    return JSONResponse(problem(str(error), field, "body", *filter(None, [field])), status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from steptime.machines.money import usd
 from steptime.results import plain
 from steptime.units import in_digits, show
 from steptime.web import boards
-from steptime.web.inputs import Inputs, Shared, described
+from steptime.web.inputs import Shared, described
 
 
 def _column(values: Any) -> list[Any]:
@@ -43,7 +44,7 @@ class Figure:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it with its text."""
-        finite = abs(self.value) < float("inf")
+        finite = math.isfinite(self.value)
         text = _read(self.value, self.unit) if finite else "no limit" if self.value == self.value else "none"
         return {"name": self.name, "value": plain(self.value), "unit": self.unit, "text": text, "words": self.words}
 
@@ -126,6 +127,3 @@ def found() -> Mapping[str, Board]:
     names = [module.name for module in pkgutil.iter_modules(boards.__path__) if not module.name.startswith("_")]
     every = [import_module(f"{boards.__name__}.{name}").BOARD for name in names]
     return {board.name: board for board in sorted(every, key=lambda board: board.order)}
-
-
-__all__ = ["Answer", "Board", "Figure", "Inputs", "Shared", "found"]

@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
-from steptime.web.inputs import Shared
+from steptime.web.inputs import Shared, is_config, is_toml
 
 FORMATS: Final = {"engine": "--engine", "weights": "--weights", "kv": "--kv"}
 
 
 def said(asked: Shared) -> tuple[str, str]:
     """Return the model and the system as a command names them; of a text that was pasted, the file to save it in."""
-    model = "config.json" if asked.model.lstrip().startswith("{") else asked.model
-    system = "system.toml" if "\n" in asked.system.strip() else asked.system
+    model = "config.json" if is_config(asked.model) else asked.model
+    system = "system.toml" if is_toml(asked.system) else asked.system
     return model, system
 
 

@@ -15,9 +15,8 @@ from steptime.blackboard.latency import step_seconds
 from steptime.frontier import pareto
 from steptime.lecture.pairs import Pair, pair_of
 from steptime.lecture.roofline import SPEEDS, Front, front_of
-from steptime.units import MILLION
-from steptime.web.inputs import Shared
-from steptime.web.plans import HOURLY
+from steptime.units import HOUR, MILLION
+from steptime.web.inputs import Shared, bar_of
 from steptime.web.subject import subject_of
 
 KEPT: Final = 256
@@ -38,10 +37,6 @@ class Curves:
     most: float
     each: float
     unit: str
-
-    def cheapest(self, speed: float = 0.0) -> int:
-        """Return the cheapest point of the full model at a speed [tok/s] or faster; -1 where there is none."""
-        return self.full.cheapest(speed)
 
     def cost(self, place: Any) -> Any:
         """Return the cost of points of the full model."""
@@ -66,10 +61,10 @@ class Curves:
 
     def named(self) -> dict[int, str]:
         """Return the points of the full model that have a name: the cheapest, and the cheapest of so many times its speed."""
-        base = self.cheapest()
+        base = self.full.cheapest()
         found: dict[int, str] = {}
         for times in (1.0, *SPEEDS) if base >= 0 else ():
-            place = self.cheapest(times / self.full.seconds[base])
+            place = self.full.cheapest(times / self.full.seconds[base])
             name = "cheapest" if times == 1 else f"{times:g}x"
             if place >= 0:
                 found[place] = f"{found[place]}, {name}" if place in found else name
@@ -81,7 +76,7 @@ _known: OrderedDict[tuple[Shared, int], Curves] = OrderedDict()
 
 def curves_of(asked: Shared, context: int, *, rough: bool = False) -> Curves:
     """Return the curves of the subject at a context; rough: else those of the context asked for last, where there is one."""
-    shared = Shared(**{name: getattr(asked, name) for name in Shared.model_fields})
+    shared = bar_of(asked)
     key = shared, context
     if rough and key not in _known:
         last = next((found for (other, _), found in reversed(list(_known.items())) if other == shared), None)
@@ -104,5 +99,5 @@ def _made(shared: Shared, context: int) -> Curves:
     known = math.isfinite(rent)
     return Curves(
         context=context, pair=pair, full=full, kept=pareto(1 / full.seconds, -full.chip_seconds), most=min(best, room),
-        each=rent * MILLION if known else MILLION / HOURLY, unit="USD" if known else "chip-h",
+        each=rent * MILLION if known else MILLION / HOUR, unit="USD" if known else "chip-h",
     )  # fmt: skip

@@ -32,6 +32,16 @@ class Shared(Inputs):
     kv: str = Field("", max_length=20, title="KV cache", description="Number format of the cache; else the config's.")
 
 
+def is_config(text: str) -> bool:
+    """Whether the model is given by the text of a config.json."""
+    return text.lstrip().startswith(("{", "["))
+
+
+def is_toml(text: str) -> bool:
+    """Whether the system is given by the text of a TOML file."""
+    return any(mark in text.strip() for mark in ("\n", "=", "["))
+
+
 def bar_of(asked: Shared) -> Shared:
     """Return what is asked in the bar alone: what answers that do not depend on a board's own inputs are kept by."""
     return Shared(**{name: getattr(asked, name) for name in Shared.model_fields})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -104,10 +105,13 @@ class Shield:
             return 408
 
 
-async def _say(send: Any, status: int, words: str) -> None:
-    import json
+def problem(words: str, field: str = "", *loc: str) -> dict[str, Any]:
+    """Return the body of an answer that refuses: what is wrong, and the field that caused it."""
+    return {"detail": [{"loc": list(loc), "field": field, "msg": words}]}
 
-    body = json.dumps({"detail": [{"loc": [], "field": "", "msg": words}]}).encode()
+
+async def _say(send: Any, status: int, words: str) -> None:
+    body = json.dumps(problem(words)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

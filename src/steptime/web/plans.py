@@ -11,17 +11,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.drawings import in_colours
 from steptime.errors import Impossible, InputError
 from steptime.machines.money import usd
 from steptime.planning.deployment import Plan, Point, chosen_point, mean_resources
 from steptime.planning.planner import plan
 from steptime.planning.workload import Slo, Workload
-from steptime.web.inputs import Shared
-from steptime.web.resources import PARTS, parts_of
+from steptime.units import HOUR, MILLION
+from steptime.web.inputs import Shared, bar_of
 from steptime.web.subject import WrongField, subject_of
 
 KEPT: Final = 256  # plans
-HOURLY: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ _last: OrderedDict[Shared, list[Found]] = OrderedDict()  # the newest plans of e
 
 def planned(asked: Shared, wanted: Wanted) -> Found:
     """Return the cheapest deployment of the model on the system that `asked` names, or why nothing fits."""
-    shared = Shared(**{name: getattr(asked, name) for name in Shared.model_fields})
+    shared = bar_of(asked)
     found = _planned(shared, wanted)
     if found.plan is not None and found.plan.front:
         others = [one for one in _last.pop(shared, []) if one.wanted != wanted]
@@ -80,7 +80,7 @@ def _planned(shared: Shared, wanted: Wanted) -> Found:
 
 def nearest(asked: Shared, wanted: Wanted) -> Found | None:
     """Return the kept plan of the subject whose lengths, first token and chips are nearest, if there is any."""
-    shared = Shared(**{name: getattr(asked, name) for name in Shared.model_fields})
+    shared = bar_of(asked)
     known = _last.get(shared, [])
     return min(known, key=lambda one: _apart(one.wanted, wanted), default=None)
 
@@ -116,7 +116,7 @@ def price_of(point: Point) -> tuple[float, str]:
     """Return what a million output tokens cost and its unit: USD, or chip-hours where no rent is known."""
     if math.isfinite(point.usd_per_million_output_tokens):
         return point.usd_per_million_output_tokens, "USD"
-    return 1e6 / point.tokens_per_second_per_chip / HOURLY, "chip-h"
+    return MILLION / point.tokens_per_second_per_chip / HOUR, "chip-h"
 
 
 def priced(cost: float, unit: str) -> str:
@@ -134,7 +134,7 @@ def bars_of(plan: Plan | None) -> dict[str, list[Any]]:
     for pool in plan.pools if plan else ():
         memory, role = pool.memory, pool.role if pool.role != "serve" else ""
         held = {"weights": memory.weights, "kv": memory.cache, "overhead": memory.activations + memory.reserved}
-        step = {part: seconds for part, seconds in parts_of(mean_resources(pool), ()).items() if part in PARTS}
+        step = in_colours(mean_resources(pool))
         duration = float(sum(step.values()))
         for name, parts, whole, unit in (
             ("memory", held, float(memory.capacity), "B"),

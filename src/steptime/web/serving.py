@@ -15,7 +15,6 @@ from typing import Final
 from steptime.aside import alone
 from steptime.errors import InputError, RangeError
 
-LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 MOST_PROCESSES: Final = 4
 TRIED: Final = 20  # ports after the one that is asked for
 
@@ -47,12 +46,9 @@ def _warm() -> None:
 
 def serve(host: str, port: int, *, browse: bool, told: Callable[[str], None]) -> None:
     """Serve the page until it is interrupted, by a process a core where processes can be copied; `told` gets its address."""
-    try:
-        import uvicorn
-    except ImportError:
-        raise InputError("the page needs FastAPI and uvicorn: pip install 'steptime[web]'") from None
+    import uvicorn
 
-    from steptime.web.app import app_for
+    from steptime.web.app import LOOPBACK, app_for
 
     chosen = free_port(host, port)
     shown = f"[{host}]" if ":" in host else host

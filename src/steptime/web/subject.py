@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.catalog.files import DEEPEST_KEY, files, read_file
+from steptime.catalog.files import DEEPEST_KEY, files, folded, read_file
 from steptime.catalog.loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName
 from steptime.machines.formats import number_format
@@ -22,7 +22,7 @@ from steptime.machines.system import System
 from steptime.models.loading import KV_FORMATS, load_model, read_model
 from steptime.models.model import Model, with_formats
 from steptime.physics.engine import IDEAL, Engine, engine_for
-from steptime.web.inputs import Shared
+from steptime.web.inputs import Shared, is_config, is_toml
 
 LOADED: Final = 256  # subjects that are kept
 PASTED: Final = "pasted"
@@ -59,11 +59,6 @@ def names(kind: str) -> dict[str, str]:
     return found
 
 
-def folded(name: str) -> str:
-    """Return a name as it is looked up: capitals do not count, and "_" and " " are as "-"."""
-    return name.strip().casefold().replace("_", "-").replace(" ", "-")
-
-
 def _named(kind: str, name: str) -> str:
     known = names(kind)
     if folded(name) not in known:
@@ -95,7 +90,7 @@ def _told(field: str, read: Any, *given: Any) -> Any:
 def _model(given: str, weights: str, kv: str) -> Model:
     if kv and kv not in KV_FORMATS:
         raise WrongField("kv", str(UnknownName("KV format", kv, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")))
-    if given.lstrip().startswith(("{", "[")):
+    if is_config(given):
         try:
             fields = json.loads(given)
         except ValueError as error:
@@ -116,7 +111,7 @@ def _model(given: str, weights: str, kv: str) -> Model:
 
 @lru_cache(maxsize=LOADED)
 def _system(given: str) -> System:
-    if not any(mark in given.strip() for mark in ("\n", "=", "[")):
+    if not is_toml(given):
         return load_system(_named("systems", given))
     try:
         data = tomllib.loads(given) if given.count(".") < 10_000 else {}

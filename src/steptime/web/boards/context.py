@@ -8,17 +8,17 @@ import numpy as np
 
 from steptime.blackboard.cost import cost_per_token
 from steptime.blackboard.price_reading import kv_bytes_from_tier
+from steptime.drawings import PARTS, in_colours
 from steptime.lecture.pairs import pair_of
 from steptime.numbers import Array
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.step import decode_step
 from steptime.units import MILLION, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.boards.step import engine_text, layout_options
-from steptime.web.commands import command, loaded, python
+from steptime.web.commands import command, python
 from steptime.web.inputs import Shared, slider
 from steptime.web.layouts import layout_of
-from steptime.web.resources import NAMED, PARTS, parts_of
+from steptime.web.steps import decode_call, layout_options, sum_of
 from steptime.web.subject import Subject, subject_of
 
 LEAST, MOST, POINTS = 64, 4_194_304, 65
@@ -42,7 +42,7 @@ def answer(asked: Asked) -> Answer:
     layout = layout_of(asked, asked.chips)
     contexts = np.unique(np.append(np.geomspace(LEAST, MOST, POINTS), asked.context))
     steps = decode_step(model, system, batch=asked.batch, context=contexts, layout=layout, engine=engine)
-    parts = parts_of(steps.resources, np.shape(contexts))
+    parts = in_colours(steps.resources, np.shape(contexts))
     total = np.asarray(steps.total)
     usd = np.asarray(cost_per_token(total, asked.batch, layout.chips, float(np.asarray(system.rent.typical)))) * MILLION
     at = int(np.searchsorted(contexts, asked.context))
@@ -51,8 +51,6 @@ def answer(asked: Asked) -> Answer:
     grown = {name: float(parts[name][at] - parts[name][0]) for name in PARTS}
     wall, pair = _wall(asked, subject, contexts), pair_of(model, system, context=asked.context)
     spoken = float(kv_bytes_from_tier(pair.active, SPOKEN, pair.balance, pair.bytes_of_weight))
-    model_text, system_text = loaded(asked)
-    ways = ", ".join(f"{name[2:]}={ways}" for name, ways in layout_options(layout).items())
     return Answer(
         tables={
             "steps": {"context": contexts, **parts, "total": total, "lower": steps.lower, "upper": steps.upper, "usd": usd},
@@ -76,8 +74,7 @@ def answer(asked: Asked) -> Answer:
             f"L* = b_w N_act / (R kappa) = {pair.bytes_of_weight:.3g} bytes x {pair.active:.3g} / ({pair.balance:,.0f} x "
             f"{pair.kv_bytes:,.0f} bytes) = {pair.knee:,.0f} tokens",
             f"with attention's own arithmetic counted, L* = {pair.knee_with_attention:,.0f} tokens",
-            "step = " + " + ".join(f"{show(float(parts[x][at]), 's')} {NAMED[x]}" for x in PARTS if parts[x][at] > 0)
-            + f" = {show(here, 's')}",
+            sum_of({name: float(parts[name][at]) for name in PARTS}, here),
         ),
         notes=(
             f"a knee at the lecture's {SPOKEN:,} tokens would take a cache of {show(spoken, 'B')} a token; this model reads "
@@ -85,10 +82,7 @@ def answer(asked: Asked) -> Answer:
             *((f"the model itself ends at {model.max_context:,.0f} tokens",) if asked.context > model.max_context else ()),
         ),
         command=command("step", asked, {"--batch": asked.batch, "--context": asked.context, **layout_options(layout)}),
-        python=python(
-            f"st.decode_step({model_text}, {system_text}, batch={asked.batch}, context={asked.context}, "
-            f"layout=st.Layout({ways}){engine_text(asked)}).total"
-        ),
+        python=python(decode_call(asked, layout, batch=asked.batch, context=asked.context)),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from steptime.blackboard.cost import cost_per_token
 from steptime.blackboard.fast_mode import batch_ratio
 from steptime.blackboard.latency import compute_seconds, kv_read_seconds
+from steptime.drawings import in_colours
 from steptime.lecture.pairs import pair_of
 from steptime.machines.money import usd
 from steptime.machines.system import Rent, System
@@ -17,11 +18,10 @@ from steptime.physics.memory import sequences_that_fit
 from steptime.physics.step import decode_step
 from steptime.units import HOUR, MILLION, in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.boards.step import engine_text, layout_options
-from steptime.web.commands import command, loaded, python
+from steptime.web.commands import command, python
 from steptime.web.inputs import Shared, slider
 from steptime.web.layouts import layout_of
-from steptime.web.resources import parts_of
+from steptime.web.steps import decode_call, layout_options
 from steptime.web.subject import WrongField, subject_of
 
 MOST, POINTS = 65_536, 65
@@ -50,7 +50,7 @@ def answer(asked: Asked) -> Answer:
     found = sequences_that_fit(model, system, context=asked.context, layout=layout, engine=subject.engine)
     room = max(float(found), 0.0)
     seconds, each = np.asarray(steps.total), (batches, float(layout.chips))
-    costs = {name: _million(one, *each, typical) for name, one in parts_of(steps.resources, np.shape(batches)).items()}
+    costs = {name: _million(one, *each, typical) for name, one in in_colours(steps.resources, np.shape(batches)).items()}
     total, at = _million(seconds, *each, typical), int(np.searchsorted(batches, asked.batch))
     low, high = (_million(seconds, *each, float(np.nan_to_num(end, nan=typical))) for end in (rent.low, rent.high))
     able = np.append(batches[batches < room], min(room, MOST)) if room >= 1 else batches[:0]
@@ -63,8 +63,6 @@ def answer(asked: Asked) -> Answer:
     own = max(compute_seconds(1, pair.active, pair.mac_rate), kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth))
     floor = float(cost_per_token(own, 1, pair.chips, typical)) * MILLION  # what no batch shares: arithmetic or cache
     hourly = usd(typical * HOUR)
-    model_text, system_text = loaded(asked)
-    ways = ", ".join(f"{name[2:]}={ways}" for name, ways in layout_options(layout).items())
     options = {"--context": asked.context, **layout_options(layout), "--over": f"batch={asked.batch}"}
     options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={asked.rent:g} USD/h" if asked.rent else ""}
     return Answer(
@@ -94,8 +92,7 @@ def answer(asked: Asked) -> Answer:
         notes=(f"rent: {hourly} a chip-hour, {rent.kind}, {rent.date}",) if rent.kind else (),
         command=command("sweep", asked, options).replace("sweep", "sweep step", 1),
         python=python(
-            f"step = st.decode_step({model_text}, {system_text}, batch={asked.batch}, context={asked.context}, "
-            f"layout=st.Layout({ways}){engine_text(asked)}).total\n"
+            f"step = {decode_call(asked, layout, batch=asked.batch, context=asked.context)}\n"
             f"st.blackboard.cost_per_token(step, {asked.batch}, {int(layout.chips)}, {typical!r}) * 1e6"
         ),
     )  # fmt: skip

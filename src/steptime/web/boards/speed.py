@@ -33,7 +33,7 @@ def answer(asked: Asked) -> Answer:
     curves = curves_of(asked, asked.context, rough=asked.coarse)
     pair, full = curves.pair, curves.full
     speed = 1 / full.seconds[curves.kept]
-    place = curves.cheapest(asked.speed)
+    place = full.cheapest(asked.speed)
     here = float(curves.cost(place)) if place >= 0 else None
     ideal = curves.closed_at(asked.speed)
     batches = np.geomspace(1, max(curves.most, 2), 65)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.drawings import NAMED, PARTS, in_colours
 from steptime.lecture.pairs import Pair, pair_of
 from steptime.models.model import Model
 from steptime.physics.layout import Layout
@@ -17,10 +18,10 @@ from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_and_range
 from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, loaded, python
+from steptime.web.commands import command, python
 from steptime.web.inputs import Shared, bar_of, slider
 from steptime.web.layouts import layout_of
-from steptime.web.resources import NAMED, PARTS, parts_of
+from steptime.web.steps import decode_call, layout_options, sum_of
 from steptime.web.subject import subject_of
 
 POINTS = 65
@@ -54,7 +55,7 @@ def curve_of(shared: Shared, context: int, chips: int) -> Curve:
     found = decode_step(model, system, batch=batches, context=context, layout=layout, engine=engine)
     room = float(sequences_that_fit(model, system, context=context, layout=layout, engine=engine))
     bounds = {"total": found.total, "lower": found.lower, "upper": found.upper}
-    steps = {"batch": batches, **parts_of(found.resources, np.shape(batches)), **bounds}
+    steps = {"batch": batches, **in_colours(found.resources, np.shape(batches)), **bounds}
     return Curve(steps, layout, pair_of(model, system, context=context), max(room, 0.0))
 
 
@@ -67,13 +68,9 @@ def answer(asked: Asked) -> Answer:
     step, limits = step_and_range(subject.model, subject.system, **given)
     total = float(step.total)
     low, high = (float(np.ravel(end)[0]) for end in limits) if limits else (total, total)
-    parts = {name: float(seconds) for name, seconds in parts_of(step.resources, ()).items()}
+    parts = {name: float(seconds) for name, seconds in in_colours(step.resources).items()}
     best, fits = pair.balance * pair.sparsity, asked.batch <= room
     options = {"--batch": asked.batch, "--context": asked.context, **layout_options(layout)}
-    model_text, system_text = loaded(asked)
-    ways = ", ".join(
-        f"{name}={int(getattr(layout, name))}" for name in ("tp", "dp", "ep", "pp") if int(getattr(layout, name)) > 1
-    )
     return Answer(
         tables={"steps": curve.steps},
         marks={
@@ -92,18 +89,13 @@ def answer(asked: Asked) -> Answer:
             Figure(name="memory is full at", value=room, unit="sequences"),
         ),
         formula=(
-            "step = "
-            + " + ".join(f"{show(parts[name], 's')} {NAMED[name]}" for name in PARTS if parts[name] > 0)
-            + f" = {show(total, 's')}",
+            sum_of(parts, total),
             f"B* = R x N_tot/N_act = {pair.balance:,.0f} x {pair.sparsity:.3g} = {best:,.0f} sequences",
             f"floor = b_w N_tot / W = {show(pair.bytes_of_weight * pair.total, 'B')} / {show(pair.bandwidth, 'B/s')} "
             f"= {show(pair.floor, 's')} on {pair.chips} chips",
         ),
         command=command("step", asked, options),
-        python=python(
-            f"st.decode_step({model_text}, {system_text}, batch={asked.batch}, context={asked.context}, "
-            f"layout=st.Layout({ways}){engine_text(asked)}).total"
-        ),
+        python=python(decode_call(asked, layout, batch=asked.batch, context=asked.context)),
         notes=tuple(_notes(asked, subject.model, pair, int(layout.chips), total, fits=fits)),
     )  # fmt: skip
 
@@ -137,17 +129,6 @@ def _notes(asked: Asked, model: Model, pair: Pair, chips: int, total: float, *, 
         yield "the board's floor reads every weight; a small batch reads its own experts alone, and no whole embedding table"
     if asked.context > model.max_context:
         yield f"a context of {asked.context:,} tokens exceeds the {model.max_context:,.0f} of the model"
-
-
-def layout_options(layout: Layout) -> dict[str, int]:
-    """Return the options of a layout that a command takes."""
-    names = ("tp", "dp", "ep", "pp", "cp")
-    return {f"--{name}": int(getattr(layout, name)) for name in names if int(getattr(layout, name)) > 1}
-
-
-def engine_text(asked: Shared) -> str:
-    """Return the engine as an argument of a call, where one was chosen."""
-    return f", engine={asked.engine!r}" if asked.engine else ""
 
 
 BOARD = Board(

@@ -5,6 +5,15 @@ const dashes = { compute: null, weights: "6 3", kv: "2 3", network: "8 3 2 3", o
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || name;
 export const dash = (name) => dashes[name] ?? null;
 
+// What a step waits for, a column each; boards add their sum.
+export const RESOURCES = [
+  { column: "compute", name: "arithmetic", colour: "compute" },
+  { column: "weights", name: "weights", colour: "weights" },
+  { column: "kv", name: "KV cache", colour: "kv" },
+  { column: "network", name: "network", colour: "network" },
+  { column: "overhead", name: "overhead", colour: "overhead" },
+];
+
 // Rows of a table given by columns.
 export function rows(table) {
   const names = Object.keys(table);
@@ -92,6 +101,12 @@ export const point = (x, y, name = "total") => Plot.dot([{ x, y }], { x: "x", y:
 
 export const band = (table, x, low, high, name = "band") =>
   Plot.areaY(table[x].map((at, n) => ({ x: at, low: table[low][n], high: table[high][n] })).filter((d) => d.low !== null), { x: "x", y1: "low", y2: "high", fill: colour(name), clip: true });
+
+// Between both bounds of a step, said beside it.
+export const bounds = (steps, x) => [
+  band(steps, x, "lower", "upper"),
+  Plot.text(["grey: from all overlapped to nothing overlapped"], { x: steps[x][1], y: steps.lower[1], textAnchor: "start", dy: 14, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
+];
 
 // An upright mark with its name at the top, on its left or right; nothing where there is none.
 export const upright = (x, words, { top = 0, left = false } = {}) => (x === null || x === undefined ? [] : [

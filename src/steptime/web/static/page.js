@@ -1,6 +1,6 @@
 // The page: a bar that all boards share, and the boards. The server computes; the browser asks, draws and remembers the address.
 
-import { control, el, fromRange } from "./inputs.js";
+import { control, el, rounded } from "./inputs.js";
 import { spread } from "./draw.js";
 import { address, read, set, state, value, write } from "./state.js";
 
@@ -131,7 +131,6 @@ class Board {
     if (this.draw) return;
     const { draw, drag } = await import(`./boards/${this.about.name}.js`);
     this.draw = draw;
-    this.drag = drag;
     if (drag) this.makeDraggable(drag);
     this.ask();
   }
@@ -187,7 +186,7 @@ class Board {
       if (!svg || !axisScale) return;
       const box = svg.getBoundingClientRect();
       const at = axis === "x" ? (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width : (event.clientY - box.top) * svg.viewBox.baseVal.height / box.height;
-      const given = roundedTo(one, scale(axisScale.invert(at)));
+      const given = rounded(one, scale(axisScale.invert(at)));
       this.controls.get(input).show(given);
       this.changed(one, given, false);
     };
@@ -204,12 +203,6 @@ class Board {
     this.picture.addEventListener("pointercancel", () => { held = false; });
   }
 }
-
-const roundedTo = (one, given) => {
-  const held = Math.min(Math.max(given, one.low), one.high);
-  const close = +held.toPrecision(3);
-  return one.whole ? Math.max(Math.round(close), one.low) : close;
-};
 
 // --- the bar -----------------------------------------------------------------------------------------------------------
 

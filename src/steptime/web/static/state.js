@@ -4,13 +4,11 @@ let kept = location.hash;  // the address of the last step
 export const state = { board: "", values: new Map() };
 
 export function read() {
-  const [board, query = ""] = decodeHash(location.hash.slice(1)).split(/\?(.*)/s);
+  const [board, query = ""] = location.hash.slice(1).split(/\?(.*)/s);
   state.board = board;
   state.values = new Map(new URLSearchParams(query));
   kept = location.hash;
 }
-
-function decodeHash(text) { return text; }
 
 export function value(key, fallback) {
   return state.values.has(key) ? state.values.get(key) : fallback;

@@ -1,12 +1,8 @@
-import { band, brief, colour, ghost, hover, lines, picture, point, upright } from "../draw.js";
+import { bounds, brief, colour, ghost, hover, lines, picture, point, RESOURCES, upright } from "../draw.js";
 
 // Time of a step, and with it the price of a token, against the context.
 const PARTS = [
-  { column: "compute", name: "arithmetic", colour: "compute" },
-  { column: "weights", name: "weights", colour: "weights" },
-  { column: "kv", name: "KV cache", colour: "kv" },
-  { column: "network", name: "network", colour: "network" },
-  { column: "overhead", name: "overhead", colour: "overhead" },
+  ...RESOURCES,
   { column: "total", name: "step", colour: "total", wide: 2.6 },
 ];
 
@@ -29,8 +25,7 @@ export function draw({ tables, marks }, { width, before }) {
     y: { type: "log", unit: "s", label: "time of a step, and price of a million tokens", domain: [least, most], ticks: prices.seconds.filter((at) => at >= least && at < most / 1.5), tickFormat: both },
     marks: [
       ...(marks.wall ? [Plot.rect([0], { x1: marks.wall, x2: domain[1], y1: least, y2: most, fill: colour("band") })] : []),
-      band(steps, "context", "lower", "upper"),
-      Plot.text(["grey: from all overlapped to nothing overlapped"], { x: steps.context[1], y: steps.lower[1], textAnchor: "start", dy: 14, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
+      ...bounds(steps, "context"),
       ...ghost(before, "steps", "context", "total"),
       ...upright(marks.knee, "L*"),
       ...upright(marks.wall, "memory is full", { left: marks.wall > 20000, top: 14 }),

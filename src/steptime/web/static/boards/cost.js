@@ -1,12 +1,8 @@
-import { band, colour, ghost, hover, lines, picture, point, upright } from "../draw.js";
+import { band, colour, ghost, hover, lines, picture, point, RESOURCES, upright } from "../draw.js";
 
 // What a million tokens cost, against the batch: each part of the step as money.
 const PARTS = [
-  { column: "compute", name: "arithmetic", colour: "compute" },
-  { column: "weights", name: "weights", colour: "weights" },
-  { column: "kv", name: "KV cache", colour: "kv" },
-  { column: "network", name: "network", colour: "network" },
-  { column: "overhead", name: "overhead", colour: "overhead" },
+  ...RESOURCES,
   { column: "total", name: "all", colour: "money", wide: 2.8, dash: null },
 ];
 

@@ -1,12 +1,8 @@
-import { band, colour, ghost, hover, lines, picture, point, upright } from "../draw.js";
+import { bounds, colour, ghost, hover, lines, picture, point, RESOURCES, upright } from "../draw.js";
 
 // What a step waits for, against the batch.
 const PARTS = [
-  { column: "compute", name: "arithmetic", colour: "compute" },
-  { column: "weights", name: "weights", colour: "weights" },
-  { column: "kv", name: "KV cache", colour: "kv" },
-  { column: "network", name: "network", colour: "network" },
-  { column: "overhead", name: "overhead", colour: "overhead" },
+  ...RESOURCES,
   { column: "total", name: "step", colour: "total", wide: 2.6 },
 ];
 
@@ -21,8 +17,7 @@ export function draw({ tables, marks }, { width, before }) {
     x: { type: "log", unit: "", label: "sequences that decode at once", domain: d3.extent(steps.batch) },
     y: { type: "log", unit: "s", label: "time of a step", domain: [least, Math.max(most, marks.high * 1.4)] },
     marks: [
-      band(steps, "batch", "lower", "upper"),
-      Plot.text(["grey: from all overlapped to nothing overlapped"], { x: steps.batch[1], y: steps.lower[1], textAnchor: "start", dy: 14, fill: colour("quiet"), stroke: colour("paper"), strokeWidth: 4, fontSize: 11 }),
+      ...bounds(steps, "batch"),
       Plot.ruleX([marks], { x: "batch", y1: "low", y2: "high", stroke: colour("total"), strokeWidth: 2, strokeOpacity: 0.55 }),
       Plot.text(["90 %"], { x: marks.batch, y: marks.high, dy: -8, fill: colour("total"), fontSize: 11 }),
       ...ghost(before, "steps", "batch", "total"),
