@@ -68,6 +68,7 @@ from steptime.simulation.compared import Compared
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
+from steptime.sweeping.contexts import ContextWalls
 from steptime.sweeping.design import Design
 from steptime.sweeping.ranking import Ranking
 from steptime.sweeping.result import Sweep
@@ -142,6 +143,7 @@ ANSWERS: dict[type, str] = {
     Section: "`steptime lecture 3`.",
     Verdicts: "`steptime lecture --check`.",
     Roofline: "`steptime roofline`, `st.roofline`.",
+    ContextWalls: "`steptime context`, `st.context_walls`.",
     CacheTrade: "`steptime reversible cache`, `steptime.cards.cache_trade.cache_trade`.",
 }
 WORDS = {

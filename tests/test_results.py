@@ -199,6 +199,7 @@ MAKE = {
     "lecture section": lambda: section(3),
     "lecture verdicts": check,
     "roofline": lambda: st.roofline("llama-3.1-8b", "hgx-h100"),
+    "context walls": lambda: st.context_walls("llama-3.1-8b", "hgx-h100", techniques=["kv=fp8"], chips=1),
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
 }
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from steptime.measured.outcomes import calibrate, validate
     from steptime.models.loading import load_model
     from steptime.models.model import Model
+    from steptime.models.techniques import with_techniques
     from steptime.physics.engine import Engine, load_engine
     from steptime.physics.layout import Layout
     from steptime.physics.memory import Memory, memory_per_chip
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from steptime.simulation.traces import read_trace
     from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop
     from steptime.sweeping.blocks import in_blocks
+    from steptime.sweeping.contexts import context_walls
     from steptime.sweeping.design import design
     from steptime.sweeping.ranking import compare
     from steptime.sweeping.sweep import sweep
@@ -68,11 +70,11 @@ __all__ = [
     "Budget", "Demand", "Engine", "InputError", "Law", "Layout", "Lengths", "Market", "Memory", "Model", "Phase", "Plan",
     "Policy", "PriceList", "PriceReading", "Reading", "Reliability", "Serving", "Simulation", "Slo", "Step", "System",
     "Target", "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "blackboard", "budget", "calibrate",
-    "closed_loop", "compare", "decode_step", "design", "equivalent_dense", "in_blocks", "load_anchor", "load_engine",
-    "load_law", "load_model", "load_system", "memory_per_chip", "mixed_step", "moe_board", "open_loop", "plan",
+    "closed_loop", "compare", "context_walls", "decode_step", "design", "equivalent_dense", "in_blocks", "load_anchor",
+    "load_engine", "load_law", "load_model", "load_system", "memory_per_chip", "mixed_step", "moe_board", "open_loop", "plan",
     "prefill_step", "propose_prices", "read_prices", "read_target", "read_trace", "replay", "rl_step", "roofline",
-    "sensitivity", "simulate", "step_range", "survey_prices", "sweep", "train", "training_engine", "training_step", "validate",
-    "vary", "with_rent",
+    "sensitivity", "simulate", "step_range", "survey_prices", "sweep", "train", "training_engine", "training_step",
+    "validate", "vary", "with_rent", "with_techniques",
 ]  # fmt: skip
 
 _HOMES = {
@@ -93,6 +95,7 @@ _HOMES = {
     "measured.outcomes": "calibrate validate",
     "models.loading": "load_model",
     "models.model": "Model",
+    "models.techniques": "with_techniques",
     "physics.engine": "Engine load_engine",
     "physics.layout": "Layout",
     "physics.memory": "Memory memory_per_chip",
@@ -114,6 +117,7 @@ _HOMES = {
     "simulation.traffic": "Lengths Traffic closed_loop open_loop",
     "sweeping.design": "design",
     "sweeping.blocks": "in_blocks",
+    "sweeping.contexts": "context_walls",
     "sweeping.ranking": "compare",
     "sweeping.sweep": "sweep",
     "sweeping.sensitivity": "sensitivity",

@@ -22,7 +22,7 @@ ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 CODE = "transformers:"  # before a name: read it from the code of transformers
 CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
-KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
+KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
 
 
 def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = "") -> Model:

@@ -317,6 +317,13 @@ def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
     return matmul_flops_per_token(model, logits=False) * tokens + attention + head
 
 
+def in_format(a: Attention, now: Format, then: Format) -> Attention:
+    """Return a mixer with its cache in another format, where it is in that of the KV cache; buffers and indexes keep theirs."""
+    if a.name == "buffer" or not a.kv_bytes or a.arithmetic != now.arithmetic:
+        return a
+    return replace(a, kv_bytes=a.kv_bytes * then.bytes / now.bytes, arithmetic=then.arithmetic)
+
+
 def with_kv(model: Model, format: Format) -> Model:
     """Return the model with its KV cache in another format, as when its config is read with that format.
 
@@ -325,9 +332,7 @@ def with_kv(model: Model, format: Format) -> Model:
     now = number_format(model.kv_format)
 
     def kept(a: Attention) -> Attention:
-        if a.name == "buffer" or not a.kv_bytes or a.arithmetic != now.arithmetic:
-            return a
-        return replace(a, kv_bytes=a.kv_bytes * format.bytes / now.bytes, arithmetic=format.arithmetic)
+        return in_format(a, now, format)
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
         return tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in layers)

@@ -1,9 +1,9 @@
-"""A logarithmic axis of dollars: where a value stands in a row of letters, and the labels below."""
+"""A logarithmic axis, of dollars unless told: where a value stands in a row of letters, and the labels below."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -36,8 +36,8 @@ class LogScale:
         scale = (self.cells - 1) / max(self.high - self.low, 1e-9)
         return max(0, min(self.cells - 1, round((math.log10(value) - self.low) * scale)))
 
-    def labels(self) -> Text:
-        """Return the labels of both ends, and of as many round figures between as do not touch."""
+    def labels(self, write: Callable[[float], str] = usd) -> Text:
+        """Return the labels of both ends, and of as many round figures between as do not touch, as `write` has them."""
         row = [" "] * (self.cells + 8)
 
         def put(label: str, cell: int) -> None:
@@ -45,12 +45,12 @@ class LogScale:
             if set(room) <= {" "} and cell + len(label) <= len(row):
                 row[cell : cell + len(label)] = label
 
-        first, last = usd(10**self.low), usd(10**self.high)
+        first, last = write(10**self.low), write(10**self.high)
         put(first, 0)
         put(last, self.cells - len(last))
         for power in range(math.floor(self.low), math.ceil(self.high) + 1):
             for step in TICKS:
                 value = step * 10.0**power
                 if self.low < math.log10(value) < self.high:
-                    put(usd(value).removesuffix(".00"), self.at(value))
+                    put(write(value).removesuffix(".00"), self.at(value))
         return Text(" " * (self.left + 1) + "".join(row).rstrip(), style="bright_black")

@@ -1,0 +1,367 @@
+"""How long a context may be: within a time per token and a price, by how the cache is kept. Lecture, section 16.
+
+For each technique (`models.techniques`) and each length, the layouts of one replica are tried that fit the chips, each with the
+largest batch that memory and the time per token allow; the cheapest stands for that length. Where nothing meets the limits any
+more is the wall. Costs are those of decode alone: prompts are not counted in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from steptime.aside import spread
+from steptime.blackboard.cost import cost_per_token
+from steptime.catalog.loading import SystemLike, system_of
+from steptime.errors import InputError, RangeError
+from steptime.machines.money import usd
+from steptime.machines.system import System
+from steptime.models.loading import ModelLike, model_of
+from steptime.models.model import Model, cache_bytes, cache_bytes_read, kv_bytes_per_token, total_parameters
+from steptime.models.techniques import caveats_of, with_techniques, words_of
+from steptime.numbers import MOST_CHIPS, Array, limit, positive, single, whole
+from steptime.physics.cache_format import as_served
+from steptime.physics.engine import Engine, engine_for
+from steptime.physics.layout import Layout, shaped, show_layout, stacked, taken
+from steptime.physics.memory import sequences_that_fit
+from steptime.physics.search_space import legal
+from steptime.physics.step import decode_step
+from steptime.physics.uncertainty import step_range
+from steptime.results import Tabular, table_of, unit
+from steptime.units import MILLION, show
+
+CONTEXT: Final = 131_072
+TPOT: Final = 0.05  # s: 20 tokens a second, somewhat faster than one reads
+LONGEST: Final = 2**29  # tokens, up to which lengths are tried: more than half a year of reading aloud
+LEAST: Final = 64
+OCTAVE: Final = 2  # lengths to a factor of two, once the layouts worth trying are known from one each
+FINER: Final = 16  # between two of them, again and again
+ROUNDS: Final = 2  # of that, so that a wall is known to two thousandths
+TURNS: Final = 5  # of halving and interpolating that find a batch
+CHIPS: Final = 128  # of a scale-up domain at most, unless more are asked for
+ENDS: Final = 4  # layouts of most room, and fastest ones, that are looked at about the longest contexts
+AS_IS: Final = ""
+USUAL: Final = (
+    "kv=fp8", "kv=int4", "window=4096@5of6", "share=2", "kv_heads=1", "latent=512", "rank=0.5", "keep=8192", "topk=2048",
+    "blocks=128x16", "kv_heads=1+window=1024@5of6+share=3+kv=int8",
+)  # fmt: skip
+"""Techniques that are held against one another where none is asked for; those that a model cannot have are left out. The last
+is Character.AI's (https://research.character.ai/optimizing-inference/)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextWall:
+    """What a technique does at one length of context, and how long a context it allows."""
+
+    technique: str = field(metadata=unit("", "as asked; empty: the model as it is"))
+    words: str = field(metadata=unit("", "what it does"))
+    parameters: float = field(metadata=unit("", "of the model with it"))
+    kv_bytes: float = field(
+        metadata=unit("B", "of the cache for one more token, while no window is full", key="kv_bytes_per_token")
+    )
+    cache: float = field(metadata=unit("B", "of one sequence of the length asked", key="cache_bytes"))
+    read: float = field(metadata=unit("B", "of it that one step reads", key="read_bytes"))
+    batch: int = field(default=0, metadata=unit("", "sequences in flight in a replica at that length; 0: none meets the limit"))
+    layout: str = field(default="", metadata=unit("", "of the replica"))
+    chips: int = field(default=0, metadata=unit("", "of the replica"))
+    step: float = field(default=math.nan, metadata=unit("s", "time of a step at that length"))
+    step_range: tuple[float, float] | None = field(default=None, metadata=unit("s", "90 % range"))
+    usd_per_million: float = field(
+        default=math.nan,
+        metadata=unit("USD", "decode of a million output tokens at that length", key="usd_per_million_output_tokens"),
+    )
+    longest: float = field(metadata=unit("tokens", "longest context within the time per token; null: no limit was found"))
+    longest_range: tuple[float, float] | None = field(default=None, metadata=unit("tokens", "90 % range, by that of the step"))
+    longest_priced: float = field(metadata=unit("tokens", "longest within the price too; null: no limit was found"))
+    binds: str = field(default="", metadata=unit("", "what ends it: time or memory"))
+    caveats: tuple[str, ...] = field(default=(), metadata=unit("", "what it costs beside, and where that is told"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ContextWalls(Tabular):
+    """How long a context may be by technique, the model as it is first."""
+
+    SCHEMA: ClassVar[str] = "steptime.context_walls/1"
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    kv_format: str = field(metadata=unit("", "of the cache of the model as it is"))
+    chips: int = field(metadata=unit("", "that one replica may take"))
+    context: int = field(metadata=unit("tokens", "length at which techniques are held against one another"))
+    tpot: float = field(metadata=unit("s", "limit on the time per token"))
+    usd_per_million: float = field(metadata=unit("USD", "limit on the price of output", key="usd_per_million_output_tokens"))
+    priced: bool = field(
+        metadata=unit("", "whether that was asked for; else it is the cost of the model as it is at that length")
+    )
+    max_context: float = field(
+        metadata=unit("tokens", "for which the model is made; null: no limit stated", key="max_context_tokens")
+    )
+    walls: tuple[ContextWall, ...] = field(metadata=unit("", "one for each technique, the model as it is first"))
+    left_out: tuple[str, ...] = field(default=(), metadata=unit("", "usual techniques that the model cannot have, and why"))
+    curves: tuple[tuple[Array, Array], ...] = field(
+        default=(), metadata=unit("", "lengths [tokens] and costs [USD per million] of each technique", left_out=True)
+    )
+
+    @property
+    def base(self) -> ContextWall:
+        """The model as it is."""
+        return self.walls[0]
+
+    @property
+    def text(self) -> str:
+        """The answer in a sentence or two."""
+        at, longer = self.base, max(self.walls, key=lambda one: (one.longest_priced, one.longest))
+        speed = f"{1 / self.tpot:,.3g} tok/s"
+        first = f"At {speed} {self.model} on {self.system} reaches {tokens(at.longest)} of context"
+        first += f" (90 % range {tokens(at.longest_range[0])} to {tokens(at.longest_range[1])})" if at.longest_range else ""
+        if not at.longest:
+            first = f"{self.model} on {self.system} gives {speed} at no length of context"
+        elif math.isfinite(self.usd_per_million) and self.priced:
+            first += f", and {tokens(at.longest_priced)} for {usd(self.usd_per_million)} per million output tokens"
+        first += "."
+        if longer is at or not longer.longest_priced > 1.01 * at.longest_priced:
+            return first
+        money = f" at {usd(self.usd_per_million)} per million output tokens" if math.isfinite(self.usd_per_million) else ""
+        ends = "any length, as its cache does not grow" if math.isinf(longer.longest_priced) else tokens(longer.longest_priced)
+        return f"{first} Of the techniques {longer.technique} goes farthest{money}: {ends}."
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the longest context of each technique."""
+        title = f"Longest contexts of {self.model} on {self.system}, {show(self.tpot, 's')} a token"
+        return title, {one.technique or "as it is": tokens(one.longest) for one in self.walls}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each technique; ranges by their two ends."""
+        found = {
+            name: values
+            for name, values in table_of(ContextWall, self.walls).items()
+            if not name.endswith(("_range_s", "_range_tokens", "_range")) and name != "caveats"
+        }
+        for name, key in (("step_range", "step_{}_s"), ("longest_range", "longest_{}_tokens")):
+            for side, end in enumerate(("low", "high")):
+                both = [getattr(one, name) for one in self.walls]
+                found[key.format(end)] = [math.nan if one is None else one[side] for one in both]
+        return found
+
+
+def tokens(value: float) -> str:
+    """Write a length of context.
+
+    >>> tokens(131072), tokens(2_345_678), tokens(math.inf), tokens(0)
+    ('131,000 tokens', '2.35 M tokens', 'any length', 'no length')
+    """
+    if not value:
+        return "no length"
+    if math.isinf(value):
+        return "any length"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded / MILLION:,.4g} M tokens" if rounded >= MILLION else f"{rounded:,.0f} tokens"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of each technique: limits, and where it runs."""
+
+    system: System
+    engine: Engine
+    chips: int
+    context: int
+    tpot: float
+    usd: float
+    rent: float
+
+
+def context_walls(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    techniques: Sequence[str] | None = None,
+    context: int = CONTEXT,
+    tpot: float = TPOT,
+    usd_per_million: float | None = None,
+    chips: int = 0,
+    engine: Engine | str | None = None,
+) -> ContextWalls:
+    """Return how long a context may be on a system within a time per token and a price, by how the cache is kept.
+
+    techniques: such as "window=1024@5of6+kv=int8" (`with_techniques`), by default the usual ones that the model can have;
+    context: the length [tokens] at which they are held against one another; tpot: the limit on the time of a step [s];
+    usd_per_million: on the cost of decoding a million tokens, by default that of the model as it is at `context`; chips: that
+    one replica may take, by default a scale-up domain (at most `CHIPS`).
+    Raises InputError for a technique that is none or does not suit the model.
+    """
+    of, on = model_of(model), system_of(system)
+    single(context=context, tpot=tpot, usd_per_million=usd_per_million, chips=chips)
+    context = whole("the context", context, least=LEAST, most=LONGEST, unit="token")
+    tpot = limit("the time per token", tpot)
+    if usd_per_million is not None:
+        usd_per_million = positive("USD per million tokens", usd_per_million, "USD")
+    domain = int(min(float(np.asarray(on.scale_up.size)), CHIPS))
+    chips = whole("chips", chips, most=MOST_CHIPS) if chips else domain
+    runs_on = engine_for(on, engine)
+    rent = float(np.asarray(on.rent.typical))
+    if usd_per_million is not None and not math.isfinite(rent):
+        raise RangeError(
+            f"no rent of {on.name} is known, so that nothing has a price; --rent 2.50 gives one in USD per chip-hour"
+        )
+    served = as_served(of, on, runs_on)
+    asked = Asked(on, runs_on, chips, context, tpot, math.inf if usd_per_million is None else usd_per_million, rent)
+    variants, left_out = _variants(served, techniques)
+    base, curve = _wall(AS_IS, served, asked)
+    if usd_per_million is None and math.isfinite(base.usd_per_million):
+        asked = replace(asked, usd=base.usd_per_million * (1 + 1e-9))
+        base, curve = _wall(AS_IS, served, asked)
+    found = [(base, curve), *spread(lambda one: _wall(*one, asked), variants)]
+    return ContextWalls(
+        model=of.name, system=on.name, engine=runs_on.name, kv_format=served.kv_format, chips=chips, context=context, tpot=tpot,
+        usd_per_million=asked.usd, priced=usd_per_million is not None, max_context=of.max_context,
+        walls=tuple(one for one, _ in found), left_out=left_out, curves=tuple(curve for _, curve in found),
+    )  # fmt: skip
+
+
+def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tuple[str, Model]], tuple[str, ...]]:
+    """Return the model with each technique that is asked for; of the usual ones those that it can have, and why not others."""
+    if techniques is not None:
+        return [(name, with_techniques(model, name)) for name in dict.fromkeys(techniques)], ()
+    found, left_out = [], []
+    for name in USUAL:
+        try:
+            variant = with_techniques(model, name)
+        except InputError as error:
+            left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
+            continue
+        if (variant.layers, variant.stem) == (model.layers, model.stem):
+            left_out.append(f"{name} changes nothing: the cache of {model.name} is kept so already")
+        else:
+            found.append((name, variant))
+    return found, tuple(left_out)
+
+
+# --- one technique ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Best:
+    """The cheapest point at each length: cost [USD per million; infinite: none], batch, step [s], and the row of its layout."""
+
+    cost: Array
+    batch: Array
+    seconds: Array
+    row: Array
+
+
+def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Array, Array]]:
+    found = [x for x in legal(model, asked.system, asked.chips, microbatches=(1,), engine=asked.engine) if x.pp == 1]
+    if not found:
+        raise RangeError(f"{model.name} cannot be laid over {asked.chips:,} chips of {asked.system.name}")
+    every = stacked([replace(x, replicas=1) for x in found])
+    octaves = round(math.log2(LONGEST / LEAST))
+    coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), asked.context))
+    first = _cheapest(model, asked, every, coarse, asked.tpot)
+    layouts = taken(every, _worth(model, asked, every, coarse, first))
+    lengths = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves * OCTAVE + 1).round(), asked.context))
+
+    def cheapest(contexts: Array, slower: float = 1.0) -> Best:
+        return _cheapest(model, asked, layouts, contexts, asked.tpot / slower)
+
+    best = cheapest(lengths)
+    at = int(np.searchsorted(lengths, asked.context))
+    longest = _end(cheapest, lengths, best, math.inf)
+    priced = _end(cheapest, lengths, best, asked.usd)
+    common: dict[str, Any] = {
+        "technique": name, "words": words_of(name) if name else "as it is", "parameters": total_parameters(model),
+        "kv_bytes": kv_bytes_per_token(model), "cache": float(cache_bytes(model, asked.context)),
+        "read": float(cache_bytes_read(model, asked.context)), "longest": longest, "longest_priced": min(priced, longest),
+        "caveats": caveats_of(name) if name else (), "binds": _binds(model, asked, layouts, longest),
+    }  # fmt: skip
+    curve = (lengths[np.isfinite(best.cost)], best.cost[np.isfinite(best.cost)])
+    if not np.isfinite(best.cost[at]):
+        return ContextWall(**common), curve
+    chosen = taken(layouts, int(best.row[at]))
+    alone = Layout(**{key: int(getattr(chosen, key)) for key in ("tp", "dp", "ep", "cp", "redundant_experts")})
+    batch, seconds = int(best.batch[at]), float(best.seconds[at])
+    limits = step_range(model, asked.system, batch=batch, context=asked.context, layout=alone, engine=asked.engine)
+    ends = None
+    if limits is not None:
+        low, high = (float(np.asarray(value)) / seconds for value in limits)
+        slow, fast = (_end(partial(cheapest, slower=by), lengths, cheapest(lengths, by), math.inf) for by in (high, low))
+        ends = (min(slow, longest), max(fast, longest))
+    return ContextWall(
+        **common, batch=batch, layout=show_layout(alone), chips=int(alone.chips), step=seconds,
+        step_range=None if limits is None else (float(np.asarray(limits[0])), float(np.asarray(limits[1]))),
+        usd_per_million=float(best.cost[at]) if math.isfinite(asked.rent) else math.nan, longest_range=ends,
+    ), curve  # fmt: skip
+
+
+def _worth(model: Model, asked: Asked, layouts: Layout, lengths: Array, first: Best) -> Array:
+    """Return the rows of the layouts worth trying: the cheapest at some length, and about the last the roomiest and fastest."""
+    fits = np.flatnonzero(np.isfinite(first.cost))
+    last = fits[-1] if len(fits) else 0
+    about = lengths[last : last + 2]
+    wide = shaped(layouts, 1)
+    room = np.asarray(sequences_that_fit(model, asked.system, context=about, layout=wide, engine=asked.engine))
+    step = decode_step(model, asked.system, batch=1, context=about, layout=wide, engine=asked.engine)
+    roomy, fast = np.argsort(-room, axis=0)[:ENDS], np.argsort(np.where(room >= 1, step.total, np.inf), axis=0)[:ENDS]
+    return np.unique(np.concatenate([first.row[fits], roomy.ravel(), fast.ravel()]))
+
+
+def _cheapest(model: Model, asked: Asked, layouts: Layout, contexts: Array, tpot: float) -> Best:
+    """Return the cheapest of the layouts at each length, each with the largest batch that memory and the time allow."""
+    wide = shaped(layouts, 1)
+    room = np.asarray(sequences_that_fit(model, asked.system, context=contexts, layout=wide, engine=asked.engine))
+    most = np.minimum(np.broadcast_to(room, (len(np.atleast_1d(layouts.tp)), len(contexts))), 1 << 20)
+
+    def seconds(batch: Array) -> Array:
+        step = decode_step(model, asked.system, batch=batch, context=contexts, layout=wide, engine=asked.engine)
+        return np.asarray(step.total)
+
+    low, high = np.ones_like(most), np.maximum(most, 1.0)
+    at_low, at_high = seconds(low), seconds(high)
+    for turn in range(TURNS):
+        slope = (tpot - at_low) / np.maximum(at_high - at_low, 1e-30)
+        between = low + (high - low) * np.clip(slope, 0.02, 0.98) if turn % 3 < 2 else np.sqrt(low * high)
+        middle = np.clip(np.floor(between), low, high)
+        time = seconds(middle)
+        good = time <= tpot
+        low, at_low = np.where(good, middle, low), np.where(good, time, at_low)
+        high, at_high = np.where(good, high, middle), np.where(good, at_high, time)
+    whole_room = seconds(np.maximum(most, 1.0))
+    batch = np.where(whole_room <= tpot, np.maximum(most, 1.0), low)
+    time = np.where(whole_room <= tpot, whole_room, at_low)
+    rent = asked.rent if math.isfinite(asked.rent) else 1.0
+    cost = np.asarray(cost_per_token(time, batch, shaped(layouts, 1).chips, rent)) * MILLION
+    cost = np.where((time <= tpot) & (most >= 1), cost, np.inf)
+    row = np.argmin(cost, axis=0)
+    columns = np.arange(len(contexts))
+    return Best(cost[row, columns], batch[row, columns], time[row, columns], row)
+
+
+def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, most: float) -> float:
+    """Return the longest context that costs at most `most` [USD per million tokens]; 0 where none, infinite where all do."""
+    for turn in range(ROUNDS + 1):
+        fits = np.isfinite(best.cost) & (best.cost <= most)
+        if not fits.any():
+            return 0.0
+        last = int(np.flatnonzero(fits)[-1])
+        if last == len(lengths) - 1:
+            return math.inf if turn == 0 else float(lengths[-1])
+        if turn == ROUNDS:
+            break
+        lengths = np.unique(np.geomspace(lengths[last], lengths[last + 1], FINER + 1).round())
+        best = cheapest(lengths)
+    return float(lengths[last])
+
+
+def _binds(model: Model, asked: Asked, layouts: Layout, longest: float) -> str:
+    """Say what ends the longest context: memory where a longer one fits on no layout, else the time of a step."""
+    if not math.isfinite(longest):
+        return ""
+    beyond = max(longest, LEAST) * 1.02
+    room = np.asarray(sequences_that_fit(model, asked.system, context=beyond, layout=layouts, engine=asked.engine))
+    return "memory" if np.max(room) < 1 else "time"

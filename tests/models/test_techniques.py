@@ -1,0 +1,149 @@
+"""Changes of how a cache is kept, held to models that have them, to configs that ask for them, and to the lecture's closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.blackboard.context_wall import sparse_reads
+from steptime.errors import InputError
+from steptime.models.model import (
+    cache_bytes,
+    cache_bytes_read,
+    decode_flops_per_token,
+    kv_bytes_per_token,
+    matmul_flops_per_token,
+    prefill_flops,
+    total_parameters,
+)
+from steptime.models.techniques import WAYS, caveats_of, words_of
+from steptime.models.variants import variant
+
+FIGURES = (total_parameters, kv_bytes_per_token, matmul_flops_per_token)
+LENGTHS = (100, 5_000, 131_072)
+
+
+def same(one, other):
+    for figure in FIGURES:
+        assert figure(one) == figure(other), figure.__name__
+    for length in LENGTHS:
+        for figure in (cache_bytes, cache_bytes_read, decode_flops_per_token, prefill_flops):
+            assert float(figure(one, length)) == pytest.approx(float(figure(other, length)), rel=1e-12), (
+                figure.__name__,
+                length,
+            )
+        assert prefill_flops(one, length, 7_000) == pytest.approx(prefill_flops(other, length, 7_000), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "technique", "changes"),
+    [
+        ("llama-3.3-70b", "latent=512", {"attention": "latent"}),
+        ("qwen3-14b", "latent=512", {"attention": "latent"}),
+        ("llama-3.3-70b", "kv_heads=4", {"kv_heads": 4}),
+        ("qwen3-235b-a22b", "kv_heads=2", {"kv_heads": 2}),
+        ("deepseek-v3", "latent=256", {"latent": 256}),
+    ],
+)
+def test_a_change_is_what_the_config_would_say(name, technique, changes):
+    same(st.with_techniques(name, technique), variant(name, changes))
+
+
+def test_selection_over_deepseek_v3_is_deepseek_v3_2():
+    same(st.with_techniques("deepseek-v3", "topk=2048"), st.load_model("deepseek-v3.2"))
+
+
+def test_number_formats_are_those_of_the_cache_as_loaded():
+    for name in ("llama-3.3-70b", "deepseek-v3", "google/gemma-3-27b-it"):
+        same(st.with_techniques(name, "kv=int4"), st.load_model(name, kv="int4"))
+    # 4 bits and a scale of 2 bytes for each 128 values, over 16 bits
+    share = (0.5 + 2 / 128) / 2
+    assert kv_bytes_per_token(st.load_model("llama-3.3-70b", kv="int4")) == 327_680 * share
+
+
+def test_blocks_read_what_the_lecture_says():
+    """Section 16: L/s summaries and m blocks of s tokens are 2 sqrt(m L) entries at the best s = sqrt(L / m)."""
+    base, context, chosen = st.load_model("deepseek-v3"), 2**20, 16
+    size = math.isqrt(context // chosen)  # 256
+    found = st.with_techniques(base, f"blocks={size}x{chosen}")
+    entries = cache_bytes_read(found, context) / kv_bytes_per_token(base)
+    assert entries == sparse_reads(context, chosen) == 8192
+    worse = [cache_bytes_read(st.with_techniques(base, f"blocks={s}x{chosen}"), context) for s in (size // 2, size * 2)]
+    assert min(worse) > cache_bytes_read(found, context)
+
+
+def test_windows_budgets_and_shared_caches_by_hand():
+    base = st.load_model("llama-3.3-70b")  # 80 layers, 4,096 bytes an entry and layer
+    five = st.with_techniques(base, "window=1024@5of6")
+    assert cache_bytes(five, 100_000) == 4096 * (67 * 1024 + 13 * 100_000)
+    assert total_parameters(five) == total_parameters(base)
+    shared = st.with_techniques(base, "share=2")
+    assert cache_bytes(shared, 1000) == 4096 * 40 * 1000
+    assert cache_bytes_read(shared, 1000) == cache_bytes_read(base, 1000)  # each layer reads the one that is kept
+    assert total_parameters(base) - total_parameters(shared) == 40 * 2 * 8192 * 1024  # keys and values of 40 layers
+    low = st.with_techniques(base, "rank=0.5")
+    key = 80 * (8192 * 512 + 8 * 64 * 128)  # W_k as two factors
+    assert total_parameters(base) - total_parameters(low) == 80 * (8192 * 1024 * 2 + 8192 * 8192) - key - 80 * (
+        8192 * 512 + 4096 * 8192
+    )
+
+
+def test_character_ai_keeps_a_twentieth_and_less():
+    """MQA for GQA of 8, windows of 1,024 in 5 of 6 layers, caches shared by 2 to 3, int8: over 20 times less; lecture, section 16.
+
+    https://research.character.ai/optimizing-inference/
+    """
+    base = st.load_model("llama-3.3-70b")
+    found = st.with_techniques(base, "kv_heads=1+window=1024@5of6+share=3+kv=int8")
+    context = np.array([4096.0, 32_768.0])
+    assert (cache_bytes(base, context) / cache_bytes(found, context) > 20 * 8 / 8).all()
+    assert words_of("kv_heads=1+share=3").startswith("1 KV head; 3 layers share a cache")
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.3-70b", "deepseek-v3", "gpt-oss-120b", "google/gemma-3-27b-it", "qwen3-next-80b-a3b"]
+)
+@pytest.mark.parametrize(
+    "technique", ["kv=int4", "window=512@1of2", "keep=2000", "share=2", "topk=256", "blocks=16x8", "latent=128"]
+)
+def test_no_change_adds_to_what_a_long_context_reads(name, technique):
+    base = st.load_model(name)
+    found = st.with_techniques(base, technique)
+    assert cache_bytes_read(found, 1e6) <= cache_bytes_read(base, 1e6) * (1 if technique != "share=2" else 1 + 1e-12)
+    assert sum(n for _, n in found.layers) == base.depth
+    assert found.notes[-1] == words_of(technique)
+    st.decode_step(found, "hgx-b200", batch=2, context=4096, layout=st.Layout(tp=2))  # what physics takes
+    assert len(caveats_of(technique)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "technique", "match"),
+    [
+        ("llama-3.3-70b", "wndow=1", "window"),
+        ("llama-3.3-70b", "window", "needs window=TOKENS"),
+        ("llama-3.3-70b", "window=", "needs"),
+        ("llama-3.3-70b", "window=-5", "whole number"),
+        ("llama-3.3-70b", "window=1024@6of5", "names no layers"),
+        ("llama-3.3-70b", "window=1024@", "needs"),
+        ("llama-3.3-70b", "rank=1.5", "share between 0 and 1"),
+        ("llama-3.3-70b", "kv=fp9", "fp8"),
+        ("llama-3.3-70b", "kv_heads=3", "do not divide"),
+        ("llama-3.3-70b", "share=1", "changes nothing"),
+        ("llama-3.3-70b", "window=4096@local", "changes nothing"),
+        ("llama-3.3-70b", "window=1024++kv=fp8", "technique"),
+        ("llama-3.3-70b", "blocks=16", "whole number"),
+        ("deepseek-v3", "kv_heads=1", "latent"),
+        ("mamba-2.8b", "window=100", "changes nothing"),
+    ],
+)
+def test_what_is_no_technique_is_refused(name, technique, match):
+    with pytest.raises(InputError, match=match):
+        st.with_techniques(name, technique)
+
+
+def test_every_way_says_where_it_comes_from():
+    for way in WAYS.values():
+        assert way.source.startswith("https://arxiv.org/abs/")
