@@ -17,12 +17,13 @@ from steptime.errors import InputError, UnknownName, shown
 from steptime.machines.formats import number_format
 from steptime.models.loading import KV_FORMATS, ModelLike, model_of
 from steptime.models.model import Attention, Layer, Model, Op, in_format, with_kv
+from steptime.numbers import whole
+from steptime.units import count as read_count
 
 ROTARY: Final = 64  # values of the rotary key that a latent keeps beside it (DeepSeek-V2, arXiv 2405.04434, section 2.1.3)
 INDEX_HEADS, INDEX_DIM = 64, 128  # of DeepSeek-V3.2's indexer (its config.json; arXiv 2512.02556)
 INDEX_BYTES: Final = INDEX_DIM + 4  # its key in FP8 with one scale
 KEYS: Final = ("k_proj", "v_proj", "k_norm", "kv_a_proj_with_mqa", "kv_a_norm")  # what makes the entries of a cache
-MOST: Final = 1 << 40
 PARTS: Final = re.compile(r"(\d+)of(\d+)")
 
 Made = tuple[tuple[Op, ...], tuple[Attention, ...]]
@@ -50,16 +51,10 @@ class Way:
 
 
 def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:20]) <= MOST:
-        raise InputError(f"{shown(text)} is no whole number above 0")
-    return int(text)
-
-
-def _tokens(text: str) -> int:
-    thousands = {"k": 1_000, "m": 1_000_000}
-    if text[-1:].lower() in thousands:
-        return _count(text[:-1]) * thousands[text[-1].lower()]
-    return _count(text)
+    try:
+        return whole("it", read_count(text, "it"))
+    except InputError:
+        raise InputError(f"{shown(text)} is no whole number above 0, such as 8192 or 8k") from None
 
 
 def _share(text: str) -> float:
@@ -74,7 +69,7 @@ def _share(text: str) -> float:
 
 def _blocks(text: str) -> tuple[int, int]:
     size, _, chosen = text.partition("x")
-    return _tokens(size), _tokens(chosen)
+    return _count(size), _count(chosen)
 
 
 def _format(text: str) -> str:
@@ -276,11 +271,11 @@ WAYS: Final[dict[str, Way]] = {
     ),
     "window": Way(
         "tokens", "windows of {} tokens", "what is farther back reaches a token through other layers alone",
-        ARXIV + "2004.05150", _window, _tokens,
+        ARXIV + "2004.05150", _window, _count,
     ),
     "keep": Way(
         "tokens", "at most {} entries kept", "what was dropped is lost, whatever is asked later; prompts are read in full",
-        ARXIV + "2306.14048", _window, _tokens,
+        ARXIV + "2306.14048", _window, _count,
     ),
     "share": Way(
         "layers", "{} layers share a cache", "trained so; each layer still reads it", ARXIV + "2405.12981", _shared, _count
@@ -298,7 +293,7 @@ WAYS: Final[dict[str, Way]] = {
     ),
     "topk": Way(
         "tokens", "the best {} tokens read, by an indexer", "the index itself reads the whole context; all stays in memory",
-        ARXIV + "2512.02556", _top, _tokens,
+        ARXIV + "2512.02556", _top, _count,
     ),
     "blocks": Way(
         "tokens of a block x blocks", "the best {1} blocks of {0} tokens read", "all stays in memory", ARXIV + "2502.13189",
@@ -329,7 +324,9 @@ def _change(part: str, whole: str) -> Change:
     try:
         WAYS[name].read(figures)
     except InputError as error:
-        raise type(error)(f"{name}={figures}: {error}") if type(error) is InputError else error from None
+        if isinstance(error, UnknownName):
+            raise
+        raise InputError(f"{name}={figures[:40]}: {error}") from None
     _fraction(scope)
     return Change(name, figures, scope)
 
