@@ -104,7 +104,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "context": (
         "context llama-3.3-70b hgx-h200 --speed 30",
-        "context deepseek-v3 gb200-nvl72 --context 1m --usd 10 --plot walls.svg",
+        "context deepseek-v3 gb200-nvl72 --context 1M --usd 10 --plot walls.svg",
         "context qwen3-32b hgx-b200 --technique window=1024@5of6+share=2 --technique latent=512 --technique kv=int4",
     ),
     "web": ("web", "web --port 9000 --no-browser", "web --export board/"),
