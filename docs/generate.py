@@ -27,6 +27,7 @@ from steptime.budgets.refit import Refit
 from steptime.budgets.rl import RlStep
 from steptime.budgets.told import Losses
 from steptime.cards.cache_trade import CacheTrade
+from steptime.cards.configs import ConfigCard
 from steptime.cards.engines import EngineCard, EngineTable
 from steptime.cards.laws import LawCard, LawTable
 from steptime.cards.models import Comparison, ModelCard, ModelTable
@@ -143,6 +144,7 @@ ANSWERS: dict[type, str] = {
     Section: "`steptime lecture 3`.",
     Verdicts: "`steptime lecture --check`.",
     Roofline: "`steptime roofline`, `st.roofline`.",
+    ConfigCard: "`steptime models --new FILE`, `steptime.cards.configs.config_card`.",
     ContextWalls: "`steptime context`, `st.context_walls`.",
     CacheTrade: "`steptime reversible cache`, `steptime.cards.cache_trade.cache_trade`.",
 }

@@ -22,6 +22,7 @@ import steptime as st
 from steptime.budgets.optimum import optimal
 from steptime.budgets.told import losses_of
 from steptime.cards.cache_trade import cache_trade
+from steptime.cards.configs import config_card
 from steptime.cards.engines import engine_card, engine_table
 from steptime.cards.laws import law_card, law_table
 from steptime.cards.models import compared, model_card, model_table
@@ -31,6 +32,7 @@ from steptime.drawings import curve, stacked
 from steptime.errors import DataFileError, UnknownName
 from steptime.lecture.checking import check, contents
 from steptime.lecture.entries import section
+from steptime.models.loading import config_of
 from steptime.planning.planner import DoesNotFit
 from steptime.pricing.history import price_history
 from steptime.results import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
@@ -199,6 +201,7 @@ MAKE = {
     "lecture section": lambda: section(3),
     "lecture verdicts": check,
     "roofline": lambda: st.roofline("llama-3.1-8b", "hgx-h100"),
+    "config": lambda: config_card(config_of("llama-3.1-8b")),
     "context walls": lambda: st.context_walls("llama-3.1-8b", "hgx-h100", techniques=["kv=fp8"], chips=1),
     "anchor": lambda: st.load_anchor([RUN]).anchors[0],
 }

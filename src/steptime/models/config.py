@@ -23,9 +23,14 @@ _MISSING: Final = object()
 class Config:
     """A config.json with getters that check, the format of its weights by module path, and the format of its KV cache."""
 
-    def __init__(self, fields: Mapping[str, Any], *, name: str = "", kv_format: str = "", within: str = "") -> None:
+    def __init__(
+        self, fields: Mapping[str, Any], *, name: str = "", kv_format: str = "", within: str = "", asked: set[str] | None = None
+    ) -> None:
         self.fields, self.name, self.within = fields, name, within
         self.kv_name = kv_format
+        self.asked: set[str] = (
+            set() if asked is None else asked
+        )  # fields that were looked for, there or not, by their full names
         self.quantization = Quantization(fields.get("quantization_config"), self._error)
 
     def _error(self, field: str, problem: str) -> ConfigError:
@@ -38,12 +43,13 @@ class Config:
 
     def has(self, field: str) -> bool:
         """Whether the field is there and not null."""
+        self.asked.add(f"{self.within}.{field}" if self.within else field)
         return self.fields.get(field) is not None
 
     def raw(self, *names: str, default: Any = _MISSING) -> Any:
         """Return the first field of `names` that is there and not null."""
         for name in names:
-            if self.fields.get(name) is not None:
+            if self.has(name):
                 return self.fields[name]
         if default is not _MISSING:
             return default
@@ -129,7 +135,8 @@ class Config:
         for key in ("torch_dtype", "dtype", "tie_word_embeddings"):
             if self.has(key) and fields.get(key) is None:
                 fields[key] = self.fields[key]
-        return Config(fields, name=self.name, kv_format=self.kv_name, within=f"{self.within}.{field}".lstrip("."))
+        within = f"{self.within}.{field}".lstrip(".")
+        return Config(fields, name=self.name, kv_format=self.kv_name, within=within, asked=self.asked)
 
     def at(self, index: int) -> Config:
         """Return the config as layer `index` reads it: some give a layer fields of its own under `per_layer_config`."""
@@ -144,7 +151,7 @@ class Config:
         if not isinstance(own, Mapping):
             raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {shown(own)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
-        return Config(fields | dict(own), name=self.name, kv_format=self.kv_name, within=self.within)
+        return Config(fields | dict(own), name=self.name, kv_format=self.kv_name, within=self.within, asked=self.asked)
 
     # --- what every family needs ----------------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
 
 
-def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = "") -> Model:
-    """Return the model that a config.json describes.
+def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = "", asked: set[str] | None = None) -> Model:
+    """Return the model that a config.json describes; `asked` gains the names of the fields that were looked for.
 
     Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
     steptime does not know.
@@ -35,7 +35,7 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
     name = name or next((text for text in named if isinstance(text, str) and text), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
-    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format)
+    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, asked=asked)
     outer.kv_name = kv_format
     family = _family(outer)
     c = family.text(outer)
@@ -135,11 +135,17 @@ def _from_code(
     from steptime.models.module_tree import read_from_code
 
     fields = name if isinstance(name, Mapping) else config_of(name, catalog)
-    if isinstance(name, Mapping):
-        label = str(fields.get("_name_or_path") or fields.get("model_type") or "model")
-    else:
-        label = Path(name).resolve().name if is_dir(Path(name)) else Path(name).stem if is_file(Path(name)) else str(name)
+    given = str(fields.get("_name_or_path") or fields.get("model_type") or "model")
+    label = given if isinstance(name, Mapping) else label_of(name)
     return read_from_code(fields, name=label, kv_format=kv_format, trust_remote_code=trusted)
+
+
+def label_of(name: str | os.PathLike[str]) -> str:
+    """Return what a model of a path is called: its folder, or the file where that is not called config.json."""
+    path = Path(name)
+    if is_file(path) and path.name == "config.json":
+        path = path.parent
+    return path.resolve().name if is_dir(path) else path.stem if is_file(path) else str(name)
 
 
 def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ def entry(c: Config, field: str, index: int, *, default: int | None = None) -> i
     value = c.raw(field, default=default)
     if not isinstance(value, list):
         return c.integer(field, default=default) if default is not None else c.integer(field)
-    return Config({field: c.items(field, length=index + 1)[index]}, name=c.name, within=c.within).integer(field)
+    return Config({field: c.items(field, length=index + 1)[index]}, name=c.name, within=c.within, asked=c.asked).integer(field)
 
 
 def layer_inputs(c: Config) -> tuple[Op, ...]:

@@ -111,6 +111,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "models": (
         "models deepseek-v3",
         "models --like qwen3",
+        "models --new path/to/config.json",
         "models --table deepseek-v3 qwen3-235b-a22b kimi-k2 --context 128k",
     ),
     "systems": ("systems", "systems gb200-nvl72", "systems hgx-h100 --toml > mine.toml"),

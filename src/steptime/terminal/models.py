@@ -26,6 +26,14 @@ def models(
         ),
     ] = None,
     compare: Annotated[bool, option("Compare the models named, or those that --like finds.", OUTPUT, "--table")] = False,
+    new: Annotated[
+        bool,
+        option(
+            "Say what is understood of configs, layer by layer, which fields are not read, and how sure that is.",
+            OUTPUT,
+            "--new",
+        ),
+    ] = False,
     like: Annotated[str, option("List only names that contain this text.", OUTPUT)] = "",
     context: Annotated[int, count("--context", "Context in tokens, for the figures that depend on one.", OUTPUT)] = 8192,
     weights: WEIGHTS = None,
@@ -40,6 +48,10 @@ def models(
     from steptime.numbers import whole
 
     chosen, lists = list(names or []), not names and not compare
+    if new:
+        refuse_idle(ctx, {"another answer than --new": (False, "compare like context weights experts kv")})
+        _show_new(chosen, catalog, csv, json=json)
+        return
     refuse_idle(
         ctx,
         {
@@ -64,6 +76,39 @@ def models(
     else:
         compared = cards.compared(read, context=context)
         _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+
+
+def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:
+    """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
+    from steptime.cards.configs import config_card
+    from steptime.models.loading import config_of, label_of
+
+    if not names:
+        raise InputError("--new needs a config.json, its folder, or a name: steptime models --new path/to/config.json")
+    if csv is not None and len(names) > 1:
+        raise InputError("--csv holds the layers of one config; name one, or leave it out")
+    check_outputs({"--csv": csv}, names)
+    cards, refused = [], []
+    for name in names:
+        try:
+            cards.append(config_card(config_of(name, catalog), name=label_of(name)))
+        except InputError as error:
+            if len(names) == 1:
+                raise
+            refused.append(f"{name}: {error}")
+    if csv is not None:
+        write_csv(csv, cards[0])
+    if json:
+        for card in cards:
+            print_json(card)
+    else:
+        from steptime.terminal.views.configs import config_view
+
+        console = console_of()
+        for at, card in enumerate(cards):
+            show(*([""] if at else []), config_view(card), console=console)
+    if refused:
+        raise InputError("; ".join(refused))
 
 
 def _show_table(table: "Tabular", view: "RenderableType", csv: str | None, *, json: bool) -> None:

@@ -1,0 +1,122 @@
+"""What is understood of a config: fields that were not read are named, and how sure that is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import steptime as st
+from steptime.catalog.files import files
+from steptime.errors import ConfigError, UnknownName
+from steptime.models.loading import config_of
+from steptime.models.model import total_parameters
+from steptime.models.understanding import EXACT, GUESS, LIKELY, understand
+from tests.terminal.test_commands import run
+
+ROOT = Path(__file__).parents[2]
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "bos_token_id": 1,
+}  # fmt: skip
+
+
+def test_what_is_compared_and_read_whole_is_exact():
+    found = understand(LLAMA)
+    assert (found.sure, found.read_as, found.doubtful) == (EXACT, "llama", ())
+    assert [one.at for one in found.kinds] == [tuple(range(32))]
+    assert {one.name for one in found.ignored} == {"rms_norm_eps", "rope_theta", "bos_token_id"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "near"),
+    [
+        ("num_memory_heads", 4, ""),
+        ("num_key_value_head", 2, ""),
+        ("n_shared_experts", 2, ""),
+        ("attention_biass", True, "attention_bias"),
+    ],
+)
+def test_a_field_that_may_be_architecture_is_named(field, value, near):
+    found = understand({**LLAMA, field: value})
+    assert found.sure == LIKELY
+    assert [(one.name, one.value, one.near) for one in found.doubtful] == [(field, value, near)]
+
+
+def test_a_kind_that_is_not_known_is_a_guess_by_its_fields():
+    found = understand({**LLAMA, "model_type": "foo4"}, name="foo")
+    assert (found.sure, found.read_as) == (GUESS, "llama")
+    assert found.others
+    assert total_parameters(found.model) == total_parameters(st.load_model(LLAMA))
+    latent = {**config_of("deepseek-v3"), "model_type": "foo4", "architectures": ["Foo4"]}
+    found = understand(latent)
+    assert (found.read_as, found.doubtful) == ("deepseek_v3", ())
+    assert total_parameters(found.model) == total_parameters(st.load_model("deepseek-v3"))
+
+
+def test_what_nothing_reads_says_why():
+    with pytest.raises(UnknownName, match="foo4"):
+        understand({"model_type": "foo4", "colour": "blue"})
+    with pytest.raises(ConfigError, match="hidden_size"):
+        understand({key: value for key, value in LLAMA.items() if key != "hidden_size"})
+    with pytest.raises(ConfigError, match="encoder"):
+        understand({**LLAMA, "model_type": "bert"})
+
+
+@pytest.mark.slow
+def test_catalogue_is_understood():
+    """Every model of the catalogue; those that equal transformers are exact, and their layers add up."""
+    verdicts = json.loads((ROOT / "docs" / "oracle.json").read_text())["models"]
+    for name in files("models"):
+        found = understand(config_of(name), name=name)
+        layers = sum(kind.count * sum(op.total_weights for op in kind.layer.ops) for kind in found.kinds)
+        assert layers + sum(op.total_weights for op in found.model.stem) == total_parameters(found.model)
+        if verdicts.get(name, {}).get("verdict") == "equal":
+            assert found.sure == EXACT, (name, [one.name for one in found.doubtful])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_file_of_harmless_fields_is_up_to_date():
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    spec = importlib.util.spec_from_file_location("config_fields", ROOT / "docs" / "config_fields.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TARGET.read_text() == module.text(module.facts())
+
+
+def test_as_a_user_types_it(tmp_path):
+    place = tmp_path / "config.json"
+    place.write_text(json.dumps({**LLAMA, "num_memory_slots": 64}))
+    shown = run(f"models --new {place}")
+    assert shown.returncode == 0, shown.stderr
+    assert "read as llama: likely; 1 field" in " ".join(shown.stdout.split())
+    assert "num_memory_slots = 64" in shown.stdout
+    told = json.loads(run(f"models --new {place} --json").stdout)
+    assert (told["schema"], told["sure"], told["layers"][0]["layers"]) == ("steptime.config/1", "likely", "0-31")
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ("models --new", "needs a config.json"),
+        ("models --new nowhere.json", "no such file"),
+        ("models --new llama-3.1-8b --context 5", "--context"),
+    ],
+)
+def test_wrong_input_is_one_line(words, match):
+    shown = run(words)
+    assert shown.returncode == 2
+    assert match in shown.stderr
+
+
+def test_of_several_those_that_cannot_be_read_come_last(tmp_path):
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"model_type": "foo4", "colour": 3}')
+    shown = run(f"models --new {bad} llama-3.1-8b")
+    assert shown.returncode == 2
+    assert "read as llama: exact" in shown.stdout
+    assert "bad.json" in shown.stderr
