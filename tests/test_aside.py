@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from steptime.aside import aside
+from steptime.aside import MOST, aside, spread
 
 ALONE = """
 import os, sys
-from steptime.aside import aside
+from steptime.aside import aside, spread
 {body}
 """
 
@@ -46,3 +46,25 @@ def test_a_failure_aside_is_a_failure_here_and_a_lost_copy_is_done_again():
     assert "ZeroDivisionError" in run("aside(lambda: 1 / 0)()").stderr
     lost = "here = os.getpid()\nprint(aside(lambda: os._exit(3) if os.getpid() != here else 'again')())"
     assert run(lost).stdout == "again\n"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 7, MOST + 3])
+def test_items_spread_over_cores_come_back_in_their_order(number):
+    body = f"items = list(range({number}))\nprint(spread(lambda x: x * x, items) == [x * x for x in items])"
+    assert run(body).stdout == "True\n"
+    assert spread(str, range(number)) == [str(one) for one in range(number)]
+
+
+def test_items_of_a_lost_copy_are_done_again_and_failures_are_failures():
+    lost = "here = os.getpid()\nprint(spread(lambda x: x if os.getpid() == here or x % 3 else os._exit(3), range(9)))"
+    assert run(lost).stdout == "[0, 1, 2, 3, 4, 5, 6, 7, 8]\n"
+    assert "ZeroDivisionError" in run("spread(lambda x: 1 / (x - 5), range(9))").stderr
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="one core: nothing goes aside here"
+)
+def test_a_long_item_does_not_hold_up_the_others():
+    body = "import time\ndef nap(x):\n    time.sleep(x)\n    return os.getpid()\n"
+    body += "done = spread(nap, [0.6] + [0.01] * 9)\nprint(sum(one == done[0] for one in done))"
+    assert run(body).stdout == "1\n"

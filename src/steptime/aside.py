@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 Answer = TypeVar("Answer")
 Given = TypeVar("Given")
 TASKS: Final = Path("/proc/self/task")
+TICKET: Final = 2  # bytes of an item's number
+MOST: Final = 4096 // TICKET  # numbers that every pipe holds at once
 
 
 def aside(work: Callable[[], Answer]) -> Callable[[], Answer]:
@@ -44,19 +46,43 @@ def aside(work: Callable[[], Answer]) -> Callable[[], Answer]:
 
 
 def spread(work: Callable[[Given], Answer], items: Sequence[Given]) -> list[Answer]:
-    """Return what `work` makes of each item, in their order: each core takes its share where that is safe (`aside`).
+    """Return what `work` makes of each item, in their order: each core takes the next one where that is safe (`aside`).
 
     >>> spread(lambda number: number**2, [1, 2, 3])
     [1, 4, 9]
     """
     cores = min(len(items), len(os.sched_getaffinity(0))) if alone() else 1
-    others = [aside(partial(_each, work, items[first::cores])) for first in range(1, cores)]
-    parts = [_each(work, items[::cores]) if cores else [], *(other() for other in others)]
-    return [parts[at % max(cores, 1)][at // max(cores, 1)] for at in range(len(items))]
+    if cores < 2:
+        return [work(item) for item in items]
+    line = _line(min(len(items), MOST))
+    try:
+        others = [aside(partial(_served, work, items, line)) for _ in range(1, cores)]
+        found = _served(work, items, line)
+        for other in others:
+            found |= other()
+    finally:
+        os.close(line)
+    return [found[at] if at in found else work(item) for at, item in enumerate(items)]  # those of a copy that failed, anew
 
 
-def _each(work: Callable[[Given], Answer], items: Sequence[Given]) -> list[Answer]:
-    return [work(item) for item in items]
+def _line(number: int) -> int:
+    """Return a pipe from which each number below `number` can be read once, by whichever process comes first."""
+    reads, writes = os.pipe()
+    os.write(writes, b"".join(at.to_bytes(TICKET, "little") for at in range(number)))
+    os.close(writes)
+    return reads
+
+
+def _served(work: Callable[[Given], Answer], items: Sequence[Given], line: int) -> dict[int, Answer]:
+    """Return what `work` makes of the items that this process takes from the line, until there are no more.
+
+    A number stands for each `MOST`th item from it on, by their places.
+    """
+    found = {}
+    while ticket := os.read(line, TICKET):
+        for at in range(int.from_bytes(ticket, "little"), len(items), MOST):
+            found[at] = work(items[at])
+    return found
 
 
 def alone() -> bool:
