@@ -12,6 +12,7 @@ from steptime.catalog.loading import load_system
 from steptime.errors import InputError
 from steptime.machines.money import rent_of
 from steptime.machines.system import System
+from steptime.models.held import Held
 from steptime.models.loading import load_model
 from steptime.models.model import (
     Model,
@@ -19,6 +20,7 @@ from steptime.models.model import (
     cache_bytes,
     cache_bytes_read,
     decode_flops_per_token,
+    draft_bytes,
     draft_parameters,
     growing_kv_bytes_per_token,
     kv_bytes_per_token,
@@ -117,6 +119,13 @@ class ModelCard(Result):
     weight_bytes_by_format: Mapping[str, float] = field(
         metadata=unit("B", "weights by number format", key="weight_bytes_by_format")
     )
+    draft_weight_bytes: float = field(
+        metadata=unit("B", "weights of multi-token-prediction layers, which are not in the total", key="draft_weight_bytes")
+    )
+    checkpoint_bytes: int = field(
+        metadata=unit("B", "all tensors of the files beside the config, exactly; 0: no whole checkpoint lies there")
+    )
+    checkpoint: Held | None = field(metadata=unit("", "what the files hold, by their headers; null: there are none"))
     kv_format: str = field(metadata=KV_FORMAT)
     kv_bytes_per_token: float = field(metadata=KV)
     growing_kv_bytes_per_token: float = field(metadata=GROWING)
@@ -227,7 +236,7 @@ def stored_formats(model: Model) -> dict[str, float]:
     found: dict[str, float] = {}
     for op, n in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
         found[op.format.name] = found.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
-    return {name: value for name, value in found.items() if value}
+    return {name: float(round(value)) for name, value in found.items() if value}
 
 
 def context_of_equal_reads(model: Model) -> float:
@@ -266,6 +275,9 @@ def model_card(model: Model, *, context: int) -> ModelCard:
         parts=parts(model),
         weight_bytes=weight_bytes(model),
         weight_bytes_by_format=stored_formats(model),
+        draft_weight_bytes=draft_bytes(model),
+        checkpoint_bytes=model.checkpoint.bytes,
+        checkpoint=model.checkpoint.held,
         kv_format=model.kv_format,
         kv_bytes_per_token=kv_bytes_per_token(model),
         growing_kv_bytes_per_token=growing_kv_bytes_per_token(model),

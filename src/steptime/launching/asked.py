@@ -130,6 +130,9 @@ def queues(tokens: int) -> dict[str, str]:
     return {"NVSHMEM_QP_DEPTH": str(1 << (wanted - 1).bit_length())} if wanted > QUEUE_DEPTH else {}
 
 
+GGUF = "the checkpoint is a GGUF file, which not every engine reads; vLLM wants one file, and --tokenizer of its model"
+
+
 def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
     """Return the word that names the checkpoint, and what it must be where the plan cannot name it.
 
@@ -137,7 +140,7 @@ def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
     """
     same = (served.weights, served.experts) == (served.checkpoint_weights, served.checkpoint_experts)
     if served.checkpoint and (same or quantises):
-        return shlex.quote(served.checkpoint), []
+        return shlex.quote(served.checkpoint), [GGUF] if served.checkpoint.endswith(".gguf") else []
     asked_for = served.weights + (f" with experts in {served.experts}" if served.experts not in ("", served.weights) else "")
     if not served.checkpoint:
         return "$CHECKPOINT", [f"CHECKPOINT: id or folder of the weights, in {asked_for}, which the model's file does not name"]

@@ -3,10 +3,13 @@
 A block-scaled format stores one scale for each block of values, so that a value costs a little more than its bits:
 MXFP4 is 4 bits + 8 bits for each 32 values (OCP Microscaling Formats 1.0, table 1), NVFP4 is 4 bits + 8 bits for
 each 16 (NVIDIA, "Introducing NVFP4"), FP8 of DeepSeek-V3 is 8 bits + 32 bits for each 128 x 128 block.
+
+What the tools of a checkpoint write beside the values, of a matrix of a certain shape, is a `Packing`: to the byte.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,16 +18,41 @@ from steptime.errors import UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """What a matrix is stored as: `bits` a value, packed into words of `word` bytes, and what stands beside them.
+
+    A scale of `scale` bytes for each `columns` inputs of each `rows` outputs (columns 0: all inputs; scale 0: none), a zero
+    point of `zero_bits` packed likewise, `per_input` bytes for each input (g_idx of GPTQ), `fixed` bytes for each matrix
+    (scales of the whole, its shape). flat: scales go through the matrix as one row of values, as those of bitsandbytes do; with
+    `nested`, each has 1 byte, and each `nested` of them 4 more. state: what bitsandbytes calls the format in a state besides.
+    """
+
+    bits: int = 8
+    word: int = 1
+    columns: int = 0
+    rows: int = 1
+    scale: int = 0
+    zero_bits: int = 0
+    per_input: int = 0
+    fixed: int = 0
+    flat: bool = False
+    nested: int = 0
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A number format: `bytes` per stored value, scales included; `arithmetic`, the peak rates it can use, best first.
 
-    block: columns that share a scale with the rows beside them, which engines do not divide (0: no such blocks).
+    block: columns that share a scale with the rows beside them, which engines do not divide (0: no such blocks). packing: how
+    a checkpoint stores a matrix in it, where a config tells.
     """
 
     name: str
     bytes: float
     arithmetic: tuple[str, ...]
     block: int = 0
+    packing: Packing | None = None
 
 
 WIDE = ("bf16", "fp16", "tf32", "fp32")
@@ -50,6 +78,44 @@ ALIASES: Final = {
 }  # fmt: skip
 
 
+GGML: Final[dict[str, tuple[int, int]]] = {
+    "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34), "q8_1": (32, 40),
+    "q1_0": (128, 18), "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210),
+    "q8_k": (256, 292), "iq1_s": (256, 50), "iq1_m": (256, 56), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq2_s": (256, 82),
+    "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq4_nl": (32, 18), "iq4_xs": (256, 136), "tq1_0": (256, 54), "tq2_0": (256, 66),
+}  # fmt: skip
+"""Formats of GGUF files: values of a block and its bytes (ggml-common.h and gguf-py/gguf/constants.py of llama.cpp).
+
+Kernels unpack them and multiply in 16 bits. Its MXFP4 is that of OCP; its NVFP4 has the bytes of `nvfp4`.
+"""
+FORMATS_OF_GGML: Final = {
+    name: Format(name=name, bytes=size / values, arithmetic=("fp16", "bf16", "tf32", "fp32"))
+    for name, (values, size) in GGML.items()
+}
+
+
+def packed_bytes(packing: Packing, inputs: int, outputs: int) -> int:
+    r"""Bytes of a matrix with all that is stored beside its values: $\lceil b n / w \rceil w m + s \lceil n/c \rceil \lceil m/r \rceil + ...$
+
+    inputs $n$, outputs $m$ [values]; $b$ bits a value in words of $w$; a scale of $s$ bytes for $c$ inputs of $r$ outputs.
+
+    >>> packed_bytes(Packing(bits=8, columns=128, rows=128, scale=4), 7168, 576)  # kv_a_proj of DeepSeek-V3: 56 x 5 blocks
+    4129888
+    >>> packed_bytes(Packing(bits=4, word=4, columns=128, scale=2, zero_bits=4, per_input=4), 4096, 4096)  # GPTQ
+    8732672
+    """  # noqa: E501 - one formula
+    if packing.flat:
+        values = inputs * outputs
+        scales = math.ceil(values / packing.columns)
+        beside = scales + 4 * math.ceil(scales / packing.nested) if packing.nested else packing.scale * scales
+        return math.ceil(values * packing.bits / 8) + beside + packing.fixed
+    groups = math.ceil(inputs / packing.columns) if packing.columns else 1
+    row = math.ceil(inputs * packing.bits / 8 / packing.word) * packing.word
+    zeros = groups * math.ceil(outputs * packing.zero_bits / 32) * 4
+    scales = groups * math.ceil(outputs / packing.rows) * packing.scale
+    return row * outputs + scales + zeros + packing.per_input * inputs + packing.fixed
+
+
 def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: float = 0.0, block: int = 0) -> Format:
     """Return the format `name`, optionally with a scale of `scale_bytes` for each `values_per_scale` values, in blocks.
 
@@ -59,8 +125,11 @@ def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: floa
     0.53125
     """
     key = ALIASES.get(name.lower(), name.lower())
+    if key in FORMATS_OF_GGML:
+        return FORMATS_OF_GGML[key]
     if key not in FORMATS:
-        raise UnknownName("number format", name, [*FORMATS, *ALIASES], "Known: " + ", ".join(FORMATS) + ".")
+        known = ", ".join(FORMATS) + ", and types of GGUF files such as q4_k."
+        raise UnknownName("number format", name, [*FORMATS, *ALIASES, *FORMATS_OF_GGML], f"Known: {known}")
     base = FORMATS[key]
     if values_per_scale <= 0:
         return base

@@ -7,11 +7,13 @@ with the cause and the place, never with a traceback or a silent zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from steptime.errors import ConfigError, InputError, did_you_mean, shown
 from steptime.machines.formats import Format, number_format
+from steptime.models.packing import stored
 from steptime.models.quantization import Quantization
 
 LARGEST: Final = 1e12  # no size of a real model comes near; larger ones are slips of the pen or of a fuzzer
@@ -202,9 +204,18 @@ class Config:
         known = number_format(value.removeprefix("torch."))
         return number_format("bf16") if known.name == "fp32" else known  # engines serve fp32 checkpoints in bf16
 
-    def weight_format(self, module: str) -> Format:
-        """Return the format in which the weights of `module` are stored, such as "layers.3.self_attn.q_proj"."""
-        return self.quantization.format_of(module) or self.base_format
+    def weight_format(self, module: str, matrices: Iterable[tuple[float, float]] = (), *, bias: float = 0) -> Format:
+        """Return the format in which the weights of `module` are stored, such as "layers.3.self_attn.q_proj".
+
+        With the (inputs, outputs) of its matrices and the values of its biases, a parameter has the bytes that it takes in a
+        checkpoint, with all that stands beside it.
+        """
+        base = self.base_format
+        format, beside = self.quantization.format_of(module) or base, self.quantization.beside(module)
+        if format is base and not beside:
+            return base
+        whole = [(int(inputs), int(outputs)) for inputs, outputs in matrices]
+        return stored(format, whole, base=base, bias=int(bias), beside=beside) if whole else replace(format, packing=None)
 
     @property
     def kv_format(self) -> Format:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from typing import ClassVar
@@ -38,9 +38,13 @@ class Family(ABC):
         """Number of query heads, or of heads of the state where there is no attention."""
         return c.heads
 
+    def each(self, c: Config) -> Iterator[Layer]:
+        """Yield the layers in the order of the model."""
+        return (self.layer(c.at(index), index) for index in range(self.depth(c)))
+
     def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the kinds of layers with their counts, in order of first appearance."""
-        return grouped(self.layer(c.at(index), index) for index in range(self.depth(c)))
+        return grouped(self.each(c))
 
     def tied(self, c: Config) -> bool:
         """Whether embedding and head share their matrix; families differ in what a silent config means."""

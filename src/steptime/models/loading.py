@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from steptime.catalog.files import find, is_dir, is_file, looks_like, read_file
-from steptime.errors import DataFileError, InputError, RangeError, UnknownName, shown
+from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.machines.formats import number_format
+from steptime.models.checkpoint import fitted
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family import Family, known_families
+from steptime.models.headers import INDEX, Headers, read_headers, signature
 from steptime.models.model import Checkpoint, Model, stored_formats, with_formats
 from steptime.models.refused import refuse
 
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
+GGUF, SAFETENSORS = ".gguf", ".safetensors"
 CODE = "transformers:"  # before a name: read it from the code of transformers
 CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
 
 
-def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = "", asked: set[str] | None = None) -> Model:
-    """Return the model that a config.json describes; `asked` gains the names of the fields that were looked for.
+def read_model(
+    fields: Mapping[str, Any],
+    *,
+    name: str = "",
+    kv_format: str = "",
+    headers: Headers | None = None,
+    renamed: Callable[[str], str] = str,
+    asked: set[str] | None = None,
+) -> Model:
+    """Return the model that a config.json describes, in the formats that the headers of its checkpoint tell, if there are any.
 
+    renamed: what the checkpoint's modules are called here, where it calls them otherwise; asked: gains the names of the fields
+    that were looked for.
     Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
     steptime does not know.
     """
@@ -35,27 +48,60 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
     name = name or next((text for text in named if isinstance(text, str) and text), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
+    fields, doubts = _believed(fields, name, headers)
     outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, asked=asked)
     outer.kv_name = kv_format
     family = _family(outer)
     c = family.text(outer)
+    stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
+    if headers is None:
+        layers = family.layers(c)
+    else:
+        told = fitted(family.each(c), stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
+        layers, stem, draft, notes = told.layers, told.stem, told.draft, (*notes, *doubts, *told.notes)
+        checkpoint = Checkpoint(bytes=0 if headers.missing else told.held.bytes, held=told.held)
     found = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
-        layers=family.layers(c),
-        stem=(*family.stem(c), *family.vision(outer)),
-        draft=family.draft(c),
+        layers=layers,
+        stem=stem,
+        draft=draft,
         width=c.width,
         vocabulary=c.vocabulary,
         heads=family.heads(c),
         max_context=c.integer(*CONTEXTS) if any(c.has(field) for field in CONTEXTS) else math.inf,
         kv_format=kv_format or c.quantization.kv_format or "bf16",
         kv_told=bool(kv_format or c.quantization.kv_format),
-        notes=family.notes(c),
+        notes=notes,
     )
     dense, routed = stored_formats(found)
-    kept = Checkpoint(weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields)
-    return replace(found, checkpoint=kept)
+    kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields
+    return replace(found, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
+
+
+def _bits(c: Config) -> int:
+    """Return the bits of an integer, where integers of several fill a word: as MLX tells them, else as other tools do."""
+    mlx = c.raw("quantization", default=None)
+    told = mlx.get("bits") if isinstance(mlx, Mapping) else None
+    return told if told in (2, 3, 4, 6, 8) else c.quantization.bits
+
+
+def _believed(fields: Mapping[str, Any], name: str, headers: Headers | None) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the fields without a quantisation that cannot be read, where the files tell formats, and a note of it."""
+    if headers is None or headers.missing:
+        return fields, ()
+    inner = fields.get("text_config")
+    if isinstance(inner, Mapping):
+        believed, notes = _believed(inner, name, headers)
+        fields = {**fields, "text_config": believed} if notes else fields
+    else:
+        notes = ()
+    try:
+        Config(fields, name=name)
+    except ConfigError as problem:
+        kept = {key: value for key, value in fields.items() if key != "quantization_config"}
+        return kept, (*notes, f"{problem}. Formats are those of the files")
+    return fields, notes
 
 
 def _family(c: Config) -> Family:
@@ -86,8 +132,10 @@ def load_model(
     via: str = "",
     trust_remote_code: bool = False,
 ) -> Model:
-    """Return the model of a catalogue name, a Hugging Face id, a path to a config.json (or its folder), or a dict.
+    """Return the model of a catalogue name, a Hugging Face id, a path, or a dict of the fields of a config.json.
 
+    A path is of a config.json or its folder, of a safetensors file or an index beside one, or of a GGUF file. Where files of
+    weights are there, their headers tell formats and exact bytes; no weights are read.
     `weights`, `experts` and `kv` are number formats that replace those of the config: "fp8", "nvfp4", "bf16", ...
     `via="transformers"`, or "transformers:" before the name, reads the model from the code of transformers, built without
     weights, whatever family knows it; code of its repository runs only with `trust_remote_code`.
@@ -104,16 +152,7 @@ def load_model(
     elif isinstance(name, Mapping):
         model = read_model(name, kv_format=kv)
     else:
-        path = Path(name)
-        if is_dir(path):
-            path = path / "config.json"
-            if not is_file(path):
-                raise DataFileError(name, "is a folder without a config.json")
-        given = is_file(path)
-        path = path if given else _find(str(name), catalog)
-        model = _load(path, path.stat().st_mtime, kv)
-        if not given and path.name == "config.json":  # fetched into a folder that is named by a hash
-            model = _placed(replace(model, name=str(name)), str(name))
+        model = _from_path(name, kv, catalog)
     if weights or experts:
         model = with_formats(
             model,
@@ -121,6 +160,42 @@ def load_model(
             experts=number_format(experts or weights),
         )
     return model
+
+
+def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.PathLike[str] | None) -> Model:
+    """Return the model of a folder, a config, a file of weights beside one, a GGUF file, or a name."""
+    path = Path(name)
+    if _is_gguf(path):
+        from steptime.models.gguf_config import file_of, model_of_file
+
+        chosen = file_of(path)
+        return model_of_file(chosen, signature(chosen), kv_format)
+    direct = not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
+    config = path / "config.json" if is_dir(path) else _beside(path) if direct else path
+    given = is_file(config)
+    config = config if given else _find(str(name), catalog)
+    in_folder = config.name == "config.json"
+    weights = path if direct else config.parent
+    held = signature(weights) if in_folder else ()
+    model = _load(config, config.stat().st_mtime, kv_format, weights, held)
+    if not given and in_folder:  # fetched into a folder that is named by a hash
+        model = _placed(replace(model, name=str(name)), str(name))
+    return model
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether a path is of a GGUF file, or of a folder that has no config.json, only such files perhaps."""
+    return not is_file(path / "config.json") if is_dir(path) else path.suffix == GGUF
+
+
+def _beside(weights: Path) -> Path:
+    """Return the config.json beside a file of weights; raise DataFileError where either is not there."""
+    if not is_file(weights):
+        raise DataFileError(weights, "no such file")
+    config = weights.parent / "config.json"
+    if not is_file(config):
+        raise DataFileError(weights, "lies in a folder without a config.json, which says what its tensors are for")
+    return config
 
 
 def _from_code(
@@ -151,7 +226,12 @@ def label_of(name: str | os.PathLike[str]) -> str:
 def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
     """Return the fields of a model's config as its file has them; `name` is as for `load_model`."""
     path = Path(name)
-    path = path / "config.json" if is_dir(path) else path
+    if _is_gguf(path):
+        from steptime.models.gguf_config import fields_of_file, file_of
+
+        return fields_of_file(file_of(path))
+    direct = not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
+    path = path / "config.json" if is_dir(path) else _beside(path) if direct else path
     data = read_file(path if is_file(path) else _find(str(name), catalog))
     config = data.get("config", data)
     if not isinstance(config, dict):
@@ -169,7 +249,7 @@ def model_of(model: ModelLike) -> Model:
 
 
 @lru_cache(maxsize=256)
-def _load(path: Path, _modified: float, kv_format: str) -> Model:
+def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tuple[Any, ...]) -> Model:
     data = read_file(path)
     if not data:
         raise DataFileError(path, "is empty, and no model's config.json")
@@ -178,7 +258,8 @@ def _load(path: Path, _modified: float, kv_format: str) -> Model:
         raise DataFileError(path, f"is no model's config.json: it looks like {kind}")
     if "config" not in data:
         in_folder = path.name == "config.json"
-        model = read_model(data, name=path.parent.name if in_folder else path.stem, kv_format=kv_format)
+        headers = read_headers(weights, held) if held else None
+        model = read_model(data, name=path.parent.name if in_folder else path.stem, kv_format=kv_format, headers=headers)
         return _placed(model, str(path.parent.resolve())) if in_folder else model
     if not isinstance(data["config"], dict):
         raise DataFileError(path, "config: must be a table of fields")

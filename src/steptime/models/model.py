@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 
 from steptime.machines.formats import Format, number_format
+from steptime.models.held import Held
 from steptime.numbers import Number
 from steptime.results import Result
 from steptime.units import show
@@ -136,6 +137,7 @@ class Checkpoint:
     place: Hugging Face id or local folder; "" where the config tells neither. weights, experts ("" without any) and kv: formats
     of the dense layers, of the routed experts and of the KV cache. remote_code: whether the repository brings code of its own,
     by the `auto_map` of its config, or by the source that a file of the catalogue gives where it leaves that field out.
+    bytes: of all tensors of its files, exactly; 0 where no whole checkpoint lies beside the config. held: what the files hold.
     """
 
     place: str = ""
@@ -143,6 +145,8 @@ class Checkpoint:
     experts: str = ""
     kv: str = ""
     remote_code: bool = False
+    bytes: int = 0
+    held: Held | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -239,9 +243,13 @@ def draft_parameters(model: Model) -> float:
 
 def weight_bytes(model: Model) -> float:
     """Bytes of all stored weights, multi-token-prediction layers not counted."""
-    return sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.layers) + sum(
-        op.total_weights * op.format.bytes for op in model.stem
-    )
+    layers = sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.layers)
+    return float(round(layers + sum(op.total_weights * op.format.bytes for op in model.stem)))
+
+
+def draft_bytes(model: Model) -> float:
+    """Bytes of the weights of the multi-token-prediction layers."""
+    return float(round(sum(n * sum(op.total_weights * op.format.bytes for op in layer.ops) for layer, n in model.draft)))
 
 
 def kv_bytes_per_token(model: Model) -> float:

@@ -43,7 +43,7 @@ def linear(
         term=term,
         weights=inputs * outputs + bias * outputs,
         flops_per_row=2 * inputs * outputs,
-        format=c.weight_format(module),
+        format=c.weight_format(module, [(inputs, outputs)], bias=bias * outputs),
         rows=rows,
         split=split,
         split_limit=split_limit,
@@ -246,12 +246,14 @@ def experts(
         c, f"{module}.router", router_width or c.width, outputs, term="experts", bias=router_bias, split="replicated"
     )
     matrix = width * hidden
+    biases = bias * ((matrices - 1) * hidden + width)
+    shapes = [(width, hidden)] * (matrices - 1) + [(hidden, width)]
     routed = Op(
         name="experts",
         term="experts",
-        weights=matrices * matrix + bias * ((matrices - 1) * hidden + width),
+        weights=matrices * matrix + biases,
         flops_per_row=2 * matrices * matrix,
-        format=c.weight_format(f"{module}.experts.0.up_proj"),
+        format=c.weight_format(f"{module}.experts.0.up_proj", shapes, bias=biases),
         rows="routed",
         split="experts",
         inputs=width,

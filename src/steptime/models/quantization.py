@@ -7,14 +7,15 @@ awq and bitsandbytes. Embeddings, head, norms and routers stay in the base forma
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import prod
+from dataclasses import replace
 from typing import Any, Final
 
 from steptime.errors import shown
-from steptime.machines.formats import Format, number_format
+from steptime.machines.formats import Format, Packing, number_format
+from steptime.models import packing
 from steptime.models.patterns import Patterns
 
-NEVER: Final = ("embed_tokens", "lm_head", "norm", "router", "gate", "shared_expert_gate")
+NEVER: Final = ("embed_tokens", "lm_head", "norm", "router", "gate", "shared_expert_gate", "eh_proj")
 ALGORITHMS: Final = {
     "FP8": "fp8", "FP8_PB_WO": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_REAL": "fp8", "NVFP4": "nvfp4",
     "NVFP4_AWQ": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8": "int8", "W8A8_SQ_PER_CHANNEL": "int8",
@@ -22,11 +23,24 @@ ALGORITHMS: Final = {
 }  # fmt: skip
 
 
+METHODS: Final = (
+    "fp8", "fbgemm_fp8", "mxfp4", "mxfp8", "gptq", "awq", "bitsandbytes", "quark", "modelopt", "modelopt_fp4", "modelopt_mixed",
+    "compressed-tensors", "gguf",
+)  # fmt: skip
+KEYS: Final = ("k_proj", "v_proj")
+
+
+def method_of(fields: Mapping[str, Any]) -> Any:
+    """Return the tool that a quantization_config names, or None."""
+    return fields.get("quant_method") or ("modelopt" if "quantization" in fields or "quant_algo" in fields else "")
+
+
 class Quantization:
     """The format of each module of a checkpoint, or None where it is the base format."""
 
     def __init__(self, fields: Any, error: Callable[[str, str], Exception]) -> None:
         self.kv_format = ""
+        self._cache_scale = 0  # bytes of the scale that keys have, and values, where the checkpoint has them
         self._default: Format | None = None
         self._layers: dict[str, Format] = {}
         self._skipped: tuple[str, ...] = ()
@@ -35,16 +49,15 @@ class Quantization:
         if not isinstance(fields, Mapping):
             raise error("quantization_config", f"must be a table of fields, not {shown(fields)}")
         self._error = error
-        method = fields.get("quant_method") or ("modelopt" if "quantization" in fields or "quant_algo" in fields else "")
+        method = method_of(fields)
         readers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "fp8": self._read_fp8, "fbgemm_fp8": self._read_fp8, "mxfp4": self._read_mxfp4, "mxfp8": self._read_mxfp8,
-            "gptq": self._read_bits, "awq": self._read_bits, "bitsandbytes": self._read_bits, "quark": self._read_quark,
-            "modelopt": self._read_modelopt, "modelopt_fp4": self._read_modelopt, "modelopt_mixed": self._read_modelopt,
-            "compressed-tensors": self._read_groups,
+            "gptq": self._read_bits, "awq": self._read_bits, "bitsandbytes": self._read_bitsandbytes, "quark": self._read_quark,
+            "compressed-tensors": self._read_groups, "gguf": self._read_gguf,
         }  # fmt: skip
-        if not isinstance(method, str) or method not in readers:
-            raise error("quantization_config.quant_method", f"is {shown(method)}; known: {', '.join(readers)}")
-        readers[method](fields)
+        if not isinstance(method, str) or method not in METHODS:
+            raise error("quantization_config.quant_method", f"is {shown(method)}; known: {', '.join(METHODS)}")
+        readers.get(method, self._read_modelopt)(fields)
         self._listed = list(self._layers.values())
         self._by_module = Patterns(self._layers, self._refused)
         self._kept = Patterns(self._skipped, self._refused)
@@ -59,6 +72,15 @@ class Quantization:
         if self._default is None or module.rpartition(".")[2] in NEVER or module.startswith("visual"):
             return None
         return self._default if self._kept.first(module) is None else None
+
+    @property
+    def bits(self) -> int:
+        """Bits of an integer, where integers of several fill a word: 8 or 4."""
+        return 8 if self._default is not None and self._default.name == "int8" else 4
+
+    def beside(self, module: str) -> int:
+        """Return the bytes of scales of the KV cache that stand beside `module`."""
+        return self._cache_scale if self._cache_scale and module.rpartition(".")[2] in KEYS else 0
 
     def _strings(self, fields: Mapping[str, Any], *names: str) -> tuple[str, ...]:
         for name in names:
@@ -82,28 +104,44 @@ class Quantization:
         self._skipped = self._strings(fields, "modules_to_not_convert", "ignored_layers")
         self._read_layers(fields)
         if block is None:
-            self._default = number_format("fp8")
+            fixed = fields.get("activation_scheme") == "static"
+            plain = method_of(fields) == "fbgemm_fp8"
+            self._default = packing.per_output("fp8", scale=4) if plain else packing.per_matrix("fp8", scales=1 + fixed)
             return
         if not isinstance(block, list) or not block or not all(isinstance(n, int) and n > 0 for n in block):
             raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {shown(block)}")
-        self._default = number_format("fp8", values_per_scale=prod(block), scale_bytes=4, block=max(block))
+        self._default = packing.fp8_blocks((block[0], block[-1]) if len(block) > 1 else (1, block[0]))
 
     def _read_mxfp4(self, fields: Mapping[str, Any]) -> None:
-        self._default = number_format("mxfp4")
+        self._default = packing.small_blocks("mxfp4")
         self._skipped = self._strings(fields, "modules_to_not_convert")
 
     def _read_mxfp8(self, fields: Mapping[str, Any]) -> None:
-        self._default = number_format("mxfp8")
+        self._default = packing.small_blocks("mxfp8")
         self._skipped = self._strings(fields, "modules_to_not_convert", "ignored_layers")
 
+    def _read_gguf(self, fields: Mapping[str, Any]) -> None:
+        """Read what `gguf_config` says of a file of llama.cpp: the type that most of its values have."""
+        self._default = number_format(str(fields.get("type")))
+
     def _read_bits(self, fields: Mapping[str, Any]) -> None:
-        bits = fields.get("bits", 4 if fields.get("load_in_4bit") else 8 if fields.get("load_in_8bit") else 4)
+        bits = fields.get("bits", 4)
         if bits not in (4, 8):
             raise self._error("quantization_config.bits", f"must be 4 or 8, not {shown(bits)}")
         group = fields.get("group_size", 128)
         values = group if isinstance(group, int) and group > 0 else 0
-        self._default = number_format("int4" if bits == 4 else "int8", values_per_scale=values, scale_bytes=2.0)
+        self._default = packing.integers(bits, values, zeros=True, index=method_of(fields) == "gptq")
+        self._skipped = self._strings(fields, "modules_to_not_convert")
+
+    def _read_bitsandbytes(self, fields: Mapping[str, Any]) -> None:
         self._skipped = self._strings(fields, "modules_to_not_convert", "llm_int8_skip_modules")
+        if fields.get("load_in_8bit"):
+            self._default = packing.per_output("int8", scale=4, fixed=1)
+            return
+        kind = fields.get("bnb_4bit_quant_type", "fp4")
+        if kind not in ("nf4", "fp4"):
+            raise self._error("quantization_config.bnb_4bit_quant_type", f"must be nf4 or fp4, not {shown(kind)}")
+        self._default = packing.bitsandbytes_4bit(kind, nested=bool(fields.get("bnb_4bit_use_double_quant")))
 
     def _read_modelopt(self, fields: Mapping[str, Any]) -> None:
         if "config_groups" in fields and "quant_algo" not in fields and "quantization" not in fields:
@@ -114,6 +152,7 @@ class Quantization:
             raise self._error("quantization_config.quantization", f"must be a table of fields, not {shown(inner)}")
         self._skipped = self._strings(inner, "exclude_modules", "ignore")
         self.kv_format = self._kv(inner.get("kv_cache_quant_algo") or fields.get("kv_cache_scheme"))
+        self._cache_scale = 4 if self.kv_format else 0
         if not self._read_layers(inner):
             self._default = self._algorithm(inner.get("quant_algo"), inner)
 
@@ -131,7 +170,16 @@ class Quantization:
     def _algorithm(self, name: Any, fields: Mapping[str, Any] | None = None) -> Format:
         if not isinstance(name, str) or name.upper() not in ALGORITHMS:
             raise self._error("quantization_config.quant_algo", f"is {shown(name)}; known: {', '.join(ALGORITHMS)}")
-        kind = ALGORITHMS[name.upper()]
+        kind, algorithm = ALGORITHMS[name.upper()], name.upper()
+        if kind in ("nvfp4", "mxfp4", "mxfp8"):
+            scalars = 0 if kind != "nvfp4" else 1 if "W4A16" in algorithm else 2
+            return packing.small_blocks(kind, scalars=scalars)
+        if algorithm == "FP8":
+            return packing.per_matrix("fp8", scales=2)
+        if algorithm in ("FP8_PB_WO", "FP8_PB_REAL"):
+            return packing.fp8_blocks((128, 128))
+        if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+            return packing.per_output("fp8", scale=4)
         if kind == "int4":
             return number_format(kind, values_per_scale=self._positive(fields or {}, "group_size", 128), scale_bytes=2)
         return number_format(kind)
@@ -142,29 +190,49 @@ class Quantization:
             raise self._error("quantization_config.config_groups", "must be a table with at least one group")
         self._skipped = self._strings(fields, "ignore")
         self.kv_format = self._kv(fields.get("kv_cache_scheme"))
+        self._scalar = 2 if method_of(fields) == "compressed-tensors" else 4  # bytes of a scale of a whole matrix
+        self._cache_scale = self._scalar if self.kv_format else 0
         for name, group in groups.items():
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
                 raise self._error(f"quantization_config.config_groups.{name}.weights", f"must be a table, not {shown(weights)}")
-            found = self._scheme(weights, f"quantization_config.config_groups.{name}.weights")
+            inputs = group.get("input_activations")
+            fixed = isinstance(inputs, Mapping) and not inputs.get("dynamic", False)
+            found = self._scheme(weights, f"quantization_config.config_groups.{name}.weights", inputs=inputs, fixed=fixed)
             targets = self._strings(group, "targets")
             if not targets or "Linear" in targets:
                 self._default = self._default or found
             else:
                 self._layers |= dict.fromkeys(targets, found)
 
-    def _scheme(self, weights: Mapping[str, Any], place: str) -> Format:
+    def _scheme(self, weights: Mapping[str, Any], place: str, *, inputs: Any, fixed: bool) -> Format:
+        """Return the format of a group; `inputs`: how activations are quantised, `fixed`: whether their scales are stored."""
         bits, kind = weights.get("num_bits"), weights.get("type", "int")
         group = self._positive(weights, "group_size", 0)
         if bits == 8:
             if kind == "float" and group == 32:
-                return number_format("mxfp8")
-            return number_format("fp8" if kind == "float" else "int8")
+                return packing.small_blocks("mxfp8")
+            return self._eight_bits("fp8" if kind == "float" else "int8", weights, fixed=fixed)
         if bits == 4 and kind == "float":
-            return number_format("mxfp4" if group == 32 else "nvfp4")
+            return packing.small_blocks("mxfp4") if group == 32 else packing.small_blocks("nvfp4", scalars=1 + bool(inputs))
         if bits == 4:
-            return number_format("int4", values_per_scale=group or 128, scale_bytes=2)
+            whole = weights.get("strategy") == "channel"
+            ordered = weights.get("actorder") in ("group", True)
+            zeros = weights.get("symmetric") is False
+            return packing.integers(4, 0 if whole else group or 128, zeros=zeros, index=ordered, fixed=16)
         raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {shown(bits)}")
+
+    def _eight_bits(self, name: str, weights: Mapping[str, Any], *, fixed: bool) -> Format:
+        """Return the format of 8 bits of compressed-tensors, whose scales are in 16 bits."""
+        strategy, block = weights.get("strategy"), weights.get("block_structure")
+        if strategy == "block" and isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+            return replace(
+                number_format(name, values_per_scale=block[0] * block[1], scale_bytes=2, block=max(block)),
+                packing=Packing(columns=block[1], rows=block[0], scale=2),
+            )
+        if strategy == "channel":
+            return packing.per_output(name, scale=2, fixed=2 * fixed)
+        return packing.per_matrix(name, scales=1 + fixed, scale=self._scalar)
 
     def _read_quark(self, fields: Mapping[str, Any]) -> None:
         every = fields.get("global_quant_config")

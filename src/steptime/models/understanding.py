@@ -154,7 +154,7 @@ def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     """Return the kinds of layers of a model in order of their first, with the places of each where its family tells them."""
     inner = family.text(c)
     try:
-        each = [family.layer(inner.at(index), index) for index in range(family.depth(inner))]
+        each = list(family.each(inner))
     except (InputError, NotImplementedError):
         each = []
     if Counter(each) != Counter(dict(model.layers)):

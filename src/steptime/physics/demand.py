@@ -102,7 +102,7 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
 
     The time of an operator is homogeneous: $n$ equal ones take the time of one with $n$ times the weights and FLOPs. Where
     activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
-    to weights, too.
+    to weights, too; a format's bytes differ by what its scales take in matrices of other shapes, and count as their mean.
     """
     ops: dict[Any, list[tuple[Op, int]]] = {}
     mixers: Counter[Attention] = Counter()
@@ -113,7 +113,7 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
                 op.rows,
                 op.split,
                 op.split_limit,
-                op.format,
+                replace(op.format, bytes=round(op.format.bytes, 2)),
                 op.experts,
                 op.flops_per_row / op.weights if op.weights else 0,
             )
@@ -138,7 +138,10 @@ def _joined(same: list[tuple[Op, int]]) -> tuple[Op, int]:
     if len(same) == 1:
         return same[0]
     sums = {key: sum(getattr(op, key) for op, _ in same) for key in ("weights", "flops_per_row", "inputs", "outputs")}
-    return replace(same[0][0], **sums), sum(n for _, n in same)
+    format = same[0][0].format
+    if sums["weights"] and any(op.format != format for op, _ in same):
+        format = replace(format, bytes=sum(op.weights * op.format.bytes for op, _ in same) / sums["weights"])
+    return replace(same[0][0], format=format, **sums), sum(n for _, n in same)
 
 
 @dataclass(frozen=True, slots=True)

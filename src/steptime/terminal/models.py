@@ -21,7 +21,7 @@ def models(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="A model to show, or several to compare; without one, the catalogue is listed.",
+            help="A model to show, or several to compare: names, or paths as for plans; without one, the catalogue is listed.",
             show_default=False,
         ),
     ] = None,

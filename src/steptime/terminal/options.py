@@ -98,7 +98,10 @@ class Subject:
 
     model: Annotated[
         str,
-        typer.Argument(help="Catalogue name, Hugging Face id, or path to a config.json or its folder.", show_default=False),
+        typer.Argument(
+            help="Catalogue name, Hugging Face id, or path: a config.json or its folder, a checkpoint's file, a .gguf.",
+            show_default=False,
+        ),
     ]
     system: Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
     engine: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
@@ -44,13 +45,9 @@ class DeepSeekV4(Family):
         """Return window and compressed attention, experts, two norms and two hyper-connections."""
         return self._layer(c, index, self._ratios(c, c.depth)[index])
 
-    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the kinds of layers with their counts; the ratios are read once."""
-        counts: dict[Layer, int] = {}
-        for index, ratio in enumerate(self._ratios(c, c.depth)):
-            layer = self._layer(c, index, ratio)
-            counts[layer] = counts.get(layer, 0) + 1
-        return tuple(counts.items())
+    def each(self, c: Config) -> Iterator[Layer]:
+        """Yield the layers; the ratios are read once."""
+        return (self._layer(c, index, ratio) for index, ratio in enumerate(self._ratios(c, c.depth)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, the map that joins the streams, final norm and head."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import final
 
 from steptime.models import parts
@@ -30,11 +31,11 @@ class HrmText(Family):
             raise c.error("H_cycles", f"makes {layers:,} layers of {self._stack(c)}, more than {DEEPEST:,}")
         return layers
 
-    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the layers of both stacks, and as many more with weights stored before as run again."""
+    def each(self, c: Config) -> Iterator[Layer]:
+        """Yield the layers of both stacks, and as many more with weights stored before as run again."""
         first, stored = self.layer(c, 0), 2 * self._stack(c)
         again = replace(first, name=f"{first.name}, again", ops=tuple(replace(op, stored=False) for op in first.ops))
-        return tuple((layer, n) for layer, n in Counter({first: stored, again: self.depth(c) - stored}).items() if n)
+        return chain(repeat(first, stored), repeat(again, self.depth(c) - stored))
 
     def layer(self, c: Config, index: int) -> Layer:  # noqa: ARG002 - all are alike
         """Return gated attention and a gated feed-forward block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import final
 
 from steptime.models import parts, parts_state
@@ -36,14 +37,10 @@ class NemotronH(Family):
         """Return one norm and one mixer."""
         return self._layer(c, self._kinds(c, "layers_block_type", "hybrid_override_pattern")[index], f"layers.{index}")
 
-    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the kinds of layers with their counts; the pattern is read once."""
+    def each(self, c: Config) -> Iterator[Layer]:
+        """Yield the layers; the pattern is read once."""
         kinds = self._kinds(c, "layers_block_type", "hybrid_override_pattern")
-        counts: dict[Layer, int] = {}
-        for index, kind in enumerate(kinds):
-            layer = self._layer(c, kind, f"layers.{index}")
-            counts[layer] = counts.get(layer, 0) + 1
-        return tuple(counts.items())
+        return (self._layer(c, kind, f"layers.{index}") for index, kind in enumerate(kinds))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction module: two norms, a projection of two widths to one, its layers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
@@ -32,14 +33,10 @@ class StepFun(Family):
         """Return attention, two norms, and a dense block or experts."""
         return self._layer(c, index, self._sparse(c, index))
 
-    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the kinds of layers with their counts; the list of layers with experts is read once."""
+    def each(self, c: Config) -> Iterator[Layer]:
+        """Yield the layers; the list of layers with experts is read once."""
         sparse = self._sparse_layers(c)
-        counts: dict[Layer, int] = {}
-        for index in range(c.depth):
-            layer = self._layer(c, index, index in sparse)
-            counts[layer] = counts.get(layer, 0) + 1
-        return tuple(counts.items())
+        return (self._layer(c, index, index in sparse) for index in range(c.depth))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a layer."""

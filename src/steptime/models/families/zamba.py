@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
@@ -29,14 +29,12 @@ class Zamba(Family):
         """Zamba shares embedding and head unless a config says otherwise."""
         return c.flag("tie_word_embeddings", default=True)
 
-    def layers(self, c: Config) -> tuple[tuple[Layer, int], ...]:
-        """Return the kinds of layers with their counts; a hybrid layer stores a shared block where it is the block's first."""
-        counts: Counter[Layer] = Counter()
+    def each(self, c: Config) -> Iterator[Layer]:
+        """Yield the layers; a hybrid layer stores a shared block where it is the block's first."""
         blocks, seen = c.integer("num_mem_blocks", default=1) if self._second(c) else 1, 0
         for index, kind in enumerate(self._kinds(c)):
-            counts[self._layer(c, index, hybrid=kind == "hybrid", stored=seen < blocks)] += 1
+            yield self._layer(c, index, hybrid=kind == "hybrid", stored=seen < blocks)
             seen += kind == "hybrid"
-        return tuple(counts.items())
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return Mamba, and in hybrid layers the shared block before it."""

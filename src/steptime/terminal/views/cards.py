@@ -15,6 +15,7 @@ from steptime.machines.energy import power_in_words
 from steptime.machines.rents import kind_in_words, known, origin_in_words
 from steptime.machines.system import Rent
 from steptime.numbers import Number
+from steptime.terminal.views.held import held_facts, held_tables
 from steptime.terminal.views.widgets import Grid, bar, facts, notes, sourced, table
 from steptime.units import counted, show
 
@@ -107,11 +108,12 @@ def model_view(card: ModelCard, width: int) -> RenderableType:
     if card.state_bytes_per_sequence:
         pairs.insert(5, ("State of a sequence", show(card.state_bytes_per_sequence, "B")))
     if p.draft:
-        pairs.insert(3, ("Multi-token prediction, besides", show(p.draft)))
+        pairs.insert(3, ("Multi-token prediction, besides", f"{show(p.draft)}, {show(card.draft_weight_bytes, 'B')}"))
     return Group(
         Text(card.name, style="bold"),
-        facts(pairs),
+        facts([*pairs, *held_facts(card)]),
         *_counting(card),
+        *held_tables(card),
         _layers(card),
         _parts(card, width),
         _flops(card),

@@ -1,0 +1,160 @@
+"""Joins a config and the headers of its checkpoint: exact bytes, formats of each layer, and where the two disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from steptime.models.fitting import Counted, Fit, differences, fitted_draft, fitted_layers, fitted_ops
+from steptime.models.headers import Headers, Tensor
+from steptime.models.held import Difference, Held, HeldDtype, HeldGroup
+from steptime.models.model import Layer, Op
+from steptime.models.weights import DRAFT, VISION, Weight, weights_of
+from steptime.units import counted, show
+
+SHOWN = 4  # names of files or layers that a note repeats
+TABLES = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embedding", "embeddings", "embed_in")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A model's layers, stem and draft layers in the formats of its checkpoint, what that holds, and what to mind."""
+
+    layers: Counted
+    stem: tuple[Op, ...]
+    draft: Counted
+    held: Held
+    notes: tuple[str, ...]
+
+
+def fitted(
+    layers: Iterable[Layer],
+    stem: tuple[Op, ...],
+    draft: Counted,
+    headers: Headers,
+    *,
+    vocabulary: int,
+    bits: int = 4,
+    named: Callable[[str], str] = str,
+) -> Fitted:
+    """Return a model in the formats of its checkpoint; one of which files are missing keeps those of its config.
+
+    bits: of integers in words, where only the config tells; named: what modules are called here.
+    """
+    each = tuple(layers)
+    weights = weights_of(headers.tensors, depth=len(each), bits=bits, named=named)
+    held = _held(headers, weights)
+    if headers.missing:
+        from steptime.models.family import grouped
+
+        return Fitted(layers=grouped(each), stem=stem, draft=draft, held=held, notes=(_partial(headers),))
+    fit = Fit()
+    weights, wider = _as_served(weights, headers)
+    own = [w for w in weights if w.layer >= 0 and w.group not in (DRAFT, VISION)]
+    around = [w for w in weights if w.group == VISION or (w.layer < 0 and w.group != DRAFT)]
+    found = fitted_layers(each, own, fit)
+    ends = fitted_ops(stem, around, fit)
+    ahead = fitted_draft(draft, [w for w in weights if w.group == DRAFT], fit)
+    told = tuple(sorted((*differences(fit), *wider), key=lambda one: -abs(one.bytes)))
+    notes = (*_layers(own, len(each)), *_beyond(fit, len(each)), *_vocabulary(headers, vocabulary, named), *_lacking(fit))
+    notes = (*notes, *_stated(headers))
+    return Fitted(layers=found, stem=ends, draft=ahead, held=replace(held, differences=told), notes=notes)
+
+
+def _held(headers: Headers, weights: Iterable[Weight]) -> Held:
+    """Return what the files hold, by part of the model and by dtype, the most first."""
+    groups: dict[str, list[int]] = {}
+    for weight in weights:
+        counts = groups.setdefault(weight.group, [0, 0, 0, 0])
+        for i, value in enumerate((len(weight.names), weight.parameters, weight.bytes, weight.beside)):
+            counts[i] += value
+    dtypes: dict[str, list[int]] = {}
+    for tensor in headers.tensors:
+        kept = dtypes.setdefault(tensor.dtype, [0, 0])
+        kept[0] += 1
+        kept[1] += tensor.bytes
+    parts = [HeldGroup(name=k, tensors=n, parameters=p, bytes=b, scales=s) for k, (n, p, b, s) in groups.items()]
+    kinds = [HeldDtype(name=name, tensors=n, bytes=size) for name, (n, size) in dtypes.items()]
+    return Held(
+        kind=headers.kind,
+        files=headers.files,
+        missing=headers.missing,
+        stated=headers.total,
+        bytes=headers.bytes,
+        tensors=len(headers.tensors),
+        parameters=sum(part.parameters for part in parts),
+        scales=sum(part.scales for part in parts),
+        groups=tuple(sorted(parts, key=lambda part: -part.bytes)),
+        dtypes=tuple(sorted(kinds, key=lambda kind: -kind.bytes)),
+    )
+
+
+def _partial(headers: Headers) -> str:
+    lacking = counted(len(headers.missing), "file")
+    of = f", of {show(headers.total, 'B')} in all" if headers.total else ""
+    return (
+        f"the checkpoint is not whole: {lacking} of {headers.files + len(headers.missing)} "
+        f"{'is' if len(headers.missing) == 1 else 'are'} not there ({_some(headers.missing)}); "
+        f"{show(headers.bytes, 'B')} of tensors are{of}. Weights are reckoned as the config tells"
+    )
+
+
+def _some(names: Iterable[object]) -> str:
+    every = [str(name) for name in names]
+    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
+
+
+def _as_served(weights: list[Weight], headers: Headers) -> tuple[list[Weight], tuple[Difference, ...]]:
+    """Return the weights of a checkpoint in fp32 as engines serve it, in bf16, and what that leaves out."""
+    wide = [weight for weight in weights if weight.format == "fp32"]
+    if headers.kind == "gguf" or 2 * sum(w.parameters for w in wide) <= sum(w.parameters for w in weights):
+        return weights, ()
+    narrow = [replace(w, format="bf16", bytes=w.bytes // 2) if w.format == "fp32" else w for w in weights]
+    less = sum(weight.bytes - weight.bytes // 2 for weight in wide)
+    words = "values in fp32, which engines serve in bf16"
+    return narrow, (Difference(what=words, group="all", count=len(wide), bytes=less),)
+
+
+def _layers(weights: Iterable[Weight], depth: int) -> tuple[str, ...]:
+    """Say which layers of the config the files do not hold."""
+    there = {weight.layer for weight in weights}
+    lacking = [number for number in range(depth) if number not in there]
+    if not lacking:
+        return ()
+    return (f"the config tells of {depth} layers, and the files lack {len(lacking)} of them: {_some(lacking)}",)
+
+
+def _beyond(fit: Fit, depth: int) -> tuple[str, ...]:
+    """Say which layers the files hold that the model does not have."""
+    further = sorted({weight.layer for weight in fit.over if weight.layer >= depth and weight.part == "norms"})
+    if not further:
+        return ()
+    return (f"the config tells of {depth} layers, and the files hold {len(further)} more: {_some(further)}",)
+
+
+def _stated(headers: Headers) -> tuple[str, ...]:
+    """Say where an index states another sum of bytes than its files hold, as some do."""
+    if headers.total in (0, headers.bytes):
+        return ()
+    return (f"the index states {headers.total:,} B of tensors, and the files hold {headers.bytes:,} B",)
+
+
+def _vocabulary(headers: Headers, vocabulary: int, named: Callable[[str], str]) -> tuple[str, ...]:
+    """Say where the embedding has other rows than the config."""
+    for tensor in headers.tensors:
+        module = named(tensor.name.removesuffix(".weight")).rpartition(".")[2]
+        if module in TABLES and len(tensor.shape) == 2 and not _of_vision(tensor) and tensor.shape[0] != vocabulary:
+            return (f"the config has a vocabulary of {vocabulary:,}, and the embedding of the files {tensor.shape[0]:,} rows",)
+    return ()
+
+
+def _of_vision(tensor: Tensor) -> bool:
+    return any(word in tensor.name for word in ("vision", "visual", "audio"))
+
+
+def _lacking(fit: Fit) -> tuple[str, ...]:
+    """Say which operators of the config no tensors make, whose formats are therefore guesses by what is near."""
+    if not fit.short:
+        return ()
+    names = dict.fromkeys(op.name for _, op in fit.short)
+    return (f"no tensors of the files have as many parameters as the config tells of: {_some(names)}",)

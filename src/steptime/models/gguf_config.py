@@ -1,0 +1,296 @@
+"""Turns the metadata of a GGUF file into the fields of a config.json, checked against the shapes of its tensors.
+
+Keys and what each architecture means by them: gguf-py/gguf/constants.py and convert_hf_to_gguf.py of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.catalog.files import is_dir, is_file
+from steptime.errors import DataFileError, UnknownName, shown
+from steptime.models.gguf import Long, read_shards, shards_of
+from steptime.models.gguf_names import named_here
+from steptime.models.headers import SHARD, Headers, Tensor
+from steptime.models.model import Model
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The metadata of a file, read by keys of its architecture, and its tensors by name."""
+
+    path: Path
+    architecture: str
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def error(self, key: str, problem: str) -> DataFileError:
+        """Return the error that says what is wrong with a key."""
+        return DataFileError(self.path, f"{self.architecture}.{key} {problem}")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there."""
+        return f"{self.architecture}.{key}" in self.metadata
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a whole number; of an array of one for each layer, the one that all layers have."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
+        if value is None and default is not None:
+            return default
+        if isinstance(value, list | Long):
+            raise self.error(key, "differs from layer to layer, which is read from a config.json only")
+        if type(value) is not int or value < 0:
+            raise self.error(key, "is missing" if value is None else f"must be a whole number from 0, not {shown(value)}")
+        return value
+
+    def rows(self, name: str, default: int | None = None, axis: int = -2) -> int:
+        """Return the outputs of a tensor's matrix, or its size along another axis."""
+        tensor = self.tensors.get(name)
+        if tensor is None or len(tensor.shape) < -axis:
+            if default is None:
+                raise DataFileError(self.path, f"lacks the tensor {name}")
+            return default
+        return tensor.shape[axis]
+
+    def any(self, *names: str) -> bool:
+        """Whether any layer has a tensor of these names."""
+        ends = tuple(f".{name}" for name in names)
+        return any(tensor.endswith(ends) for tensor in self.tensors)
+
+
+def _common(m: Meta) -> Fields:
+    """Return the fields that every architecture has."""
+    heads, width, depth = m.whole("attention.head_count"), m.whole("embedding_length"), m.whole("block_count")
+    if not 0 < heads <= width:
+        raise m.error("attention.head_count", f"must be from 1 to the width of {width}, not {heads}")
+    fields: Fields = {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "num_key_value_heads": m.whole("attention.head_count_kv", heads) or heads,
+        "head_dim": m.whole("attention.key_length", m.rows("blk.0.attn_q.weight", width) // heads),
+        "vocab_size": m.rows("token_embd.weight"),
+        "tie_word_embeddings": "output.weight" not in m.tensors,
+        "attention_bias": m.any("attn_q.bias", "attn_qkv.bias"),
+        "mlp_bias": m.any("ffn_up.bias"),
+        "torch_dtype": "float16",
+    }
+    if m.has("context_length"):
+        fields["max_position_embeddings"] = m.whole("context_length")
+    if m.has("feed_forward_length"):
+        fields["intermediate_size"] = m.whole("feed_forward_length")
+    if m.whole("attention.sliding_window", 0):
+        fields["sliding_window"] = m.whole("attention.sliding_window")
+    columns = m.rows("token_embd.weight", axis=-1)
+    if columns != width:
+        raise m.error("embedding_length", f"is {width:,}, and token_embd has {columns:,} columns")
+    return fields
+
+
+def _experts(m: Meta, count: str, *, width: str = "moe_intermediate_size") -> Fields:
+    """Return the fields of routed experts, whose number configs call by several names."""
+    hidden = m.rows(_first(m, "ffn_up_exps.weight"), m.whole("expert_feed_forward_length", 0))
+    return {count: m.whole("expert_count"), "num_experts_per_tok": m.whole("expert_used_count"), width: hidden}
+
+
+def _first(m: Meta, name: str) -> str:
+    """Return the first tensor of a name: the first layers of many mixtures are dense."""
+    ending = f".{name}"
+    return next((tensor for tensor in m.tensors if tensor.endswith(ending)), name)
+
+
+def _plain(kind: str, **fields: Any) -> Callable[[Meta], Fields]:
+    return lambda _: {"model_type": kind, **fields}
+
+
+def _llama(m: Meta) -> Fields:
+    if not m.whole("expert_count", 0):
+        return {"model_type": "llama"}
+    return {"model_type": "mixtral", **_experts(m, "num_local_experts", width="intermediate_size")}
+
+
+def _qwen_moe(kind: str) -> Callable[[Meta], Fields]:
+    def fields(m: Meta) -> Fields:
+        shared = m.rows(_first(m, "ffn_up_shexp.weight"), 0)
+        return {"model_type": kind, **_experts(m, "num_experts"), "shared_expert_intermediate_size": shared}
+
+    return fields
+
+
+def _mixture(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]:
+    """Leading dense layers, then shared and routed experts, as DeepSeek has them; layers that predict further tokens last."""
+
+    def fields(m: Meta) -> Fields:
+        told = _experts(m, count)
+        shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), told["moe_intermediate_size"]
+        ahead = m.whole("nextn_predict_layers", 0)
+        return {
+            **told,
+            "model_type": kind,
+            "n_shared_experts": shared // hidden if hidden else 0,
+            "first_k_dense_replace": m.whole("leading_dense_block_count", 0),
+            "n_group": m.whole("expert_group_count", 1) or 1,
+            "topk_group": m.whole("expert_group_used_count", 1) or 1,
+            "num_nextn_predict_layers": ahead,
+            "num_hidden_layers": m.whole("block_count") - ahead,
+            "use_qk_norm": m.any("attn_q_norm.weight"),
+        }
+
+    return fields
+
+
+def _deepseek(m: Meta) -> Fields:
+    """Latent attention: newer files state the sizes of heads as `_mla`, and those of the latent in their place."""
+    rope = m.whole("rope.dimension_count")
+    ranks = {"q_lora_rank": m.whole("attention.q_lora_rank")} if m.whole("attention.q_lora_rank", 0) else {}
+    return {
+        **_mixture("deepseek_v3")(m),
+        **ranks,
+        "head_dim": None,
+        "num_key_value_heads": m.whole("attention.head_count"),
+        "kv_lora_rank": m.whole("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": m.whole("attention.key_length_mla", m.whole("attention.key_length", 0)) - rope,
+        "v_head_dim": m.whole("attention.value_length_mla", m.whole("attention.value_length", 0)),
+    }
+
+
+def _gpt_oss(m: Meta) -> Fields:
+    return {"model_type": "gpt_oss", **_experts(m, "num_local_experts", width="intermediate_size")}
+
+
+def _falcon(m: Meta) -> Fields:
+    kv_heads = m.whole("attention.head_count_kv", 1)
+    newer, hidden = m.any("attn_norm_2.weight"), m.whole("feed_forward_length", 4 * m.whole("embedding_length"))
+    told = {"new_decoder_architecture": newer, "multi_query": kv_heads == 1, "num_kv_heads": kv_heads}
+    return {"model_type": "falcon", **told, "ffn_hidden_size": hidden}
+
+
+def _stablelm(m: Meta) -> Fields:
+    told = {"use_parallel_residual": not m.any("ffn_norm.weight"), "qk_layernorm": m.any("attn_q_norm.weight")}
+    return {"model_type": "stablelm", "use_qkv_bias": m.any("attn_q.bias"), **told}
+
+
+def _gpt2(kind: str) -> Callable[[Meta], Fields]:
+    def fields(m: Meta) -> Fields:
+        single = m.whole("attention.head_count_kv", 0) == 1
+        told = {"n_positions": m.rows("position_embd.weight"), "n_inner": m.whole("feed_forward_length")}
+        return {"model_type": kind, "multi_query": single, **told}
+
+    return fields
+
+
+def _ernie(m: Meta) -> Fields:
+    told = _experts(m, "moe_num_experts")
+    shared = m.rows(_first(m, "ffn_up_shexp.weight"), 0)
+    return {
+        **told,
+        "model_type": "ernie4_5_moe",
+        "moe_k": told["num_experts_per_tok"],
+        "moe_num_shared_experts": shared // told["moe_intermediate_size"] if told["moe_intermediate_size"] else 0,
+        "moe_layer_start_index": m.whole("leading_dense_block_count", 0),
+        "moe_layer_interval": m.whole("interleave_moe_layer_step", 1) or 1,
+    }
+
+
+def _hunyuan(m: Meta) -> Fields:
+    shared, told = m.rows(_first(m, "ffn_up_shexp.weight")), _experts(m, "num_experts")
+    more = {"moe_topk": told["num_experts_per_tok"], "num_shared_expert": 1, "intermediate_size": shared}
+    return {**told, "model_type": "hunyuan_v1_moe", "use_qk_norm": m.any("attn_q_norm.weight"), **more}
+
+
+def _olmo(m: Meta) -> Fields:
+    return {"model_type": "olmo3" if m.whole("attention.sliding_window", 0) else "olmo2"}
+
+
+def _cohere(m: Meta) -> Fields:
+    return {"model_type": "cohere", "use_qk_norm": m.any("attn_q_norm.weight")}
+
+
+ARCHITECTURES: Final[dict[str, Callable[[Meta], Fields]]] = {
+    "llama": _llama, "mistral3": _plain("mistral"), "granite": _plain("granite"), "smollm3": _plain("smollm3"),
+    "granitemoe": lambda m: {"model_type": "granitemoe", **_experts(m, "num_local_experts", width="intermediate_size")},
+    "internlm2": _plain("internlm2"),
+    "seed_oss": lambda m: {"model_type": "seed_oss", "attention_out_bias": m.any("attn_output.bias")},
+    "qwen2": lambda m: {"model_type": "qwen2", "qkv_bias": m.any("attn_q.bias")}, "qwen2moe": _qwen_moe("qwen2_moe"),
+    "qwen3": _plain("qwen3"), "qwen3moe": _qwen_moe("qwen3_moe"), "gemma": _plain("gemma"), "gemma2": _plain("gemma2"),
+    "gemma3": _plain("gemma3_text"), "phi3": _plain("phi3"), "deepseek": _mixture("deepseek"), "deepseek2": _deepseek,
+    "glm4": _plain("glm4"), "chatglm": _plain("glm"), "glm4moe": _mixture("glm4_moe"), "gpt-oss": _gpt_oss,
+    "starcoder2": _plain("starcoder2"), "starcoder": _gpt2("gpt_bigcode"), "gpt2": _gpt2("gpt2"),
+    "gptneox": _plain("gpt_neox"), "command-r": _cohere, "cohere2": _plain("cohere2"), "olmo": _plain("olmo"), "olmo2": _olmo,
+    "olmoe": lambda m: {"model_type": "olmoe", **_experts(m, "num_experts", width="intermediate_size")},
+    "falcon": _falcon, "stablelm": _stablelm, "exaone4": _plain("exaone4"), "dots1": _mixture("dots1"),
+    "ernie4_5": _plain("ernie4_5"), "ernie4_5-moe": _ernie, "hunyuan-moe": _hunyuan, "nemotron": _plain("nemotron"),
+    "arcee": _plain("arcee"), "minimax-m2": lambda m: {
+        "model_type": "minimax_m2", **_experts(m, "num_local_experts", width="intermediate_size"),
+    },
+}  # fmt: skip
+"""What configs call each architecture of GGUF files, and the fields that they have besides."""
+
+
+def fields_of(meta: Meta) -> Fields:
+    """Return the fields of a config.json for the metadata of a file."""
+    held: dict[str, int] = {}
+    for tensor in meta.tensors.values():
+        held[tensor.dtype] = held.get(tensor.dtype, 0) + tensor.values
+    most = {"F32": "fp32", "F16": "fp16"}.get(kind := max(held, key=lambda name: held[name]), kind.lower())
+    quantised = {} if kind in ("F32", "F16", "BF16") else {"quantization_config": {"quant_method": "gguf", "type": most}}
+    dtype = {"BF16": "bfloat16"}.get(kind, "float16")
+    return {**_common(meta), "torch_dtype": dtype, **ARCHITECTURES[meta.architecture](meta), **quantised}
+
+
+def _meta(path: Path) -> tuple[Meta, int]:
+    metadata, tensors, files = read_shards(path)
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        problem = "is missing" if architecture is None else f"must be a text, not {shown(architecture)}"
+        raise DataFileError(path, f"general.architecture {problem}")
+    if architecture not in ARCHITECTURES:
+        hint = f"Known: {', '.join(sorted(ARCHITECTURES))}. A config.json of the same model may be read instead."
+        raise UnknownName("architecture of a GGUF file", architecture, ARCHITECTURES, hint)
+    if not tensors:
+        raise DataFileError(path, "holds no tensors: a vocabulary alone is no model")
+    return Meta(path, architecture, metadata, {tensor.name: tensor for tensor in tensors}), files
+
+
+def fields_of_file(path: Path) -> Fields:
+    """Return the fields of a config.json for a GGUF file."""
+    return fields_of(_meta(path)[0])
+
+
+def file_of(path: Path) -> Path:
+    """Return the GGUF file of a path: the file itself, or the only one of a folder, its shards counted as one."""
+    if not is_dir(path):
+        return path
+    there = [file for file in sorted(path.glob("*.gguf")) if is_file(file) and not file.name.startswith("mmproj")]
+    chosen = {_stem(file): file for file in reversed(there)}
+    if not chosen:
+        raise DataFileError(path, "is a folder without a config.json")
+    if len(chosen) > 1:
+        raise DataFileError(path, f"is a folder of {len(chosen)} GGUF models; name one: {', '.join(sorted(chosen)[:4])}, ...")
+    return next(iter(chosen.values()))
+
+
+def _stem(path: Path) -> str:
+    numbered = SHARD.fullmatch(path.name)
+    return numbered[1] if numbered else path.stem
+
+
+@lru_cache(maxsize=64)
+def model_of_file(path: Path, _signature: tuple[Any, ...], kv_format: str = "") -> Model:
+    """Return the model of a GGUF file, each layer in the types of its tensors."""
+    from steptime.models.loading import read_model
+
+    meta, files = _meta(path)
+    headers = Headers(kind="gguf", tensors=tuple(meta.tensors.values()), files=files)
+    model = read_model(fields_of(meta), name=_stem(path), kv_format=kv_format, headers=headers, renamed=named_here)
+    place = str(shards_of(path)[0].resolve())
+    return replace(model, checkpoint=replace(model.checkpoint, place=place))
