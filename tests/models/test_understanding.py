@@ -11,9 +11,11 @@ import pytest
 import steptime as st
 from steptime.catalog.files import files
 from steptime.errors import ConfigError, UnknownName
+from steptime.models.headers import read_headers
 from steptime.models.loading import config_of
 from steptime.models.model import total_parameters
 from steptime.models.understanding import EXACT, GUESS, LIKELY, understand
+from tests.models import checkpoints
 from tests.terminal.test_commands import run
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +122,17 @@ def test_of_several_those_that_cannot_be_read_come_last(tmp_path):
     assert shown.returncode == 2
     assert "read as llama: exact" in shown.stdout
     assert "bad.json" in shown.stderr
+
+
+def test_files_beside_a_config_make_a_guess_likely_and_slips_plain(tmp_path):
+    """Tensors beside it that are those of the model back a guess; others say that it was not read right."""
+    fields, tensors = checkpoints.bf16()
+    checkpoints.written(tmp_path, {**fields, "model_type": "foo4"}, tensors)
+    found = understand(json.loads((tmp_path / "config.json").read_text()), headers=read_headers(tmp_path))
+    assert (found.sure, found.read_as) == (LIKELY, "llama")
+    assert "hold its tensors and no others" in found.why
+    other = understand({**fields, "intermediate_size": 640}, headers=read_headers(tmp_path))
+    assert other.sure == LIKELY
+    assert "hold other tensors" in other.why
+    shown = run(f"models --new {tmp_path}")
+    assert "hold its tensors and no others" in " ".join(shown.stdout.split())

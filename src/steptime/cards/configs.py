@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
+from steptime.models.headers import read_headers
 from steptime.models.model import (
     active_parameters,
     draft_parameters,
@@ -84,9 +86,12 @@ class ConfigCard(Tabular):
         return table_of(ConfigLayers, self.layers)
 
 
-def config_card(fields: Mapping[str, Any], *, name: str = "") -> ConfigCard:
-    """Return what steptime understands of the fields of a config.json; raise InputError where it reads none of it."""
-    found = understand(fields, name=name)
+def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | None = None) -> ConfigCard:
+    """Return what steptime understands of the fields of a config.json; raise InputError where it reads none of it.
+
+    folder: where files of weights may lie, whose headers tell more.
+    """
+    found = understand(fields, name=name, headers=None if folder is None else read_headers(folder))
     model = found.model
     return ConfigCard(
         name=model.name,

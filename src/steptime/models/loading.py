@@ -223,6 +223,13 @@ def label_of(name: str | os.PathLike[str]) -> str:
     return path.resolve().name if is_dir(path) else path.stem if is_file(path) else str(name)
 
 
+def folder_of(name: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of a model's config.json, where files of weights may lie beside it; None for what is no path of one."""
+    path = Path(name)
+    path = path / "config.json" if is_dir(path) else path
+    return path.parent if is_file(path) and path.name == "config.json" else None
+
+
 def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
     """Return the fields of a model's config as its file has them; `name` is as for `load_model`."""
     path = Path(name)

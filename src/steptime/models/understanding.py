@@ -20,6 +20,7 @@ from typing import Any, Final
 from steptime.errors import InputError, UnknownName, did_you_mean, shown
 from steptime.models.config import Config
 from steptime.models.family import Family, known_families
+from steptime.models.headers import Headers
 from steptime.models.loading import read_model
 from steptime.models.model import Layer, Model, total_parameters
 from steptime.units import show
@@ -81,11 +82,42 @@ class Understanding:
         return tuple(one for one in self.ignored if one.doubtful)
 
 
-def understand(fields: Mapping[str, Any], *, name: str = "") -> Understanding:
+def understand(fields: Mapping[str, Any], *, name: str = "", headers: Headers | None = None) -> Understanding:
     """Return what steptime understands of a config.json; of a kind that it does not know, as what it reads best, as a guess.
 
+    headers: of the files of weights beside it, which hold the same tensors or not.
     Raises InputError where no family reads it, with the reason of the family that its kind names.
     """
+    found = _known_or_guessed(fields, name)
+    return found if headers is None or headers.missing else _held_to(found, fields, headers)
+
+
+def _held_to(found: Understanding, fields: Mapping[str, Any], headers: Headers) -> Understanding:
+    """Return what was understood, held to the tensors of the files: equal ones make a guess likely, others nothing exact."""
+    held = read_model(_as_kind(fields, found.read_as), name=found.model.name, headers=headers).checkpoint.held
+    if held is None:
+        return found
+    if not held.differences:
+        sure = LIKELY if found.sure == GUESS else found.sure
+        return replace(found, sure=sure, why=f"{found.why}; the files beside it hold its tensors and no others")
+    first = held.differences[0]
+    told = (
+        f"{first.what} ({first.bytes:+,} B) and {len(held.differences) - 1} more" if len(held.differences) > 1 else first.what
+    )
+    why = f"{found.why}; the files beside it hold other tensors: {told}"
+    return replace(found, sure=LIKELY if found.sure == EXACT else found.sure, why=why)
+
+
+def _as_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return a config as one of another kind."""
+    changed = {**fields, "model_type": kind}
+    inner = fields.get("text_config")
+    if isinstance(inner, Mapping) and fields.get("model_type") != kind:
+        changed["text_config"] = {**inner, "model_type": kind}
+    return changed
+
+
+def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
     try:
         return _understood(fields, name)
     except UnknownName as unknown:
@@ -134,18 +166,14 @@ def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
 
 def _guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
     """Yield what each family makes of a config, those that read it at all."""
-    inner = fields.get("text_config")
     for family in {id(one): one for one in known_families().values()}.values():
         kind = max(
             (k for k in family.model_types if k in known_families()), key=lambda k: _facts()["compared"].get(k, 0), default=""
         )
         if not kind:
             continue
-        changed = {**fields, "model_type": kind, "architectures": None}
-        if isinstance(inner, Mapping):
-            changed["text_config"] = {**inner, "model_type": kind}
         try:
-            yield _understood(changed, name)
+            yield _understood({**_as_kind(fields, kind), "architectures": None}, name)
         except InputError:
             continue
 

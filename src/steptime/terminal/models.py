@@ -81,7 +81,7 @@ def models(
 def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:
     """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
     from steptime.cards.configs import config_card
-    from steptime.models.loading import config_of, label_of
+    from steptime.models.loading import config_of, folder_of, label_of
 
     if not names:
         raise InputError("--new needs a config.json, its folder, or a name: steptime models --new path/to/config.json")
@@ -91,7 +91,7 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: b
     cards, refused = [], []
     for name in names:
         try:
-            cards.append(config_card(config_of(name, catalog), name=label_of(name)))
+            cards.append(config_card(config_of(name, catalog), name=label_of(name), folder=folder_of(name)))
         except InputError as error:
             if len(names) == 1:
                 raise
