@@ -142,7 +142,10 @@ NESTED = b"".join(struct.pack("<IQ", 9, 1) for _ in range(100))
         (START + struct.pack("<IIQ", 9, 4, 10**18), "has 1e\\+18 values; at most"),
         (START + struct.pack("<IIQ", 9, 8, 10**18), "has 1e\\+18 values; at most"),
         (START + struct.pack("<IIQ", 9, 4, 10**6), "1,000,000 values, takes 4,000,000 bytes"),
-        (START + struct.pack("<IIQ", 9, 9, 10**6) + struct.pack("<IQ", 4, 0) * 10**5, "has 1,000,000 values; at most"),
+        (
+            START + struct.pack("<IIQ", 9, 9, 10**6) + struct.pack("<IQ", 4, 0) * 10**5,
+            "has 1,000,000 arrays; at most 50,000 in all",
+        ),
         (START + struct.pack("<I", 9) + NESTED, "is nested too deep"),
         (START + struct.pack("<IIQQ", 9, 8, 2, 1 << 62), "is truncated or malformed"),
     ],

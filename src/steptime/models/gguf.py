@@ -96,11 +96,11 @@ class _Cursor:
 
     def _array(self, what: str, depth: int) -> Any:
         kind, length = self.take("I", f"the type of {what}"), self.take("Q", f"the length of {what}")
-        self.values += length * (100 if kind == ARRAY else 1)
+        weight = 100 if kind == ARRAY else 1
+        self.values += length * weight
         if depth >= DEEPEST or self.values > MOST_VALUES:
-            problem = (
-                "is nested too deep" if depth >= DEEPEST else f"has {shown(length)} values; at most {MOST_VALUES:,} in all"
-            )
+            many = f"has {shown(length)} {'arrays' if kind == ARRAY else 'values'}"
+            problem = "is nested too deep" if depth >= DEEPEST else f"{many}; at most {MOST_VALUES // weight:,} in all"
             raise DataFileError(self.path, f"{what} {problem}")
         if kind in SCALARS:
             size = length * struct.calcsize(f"<{SCALARS[kind]}")

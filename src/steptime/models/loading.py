@@ -53,11 +53,11 @@ def read_model(
     outer.kv_name = kv_format
     family = _family(outer)
     c = family.text(outer)
+    each = () if headers is None else tuple(family.each(c))
+    layers = family.layers(c) if headers is None else ()
     stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
-    if headers is None:
-        layers = family.layers(c)
-    else:
-        told = fitted(family.each(c), stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
+    if headers is not None:
+        told = fitted(each, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
         layers, stem, draft, notes = told.layers, told.stem, told.draft, (*notes, *doubts, *told.notes)
         checkpoint = Checkpoint(bytes=0 if headers.missing else told.held.bytes, held=told.held)
     found = Model(
