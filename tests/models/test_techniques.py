@@ -14,6 +14,7 @@ from steptime.models.model import (
     cache_bytes,
     cache_bytes_read,
     decode_flops_per_token,
+    growing_kv_bytes_per_token,
     kv_bytes_per_token,
     matmul_flops_per_token,
     prefill_flops,
@@ -91,6 +92,65 @@ def test_windows_budgets_and_shared_caches_by_hand():
     )
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("share=2+kv_heads=1", "kv_heads=1+share=2"),
+        ("share=2+window=4096", "window=4096+share=2"),
+        ("topk=2048+window=8192", "window=8192+topk=2048"),
+        ("blocks=128x16+kv_heads=1", "kv_heads=1+blocks=128x16"),
+        ("kv=int4+topk=2048", "topk=2048+kv=int4"),
+        ("kv=int4@full+kv=int4@full", "kv=int4"),
+        ("kv=int4@5of6+kv=int4", "kv=int4"),
+        ("kv=fp8@1of2+kv=int4", "kv=int4"),
+    ],
+)
+def test_order_does_not_matter_and_the_last_format_stays(one, other):
+    base = st.load_model("llama-3.3-70b")
+    first, second = (st.with_techniques(base, text) for text in (one, other))
+    for length in LENGTHS:
+        assert cache_bytes(first, length) == pytest.approx(cache_bytes(second, length))
+        assert cache_bytes_read(first, length) == pytest.approx(cache_bytes_read(second, length))
+    assert total_parameters(first) == total_parameters(second)
+
+
+def test_layers_that_read_another_cache_change_with_it():
+    for name in ("google/gemma-3n-E4B-it", "google/gemma-4-E2B-it"):
+        kept = st.with_techniques(name, "keep=8192")
+        assert all(a.window <= 8192 for layer, _ in kept.layers for a in layer.attention if a.kv_bytes)
+        assert cache_bytes_read(kept, 1e6) == cache_bytes_read(kept, 2e6)
+    twice = st.with_techniques("meituan-longcat/LongCat-Flash-Chat", "keep=8192")  # two mixers in a layer
+    assert growing_kv_bytes_per_token(twice) == 0
+
+
+def test_indexes_are_in_their_own_format_and_are_not_doubled():
+    wide, narrow = (st.with_techniques(st.load_model("deepseek-v3.2", kv="fp8"), f"kv={kv}") for kv in ("bf16", "int4"))
+    entry = 512 + 64
+    assert kv_bytes_per_token(wide) == 61 * (entry * 2 + 132)
+    assert kv_bytes_per_token(narrow) == 61 * (entry * (0.5 + 2 / 128) + 132)
+    for name in ("zai-org/GLM-5.2", "deepseek-v3.2"):
+        base = st.load_model(name)
+        fewer = st.with_techniques(base, "topk=1024")
+        assert kv_bytes_per_token(fewer) == kv_bytes_per_token(base)
+        assert cache_bytes_read(fewer, 1e5) < cache_bytes_read(base, 1e5)
+        assert total_parameters(fewer) == total_parameters(base)
+
+
+def test_one_layer_of_those_that_share_keeps_the_cache():
+    for name, layers, kept in (("qwen3-8b", 8, 5), ("llama-3.3-70b", 200, 1), ("llama-3.3-70b", 80, 1)):
+        found = st.with_techniques(name, f"share={layers}")
+        assert sum(n for layer, n in found.layers for a in layer.attention if a.stored) == kept
+    gemma = st.with_techniques("google/gemma-3-27b-it", "share=20")
+    assert growing_kv_bytes_per_token(gemma) > 0
+
+
+def test_a_share_of_layers_counts_those_that_are_so_already():
+    with pytest.raises(InputError, match="changes nothing"):
+        st.with_techniques("google/gemma-3-27b-it", "window=4096@5of6")  # 52 of its 62 are
+    found = st.with_techniques("gpt-oss-120b", "window=4096@5of6")
+    assert sum(n for layer, n in found.layers if math.isfinite(layer.attention[0].window)) == 30
+
+
 def test_character_ai_keeps_a_twentieth_and_less():
     """One KV head for 8, windows of 1,024 in 5 of 6 layers, caches of 3 layers, int8: over 20 times less; lecture, section 16.
 
@@ -107,7 +167,7 @@ def test_character_ai_keeps_a_twentieth_and_less():
     "name", ["llama-3.3-70b", "deepseek-v3", "gpt-oss-120b", "google/gemma-3-27b-it", "qwen3-next-80b-a3b"]
 )
 @pytest.mark.parametrize(
-    "technique", ["kv=int4", "window=512@1of2", "keep=2000", "share=2", "topk=256", "blocks=16x8", "latent=128"]
+    "technique", ["kv=int4", "window=512@3of4", "keep=2000", "share=2", "topk=256", "blocks=16x8", "latent=128"]
 )
 def test_no_change_adds_to_what_a_long_context_reads(name, technique):
     base = st.load_model(name)
@@ -132,6 +192,9 @@ def test_no_change_adds_to_what_a_long_context_reads(name, technique):
         ("llama-3.3-70b", "kv=fp9", "fp8"),
         ("llama-3.3-70b", "kv_heads=3", "do not divide"),
         ("llama-3.3-70b", "share=1", "changes nothing"),
+        ("llama-3.3-70b", "rank=0.5+rank=0.5", "rank twice"),
+        ("llama-3.3-70b", "rank=0.5+latent=512", "latent"),
+        ("deepseek-v3.2", "blocks=64x8", "changes nothing"),
         ("llama-3.3-70b", "window=4096@local", "changes nothing"),
         ("llama-3.3-70b", "window=1024++kv=fp8", "technique"),
         ("llama-3.3-70b", "blocks=16", "whole number"),

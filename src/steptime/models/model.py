@@ -88,7 +88,7 @@ class Attention:
     `state_bytes` [B per sequence] is read and written at every step by mixers with a state instead of a cache.
     `summed` [values per token] is what chips that divide its heads add up before it: sums of squares, of norms over all heads;
     `gathered` [values per token] what they gather instead, queries and keys one after the other.
-    A layer that reuses another's cache has `stored=False`.
+    A layer that reuses another's cache has `stored=False`. `kv_format` names the format of entries that have one of their own.
     """
 
     name: str
@@ -109,6 +109,7 @@ class Attention:
     summed: float = 0.0
     gathered: float = 0.0
     arithmetic: tuple[str, ...] = ("bf16", "fp16", "tf32", "fp32")
+    kv_format: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -326,21 +327,20 @@ def prefill_flops(model: Model, tokens: Number, prefix: Number = 0.0) -> Number:
 
 
 def in_format(a: Attention, now: Format, then: Format) -> Attention:
-    """Return a mixer with its cache in another format, where it is in that of the KV cache; buffers and indexes keep theirs."""
-    if a.name == "buffer" or not a.kv_bytes or a.arithmetic != now.arithmetic:
-        return a
+    """Return a mixer with its cache in another format than `now`."""
     return replace(a, kv_bytes=a.kv_bytes * then.bytes / now.bytes, arithmetic=then.arithmetic)
 
 
 def with_kv(model: Model, format: Format) -> Model:
     """Return the model with its KV cache in another format, as when its config is read with that format.
 
-    Caches that multiply in another format than the KV cache keep theirs (most indexes of sparse attention), as buffers do.
+    Caches in a format of their own keep it (most indexes of sparse attention), as buffers do.
     """
     now = number_format(model.kv_format)
 
     def kept(a: Attention) -> Attention:
-        return in_format(a, now, format)
+        own = a.name == "buffer" or a.kv_format or not a.kv_bytes
+        return a if own else in_format(a, now, format)
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
         return tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in layers)

@@ -41,5 +41,6 @@ def indexer(c: Config, module: str) -> parts.Block:
         flops_per_pair_decode=2 * heads * (dim + 1),
         flops_per_pair_prefill=2 * heads * (dim + 1),
         arithmetic=number_format("fp8").arithmetic,
+        kv_format="fp8",
     )
     return parts.Block(ops, (index,))

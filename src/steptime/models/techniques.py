@@ -1,8 +1,9 @@
 r"""What makes a KV cache smaller, or reads less of it: number formats, windows, shared caches, fewer heads, latents, selection.
 
 A technique is one or several changes of a model's attention, such as "window=1024@5of6+share=2+kv=int8": windows in five of six
-layers, caches that two layers share, eight bits. Layers that keep a state, an index or compressed entries instead of keys and
-values stay as they are. Lecture, section 16. What a change does to the quality of answers is not computed.
+layers, caches that two layers share, eight bits. Whatever their order, they are made as `WAYS` lists them. Layers that keep a
+state or compressed entries instead of keys and values stay as they are. Lecture, section 16. What a change does to the quality
+of answers is not computed.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from steptime.errors import InputError, UnknownName, shown
-from steptime.machines.formats import number_format
+from steptime.machines.formats import FORMATS, number_format
 from steptime.models.loading import KV_FORMATS, ModelLike, model_of
-from steptime.models.model import Attention, Layer, Model, Op, in_format, with_kv
+from steptime.models.model import Attention, Layer, Model, Op, in_format
 from steptime.numbers import whole
 from steptime.units import count as read_count
 
 ROTARY: Final = 64  # values of the rotary key that a latent keeps beside it (DeepSeek-V2, arXiv 2405.04434, section 2.1.3)
 INDEX_HEADS, INDEX_DIM = 64, 128  # of DeepSeek-V3.2's indexer (its config.json; arXiv 2512.02556)
 INDEX_BYTES: Final = INDEX_DIM + 4  # its key in FP8 with one scale
+INDEXES: Final = ("indexer", "block index")
+ONCE: Final = ("kv_heads", "latent", "rank", "share")
 KEYS: Final = ("k_proj", "v_proj", "k_norm", "kv_a_proj_with_mqa", "kv_a_norm")  # what makes the entries of a cache
 PARTS: Final = re.compile(r"(\d+)of(\d+)")
 
@@ -46,7 +49,7 @@ class Way:
     words: str
     caveat: str
     source: str
-    apply: Callable[[Layer, Attention, Any], Made]
+    apply: Callable[[Layer, Attention, Any], Made] | None
     read: Callable[[str], Any]
 
 
@@ -115,19 +118,18 @@ def _grouped_alone(layer: Layer) -> None:
         raise InputError("it keeps one latent for all heads, no keys and values; latent=R makes that smaller")
 
 
-def _kv(layer: Layer, _: Attention, form: tuple[str, str]) -> Made:
-    now, then = number_format(form[0]), number_format(form[1])
-    return layer.ops, tuple(in_format(one, now, then) for one in layer.attention)
-
-
 def _window(layer: Layer, a: Attention, tokens: int) -> Made:
-    return layer.ops, (replace(a, window=min(a.window, tokens)), *_others(layer, a))
+    """Return a layer that keeps so many tokens, its index too."""
+    kept = (
+        replace(one, window=min(one.window, tokens / one.stride)) if one.name in INDEXES else one for one in _others(layer, a)
+    )
+    return layer.ops, (replace(a, window=min(a.window, tokens)), *kept)
 
 
-def _shared(layer: Layer, _: Attention, __: int) -> Made:
-    """Return a layer that reads the cache of the one before it, and makes no keys and values of its own."""
+def _shared(layer: Layer, a: Attention, _: int) -> Made:
+    """Return a layer that reads the cache of the one before it, and makes no keys and values; an index stays its own."""
     kept = {op.name: None for op in layer.ops if op.name in KEYS}
-    return _ops(layer, kept), tuple(replace(one, stored=False) for one in layer.attention)
+    return _ops(layer, kept), (replace(a, stored=False), *_others(layer, a))
 
 
 def _kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
@@ -144,7 +146,7 @@ def _latent(layer: Layer, a: Attention, rank: int) -> Made:
         return _narrower(layer, a, rank)
     heads = a.heads
     key, value = a.query_values / heads, a.output_values / heads
-    q, k = _named(layer, "q_proj"), _named(layer, "k_proj")
+    q, k = _named(layer, "q_proj"), next((op for op in layer.ops if op.name == "k_proj"), _named(layer, "q_proj"))
     entry = a.kv_bytes / (a.kv_shards * (key + value))  # bytes of a value
     down, up, more = q.inputs * (rank + ROTARY), rank * heads * (key + value), q.inputs * heads * ROTARY
     q = replace(q, weights=q.weights + more, flops_per_row=q.flops_per_row + 2 * more, outputs=q.outputs + heads * ROTARY)
@@ -164,10 +166,9 @@ def _latent(layer: Layer, a: Attention, rank: int) -> Made:
         flops_per_pair_prefill=2 * heads * (key + ROTARY + value), expand_flops=2 * up,
         query_values=heads * (rank + ROTARY), output_values=heads * rank, summed=0.0, gathered=0.0,
     )  # fmt: skip
-    return _ops(layer, {"q_proj": q, "k_proj": None, "v_proj": None, "q_norm": None, "k_norm": None}, (made, norm, expand)), (
-        mixer,
-        *_others(layer, a),
-    )
+    gone: dict[str, Op | None] = {"k_proj": None, "v_proj": None, "q_norm": None, "k_norm": None}
+    added = (made, norm, expand) if a.stored else (expand,)
+    return _ops(layer, {"q_proj": q, **gone}, added), (mixer, *_others(layer, a))
 
 
 def _narrower(layer: Layer, a: Attention, rank: int) -> Made:
@@ -222,7 +223,7 @@ def _top(layer: Layer, a: Attention, tokens: int) -> Made:
     main = replace(a, selected=min(a.selected, tokens))
     if _is_latent(layer):  # prefill runs in the latent space too, as each query has tokens of its own
         main = replace(main, flops_per_pair_prefill=a.flops_per_pair_decode, expand_flops=0.0)
-    if any(one.name == "indexer" for one in layer.attention):
+    if math.isfinite(a.selected):  # by an index of its own, or by that of an earlier layer
         return layer.ops, (main, *_others(layer, a))
     query = next((op for op in layer.ops if op.name == "q_b_proj"), _named(layer, "q_proj") if not _is_latent(layer) else None)
     width = query.inputs if query is not None else _named(layer, "kv_a_proj_with_mqa").inputs
@@ -244,7 +245,7 @@ def _top(layer: Layer, a: Attention, tokens: int) -> Made:
     flops = 2 * INDEX_HEADS * (INDEX_DIM + 1)
     index = Attention(
         name="indexer", kv_bytes=INDEX_BYTES, flops_per_pair_decode=flops, flops_per_pair_prefill=flops, window=a.window,
-        query_values=INDEX_HEADS * INDEX_DIM, arithmetic=number_format("fp8").arithmetic, stored=a.stored,
+        query_values=INDEX_HEADS * INDEX_DIM, arithmetic=number_format("fp8").arithmetic, kv_format="fp8", stored=a.stored,
     )  # fmt: skip
     return (*layer.ops, *added), (main, *_others(layer, a), index)
 
@@ -252,9 +253,11 @@ def _top(layer: Layer, a: Attention, tokens: int) -> Made:
 def _chosen_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> Made:
     """Return a layer that reads the best blocks, by the score of one mean key a block, as MoBA does (arXiv 2502.13189)."""
     size, chosen = figures
-    if min(a.window, a.selected) <= size * chosen:
+    if a.window <= size * chosen or math.isfinite(a.selected):
         return layer.ops, layer.attention
-    share = 1.0 if _is_latent(layer) else a.query_values / (a.query_values + a.output_values)
+    value = next((op.outputs for op in layer.ops if op.name == "v_proj"), 0.0)
+    key = next((op.outputs for op in layer.ops if op.name == "k_proj"), value)
+    share = 1.0 if _is_latent(layer) or not key else key / (key + value)
     scores = 2 * a.query_values
     index = Attention(
         name="block index", kv_bytes=a.kv_bytes * share, kv_shards=a.kv_shards, flops_per_pair_decode=scores,
@@ -266,20 +269,6 @@ def _chosen_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> Made
 
 ARXIV: Final = "https://arxiv.org/abs/"
 WAYS: Final[dict[str, Way]] = {
-    "kv": Way(
-        "a number format", "cache in {}", "keys of few bits need scales by channel", ARXIV + "2402.02750", _kv, _format
-    ),
-    "window": Way(
-        "tokens", "windows of {} tokens", "what is farther back reaches a token through other layers alone",
-        ARXIV + "2004.05150", _window, _count,
-    ),
-    "keep": Way(
-        "tokens", "at most {} entries kept", "what was dropped is lost, whatever is asked later; prompts are read in full",
-        ARXIV + "2306.14048", _window, _count,
-    ),
-    "share": Way(
-        "layers", "{} layers share a cache", "trained so; each layer still reads it", ARXIV + "2405.12981", _shared, _count
-    ),
     "kv_heads": Way(
         "KV heads", "{} KV heads", "trained so, or uptrained with a twentieth of the compute", ARXIV + "2305.13245",
         _kv_heads, _count,
@@ -291,6 +280,18 @@ WAYS: Final[dict[str, Way]] = {
         "share of the rank", "{} of the rank of keys and values", "keys are made again at each step", ARXIV + "2407.21118",
         _low_rank, _share,
     ),
+    "share": Way(
+        "layers", "{} layers share a cache", "trained so; each layer still reads it", ARXIV + "2405.12981", _shared, _count
+    ),
+    "window": Way(
+        "tokens", "windows of {} tokens", "what is farther back reaches a token through other layers alone",
+        ARXIV + "2004.05150", _window, _count,
+    ),
+    "keep": Way(
+        "tokens", "at most {} entries kept",
+        "what was dropped is lost, whatever is asked later; prompts are reckoned with as few", ARXIV + "2306.14048",
+        _window, _count,
+    ),
     "topk": Way(
         "tokens", "the best {} tokens read, by an indexer", "the index itself reads the whole context; all stays in memory",
         ARXIV + "2512.02556", _top, _count,
@@ -299,8 +300,13 @@ WAYS: Final[dict[str, Way]] = {
         "tokens of a block x blocks", "the best {1} blocks of {0} tokens read", "all stays in memory", ARXIV + "2502.13189",
         _chosen_blocks, _blocks,
     ),
+    "kv": Way(
+        "a number format", "cache in {}",
+        "keys of few bits need scales by channel; int4 is unpacked and multiplied in 16 bits", ARXIV + "2402.02750", None,
+        _format,
+    ),
 }  # fmt: skip
-"""Kinds of changes by name."""
+"""Kinds of changes by name, in the order in which they are made; formats, of what is left, last."""
 
 
 def parse_technique(text: str) -> tuple[Change, ...]:
@@ -309,7 +315,11 @@ def parse_technique(text: str) -> tuple[Change, ...]:
     >>> [change.name for change in parse_technique("window=1024@5of6+share=2+kv=int8")]
     ['window', 'share', 'kv']
     """
-    return tuple(_change(part, text) for part in text.replace(" ", "").split("+"))
+    found = tuple(_change(part, text) for part in text.replace(" ", "").split("+"))
+    for name in ONCE:
+        if sum(change.name == name for change in found) > 1:
+            raise InputError(f"{shown(text)} names {name} twice; once is what can be made of it")
+    return found
 
 
 def _change(part: str, whole: str) -> Change:
@@ -342,7 +352,7 @@ def _fraction(scope: str) -> float:
 
 
 def with_techniques(model: ModelLike, technique: str) -> Model:
-    """Return the model with the changes that `technique` names, one after the other; "" changes nothing.
+    """Return the model with the changes that `technique` names, in the order of `WAYS`; "" changes nothing.
 
     Raises InputError for what is no technique, and where one changes nothing or does not suit the model's attention.
 
@@ -351,8 +361,8 @@ def with_techniques(model: ModelLike, technique: str) -> Model:
     10240.0
     """
     found = model_of(model)
-    for change in parse_technique(technique) if technique.strip() else ():
-        found = _changed(found, change)
+    for change in sorted(parse_technique(technique), key=lambda one: list(WAYS).index(one.name)) if technique.strip() else ():
+        found = _in_formats(found, change) if change.name == "kv" else _changed(found, change)
     return found
 
 
@@ -382,49 +392,93 @@ def caveats_of(technique: str) -> tuple[str, ...]:
 
 
 def _changed(model: Model, change: Change) -> Model:
-    way = WAYS[change.name]
-    value = way.read(change.figures)
-    if change.name == "kv" and not change.scope:
-        return replace(with_kv(model, number_format(value)), kv_told=True, notes=(*model.notes, _words(change)))
-    if change.name == "kv":
-        value = (model.kv_format, value)
-    part = _fraction(change.scope) * ((value - 1) / value if change.name == "share" else 1.0)
-    meant = [_mixer(layer, change.scope) for layer, _ in model.layers]
-    taken = _dealt([n if mixer else 0 for (_, n), mixer in zip(model.layers, meant, strict=True)], part)
+    """Return the model with a change in the layers that it means, as many of each kind."""
+    value = WAYS[change.name].read(change.figures)
+    meant = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
+    counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, meant, strict=True)]
+    made = [_made(model, change, layer, mixers, value) for (layer, _), mixers in zip(model.layers, meant, strict=True)]
+    same = [one == (layer.ops, layer.attention) for one, (layer, _) in zip(made, model.layers, strict=True)]
     layers: list[tuple[Layer, int]] = []
-    different = False
-    for (layer, n), mixer, some in zip(model.layers, meant, taken, strict=True):
-        if mixer is None or not some:
-            layers.append((layer, n))
-            continue
-        try:
-            ops, attention = way.apply(layer, mixer, value)
-        except InputError as error:
-            raise InputError(f"{change.name}={change.figures} does not suit {model.name}: {error}") from None
-        if (ops, attention) == (layer.ops, layer.attention):
-            layers.append((layer, n))
-            continue
-        different = True
-        told = f"{layer.name}, {_words(replace(change, scope=''))}"
-        layers.append((replace(layer, name=told, ops=ops, attention=attention), some))
+    for (layer, n), (ops, attention), some in zip(model.layers, made, _taken(change, value, counts, same), strict=True):
+        if some:
+            name = f"{layer.name}, {_words(replace(change, scope=''))}"
+            layers.append((replace(layer, name=name, ops=ops, attention=attention), some))
         if n > some:
             layers.append((layer, n - some))
-    if not different:
+    if tuple(layers) == model.layers:
         raise InputError(f"{change.name}={change.figures} changes nothing in {model.name}: {_why_nothing(meant)}")
     return replace(model, layers=tuple(layers), notes=(*model.notes, _words(change)))
 
 
-def _mixer(layer: Layer, scope: str) -> Attention | None:
-    """Return the attention of a layer that keeps keys and values, or a latent, if a scope means it."""
-    found = next((a for a in layer.attention if a.name == "attention" and a.kv_bytes and a.stored), None)
-    if found is None or (scope == "full" and math.isfinite(found.window)) or (scope == "local" and math.isinf(found.window)):
-        return None
-    return found
+def _made(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> Made:
+    """Return what a change makes of a layer: of its operators once, of each of the mixers that are meant."""
+    apply = WAYS[change.name].apply
+    ops, attention = layer.ops, layer.attention
+    for number, mixer in enumerate(mixers):
+        assert apply is not None
+        try:
+            found, left = apply(replace(layer, attention=attention), mixer, value)
+        except InputError as error:
+            raise InputError(f"{change.name}={change.figures} does not suit {model.name}: {error}") from None
+        ops = found if not number else (*ops, *found[len(layer.ops) :])
+        attention = left
+    return ops, attention
 
 
-def _why_nothing(meant: Iterable[Attention | None]) -> str:
+def _taken(change: Change, value: Any, counts: list[int], same: list[bool]) -> list[int]:
+    """Return how many layers of each kind change: the share that is asked for, those counted in that are so already.
+
+    Of `share` layers that read one cache, one of each kind keeps it.
+    """
+    taken = _dealt(counts, _fraction(change.scope))
+    if change.name == "share":
+        return [n - math.ceil(n / value) for n in taken]
+    already = sum(n for n, one in zip(counts, same, strict=True) if one)
+    if already and PARTS.fullmatch(change.scope):
+        others = [0 if one else n for n, one in zip(counts, same, strict=True)]
+        wanted = max(0, sum(taken) - already)
+        return _dealt(others, wanted / sum(others)) if sum(others) else others
+    return [0 if one else n for n, one in zip(taken, same, strict=True)]
+
+
+def _in_formats(model: Model, change: Change) -> Model:
+    """Return the model with the caches of all layers, or of those that are meant, in another format; indexes keep theirs."""
+    if model.kv_format not in FORMATS:
+        raise InputError(f"kv={change.figures}: the cache of {model.name} is in {model.kv_format}; load it without --kv")
+    then = number_format(change.figures)
+    counts = [n if _mixers(layer, change.scope, stored=False) else 0 for layer, n in model.layers]
+    if not any(counts):
+        raise InputError(f"kv={change.figures} changes nothing in {model.name}: {_why_nothing([])}")
+    own = then.name if change.scope else ""
+
+    def kept(a: Attention) -> Attention:
+        if a.name == "buffer" or not a.kv_bytes or (a.name in INDEXES and a.kv_format):
+            return a
+        return replace(in_format(a, number_format(a.kv_format or model.kv_format), then), kv_format=own)
+
+    layers: list[tuple[Layer, int]] = []
+    for (layer, n), some in zip(model.layers, _dealt(counts, _fraction(change.scope)), strict=True):
+        if some:
+            layers.append((replace(layer, attention=tuple(map(kept, layer.attention))), some))
+        if n > some:
+            layers.append((layer, n - some))
+    notes = (*model.notes, _words(change))
+    if change.scope:
+        return replace(model, layers=tuple(layers), notes=notes)
+    draft = tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in model.draft)
+    return replace(model, layers=tuple(layers), draft=draft, kv_format=then.name, kv_told=True, notes=notes)
+
+
+def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:
+    """Return what of a layer keeps or reads keys and values, or a latent, if a scope means it; stored: keeps them alone."""
+    found = [a for a in layer.attention if a.name == "attention" and a.kv_bytes and (a.stored or not stored)]
+    windowed = {"full": False, "local": True}.get(scope)
+    return tuple(a for a in found if windowed is None or math.isfinite(a.window) is windowed)
+
+
+def _why_nothing(meant: Iterable[tuple[Attention, ...]]) -> str:
     if not any(meant):
-        return "none of the layers that are meant keeps keys and values of its own"
+        return "none of the layers that are meant keeps keys and values"
     return "its layers are so already, or too few for it"
 
 

@@ -22,7 +22,14 @@ from steptime.errors import InputError, RangeError
 from steptime.machines.money import usd
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
-from steptime.models.model import Model, cache_bytes, cache_bytes_read, kv_bytes_per_token, total_parameters
+from steptime.models.model import (
+    Model,
+    cache_bytes,
+    cache_bytes_read,
+    growing_kv_bytes_per_token,
+    kv_bytes_per_token,
+    total_parameters,
+)
 from steptime.models.techniques import caveats_of, with_techniques, words_of
 from steptime.numbers import MOST_CHIPS, Array, limit, positive, single, whole
 from steptime.physics.cache_format import as_served
@@ -42,7 +49,8 @@ LEAST: Final = 64
 OCTAVE: Final = 2  # lengths to a factor of two, once the layouts worth trying are known from one each
 FINER: Final = 16  # between two of them, again and again
 ROUNDS: Final = 2  # of that, so that a wall is known to two thousandths
-TURNS: Final = 5  # of halving and interpolating that find a batch
+GRID, LOOKS = 12, 4  # batches that are looked at at once, and how often: to one in two thousand
+MOST_BATCH: Final = 1 << 20
 CHIPS: Final = 128  # of a scale-up domain at most, unless more are asked for
 ENDS: Final = 4  # layouts of most room, and fastest ones, that are looked at about the longest contexts
 AS_IS: Final = ""
@@ -75,9 +83,11 @@ class ContextWall:
         default=math.nan,
         metadata=unit("USD", "decode of a million output tokens at that length", key="usd_per_million_output_tokens"),
     )
-    longest: float = field(metadata=unit("tokens", "longest context within the time per token; null: no limit was found"))
+    longest: float = field(
+        metadata=unit("tokens", "longest context within the time per token; null: any, as the cache does not grow")
+    )
     longest_range: tuple[float, float] | None = field(default=None, metadata=unit("tokens", "90 % range, by that of the step"))
-    longest_priced: float = field(metadata=unit("tokens", "longest within the price too; null: no limit was found"))
+    longest_priced: float = field(metadata=unit("tokens", "longest within the price too; null: any"))
     binds: str = field(default="", metadata=unit("", "what ends it: time or memory"))
     caveats: tuple[str, ...] = field(default=(), metadata=unit("", "what it costs beside, and where that is told"))
 
@@ -153,13 +163,15 @@ class ContextWalls(Tabular):
 def tokens(value: float) -> str:
     """Write a length of context.
 
-    >>> tokens(131072), tokens(2_345_678), tokens(math.inf), tokens(0)
-    ('131,000 tokens', '2.35 M tokens', 'any length', 'no length')
+    >>> tokens(131072), tokens(2_345_678), tokens(math.inf), tokens(LONGEST), tokens(0)
+    ('131,000 tokens', '2.35 M tokens', 'any length', 'over 536 M tokens', 'no length')
     """
     if not value:
         return "no length"
     if math.isinf(value):
         return "any length"
+    if value >= LONGEST:
+        return f"over {LONGEST // MILLION:,.0f} M tokens"
     rounded = float(f"{value:.3g}")
     return f"{rounded / MILLION:,.4g} M tokens" if rounded >= MILLION else f"{rounded:,.0f} tokens"
 
@@ -236,8 +248,11 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
         except InputError as error:
             left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
             continue
+        before, after = (cache_bytes(one, CONTEXT) + cache_bytes_read(one, CONTEXT) for one in (model, variant))
         if (variant.layers, variant.stem) == (model.layers, model.stem):
             left_out.append(f"{name} changes nothing: the cache of {model.name} is kept so already")
+        elif after >= before:
+            left_out.append(f"{name} would make the cache of {model.name} no smaller, and no less of it read")
         else:
             found.append((name, variant))
     return found, tuple(left_out)
@@ -263,7 +278,7 @@ def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Arr
     every = stacked([replace(x, replicas=1) for x in found])
     octaves = round(math.log2(LONGEST / LEAST))
     coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), asked.context))
-    first = _cheapest(model, asked, every, coarse, asked.tpot)
+    first = _cheapest(model, asked, every, coarse, asked.tpot, looks=1)
     layouts = taken(every, _worth(model, asked, every, coarse, first))
     lengths = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves * OCTAVE + 1).round(), asked.context))
 
@@ -272,8 +287,9 @@ def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Arr
 
     best = cheapest(lengths)
     at = int(np.searchsorted(lengths, asked.context))
-    longest = _end(cheapest, lengths, best, math.inf)
-    priced = _end(cheapest, lengths, best, asked.usd)
+    end = partial(_end, beyond=float(LONGEST) if growing_kv_bytes_per_token(model) else math.inf)
+    longest = end(cheapest, lengths, best, math.inf)
+    priced = end(cheapest, lengths, best, asked.usd)
     common: dict[str, Any] = {
         "technique": name, "words": words_of(name) if name else "as it is", "parameters": total_parameters(model),
         "kv_bytes": kv_bytes_per_token(model), "cache": float(cache_bytes(model, asked.context)),
@@ -281,22 +297,37 @@ def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Arr
         "caveats": caveats_of(name) if name else (), "binds": _binds(model, asked, layouts, longest),
     }  # fmt: skip
     curve = (lengths[np.isfinite(best.cost)], best.cost[np.isfinite(best.cost)])
+    if 0 < longest < LONGEST:
+        factors = _factors(model, asked, layouts, longest, cheapest(np.array([longest])), 0)
+        if factors is not None:  # times that turn out slower or faster by them
+            fast, slow = (end(partial(cheapest, slower=by), lengths, cheapest(lengths, by), math.inf) for by in factors)
+            common["longest_range"] = (min(slow, longest), max(fast, longest))
     if not np.isfinite(best.cost[at]):
         return ContextWall(**common), curve
-    chosen = taken(layouts, int(best.row[at]))
-    alone = Layout(**{key: int(getattr(chosen, key)) for key in ("tp", "dp", "ep", "cp", "redundant_experts")})
-    batch, seconds = int(best.batch[at]), float(best.seconds[at])
-    limits = step_range(model, asked.system, batch=batch, context=asked.context, layout=alone, engine=asked.engine)
-    ends = None
-    if limits is not None:
-        low, high = (float(np.asarray(value)) / seconds for value in limits)
-        slow, fast = (_end(partial(cheapest, slower=by), lengths, cheapest(lengths, by), math.inf) for by in (high, low))
-        ends = (min(slow, longest), max(fast, longest))
+    chosen, seconds = _one(layouts, int(best.row[at])), float(best.seconds[at])
+    limits = _factors(model, asked, layouts, asked.context, best, at)
     return ContextWall(
-        **common, batch=batch, layout=show_layout(alone), chips=int(alone.chips), step=seconds,
-        step_range=None if limits is None else (float(np.asarray(limits[0])), float(np.asarray(limits[1]))),
-        usd_per_million=float(best.cost[at]) if math.isfinite(asked.rent) else math.nan, longest_range=ends,
+        **common, batch=int(best.batch[at]), layout=show_layout(chosen), chips=int(chosen.chips), step=seconds,
+        step_range=None if limits is None else (seconds * limits[0], seconds * limits[1]),
+        usd_per_million=float(best.cost[at]) if math.isfinite(asked.rent) else math.nan,
     ), curve  # fmt: skip
+
+
+def _one(layouts: Layout, row: int) -> Layout:
+    chosen = taken(layouts, row)
+    return Layout(**{key: int(getattr(chosen, key)) for key in ("tp", "dp", "ep", "cp", "redundant_experts")})
+
+
+def _factors(model: Model, asked: Asked, layouts: Layout, context: float, best: Best, at: int) -> tuple[float, float] | None:
+    """Return the 90 % range of the step of the cheapest point at a length, over the step; None for the ideal engine."""
+    limits = step_range(
+        model, asked.system, batch=int(best.batch[at]), context=context, layout=_one(layouts, int(best.row[at])),
+        engine=asked.engine,
+    )  # fmt: skip
+    if limits is None:
+        return None
+    low, high = (float(np.asarray(value)) / float(best.seconds[at]) for value in limits)
+    return low, high
 
 
 def _worth(model: Model, asked: Asked, layouts: Layout, lengths: Array, first: Best) -> Array:
@@ -311,46 +342,43 @@ def _worth(model: Model, asked: Asked, layouts: Layout, lengths: Array, first: B
     return np.unique(np.concatenate([first.row[fits], roomy.ravel(), fast.ravel()]))
 
 
-def _cheapest(model: Model, asked: Asked, layouts: Layout, contexts: Array, tpot: float) -> Best:
-    """Return the cheapest of the layouts at each length, each with the largest batch that memory and the time allow."""
-    wide = shaped(layouts, 1)
-    room = np.asarray(sequences_that_fit(model, asked.system, context=contexts, layout=wide, engine=asked.engine))
-    most = np.minimum(np.broadcast_to(room, (len(np.atleast_1d(layouts.tp)), len(contexts))), 1 << 20)
+def _cheapest(model: Model, asked: Asked, layouts: Layout, contexts: Array, tpot: float, looks: int = LOOKS) -> Best:
+    """Return the cheapest of the layouts at each length, each with a batch that memory and the time allow.
 
-    def seconds(batch: Array) -> Array:
-        step = decode_step(model, asked.system, batch=batch, context=contexts, layout=wide, engine=asked.engine)
-        return np.asarray(step.total)
-
-    low, high = np.ones_like(most), np.maximum(most, 1.0)
-    at_low, at_high = seconds(low), seconds(high)
-    for turn in range(TURNS):
-        slope = (tpot - at_low) / np.maximum(at_high - at_low, 1e-30)
-        between = low + (high - low) * np.clip(slope, 0.02, 0.98) if turn % 3 < 2 else np.sqrt(low * high)
-        middle = np.clip(np.floor(between), low, high)
-        time = seconds(middle)
-        good = time <= tpot
-        low, at_low = np.where(good, middle, low), np.where(good, time, at_low)
-        high, at_high = np.where(good, high, middle), np.where(good, at_high, time)
-    whole_room = seconds(np.maximum(most, 1.0))
-    batch = np.where(whole_room <= tpot, np.maximum(most, 1.0), low)
-    time = np.where(whole_room <= tpot, whole_room, at_low)
+    Batches are looked at `GRID` at once between one and what memory holds, then as many about the largest that is fast enough.
+    """
+    wide = shaped(layouts, 2)
+    at = contexts[None, :, None]
+    room = np.asarray(sequences_that_fit(model, asked.system, context=at, layout=wide, engine=asked.engine))
+    most = np.clip(np.broadcast_to(room, (np.size(layouts.tp), len(contexts), 1)), 1.0, MOST_BATCH)
     rent = asked.rent if math.isfinite(asked.rent) else 1.0
-    cost = np.asarray(cost_per_token(time, batch, shaped(layouts, 1).chips, rent)) * MILLION
-    cost = np.where((time <= tpot) & (most >= 1), cost, np.inf)
+    low, high = np.ones_like(most), most
+    steps, rows = np.linspace(0.0, 1.0, GRID), np.arange(len(contexts))
+    for _ in range(looks):
+        batch = np.floor(low * (high / low) ** steps + 1e-9)
+        step = decode_step(model, asked.system, batch=batch, context=at, layout=wide, engine=asked.engine)
+        seconds = np.asarray(step.total)
+        good = (seconds <= tpot) & (room >= 1)
+        last = np.maximum(GRID - 1 - np.argmax(good[..., ::-1], axis=-1), 0)[..., None]
+        low = np.take_along_axis(batch, last, axis=-1)
+        high = np.take_along_axis(batch, np.minimum(last + 1, GRID - 1), axis=-1)
+    cost = np.asarray(cost_per_token(seconds, batch, wide.chips, rent)) * MILLION
+    cost = np.where(good, cost, np.inf)
+    cheap = np.argmin(cost, axis=-1)[..., None]
+    cost, batch, seconds = (np.take_along_axis(x, cheap, axis=-1)[..., 0] for x in (cost, batch, seconds))
     row = np.argmin(cost, axis=0)
-    columns = np.arange(len(contexts))
-    return Best(cost[row, columns], batch[row, columns], time[row, columns], row)
+    return Best(cost[row, rows], batch[row, rows], seconds[row, rows], row)
 
 
-def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, most: float) -> float:
-    """Return the longest context that costs at most `most` [USD per million tokens]; 0 where none, infinite where all do."""
+def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, most: float, *, beyond: float) -> float:
+    """Return the longest context that costs at most `most` [USD per million tokens]; 0 where none, `beyond` where all do."""
     for turn in range(ROUNDS + 1):
         fits = np.isfinite(best.cost) & (best.cost <= most)
         if not fits.any():
             return 0.0
         last = int(np.flatnonzero(fits)[-1])
         if last == len(lengths) - 1:
-            return math.inf if turn == 0 else float(lengths[-1])
+            return beyond if turn == 0 else float(lengths[-1])
         if turn == ROUNDS:
             break
         lengths = np.unique(np.geomspace(lengths[last], lengths[last + 1], FINER + 1).round())
@@ -360,7 +388,7 @@ def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, most: fl
 
 def _binds(model: Model, asked: Asked, layouts: Layout, longest: float) -> str:
     """Say what ends the longest context: memory where a longer one fits on no layout, else the time of a step."""
-    if not math.isfinite(longest):
+    if longest >= LONGEST:
         return ""
     beyond = max(longest, LEAST) * 1.02
     room = np.asarray(sequences_that_fit(model, asked.system, context=beyond, layout=layouts, engine=asked.engine))

@@ -155,6 +155,7 @@ class DeepSeekV4(Family):
             flops_per_pair_prefill=2 * heads * (dim + 1),
             stride=ratio,
             arithmetic=number_format("fp8").arithmetic,
+            kv_format="fp8",
         )
         return parts.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
 

@@ -66,7 +66,13 @@ def _side_by_side(found: ContextWalls) -> Grid:
 
 
 def _length(value: float) -> str:
-    return tokens(value).removesuffix(" tokens") if value and math.isfinite(value) else "any" if value else "none"
+    return (
+        tokens(value).removesuffix(" tokens").replace("over ", "> ")
+        if value and math.isfinite(value)
+        else "any"
+        if value
+        else "none"
+    )
 
 
 def _meaning(found: ContextWalls) -> list[Text]:
