@@ -17,7 +17,7 @@ from steptime.errors import InputError
 from steptime.models.family import known_families
 from steptime.models.loading import config_of, read_model
 from steptime.models.model import total_parameters
-from steptime.models.understanding import leaves, looks_like_architecture, plain
+from steptime.models.understanding import _at, is_trifle, leaves, plain
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "steptime" / "data" / "config_fields.json"
@@ -53,27 +53,53 @@ def facts() -> dict[str, Any]:
     """Return how many configs of each kind are equal, and the values of fields that no family asked for."""
     compared: Counter[str] = Counter()
     ignored: dict[str, set[str]] = {}
+    read: dict[str, dict[str, set[str | None]]] = {}
     for kind, fields in equal_configs():
         compared[kind] += 1
         asked: set[str] = set()
         read_model(fields, asked=asked)
+        of_kind = read.setdefault(kind, {})
+        for name in asked:
+            value = _at(fields, name)
+            switch = isinstance(value, bool | str)
+            of_kind.setdefault(name, set()).add(None if value is None else plain(value) if switch else "number")
         entered = frozenset(name.rpartition(".")[0] for name in asked)
         for full, value in leaves(fields, entered=entered):
             key = full.rpartition(".")[2]
             if value is None or full in asked or key.startswith("_"):
                 continue
             ignored.setdefault(key, set())
-            if looks_like_architecture(key):
+            if not is_trifle(key):
                 ignored[key].add(plain(value))
     values = {key: sorted(found)[:MOST] for key, found in sorted(ignored.items())}
-    return {"compared": dict(sorted(compared.items())), "ignored": values}
+    return {
+        "compared": dict(sorted(compared.items())),
+        "ignored": values,
+        "read": {k: told(v) for k, v in sorted(read.items())},
+    }
+
+
+def told(fields: dict[str, set[str | None]]) -> dict[str, list[str | None]]:
+    """Return the values of the switches that a kind reads, null among them where a config lacks one; no values of numbers."""
+    found: dict[str, list[str | None]] = {}
+    for name, values in sorted(fields.items()):
+        if values != {None} and not is_trifle(name.rpartition(".")[2]):
+            switches = sorted(value for value in values if value not in (None, "number"))
+            found[name] = [*switches, *([None] if None in values else [])]
+    return found
 
 
 def text(found: dict[str, Any]) -> str:
     """Return the file: a line for each field."""
     compared = json.dumps(found["compared"])
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(values)}" for key, values in found["ignored"].items())
-    return f'{{"compared": {compared},\n"ignored": {{\n{lines}\n}}}}\n'
+    parts = [f'"{part}": {{\n{lines(found[part])}\n}}' for part in ("ignored", "read")]
+    joined = ",\n".join(parts)
+    return f'{{"compared": {compared},\n{joined}}}\n'
+
+
+def lines(table: dict[str, Any]) -> str:
+    """Return the entries of a table, one a line."""
+    return ",\n".join(f"{json.dumps(key)}: {json.dumps(values)}" for key, values in table.items())
 
 
 if __name__ == "__main__":

@@ -207,6 +207,18 @@ def test_what_is_no_technique_is_refused(name, technique, match):
         st.with_techniques(name, technique)
 
 
+@pytest.mark.parametrize("technique", [None, 5, ["kv=int4"], math.nan])
+def test_a_technique_is_a_text(technique):
+    with pytest.raises(InputError, match="a technique"):
+        st.with_techniques("llama-3.1-8b", technique)
+
+
+def test_a_changed_model_says_so_and_has_no_checkpoint():
+    found = st.with_techniques("llama-3.1-8b", "window=1024")
+    assert found.name.endswith(", window=1024")
+    assert found.checkpoint.place == ""
+
+
 def test_every_way_says_where_it_comes_from():
     for way in WAYS.values():
         assert way.source.startswith("https://arxiv.org/abs/")

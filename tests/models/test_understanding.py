@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "intermediate_size": 14336, "vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "bos_token_id": 1,
+    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "head_dim": 128, "max_position_embeddings": 8192,
 }  # fmt: skip
 
 
@@ -38,7 +39,7 @@ def test_what_is_compared_and_read_whole_is_exact():
         ("num_memory_heads", 4, ""),
         ("num_key_value_head", 2, ""),
         ("n_shared_experts", 2, ""),
-        ("attention_biass", True, "attention_bias"),
+        ("attention_biass", True, ""),
     ],
 )
 def test_a_field_that_may_be_architecture_is_named(field, value, near):
@@ -56,6 +57,29 @@ def test_a_kind_that_is_not_known_is_a_guess_by_its_fields():
     found = understand(latent)
     assert (found.read_as, found.doubtful) == ("deepseek_v3", ())
     assert total_parameters(found.model) == total_parameters(st.load_model("deepseek-v3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("gemma-2-2b", "num_key_value_heads", None),
+        ("qwen3-8b", "num_recurrent_steps", 8),
+        ("qwen3-8b", "cla_share_factor", 2),
+        ("deepseek-v3", "n_shared_experts", None),
+        ("gpt-oss-120b", "hc_mult", 4),
+        ("qwen3-8b", "attention_bias", True),
+    ],
+)
+def test_what_was_not_compared_is_not_exact(name, field, value):
+    fields = {key: it for key, it in config_of(name).items() if key != field}
+    assert understand(config_of(name)).sure == EXACT
+    assert understand(fields if value is None else {**fields, field: value}).sure == LIKELY
+
+
+def test_a_known_text_part_of_an_unknown_whole_wins():
+    found = understand({"model_type": "foovl", "text_config": LLAMA, "vision_config": {"depth": 3}})
+    assert (found.sure, found.read_as) == (LIKELY, "llama")
+    assert total_parameters(found.model) == total_parameters(st.load_model(LLAMA))
 
 
 def test_what_nothing_reads_says_why():

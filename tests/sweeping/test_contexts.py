@@ -74,7 +74,14 @@ def test_laws_of_walls(found):
     never = st.context_walls(*PAIR, techniques=[], tpot=0.001)
     assert (never.base.longest, never.base.batch) == (0, 0)
     assert "no length" in never.text
+    assert "at most" in never.reason
     assert tokens(never.base.longest) == "no length"
+    large = st.context_walls("deepseek-v3", "hgx-h100", techniques=[])
+    assert "673 GB" in large.reason
+    share = st.context_walls("deepseek-v3", "mi355x-8", techniques=["share=2"], context=32_768)
+    assert share.walls[1].longest_priced > 0.99 * share.base.longest_priced  # what cannot hurt does not
+    far = st.context_walls("gpt-oss-120b", "hgx-b200", techniques=["kv_heads=1"], tpot=1.0)
+    assert tokens(far.walls[1].longest) == "over 536 M tokens"
 
 
 def test_curves_rise(found):
@@ -97,6 +104,12 @@ def test_as_a_user_types_it(tmp_path):
     assert [one["technique"] for one in told["walls"]] == ["", "kv=int4", "window=1024@5of6"]
 
 
+def test_what_meets_no_limit_leaves_with_1():
+    shown = run("context deepseek-v3 hgx-h100")
+    assert shown.returncode == 1
+    assert "its weights take 673 GB" in " ".join(shown.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [
@@ -105,9 +118,11 @@ def test_as_a_user_types_it(tmp_path):
         ("--speed 0", "--speed"),
         ("--speed -3", "--speed"),
         ("--usd -1", "USD"),
-        ("--usd nan", "USD"),
+        ("--usd nan", "--usd"),
         ("--context 3", "context"),
         ("--chips 0.5", "chips"),
+        ("--chips 0", "--chips"),
+        ("--technique keep=1e12", "1,000,000,000"),
         ("--plot walls.doc", "--plot"),
     ],
 )

@@ -118,7 +118,10 @@ def _family(c: Config) -> Family:
         raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
     kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
     refuse(c)
-    hint = f"The catalogue knows {len(known)} by their families; 'transformers:' before a path or an id reads others from code."
+    hint = (
+        f"The catalogue knows {len(known)} by their families; 'transformers:' before a path or an id reads others from code, "
+    )
+    hint += "and `steptime models --new` guesses."
     raise UnknownName("architecture", kind[:60], known, hint)
 
 
@@ -238,6 +241,8 @@ def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | No
 
         return fields_of_file(file_of(path))
     direct = not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
+    if is_dir(path) and not is_file(path / "config.json"):
+        raise DataFileError(name, "is a folder without a config.json")
     path = path / "config.json" if is_dir(path) else _beside(path) if direct else path
     data = read_file(path if is_file(path) else _find(str(name), catalog))
     config = data.get("config", data)

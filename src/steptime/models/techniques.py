@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from steptime.errors import InputError, UnknownName, shown
+from steptime.errors import InputError, UnknownName, expect, shown
 from steptime.machines.formats import FORMATS, number_format
 from steptime.models.loading import KV_FORMATS, ModelLike, model_of
 from steptime.models.model import Attention, Layer, Model, Op, in_format
-from steptime.numbers import whole
+from steptime.numbers import MOST_TOKENS
 from steptime.units import count as read_count
 
 ROTARY: Final = 64  # values of the rotary key that a latent keeps beside it (DeepSeek-V2, arXiv 2405.04434, section 2.1.3)
@@ -55,9 +55,12 @@ class Way:
 
 def _count(text: str) -> int:
     try:
-        return whole("it", read_count(text, "it"))
+        number = read_count(text, "it")
     except InputError:
-        raise InputError(f"{shown(text)} is no whole number above 0, such as 8192 or 8k") from None
+        number = 0
+    if not 0 < number <= MOST_TOKENS:
+        raise InputError(f"{shown(text)} is no whole number from 1 to {MOST_TOKENS:,}, such as 8192 or 8k")
+    return number
 
 
 def _share(text: str) -> float:
@@ -76,8 +79,9 @@ def _blocks(text: str) -> tuple[int, int]:
 
 
 def _format(text: str) -> str:
-    if text not in KV_FORMATS:
-        raise UnknownName("KV format", text, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
+    known = [name for name in KV_FORMATS if name in FORMATS]
+    if text not in known:
+        raise UnknownName("KV format", text, known, "Known: " + ", ".join(known) + ".")
     return text
 
 
@@ -146,6 +150,8 @@ def _latent(layer: Layer, a: Attention, rank: int) -> Made:
         return _narrower(layer, a, rank)
     heads = a.heads
     key, value = a.query_values / heads, a.output_values / heads
+    if rank > heads * (key + value):
+        raise InputError(f"a latent of {rank:,} values is more than the {heads * (key + value):,.0f} that its heads have")
     q, k = _named(layer, "q_proj"), next((op for op in layer.ops if op.name == "k_proj"), _named(layer, "q_proj"))
     entry = a.kv_bytes / (a.kv_shards * (key + value))  # bytes of a value
     down, up, more = q.inputs * (rank + ROTARY), rank * heads * (key + value), q.inputs * heads * ROTARY
@@ -354,6 +360,8 @@ def _fraction(scope: str) -> float:
 def with_techniques(model: ModelLike, technique: str) -> Model:
     """Return the model with the changes that `technique` names, in the order of `WAYS`; "" changes nothing.
 
+    It is called by both names and has no checkpoint of its own: what there is was trained, and is stored, otherwise.
+
     Raises InputError for what is no technique, and where one changes nothing or does not suit the model's attention.
 
     >>> from steptime.models.model import kv_bytes_per_token
@@ -361,9 +369,12 @@ def with_techniques(model: ModelLike, technique: str) -> Model:
     10240.0
     """
     found = model_of(model)
+    expect("a technique", technique, str, "a text such as 'window=1024@5of6+kv=int8'")
     for change in sorted(parse_technique(technique), key=lambda one: list(WAYS).index(one.name)) if technique.strip() else ():
         found = _in_formats(found, change) if change.name == "kv" else _changed(found, change)
-    return found
+    if found is model or not technique.strip():
+        return found
+    return replace(found, name=f"{found.name}, {technique}", checkpoint=replace(found.checkpoint, place="", bytes=0, held=None))
 
 
 def words_of(technique: str) -> str:
@@ -387,8 +398,9 @@ def _words(change: Change) -> str:
 
 
 def caveats_of(technique: str) -> tuple[str, ...]:
-    """Return what each change of a technique costs beside, with its source."""
-    return tuple(f"{one.name}: {WAYS[one.name].caveat} ({WAYS[one.name].source})" for one in parse_technique(technique))
+    """Return what to mind of each change of a technique, with its source."""
+    told = [one for one in parse_technique(technique) if one.name != "kv" or number_format(one.figures).bytes < 1]
+    return tuple(f"{one.name}: {WAYS[one.name].caveat} ({WAYS[one.name].source})" for one in told)
 
 
 def _changed(model: Model, change: Change) -> Model:

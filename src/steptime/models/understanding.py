@@ -26,17 +26,18 @@ from steptime.models.model import Layer, Model, total_parameters
 from steptime.units import show
 
 EXACT, LIKELY, GUESS = "exact", "likely", "guess"
-ARCHITECTURE: Final = re.compile(
-    r"layer|head|dim|size|rank|expert|moe|attn|attention|window|conv|state|ssm|mamba|num_|^n_|block|group|kv|latent|mtp|nextn|"
-    r"index|router|shared|sliding|chunk|compress|sparse|topk|top_k|mlp|ffn|inter|width|depth|channel|gate|gating|memory|slots|"
-    r"bias|tie|norm|proj|hidden|loop|recur|lora|stride|pattern|residual|hyper"
+TRIFLES: Final = {
+    "eps", "epsilon", "dropout", "pdrop", "prob", "coef", "coeff", "multiplier", "alpha", "beta", "theta", "act",
+    "activation", "softcap", "softcapping", "scale", "scaling", "jitter", "dtype", "id", "ids", "temperature", "std", "range",
+    "fn", "version",
+    "license", "name", "path", "cache", "template", "seed", "impl", "implementation", "interleaved",
+}  # fmt: skip
+"""Last words of names of figures and switches that no matrix and no cache grows with, whatever their value."""
+ABOUT: Final = re.compile(
+    r"rope|rotary|token_(id|index)|(^|_)(bos|eos|pad|init|initializer)(_|$)|^(output|return)_|"
+    r"^transformers"
 )
-"""Names that a field of an architecture is likely to have."""
-SCALAR: Final = re.compile(
-    r"eps(ilon)?($|_)|dropout|pdrop|_coef|multiplier|_alpha|alpha_|beta_|theta|_act$|_act_|activation|init(ializer)?_|softcap|soft_cap|"
-    r"scal(e|ing)|token_id|token_index|jitter|dtype|use_cache|output_(attentions|hidden)|loss|temperature|kernels?$"
-)
-"""Names of figures and switches that no matrix and no cache grows with, whatever their value."""
+"""The same, by any word of the name."""
 LIKE: Final = 0.85  # how alike the names of two fields are before one may be a slip for the other
 WHOLE: Final = ("model_type", "architectures", "auto_map", "quantization_config", "compression_config")
 """Fields that are read by themselves; what is inside is not followed."""
@@ -74,6 +75,7 @@ class Understanding:
     sure: str
     why: str
     compared: int
+    lacking: int = 0
     others: tuple[str, ...] = ()
 
     @property
@@ -123,16 +125,28 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
     except UnknownName as unknown:
         if unknown.args and "architecture" not in str(unknown):
             raise
-        guesses = sorted(_guesses(fields, name), key=lambda one: (len(one.doubtful), -one.compared))
+        inner = fields.get("text_config")
+        if isinstance(inner, Mapping) and inner.get("model_type") in known_families():
+            found = _understood(inner, name)
+            of = f"{shown(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
+            return replace(found, sure=LIKELY, why=f"{of}; its text_config says {found.read_as!r}")
+        guesses = sorted(_guesses(fields, name), key=_likeness)
         if not guesses:
             raise
         best = guesses[0]
+        best = _understood({**_as_kind(fields, best.read_as), "architectures": None}, name)
         near = [one for one in guesses[1 : 1 + MOST_GUESSED] if len(one.doubtful) == len(best.doubtful)]
         others = tuple(f"{one.read_as} ({show(total_parameters(one.model))})" for one in near)
         kind = shown(fields.get("model_type"))
         why = f"{kind} is no kind that steptime knows; its fields read as those of {best.read_as!r}"
         why += f", and leave {_count(len(best.doubtful))} unread that may be architecture" if best.doubtful else ""
         return replace(best, sure=GUESS, why=why, others=others)
+
+
+def _likeness(one: Understanding) -> tuple[int, ...]:
+    """Return how little a guess is like a config: fields it does not read, those its kind has else, how few were compared."""
+    unread = [it for it in one.ignored if not is_trifle(it.name.rpartition(".")[2])]
+    return len(one.doubtful), len(unread), one.lacking, -one.compared
 
 
 def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
@@ -148,10 +162,14 @@ def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
     ignored = tuple(_ignored(fields, asked))
     compared = _facts()["compared"].get(kind, 0)
     doubtful = sum(one.doubtful for one in ignored)
+    lacking = _lacking(fields, asked, kind)
+    unseen = f"lacks {', '.join(lacking[:3])}" if lacking else _unseen(fields, asked, kind)
     if not compared:
         sure, why = LIKELY, f"no config of {kind!r} was compared with the code of transformers"
     elif doubtful:
         sure, why = LIKELY, f"{_count(doubtful)} that may be architecture {'was' if doubtful == 1 else 'were'} not read"
+    elif unseen:
+        sure, why = LIKELY, f"no config of {kind!r} that was compared with the code of transformers {unseen}"
     else:
         sure = EXACT
         configs = "the one config" if compared == 1 else f"all {compared} configs"
@@ -160,7 +178,7 @@ def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
         )
     return Understanding(
         model=model, read_as=kind, kinds=_kinds(family, c, model), fields=sum(1 for _ in leaves(fields)), ignored=ignored,
-        sure=sure, why=why, compared=compared,
+        sure=sure, why=why, compared=compared, lacking=len(lacking),
     )  # fmt: skip
 
 
@@ -172,8 +190,9 @@ def _guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
         )
         if not kind:
             continue
+        plainly = {**_as_kind(fields, kind), "architectures": None, "quantization_config": None}
         try:
-            yield _understood({**_as_kind(fields, kind), "architectures": None}, name)
+            yield _understood(plainly, name)
         except InputError:
             continue
 
@@ -216,21 +235,18 @@ def _ignored(fields: Mapping[str, Any], asked: set[str]) -> Iterator[Ignored]:
         if value is None or full in asked or key in WHOLE or key.startswith("_"):
             continue
         known = harmless.get(key)
-        if looks_like_architecture(key):
-            doubtful = known is None or plain(value) not in known
-        else:
-            doubtful = known is None and isinstance(value, Mapping)
+        doubtful = not is_trifle(key) and (known is None or plain(value) not in known)
         near = did_you_mean(full, missing, most=1, alike=LIKE) if doubtful else []
         yield Ignored(name=full, value=value, doubtful=doubtful, near=near[0] if near else "")
 
 
-def looks_like_architecture(key: str) -> bool:
-    """Whether a field of that name may tell the size or kind of a matrix, a mixer or a cache.
+def is_trifle(key: str) -> bool:
+    """Whether a field of that name cannot tell the size or kind of a matrix, a mixer or a cache.
 
-    >>> [looks_like_architecture(key) for key in ("num_memory_heads", "rms_norm_eps", "bos_token_id", "attention_dropout")]
-    [True, False, False, False]
+    >>> [is_trifle(key) for key in ("rms_norm_eps", "bos_token_id", "attention_dropout", "num_heads", "decoder_sparse_steps")]
+    [True, True, True, False, False]
     """
-    return bool(ARCHITECTURE.search(key.casefold())) and not SCALAR.search(key.casefold())
+    return key.casefold().rpartition("_")[2] in TRIFLES or bool(ABOUT.search(key.casefold()))
 
 
 def plain(value: Any) -> str:
@@ -238,6 +254,23 @@ def plain(value: Any) -> str:
     if isinstance(value, list):
         value = sorted({json.dumps(one, sort_keys=True) for one in value})[:8]
     return json.dumps(value, sort_keys=True)[:80]
+
+
+def _lacking(fields: Mapping[str, Any], asked: set[str], kind: str) -> list[str]:
+    """Return the fields that all compared configs of a kind have and this one lacks: its silence was not compared."""
+    told = _facts()["read"].get(kind, {})
+    return [name for name, values in told.items() if None not in values and name in asked and _at(fields, name) is None]
+
+
+def _unseen(fields: Mapping[str, Any], asked: set[str], kind: str) -> str:
+    """Say which switch no compared config of a kind sets as this one does; "" for none."""
+    told = _facts()["read"].get(kind, {})
+    for name, values in told.items():
+        value = _at(fields, name)
+        if isinstance(value, bool | str) and values and plain(value) not in values:
+            return f"has {name} {plain(value)}"
+    strange = [name for name in asked if name not in told and isinstance(_at(fields, name), bool) and not is_trifle(name)]
+    return f"has {min(strange)}" if strange else ""
 
 
 def _at(fields: Mapping[str, Any], name: str) -> Any:

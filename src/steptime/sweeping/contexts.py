@@ -29,18 +29,19 @@ from steptime.models.model import (
     growing_kv_bytes_per_token,
     kv_bytes_per_token,
     total_parameters,
+    weight_bytes,
 )
 from steptime.models.techniques import caveats_of, with_techniques, words_of
 from steptime.numbers import MOST_CHIPS, Array, limit, positive, single, whole
 from steptime.physics.cache_format import as_served
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import Layout, shaped, show_layout, stacked, taken
-from steptime.physics.memory import sequences_that_fit
+from steptime.physics.memory import memory_per_chip, sequences_that_fit
 from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_range
 from steptime.results import Tabular, table_of, unit
-from steptime.units import MILLION, show
+from steptime.units import MILLION, counted, show
 
 CONTEXT: Final = 131_072
 TPOT: Final = 0.05  # s: 20 tokens a second, somewhat faster than one reads
@@ -87,7 +88,7 @@ class ContextWall:
         metadata=unit("tokens", "longest context within the time per token; null: any, as the cache does not grow")
     )
     longest_range: tuple[float, float] | None = field(default=None, metadata=unit("tokens", "90 % range, by that of the step"))
-    longest_priced: float = field(metadata=unit("tokens", "longest within the price too; null: any"))
+    longest_priced: float = field(metadata=unit("tokens", "longest within the price too; null: any, or no rent is known"))
     binds: str = field(default="", metadata=unit("", "what ends it: time or memory"))
     caveats: tuple[str, ...] = field(default=(), metadata=unit("", "what it costs beside, and where that is told"))
 
@@ -112,6 +113,7 @@ class ContextWalls(Tabular):
     max_context: float = field(
         metadata=unit("tokens", "for which the model is made; null: no limit stated", key="max_context_tokens")
     )
+    reason: str = field(default="", metadata=unit("", "why the model as it is reaches no length; empty: it does"))
     walls: tuple[ContextWall, ...] = field(metadata=unit("", "one for each technique, the model as it is first"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "usual techniques that the model cannot have, and why"))
     curves: tuple[tuple[Array, Array], ...] = field(
@@ -131,8 +133,10 @@ class ContextWalls(Tabular):
         first = f"At {speed} {self.model} on {self.system} reaches {tokens(at.longest)} of context"
         first += f" (90 % range {tokens(at.longest_range[0])} to {tokens(at.longest_range[1])})" if at.longest_range else ""
         if not at.longest:
-            first = f"{self.model} on {self.system} gives {speed} at no length of context"
-        elif math.isfinite(self.usd_per_million) and self.priced:
+            return f"{self.model} on {self.system} reaches no length of context at {speed}: {self.reason}."
+        if at.longest_range and at.longest_range[1] < 1.01 * at.longest_range[0]:
+            first = f"At {speed} {self.model} on {self.system} reaches {tokens(at.longest)} of context, where memory ends it"
+        if math.isfinite(self.usd_per_million) and self.priced:
             first += f", and {tokens(at.longest_priced)} for {usd(self.usd_per_million)} per million output tokens"
         first += "."
         if longer is at or not longer.longest_priced > 1.01 * at.longest_priced:
@@ -209,6 +213,9 @@ def context_walls(
     Raises InputError for a technique that is none or does not suit the model.
     """
     of, on = model_of(model), system_of(system)
+    techniques = [techniques] if isinstance(techniques, str) else techniques
+    if techniques is not None and "" in techniques:
+        raise InputError("a technique is empty; the model as it is comes first anyhow")
     single(context=context, tpot=tpot, usd_per_million=usd_per_million, chips=chips)
     context = whole("the context", context, least=LEAST, most=LONGEST, unit="token")
     tpot = limit("the time per token", tpot)
@@ -233,7 +240,8 @@ def context_walls(
     return ContextWalls(
         model=of.name, system=on.name, engine=runs_on.name, kv_format=served.kv_format, chips=chips, context=context, tpot=tpot,
         usd_per_million=asked.usd, priced=usd_per_million is not None, max_context=of.max_context,
-        walls=tuple(one for one, _ in found), left_out=left_out, curves=tuple(curve for _, curve in found),
+        reason="" if base.longest else _reason(served, asked), walls=tuple(one for one, _ in found), left_out=left_out,
+        curves=tuple(curve for _, curve in found),
     )  # fmt: skip
 
 
@@ -248,6 +256,8 @@ def _variants(model: Model, techniques: Sequence[str] | None) -> tuple[list[tupl
         except InputError as error:
             left_out.append(str(error) if str(error).startswith(name) else f"{name}: {error}")
             continue
+        if not kv_bytes_per_token(model):
+            return [], (f"all: {model.name} keeps no keys and values",)
         before, after = (cache_bytes(one, CONTEXT) + cache_bytes_read(one, CONTEXT) for one in (model, variant))
         if (variant.layers, variant.stem) == (model.layers, model.stem):
             left_out.append(f"{name} changes nothing: the cache of {model.name} is kept so already")
@@ -272,10 +282,7 @@ class Best:
 
 
 def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Array, Array]]:
-    found = [x for x in legal(model, asked.system, asked.chips, microbatches=(1,), engine=asked.engine) if x.pp == 1]
-    if not found:
-        raise RangeError(f"{model.name} cannot be laid over {asked.chips:,} chips of {asked.system.name}")
-    every = stacked([replace(x, replicas=1) for x in found])
+    every = _layouts(model, asked)
     octaves = round(math.log2(LONGEST / LEAST))
     coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), asked.context))
     first = _cheapest(model, asked, every, coarse, asked.tpot, looks=1)
@@ -384,6 +391,28 @@ def _end(cheapest: Callable[[Array], Best], lengths: Array, best: Best, most: fl
         lengths = np.unique(np.geomspace(lengths[last], lengths[last + 1], FINER + 1).round())
         best = cheapest(lengths)
     return float(lengths[last])
+
+
+def _reason(model: Model, asked: Asked) -> str:
+    """Say why not even a short context is reached: what the weights take, or the fastest step."""
+    layouts = shaped(_layouts(model, asked), 1)
+    lengths = np.array([float(LEAST)])
+    fits = memory_per_chip(model, asked.system, batch=1, context=lengths, layout=layouts, engine=asked.engine)
+    if not fits.fits.any():
+        room = asked.chips * float(np.max(np.asarray(fits.capacity - fits.reserved)))
+        weights = show(weight_bytes(model), "B")
+        return f"its weights take {weights}, and {counted(asked.chips, 'chip')} hold {show(room, 'B')}; --chips takes more"
+    step = decode_step(model, asked.system, batch=1, context=lengths, layout=layouts, engine=asked.engine)
+    fastest = float(np.min(np.where(fits.fits, step.total, np.inf)))
+    return f"one sequence alone gets at most {1 / fastest:,.3g} tok/s"
+
+
+def _layouts(model: Model, asked: Asked) -> Layout:
+    """Return the layouts of one replica, without pipeline stages."""
+    found = [x for x in legal(model, asked.system, asked.chips, microbatches=(1,), engine=asked.engine) if x.pp == 1]
+    if not found:
+        raise RangeError(f"{model.name} cannot be laid over {counted(asked.chips, 'chip')} of {asked.system.name}")
+    return stacked([replace(x, replicas=1) for x in found])
 
 
 def _binds(model: Model, asked: Asked, layouts: Layout, longest: float) -> str:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from steptime.errors import InputError
 from steptime.terminal.budget import check_picture
 from steptime.terminal.groups import grouped
 from steptime.terminal.options import CSV, JSON, LIMITS, OUTPUT, Rented, count, option
@@ -46,14 +47,19 @@ def context(
     json: JSON = False,
 ) -> None:  # fmt: skip
     """Tell how long a context may be for a speed and a price, and what windows, latents or selection would change."""
-    from steptime.numbers import positive
-    from steptime.sweeping.contexts import context_walls
+    from steptime.numbers import MOST_CHIPS, limit, positive, whole
+    from steptime.sweeping.contexts import LEAST, LONGEST, context_walls
 
     check_outputs({"--csv": csv, "--plot": plot}, asked.files())
     if plot is not None:
         check_picture(plot)
     model, system, engine = asked.read()
-    speed = positive("--speed", speed, "tok/s")
+    limit("--speed", speed, "tok/s", least=1e-6)
+    positive("--usd", 1.0 if usd is None else usd, "USD")
+    whole("--context", at, least=LEAST, most=LONGEST, unit="token")
+    whole("--chips", 1 if chips is None else chips, most=MOST_CHIPS)
+    if technique is not None and not all(one.strip() for one in technique):
+        raise InputError("--technique is empty; the model as it is comes first anyhow")
     with patience("Trying layouts and batches for each length of context ..."):
         found = context_walls(
             model, system, techniques=technique or None, context=at, tpot=1 / speed, usd_per_million=usd, chips=chips or 0,
@@ -68,8 +74,10 @@ def context(
         wrote(plot, "the picture of costs by length")
     if json:
         print_json(found)
-        return
-    from steptime.terminal.views.contexts import contexts_view
+    else:
+        from steptime.terminal.views.contexts import contexts_view
 
-    console = console_of()
-    show(contexts_view(found, console.width), console=console)
+        console = console_of()
+        show(contexts_view(found, console.width), console=console)
+    if found.reason:
+        raise typer.Exit(1)

@@ -49,7 +49,9 @@ def models(
 
     chosen, lists = list(names or []), not names and not compare
     if new:
-        refuse_idle(ctx, {"another answer than --new": (False, "compare like context weights experts kv")})
+        if compare or like or context != 8192 or any((weights, experts, kv)):
+            others = "--table, --like, --context, --weights, --experts and --kv"
+            raise InputError(f"--new tells of a config as it stands: {others} do not go with it")
         _show_new(chosen, catalog, csv, json=json)
         return
     refuse_idle(
@@ -99,8 +101,7 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: b
     if csv is not None:
         write_csv(csv, cards[0])
     if json:
-        for card in cards:
-            print_json(card)
+        print_json(cards[0] if len(names) == 1 else [card.to_dict() for card in cards])
     else:
         from steptime.terminal.views.configs import config_view
 

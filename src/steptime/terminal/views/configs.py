@@ -31,7 +31,7 @@ def config_view(card: ConfigCard) -> RenderableType:
         ),
     ]
     if card.others:
-        parts.append(Text(f"It reads as well as {', '.join(card.others)} parameters: the fields do not tell them apart."))
+        parts.append(Text(f"By its fields it may as well be {', '.join(card.others)}."))
     parts += [*notes(card.notes), _layers(card), *_ignored(card)]
     if card.sure == GUESS:
         parts += [
@@ -43,7 +43,14 @@ def config_view(card: ConfigCard) -> RenderableType:
 
 def _layers(card: ConfigCard) -> RenderableType:
     made = table(
-        "Layers", "Count", "What each is", "Parameters", "For a token", "Cache, B/token", numbers=(1, 3, 4, 5), first_to_go=(4,)
+        "Layers",
+        "Count",
+        "What each is",
+        "Parameters each",
+        "For a token",
+        "Cache, B/token",
+        numbers=(1, 3, 4, 5),
+        first_to_go=(4,),
     )
     for one in card.layers:
         made.add_row(
@@ -66,7 +73,12 @@ def _ignored(card: ConfigCard) -> list[RenderableType]:
     parts.append(Text())
     parts.append(Text(f"{card.fields} fields, {card.fields - len(card.ignored)} of them read or empty."))
     if harmless:
-        parts.append(Text(f"Not read, and of no effect on what is counted: {', '.join(harmless)}.", style="bright_black"))
+        parts.append(
+            Text(
+                f"Not read, and of no effect on what is counted, by comparison or by their names: {', '.join(harmless)}.",
+                style="bright_black",
+            )
+        )
     return parts
 
 

@@ -11,7 +11,7 @@ from steptime.machines.money import usd
 from steptime.sweeping.contexts import ContextWall, ContextWalls, tokens
 from steptime.terminal.views.log_scale import LogScale
 from steptime.terminal.views.widgets import Grid, notes, ranged, table
-from steptime.units import show
+from steptime.units import counted, show
 
 BESIDE = 30  # columns beside the axis of the picture, at most
 AS_IS = "as it is"
@@ -19,26 +19,37 @@ AS_IS = "as it is"
 
 def contexts_view(found: ContextWalls, width: int) -> RenderableType:
     """Return the answer in a sentence, the techniques side by side, the longest contexts as bars, and what they cost beside."""
-    asked = f"{found.chips:,} chips at most, {show(found.tpot, 's')} a token, engine {found.engine}, cache in {found.kv_format}"
+    asked = f"{counted(found.chips, 'chip')} at most, {show(found.tpot, 's')} a token, engine {found.engine}, "
+    asked += f"cache in {found.kv_format}"
     parts: list[RenderableType] = [Text(found.text, style="bold"), Text(asked + "; decode alone, prompts not counted in.")]
     parts += notes(_beyond(found))
+    if found.reason:
+        return Group(*parts)
     parts += [Text(), _side_by_side(found), *_meaning(found), *_picture(found, width)]
     caveats = dict.fromkeys(text for one in found.walls for text in one.caveats)
     if caveats:
-        parts += [Text(), Text("What they cost beside", style="bold"), *(Text(f"  {text}") for text in caveats)]
+        parts += [Text(), Text("What to mind of them", style="bold"), *(Text(f"  {text}") for text in caveats)]
     if found.left_out:
         parts += [Text(), Text("Left out", style="bold"), *(Text(f"  {text}") for text in found.left_out)]
     return Group(*parts)
 
 
 def _beyond(found: ContextWalls) -> list[str]:
-    """Say where the model itself ends before memory and time do."""
+    """Say where the model itself ends before memory and time do, and where no price is known."""
+    said = (
+        []
+        if math.isfinite(found.usd_per_million) or found.reason
+        else [f"no rent of {found.system} is known; --rent 2.50 gives one"]
+    )
     if found.context > found.max_context:
-        return [f"{found.model} is made for {found.max_context:,.0f} tokens at most, fewer than --context {found.context:,}"]
+        return [
+            f"{found.model} is made for {found.max_context:,.0f} tokens at most, fewer than --context {found.context:,}",
+            *said,
+        ]
     if found.base.longest > found.max_context:
         made = f"{found.model} is made for {found.max_context:,.0f} tokens at most"
-        return [f"{made}; what is longer tells what memory and time allow"]
-    return []
+        return [f"{made}; what is longer tells what memory and time allow", *said]
+    return said
 
 
 def _side_by_side(found: ContextWalls) -> Grid:
@@ -49,9 +60,9 @@ def _side_by_side(found: ContextWalls) -> Grid:
     )  # fmt: skip
     for one in found.walls:
         made.add_row(
-            one.technique or AS_IS,
+            one.technique.replace("+", "+\n") or AS_IS,
             _length(one.longest),
-            _length(one.longest_priced) if math.isfinite(found.usd_per_million) else "-",
+            _priced(one, found),
             usd(one.usd_per_million) if math.isfinite(one.usd_per_million) else "-",
             show(one.cache, "B"),
             f"{one.batch:,}" if one.batch else "none",
@@ -63,6 +74,13 @@ def _side_by_side(found: ContextWalls) -> Grid:
             style="green" if not one.technique else None,
         )
     return made
+
+
+def _priced(one: ContextWall, found: ContextWalls) -> str:
+    """Write how long a context the price allows; for what the model costs as it is, that is the length asked."""
+    if not math.isfinite(found.usd_per_million):
+        return "-"
+    return f"{found.context:,}" if one is found.base and not found.priced and one.batch else _length(one.longest_priced)
 
 
 def _length(value: float) -> str:
@@ -82,6 +100,7 @@ def _meaning(found: ContextWalls) -> list[Text]:
         words += f"; for the price: within {price} per million output tokens too"
     elif price:
         words += f"; for the price: for the {price} per million that it costs as it is"
+    words += "" if len(found.walls) == 1 else ". Techniques are what-ifs: what an engine runs of them is its own affair"
     return [Text(words + ". Cache, batch, step and USD/M are at the length above.", style="bright_black")]
 
 
