@@ -45,6 +45,9 @@ class Kernels:
     expert_efficiency: Number = _share(1.0, "of peak arithmetic, in grouped matrices of routed experts")
     expert_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of routed experts")
     fp4_efficiency: Number = _share(1.0, "of those two, in products of 4-bit numbers")
+    block_efficiency: Number = _share(
+        1.0, "of those two, in products of 8-bit numbers with a scale for each block of weights, on chips with 4-bit arithmetic"
+    )
     attention_efficiency: Number = _share(1.0, "of peak arithmetic, in attention")
     latent_efficiency: Number = _share(1.0, "of attention_efficiency, where decode attention works on a latent")
     attention_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the KV cache")
