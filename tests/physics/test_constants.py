@@ -86,7 +86,7 @@ def test_what_is_said_of_it(name, value, says):
         ("simulator", {"step_tokens"}),
         ("plan, simulator", set(WAIT_NAMES)),
         ("plan", {"two_batch"}),
-        ("runs", {"seconds_per_request", "first_token_factor"}),
+        ("runs", {"seconds_per_request", "first_token_factor", "seconds_to_start"}),
         ("plan, runs", {"small_kv"}),
         ("simulator, runs", {"prefill_first"}),
     ],
