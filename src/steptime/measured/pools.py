@@ -204,8 +204,7 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     queued = np.maximum(median - later - first(np.full_like(rate, 1e-9), tpot), 0.0)
     burst = np.maximum(pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 - queued, 0.0) / EACH
     burst = burst + engine.scheduler.seconds_to_start / EACH
-    told = {"spread": pools.spread, "clients": pools.concurrency, "rounds": EACH}
-    lasting = round_time(median + burst, owed * tpot, **told)
+    lasting = round_time(median + burst, owed * tpot, spread=pools.spread, clients=pools.concurrency, rounds=EACH)
     bound = np.take_along_axis(state.decode.bound, at[:, None], axis=1)[:, 0]
     return {
         "tpot": tpot,
