@@ -56,7 +56,7 @@ NOT_MODELLED = """## What is not modelled
   late where means are: InferenceMAX starts those with a scheduler that looks for requests every 10 steps, or 30 from 16 clients
   on (`--scheduler-recv-interval`, which is 1 unless set). A file of runs tells it as `stream_interval`; those runs have none,
   so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them (`measured/settings.py`):
-  14 % off at the median where medians are recorded, 37 % where means are. Those of
+  12 % off at the median where medians are recorded, 31 % where means are. Those of
   TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
   eight; with attention groups, 40. First requests of SGLang with DeepSeek in nvfp4 wait 5 to 9 s in the mean.
 """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import pytest
 
 from steptime.measured import validation as validate
-from steptime.measured.closed import running_of
+from steptime.measured.closed import round_time, running_of
 from steptime.measured.validation import closed_of, grouped, predict
 from steptime.physics.drafts import drafted_step
 from steptime.physics.engine import IDEAL, load_engine
@@ -74,8 +76,27 @@ def test_replicas_share_the_clients():
 
 
 def test_throughput_is_littles_law():
-    found = predict([plain(concurrency="16")], by_simulation=False)
+    found = predict([plain(concurrency="16", length_spread="0")], by_simulation=False)
     assert found.output_tok_s[0] == pytest.approx(16 * 256 / (found.ttft[0] + 255 * found.tpot[0]))
+
+
+@pytest.mark.parametrize("clients", [4, 16, 64, 256])
+def test_a_loop_ends_with_its_last_request(clients):
+    """Ten requests for each client, of lengths drawn evenly from 0.8 to 1 of the longest: whoever is free takes the next."""
+    random = np.random.default_rng(0)
+    times = []
+    for _ in range(512 // clients):
+        lengths = random.uniform(0.8, 1.0, 10 * clients)
+        free = [0.0] * clients
+        for length in lengths:
+            heapq.heappush(free, heapq.heappop(free) + length)
+        times.append(max(free) / (10 * np.mean(lengths)))
+    told = round_time(0.0, 1.0, spread=1 / 9, clients=clients, rounds=10)
+    assert float(told) == pytest.approx(np.mean(times), abs=0.012)
+
+
+def test_requests_that_mostly_wait_end_no_later_than_half_of_one():
+    assert float(round_time(1.0, 1.0, spread=1.0, clients=1e6, rounds=4)) == pytest.approx(2 + 1 / 4)
 
 
 @pytest.mark.parametrize("simulated", [False, True])

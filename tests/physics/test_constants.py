@@ -17,7 +17,7 @@ RANGES = {
             (
                 "memory_efficiency", "narrow_efficiency", "compute_efficiency", "expert_efficiency", "expert_memory_efficiency",
                 "attention_efficiency", "attention_memory_efficiency", "latent_efficiency", "network_efficiency",
-                "fp4_efficiency",
+                "fp4_efficiency", "block_efficiency",
             ),
             PEAK,
         ),
@@ -38,7 +38,7 @@ RANGES = {
     "scheduler": {
         "step_tokens": (0, 1e7), "prefill_first": (0, 1), "two_batch": (0, 2), "seconds_per_request": (0, 100),
         "first_token_factor": (0.001, 100), "seconds_before_queue": (0, 100), "seconds_before_queue_per_token": SECOND,
-        "steps_before_answer": (0, 1e5), "steps_to_balance": (0, 1e5),
+        "steps_before_answer": (0, 1e5), "steps_to_balance": (0, 1e5), "seconds_to_start": (0, 1e4),
     },
     "room": {"reserved_bytes": (0, 1e13), "memory_share": (0.001, 1), "small_kv": (0, 1)},
 }  # fmt: skip
@@ -86,7 +86,7 @@ def test_what_is_said_of_it(name, value, says):
         ("simulator", {"step_tokens"}),
         ("plan, simulator", set(WAIT_NAMES)),
         ("plan", {"two_batch"}),
-        ("runs", {"seconds_per_request", "first_token_factor"}),
+        ("runs", {"seconds_per_request", "first_token_factor", "seconds_to_start"}),
         ("plan, runs", {"small_kv"}),
         ("simulator, runs", {"prefill_first"}),
     ],
@@ -119,6 +119,7 @@ UNITS = {
     "s per kernel": {"seconds_per_kernel", "seconds_per_quantised_kernel"},
     "s per token": {"seconds_per_sequence"},
     "s per step": {"seconds_per_step"},
+    "s per run": {"seconds_to_start"},
 }
 
 

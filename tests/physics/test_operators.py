@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from steptime.machines.formats import number_format
 from steptime.physics import operators
 from steptime.physics.clock import Clock
 from steptime.physics.demand import Demand
@@ -68,6 +71,31 @@ def test_attention_that_computes_is_slower_by_its_own_efficiency():
 def test_experts_have_efficiencies_of_their_own(constants, batch, milliseconds):
     step = decode(sparse_matrix(), on=engine(**constants), batch=batch, context=1)
     assert step.terms["experts"] == pytest.approx(milliseconds * 1e-3, rel=1e-9)
+
+
+BLACKWELL = replace(CHIP, chip=replace(CHIP.chip, peak={"bf16": 1e15, "fp8": 2e15, "fp4": 4e15}))
+IN_BLOCKS = number_format("fp8", values_per_scale=128 * 128, scale_bytes=4, block=128)
+
+
+@pytest.mark.parametrize(
+    ("system", "stored", "slower"),
+    [
+        (BLACKWELL, IN_BLOCKS, 2.5),
+        (BLACKWELL, number_format("fp8"), 1.0),  # one scale for a tensor
+        (BLACKWELL, number_format("nvfp4"), 1.0),
+        (CHIP, IN_BLOCKS, 1.0),  # H100: without 4-bit arithmetic
+    ],
+)
+def test_products_of_scaled_blocks_are_slower_on_chips_that_scale_narrower_ones(system, stored, slower):
+    model = model_of(replace(matrix(), format=stored))
+    real = decode(model, system, on=engine(block_efficiency=0.4), **COMPUTE_BOUND)
+    assert real.total == pytest.approx(float(slower * decode(model, system, **COMPUTE_BOUND).total))
+
+
+def test_experts_in_eight_bits_are_scaled_in_blocks():
+    """10,000 x 8 x 0.2 GFLOP x 10 at 2 PFLOP/s and 0.4 of it."""
+    slow = decode(sparse_matrix(), BLACKWELL, on=engine(block_efficiency=0.4), batch=10_000, context=1)
+    assert slow.terms["experts"] == pytest.approx(0.2, rel=1e-9)
 
 
 def test_weights_of_four_bits_stream_at_their_own_efficiency():

@@ -17,7 +17,7 @@ import steptime as st
 from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.measured.loops import closed_loops
 from steptime.measured.loops import fit as fit_first_tokens
-from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.constants import RUN_WAITS
 from steptime.physics.engine import load_engine, named, with_constants
 from steptime.physics.memory import memory_per_chip
 from steptime.planning.steady import aggregated
@@ -585,7 +585,7 @@ def loops(model, system, engine, layout=None):  # of one, 16 and 64 clients
 
 def test_closed_loops_of_many_rows(llama):
     found = loops(*llama, st.load_engine("ideal"))
-    ttft = found.ttft(np.zeros(4))
+    ttft = found.ttft(np.zeros(5))
     alone = st.prefill_step(*llama, tokens=1024, engine="ideal").total
     assert ttft[0] == pytest.approx(float(alone), rel=0.02)
     assert ttft[1] > ttft[0]
@@ -597,13 +597,13 @@ def test_closed_loops_of_many_rows(llama):
 
 def test_first_tokens_wait_for_the_host_and_for_steps(llama):
     """Alone, a request waits for its own prompt, its way to the queue and the steps until it is seen, and for nothing else."""
-    constants = np.array([0.03, 1e-5, 4.0, 10.0])
-    engine = with_constants(st.load_engine("ideal"), named(WAIT_NAMES, constants))
+    constants = np.array([0.03, 1e-5, 4.0, 10.0, 0.0])
+    engine = with_constants(st.load_engine("ideal"), named(RUN_WAITS, constants))
     found = loops(*llama, engine)
     alone = float(st.prefill_step(*llama, tokens=1024, engine="ideal").total)
     assert found.ttft(constants)[0] == pytest.approx(0.03 + 1e-5 * 1024 + alone + 4 * found.step[0], rel=0.02)
     grouped = replace(found, groups=np.full(3, 2))
-    late = grouped.ttft(constants) - grouped.ttft(np.array([0.03, 1e-5, 4.0, 0.0]))
+    late = grouped.ttft(constants) - grouped.ttft(np.array([0.03, 1e-5, 4.0, 0.0, 0.0]))
     np.testing.assert_allclose(late, 10 * grouped.step)
     traffic = closed_loop(1, 10, Lengths(mean=1024), Lengths(mean=128))
     seen = simulate(*llama, traffic, engine=engine).answers
@@ -612,9 +612,27 @@ def test_first_tokens_wait_for_the_host_and_for_steps(llama):
     assert seen.wait.mean == pytest.approx(0.03 + 1e-5 * 1024)
 
 
+def test_the_start_of_a_run_is_in_the_mean_by_the_share_of_requests_that_start_it(llama):
+    """Ten requests for each client: a tenth of two seconds, and nothing in the median."""
+    found = loops(*llama, st.load_engine("ideal"))
+    start = np.array([0.0, 0.0, 0.0, 0.0, 2.0])
+    np.testing.assert_allclose(found.ttft(start) - found.ttft(np.zeros(5)), 0.2)
+    np.testing.assert_array_equal(found.ttft(start, median=True), found.ttft(np.zeros(5), median=True))
+
+
+def test_a_set_of_many_runs_counts_as_few(llama):
+    """Where most runs are of one set, another set of few is heard too: between what either alone says."""
+    parts = [loops(*llama, st.load_engine("ideal"), st.Layout(tp=tp)) for tp in (1, *([2] * 20))]
+    says = [np.array([0.02, 3e-6, steps, 2.0, 1.0]) for steps in (2.0, *([8.0] * 20))]
+    times = np.concatenate([part.ttft(constants) for part, constants in zip(parts, says, strict=True)])
+    none = np.zeros(len(times), dtype=bool)
+    alike = fit_first_tokens(parts, times, none, pairs=["a", *(["b"] * 20)])
+    assert alike[2] < fit_first_tokens(parts, times, none)[2]
+
+
 def test_the_fit_of_first_tokens_finds_what_made_them(llama):
     """Constants that made the times are found again, with one run in six off by a factor of ten."""
-    truth = np.array([0.02, 6e-6, 12.0, 2.0])
+    truth = np.array([0.02, 6e-6, 4.0, 2.0, 1.0])
     parts = [loops(*llama, st.load_engine("ideal"), st.Layout(tp=tp)) for tp in (1, 2, 4, 8)]
     times = np.concatenate([part.ttft(truth) for part in parts])
     times[::6] *= 10

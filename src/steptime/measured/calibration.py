@@ -21,7 +21,7 @@ from steptime.errors import InputError
 from steptime.measured.runs import in_runs
 from steptime.measured.validation import Runs, can_simulate, engine_of, grouped, loops_of, predict_runs
 from steptime.numbers import Array
-from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, WAIT_NAMES
+from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, RUN_WAITS
 from steptime.physics.engine import Engine, constant, named, with_constants
 from steptime.physics.uncertainty import REGIMES, with_variances
 
@@ -61,6 +61,7 @@ PRIORS: dict[str, Prior] = {
 HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
     "unpack_rate": 4.5e12,  # of int4 experts: the one rate at which B200 and H200 are as far off as each other
     "fp4_efficiency": 0.7,  # as far off as fp8 at maximum throughput (0.65), and a published decode on GB200 within 15 % (0.7)
+    "block_efficiency": 0.6,  # B200: 0.58 to 0.97 times as fast as in 16 bits, so 0.4 to 0.7 of what other 8-bit products reach
     "roofline_norm": 2.5,
     "activation_traffic": 1.0,
     "attention_efficiency": 0.6,
@@ -151,7 +152,7 @@ def fit(
         return np.concatenate([((errors[1:] - errors[0]) / step).T, np.diag(1 / deviation)])
 
     found = least_squares(residuals, mean if start is None else start, jac=jacobian, max_nfev=40, xtol=1e-4, ftol=1e-5)
-    pairs = np.concatenate([np.full(len(runs.index), " ".join(_pair(runs)), dtype=object) for runs in groups])
+    pairs = np.concatenate([np.full(len(runs.index), label_of_pair(runs), dtype=object) for runs in groups])
     return found.x, shared_covariance(found.fun[: len(pairs)], found.jac[: len(pairs)], deviation, pairs)
 
 
@@ -232,15 +233,16 @@ def with_waits(
     from steptime.measured import loops as first_token
 
     mean, deviation = first_token.USUAL, first_token.PRIOR_DEVIATIONS
+    pairs = [label_of_pair(runs) for runs in groups] if prior is None else None
     if prior is not None:
         mean, deviation = np.log(np.maximum(first_token.constants_of(prior), first_token.LEAST)), first_token.OWN
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
-        engine = with_constants(engine, named(WAIT_NAMES, constants))
+        engine = with_constants(engine, named(RUN_WAITS, constants))
         loops = [loops_of(runs, engine) for runs in groups]
-        constants = first_token.fit(loops, seen.seconds, seen.medians, mean, deviation)
-    return with_constants(engine, named(WAIT_NAMES, constants)), loops
+        constants = first_token.fit(loops, seen.seconds, seen.medians, mean, deviation, pairs)
+    return with_constants(engine, named(RUN_WAITS, constants)), loops
 
 
 def log_tpot(rows: list[dict[str, str]]) -> Array:
@@ -258,8 +260,9 @@ def measured_first_tokens(rows: list[dict[str, str]]) -> FirstTokens:
     return FirstTokens(np.where(known, median, mean), known)
 
 
-def _pair(runs: Runs) -> tuple[str, str]:
-    return runs.model.name, runs.system.name
+def label_of_pair(runs: Runs) -> str:
+    """Return what runs of one model on one system are called."""
+    return f"{runs.model.name} {runs.system.name}"
 
 
 def known_from(groups: list[Runs], engine: Engine) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from steptime.measured.calibration import (
     engine_from,
     fit,
     known_from,
+    label_of_pair,
     log_tpot,
     measured_first_tokens,
     reading,
@@ -30,7 +31,7 @@ from steptime.measured.calibration import (
 )
 from steptime.measured.validation import Runs, first_tokens, grouped, predict_runs
 from steptime.numbers import Array
-from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.constants import RUN_WAITS
 from steptime.physics.engine import TYPICAL, Engine, named, with_constants
 from steptime.physics.uncertainty import REGIMES
 
@@ -136,7 +137,8 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Fi
     from steptime.measured import loops as first_token
 
     seen = measured.of(groups)
-    return with_constants(engine, named(WAIT_NAMES, first_token.fit(loops, seen.seconds, seen.medians)))
+    pairs = [label_of_pair(runs) for runs in groups]
+    return with_constants(engine, named(RUN_WAITS, first_token.fit(loops, seen.seconds, seen.medians, pairs=pairs)))
 
 
 def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:

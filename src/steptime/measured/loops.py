@@ -7,9 +7,15 @@ what is new every $i$ steps:
 
 $$ TTFT = a + b I + Q(a + b I) + (n + w [d > 1] + i - 1)\, t $$
 
-$Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the four to measured times in their
+The first requests of a run wait $s$ seconds more, for kernels that are compiled and tuned at first use: where public runs on
+SGLang tell means beside medians, means are 2 to 8 s later for each of the first requests than a queue explains, whatever their
+number. A mean holds that of the share of requests that start a run; of a median, nobody is among them.
+
+$Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the five to measured times in their
 logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
-that wait to fill, limits on sequences) that no column tells.
+that wait to fill, limits on sequences) that no column tells. Runs of one model on one system share such flags, so that they
+count as `ALIKE` of them at most, and the prior, one for all engines, says what few of them leave open: half a step is waited
+for, one makes the token and one more runs ahead.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from steptime.machines.system import System
 from steptime.measured.closed import DRIFT
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
-from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.constants import RUN_WAITS
 from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
 from steptime.simulation.pace import Pace, pace_of
@@ -35,12 +41,14 @@ from steptime.simulation.run import kv_room
 from steptime.simulation.state import DONE
 from steptime.simulation.traffic import Lengths, closed_loop
 
-USUAL = np.log([0.008, 4e-6, 4.0, 2.0])
-PRIOR_DEVIATIONS = np.array([1.0, 1.0, 1.5, 1.5])  # of their logarithms, before any run
-LEAST = np.array([1e-4, 1e-8, 0.1, 0.1])  # of a prior: a constant that is zero has no logarithm
-OWN = np.array([0.5, 0.5, 0.5, 0.5])  # of a user's deployment about an engine
+USUAL = np.log([0.012, 3e-6, 2.5, 2.0, 1.0])
+PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])  # of their logarithms, before any run
+LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])  # of a prior: a constant that is zero has no logarithm
+OWN = np.array([0.5, 0.5, 0.5, 0.5, 1.0])  # of a user's deployment about an engine
+ALIKE = 10.0  # runs that those of one model on one system count as, at most
 NOISE = 0.05  # scatter of log(TTFT) of runs that are what they seem: repeats of one run differ by 4 %
 STARTS = ((0.003, 1.0), (0.02, 3.0), (0.003, 8.0), (0.003, 30.0))  # of a [s] and n, for the fit
+STARTING = (0.03, 1.0, 3.0)  # of s [s], with each of those
 ROUNDS, FEW, MANY = 4, 10, 16  # rounds simulated with MANY clients or more, and with fewer; the last stand for all others
 
 
@@ -49,7 +57,8 @@ class Loops:
     """Closed loops, all arrays of one shape: what each waits and how it goes on.
 
     queued, half: mean and median time from the place in the queue to the end of the prompt [s]; step: mean time of a decode
-    step [s]; prompt: mean prompt tokens; groups: attention groups; interval: decode steps between two looks at what is new.
+    step [s]; prompt: mean prompt tokens; groups: attention groups; interval: decode steps between two looks at what is new;
+    starting: share of its requests that start it.
     """
 
     queued: Array
@@ -58,18 +67,20 @@ class Loops:
     prompt: Array
     groups: Array
     interval: Array
+    starting: Array
 
     def ttft(self, constants: Array, *, median: bool = False) -> Array:
-        """Mean or median time to first token [s] with `constants` in the order of WAIT_NAMES."""
-        a, b, n, w = constants
+        """Mean or median time to first token [s] with `constants` in the order of RUN_WAITS."""
+        a, b, n, w, start = constants
         steps = n + w * (self.groups > 1) + self.interval - 1
-        seen: Array = a + b * self.prompt + (self.half if median else self.queued) + steps * self.step
+        waited = self.half if median else self.queued + start * self.starting
+        seen: Array = a + b * self.prompt + waited + steps * self.step
         return seen
 
 
 def constants_of(engine: Engine) -> Array:
-    """Return the constants of an engine in the order of WAIT_NAMES."""
-    return np.array([float(constant(engine, name)) for name in WAIT_NAMES])
+    """Return the constants of an engine in the order of RUN_WAITS."""
+    return np.array([float(constant(engine, name)) for name in RUN_WAITS])
 
 
 def closed_loops(
@@ -127,7 +138,8 @@ def closed_loops(
                 pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed
             )
     seen = np.broadcast_to(np.asarray(interval, dtype=np.float64), n)
-    return Loops(queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=seen)
+    share = np.minimum(table[:, 4] / total, 1.0)
+    return Loops(queued=queued, half=half, step=step * gained, prompt=prompt, groups=table[:, 2], interval=seen, starting=share)
 
 
 def _alike(ways: Array) -> Iterator[tuple[Array, Layout]]:
@@ -170,10 +182,18 @@ def _weighted_median(values: Array, weight: Array) -> float:
     return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
 
 
-def fit(parts: list[Loops], measured: Array, medians: Array, mean: Array = USUAL, deviation: Array = PRIOR_DEVIATIONS) -> Array:
-    """Return the constants, in the order of WAIT_NAMES, fitted to measured TTFT [s] of loops in the order of `parts`.
+def fit(
+    parts: list[Loops],
+    measured: Array,
+    medians: Array,
+    mean: Array = USUAL,
+    deviation: Array = PRIOR_DEVIATIONS,
+    pairs: list[str] | None = None,
+) -> Array:
+    """Return the constants, in the order of RUN_WAITS, fitted to measured TTFT [s] of loops in the order of `parts`.
 
-    medians: which of them are medians, not means. mean and deviation: prior of the constants' logarithms.
+    medians: which of them are medians, not means. mean and deviation: prior of the constants' logarithms. pairs: a label of
+    each part; runs of one label count as `ALIKE` at most. By default each counts as one.
     """
     from scipy.optimize import least_squares
 
@@ -181,14 +201,30 @@ def fit(parts: list[Loops], measured: Array, medians: Array, mean: Array = USUAL
     known = np.isfinite(measured) & np.isfinite(np.where(medians, all_of.half, all_of.queued))
     loops = Loops(**{name: getattr(all_of, name)[known] for name in Loops.__slots__})
     seen, half = np.log(measured[known]), medians[known]
+    weight: Number = 1.0
+    if pairs is not None:
+        labels = np.repeat(np.array(pairs, dtype=object), [len(part.queued) for part in parts])[known]
+        weight = weights(labels)
 
     def residuals(logs: Array) -> Array:
         constants = np.exp(logs)
         found = np.where(half, loops.ttft(constants, median=True), loops.ttft(constants))
         errors = (np.log(found) - seen) / NOISE
-        return np.concatenate([np.sign(errors) * np.sqrt(np.log1p(errors**2)), (logs - mean) / deviation])
+        soft = weight * np.sign(errors) * np.sqrt(np.log1p(errors**2))
+        return np.concatenate([soft, (logs - mean) / deviation])
 
-    starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3]]) for a, n in STARTS)]
+    starts = [mean, *(np.array([math.log(a), mean[1], math.log(n), mean[3], math.log(s)]) for a, n in STARTS for s in STARTING)]
     found = min((least_squares(residuals, start) for start in starts), key=lambda one: one.cost)
     constants: Array = np.exp(found.x)
     return constants
+
+
+def weights(labels: Array) -> Array:
+    """Return the weight of each run's error, so that the squares of those of one label add up to `ALIKE` at most.
+
+    >>> weights(np.array(["a"] * 40 + ["b"]))[[0, 40]].tolist()
+    [0.5, 1.0]
+    """
+    _, place, count = np.unique(labels.astype(str), return_inverse=True, return_counts=True)
+    found: Array = np.sqrt(np.minimum(1.0, ALIKE / count))[place]
+    return found

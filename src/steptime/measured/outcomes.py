@@ -17,7 +17,7 @@ from steptime.measured.kinds import LOOPS, POOLS, kind_of
 from steptime.measured.load_generators import read_files
 from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs, unread_columns
 from steptime.measured.validation import engine_of, predict
-from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.constants import RUN_WAITS
 from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
 from steptime.results import Tabular, unit
 
@@ -151,7 +151,7 @@ class Calibrated(Tabular):
 
 
 def _constants(engine: Engine) -> dict[str, float]:
-    return {name: float(constant(engine, name)) for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES)}
+    return {name: float(constant(engine, name)) for name in (*NAMES, *QUEUE_NAMES, *RUN_WAITS)}
 
 
 def validate(

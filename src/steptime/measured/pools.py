@@ -22,6 +22,7 @@ from steptime.catalog.loading import load_system
 from steptime.errors import InputError
 from steptime.machines.software import as_measured, day_of
 from steptime.machines.system import System
+from steptime.measured.closed import round_time
 from steptime.measured.doubts import WRONG, faster, soonest_token, too_heavy
 from steptime.measured.kinds import PREFILL_WAYS, drafts_of, is_drafted
 from steptime.measured.runs import AXES, MEANS, spread_of
@@ -52,8 +53,8 @@ LENGTHS = ("input_tokens", "output_tokens", "length_spread", *MEANS[:2])
 class Pools:
     """Runs on separate pools that share model, system, engine, lengths and drafts; arrays of shape (runs,).
 
-    decode and prefill: layouts with their `replicas`; concurrency of the whole; interval [decode steps] between two looks at
-    what is new.
+    decode and prefill: layouts with their `replicas`; concurrency of the whole; spread: how far lengths reach to both sides of
+    their means, as a share; interval [decode steps] between two looks at what is new.
     """
 
     model: Model
@@ -63,6 +64,7 @@ class Pools:
     decode: Layout
     prefill: Layout
     concurrency: Array
+    spread: float
     interval: Array
 
 
@@ -104,6 +106,7 @@ def pools_of(rows: list[dict[str, str]], engine: Engine, catalog: str | None = N
         decode=Layout(**decode, microbatches=decode["pp"], replicas=numbers("decode_workers")),
         prefill=Layout(**prefill, replicas=numbers("prefill_workers")),
         concurrency=numbers("concurrency"),
+        spread=spread_of(row),
         interval=numbers("stream_interval"),
     )
 
@@ -198,8 +201,10 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     rate = replicas * sequences / (owed * tpot)
     later = (pools.interval - 1) * tpot * pools.drafting.acceptance
     median = pools.concurrency / rate - owed * tpot + later
-    burst = pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 / EACH
-    lasting = median + burst + owed * tpot
+    queued = np.maximum(median - later - first(np.full_like(rate, 1e-9), tpot), 0.0)
+    burst = np.maximum(pools.concurrency / (pools.prefill.replicas * reads.rate) / 2 - queued, 0.0) / EACH
+    burst = burst + engine.scheduler.seconds_to_start / EACH
+    lasting = round_time(median + burst, owed * tpot, spread=pools.spread, clients=pools.concurrency, rounds=EACH)
     bound = np.take_along_axis(state.decode.bound, at[:, None], axis=1)[:, 0]
     return {
         "tpot": tpot,

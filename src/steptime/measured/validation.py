@@ -23,7 +23,7 @@ from steptime.catalog.loading import load_system
 from steptime.errors import InputError
 from steptime.machines.software import as_measured, day_of
 from steptime.machines.system import System
-from steptime.measured.closed import closed_of
+from steptime.measured.closed import closed_of, round_time
 from steptime.measured.comparison import FIGURES, Predictions
 from steptime.measured.doubts import Doubts
 from steptime.measured.highest import predict_highest
@@ -281,7 +281,9 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     ttft, median = loop.ttft, loop.ttft_median
     if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
         ttft, median = (np.where(unknown, np.nan, times) for times in first_tokens(runs, engine))
-    lasting = ttft + (runs.output_tokens - 1) * loop.tpot
+    rounds = np.maximum(runs.requests / runs.concurrency, 1.0)
+    decoding = (runs.output_tokens - 1) * loop.tpot
+    lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
     wider = widening([(WITH_DRAFTS, np.asarray(bool(runs.drafts and engine.fit)))])

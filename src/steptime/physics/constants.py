@@ -45,6 +45,9 @@ class Kernels:
     expert_efficiency: Number = _share(1.0, "of peak arithmetic, in grouped matrices of routed experts")
     expert_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the weights of routed experts")
     fp4_efficiency: Number = _share(1.0, "of those two, in products of 4-bit numbers")
+    block_efficiency: Number = _share(
+        1.0, "of those two, in products of 8-bit numbers with a scale for each block of weights, on chips with 4-bit arithmetic"
+    )
     attention_efficiency: Number = _share(1.0, "of peak arithmetic, in attention")
     latent_efficiency: Number = _share(1.0, "of attention_efficiency, where decode attention works on a latent")
     attention_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the KV cache")
@@ -130,6 +133,12 @@ class Scheduler:
         most=1e5,
         read_by=f"{PLAN}, {SIMULATOR}",
     )
+    seconds_to_start: Number = _seconds(
+        "that the first requests of a run wait besides: kernels are compiled and tuned, connections opened",
+        unit="s per run",
+        most=1e4,
+        read_by=FIT,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +167,8 @@ DESCRIPTIONS: Final[dict[str, dict[str, Any]]] = {
 }
 WAIT_NAMES: Final = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance")
 """What first tokens wait for besides the queue, in the simulator."""
+RUN_WAITS: Final = (*WAIT_NAMES, "seconds_to_start")
+"""The same in measured runs, whose means hold their start."""
 
 
 def problem_of(name: str, value: object) -> str:

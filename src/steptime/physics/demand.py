@@ -194,11 +194,25 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         reading = np.minimum(reading, engine.kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
     if computed[0] == "fp4" and "fp4" in system.chip.peak:
         efficiency = efficiency * engine.kernels.fp4_efficiency
+    if computed[0] == "fp8" and "fp4" in system.chip.peak and in_blocks(op):
+        efficiency = efficiency * engine.kernels.block_efficiency
     activations: Number = 0.0
     if some(engine.kernels.activation_traffic):
         activations = rows * (op.inputs + op.outputs / sharing) * ACTIVATION_BYTES * engine.kernels.activation_traffic
     flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
+
+
+def in_blocks(op: Op) -> bool:
+    """Whether 8-bit weights of an operator have a scale for each block: as their format says, and experts in any case.
+
+    Tensor cores of chips with 4-bit arithmetic scale 16 or 32 values in a row. Sums over the blocks of 128 x 128 that FP8
+    mixtures of experts have are scaled outside of them, by units hardly faster than those of chips before: slower than BF16 on
+    B200 (0.58 to 0.97 times as fast; github.com/flashinfer-ai/flashinfer/issues/2146, github.com/NVIDIA/cutlass/issues/2923),
+    but 1,500 of 1,979 TFLOP/s on H800 (github.com/deepseek-ai/DeepGEMM/pull/81). Kernels that round such scales to powers of
+    two, for the tensor cores, are faster than that on Blackwell too (DeepGEMM, in wide deployments of SGLang).
+    """
+    return op.rows == "routed" or op.format.block > 0
 
 
 def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:

@@ -16,7 +16,7 @@ from steptime.measured.outcomes import NAMED
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
 from steptime.measured.settings import INTERVALS
 from steptime.measured.validation import MOST_SIMULATED
-from steptime.physics.constants import WAIT_NAMES
+from steptime.physics.constants import RUN_WAITS
 from steptime.physics.engine import Engine, constant
 from steptime.terminal.views.plots import scatter_plot
 from steptime.terminal.views.widgets import notes, table
@@ -186,7 +186,7 @@ def calibration_view(
 ) -> RenderableType:
     """Return constants before and after, and the errors of both engines, by name, on the runs that were fitted."""
     shown = table("Constant", f"{before.name}, before", f"{fitted.name}, fitted", numbers=(1, 2))
-    for name in (*NAMES, *QUEUE_NAMES, *WAIT_NAMES):
+    for name in (*NAMES, *QUEUE_NAMES, *RUN_WAITS):
         unit = "s" if name.startswith("seconds") else ""
         cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
         shown.add_row(name.replace("_", " "), *cells)
