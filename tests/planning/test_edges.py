@@ -92,9 +92,9 @@ def test_seats_are_those_of_all_replicas():
     assert (float(late.wait), float(late.share)) == (0, 0.5)
 
 
-@pytest.mark.parametrize(("speed", "least", "most"), [(100, 60, 90), (90, 25, 35)])
+@pytest.mark.parametrize(("speed", "least", "most"), [(101, 60, 90), (90, 25, 35)])
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
-    """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 10; with seats to spare a token meets 0.9 others at 100 tok/s."""
+    """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 9.93; with seats to spare a token meets 0.9 others at 101 tok/s."""
     pytest.importorskip("numba")
     from steptime.simulation.replays import compare
 
