@@ -52,6 +52,7 @@ def read_model(fields: Mapping[str, Any], *, name: str = "", kv_format: str = ""
         kv_format=kv_format or c.quantization.kv_format or "bf16",
         kv_told=bool(kv_format or c.quantization.kv_format),
         notes=family.notes(c),
+        towers=family.towers(outer),
     )
     dense, routed = stored_formats(found)
     kept = Checkpoint(weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields)
