@@ -193,11 +193,11 @@ def test_flops_of_qwen_equal_the_reference(name: str, size: tuple[int, int]) -> 
         config
     )
     (reading,) = read_media(st.load_model(fields), f"{size[0]}x{size[1]}")
-    rule: Any = reading.tower.rule
-    factor = rule.patch * rule.merge
-    grid = torch.tensor([[1, *(round(side / factor) * rule.merge for side in (size[1], size[0]))]])
+    sizes = dict(reading.tower.rule.sizes)
+    patch, merge = int(sizes["patch"]), int(sizes["merge"])
+    grid = torch.tensor([[1, *(round(side / (patch * merge)) * merge for side in (size[1], size[0]))]])
     rows = int(grid.prod())
-    pixels = torch.zeros(rows, 3 * 2 * rule.patch**2)
+    pixels = torch.zeros(rows, 3 * 2 * patch**2)
     assert rows == reading.cut.rows
     assert math.isclose(tower_flops(reading), counted(lambda: tower(pixels, grid_thw=grid)), rel_tol=0.01)
 

@@ -1,8 +1,8 @@
 """From the pixels of an image, or the seconds of a recording, to rows of a tower and tokens of the prompt.
 
 Every family scales and cuts images by a rule of its own, the one of its processor in transformers or in its repository. A rule
-is a frozen dataclass with the settings of that processor; `cut` says how many sequences of how many rows the tower reads, and
-how many tokens the prompt gains. Tokens are those that the processor writes in the place of an image: patches after merging,
+is a function with the settings of that processor; its `Cut` says how many sequences of how many rows the tower reads, and how
+many tokens the prompt gains. Tokens are those that the processor writes in the place of an image: patches after merging,
 and marks between rows and tiles. The one or two marks that a chat template puts around an image are not among them.
 
 Where settings stand in no config.json, those of the published preprocessor are taken, and `settings` says so.
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -24,6 +23,7 @@ LONGEST_SIDE: Final = 65_536  # pixels: the longest side that JPEG can hold
 MOST_MEDIA: Final = 10_000  # images or recordings of one prompt
 LONGEST_RECORDING: Final = 86_400.0  # s
 SAMPLES: Final = 16_000  # samples of sound in a second
+FRAME, HOP = 320, 160  # samples under one spectrum of sound, and from one to the next
 IMAGE: Final = re.compile(r"(\d{1,12})[x×](\d{1,12})(?:\*(\d{1,12}))?")
 RECORDING: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)(?:s| s)?(?:\*(\d{1,12}))?")
 
@@ -62,15 +62,22 @@ def whole(rows: int, tokens: int) -> Cut:
     return Cut(sequences=((1, rows),), tokens=tokens)
 
 
-class Rule(ABC):
-    """How a processor cuts an image or a recording."""
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a processor cuts an image or a recording: a function of this module, its `sizes`, and these in words."""
 
-    __slots__ = ()
+    how: Callable[..., Cut]
+    sizes: tuple[tuple[str, float | str], ...]
     settings: str
 
-    @abstractmethod
     def cut(self, medium: Medium) -> Cut:
         """Return what a tower reads of one image or recording; raise RangeError for one that the processor refuses."""
+        return self.how(medium, **dict(self.sizes))
+
+
+def rule(how: Callable[..., Cut], settings: str = "", **sizes: float | str) -> Rule:
+    """Return a rule with its sizes."""
+    return Rule(how, tuple(sizes.items()), settings)
 
 
 def read_images(texts: str | Iterable[str]) -> tuple[Medium, ...]:
@@ -130,143 +137,84 @@ def _few(found: tuple[Medium, ...], what: str) -> tuple[Medium, ...]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resized(Rule):
+def resized(medium: Medium, *, patch: int, merge: int, least: int, most: int, widest: float = 200.0) -> Cut:
     r"""Qwen2-VL and its heirs, MiniMax-M3: sides rounded to patches that merge, pixels kept between two bounds.
 
     Sides are multiples of $f$ = patch x merge. Above `most` or below `least` [pixels] the image is scaled by
     $\sqrt{hw/\text{bound}}$ with its aspect kept. `smart_resize` of transformers, qwen2_vl/image_processing_qwen2_vl.py.
     """
-
-    patch: int
-    merge: int
-    least: int
-    most: int
-    settings: str = ""
-    widest: float = 200.0  # the aspect that the processor still takes
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the patches of the scaled image, and a token for each `merge` x `merge` of them."""
-        height, width, f = medium.height, medium.width, self.patch * self.merge
-        if max(height, width) / min(height, width) > self.widest:
-            raise RangeError(f"the processor takes images of an aspect up to {self.widest:g}, not {medium.what}")
-        tall, wide = round(height / f) * f, round(width / f) * f
-        if tall * wide > self.most:
-            shrunk = math.sqrt(height * width / self.most)
-            tall, wide = (max(f, math.floor(side / shrunk / f) * f) for side in (height, width))
-        elif tall * wide < self.least:
-            grown = math.sqrt(self.least / (height * width))
-            tall, wide = (math.ceil(side * grown / f) * f for side in (height, width))
-        rows = (tall // self.patch) * (wide // self.patch)
-        return whole(rows, rows // self.merge**2)
+    height, width, f = medium.height, medium.width, patch * merge
+    if max(height, width) / min(height, width) > widest:
+        raise RangeError(f"the processor takes images of an aspect up to {widest:g}, not {medium.what}")
+    tall, wide = round(height / f) * f, round(width / f) * f
+    if tall * wide > most:
+        shrunk = math.sqrt(height * width / most)
+        tall, wide = (max(f, math.floor(side / shrunk / f) * f) for side in (height, width))
+    elif tall * wide < least:
+        grown = math.sqrt(least / (height * width))
+        tall, wide = (math.ceil(side * grown / f) * f for side in (height, width))
+    rows = (tall // patch) * (wide // patch)
+    return whole(rows, rows // merge**2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongestEdge(Rule):
+def longest_edge(medium: Medium, *, patch: int, merge: int, longest: int) -> Cut:
     """Pixtral and Mistral 3: shrunk to a longest edge [pixels], a token for merged patches, and one that ends each row of them.
 
     `get_resize_output_image_size` of transformers, pixtral/image_processing_pixtral.py; rows: pixtral/processing_pixtral.py.
     """
-
-    patch: int
-    merge: int
-    longest: int
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the patches of the image, and tokens of its rows with one more for each."""
-        shrunk = max(medium.height / self.longest, medium.width / self.longest, 1.0)
-        sides = (math.floor(side / shrunk) if shrunk > 1 else side for side in (medium.height, medium.width))
-        tall, wide = ((side - 1) // (self.patch * self.merge) + 1 for side in sides)
-        return whole(tall * wide * self.merge**2, tall * (wide + 1))
+    shrunk = max(medium.height / longest, medium.width / longest, 1.0)
+    sides = (math.floor(side / shrunk) if shrunk > 1 else side for side in (medium.height, medium.width))
+    tall, wide = ((side - 1) // (patch * merge) + 1 for side in sides)
+    return whole(tall * wide * merge**2, tall * (wide + 1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Native(Rule):
+def native(medium: Medium, *, patch: int, merge: int, most: int, most_side: int) -> Cut:
     """MoonViT of Kimi: shrunk, never grown, to so many patches in all and on a side, then padded to patches that merge.
 
     `navit_resize` of transformers, kimi_k25/image_processing_kimi_k25.py.
     """
-
-    patch: int
-    merge: int
-    most: int
-    most_side: int
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the patches of the padded image, and a token for each `merge` x `merge` of them."""
-        height, width = medium.height, medium.width
-        patches = max(1.0, height // self.patch) * max(1.0, width // self.patch)
-        side = self.most_side * self.patch
-        scale = min(1.0, math.sqrt(self.most / patches), side / height, side / width)
-        f = self.patch * self.merge
-        tall, wide = (math.ceil(min(max(1, int(each * scale)), side) / f) for each in (height, width))
-        return whole(tall * wide * self.merge**2, tall * wide)
+    height, width = medium.height, medium.width
+    patches = max(1.0, height // patch) * max(1.0, width // patch)
+    side = most_side * patch
+    scale = min(1.0, math.sqrt(most / patches), side / height, side / width)
+    f = patch * merge
+    tall, wide = (math.ceil(min(max(1, int(each * scale)), side) / f) for each in (height, width))
+    return whole(tall * wide * merge**2, tall * wide)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Square(Rule):
+def square(_: Medium, *, side: int, patch: int, tokens: int) -> Cut:
     """Gemma 3: every image is scaled to one square, whatever its aspect, and pooled to a fixed number of tokens."""
-
-    side: int
-    patch: int
-    tokens: int
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:  # noqa: ARG002 - all images alike
-        """Return the patches of the square."""
-        return whole((self.side // self.patch) ** 2, self.tokens)
+    return whole((side // patch) ** 2, tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pooled(Rule):
+def pooled(medium: Medium, *, patch: int, pool: int, most: int, merged: bool = False) -> Cut:
     """Gemma 4: scaled, up or down, to the most patches of which `pool` x `pool` become one of at most `most` tokens.
 
     `get_aspect_ratio_preserving_size` of transformers, gemma4/image_processing_gemma4.py. `merged`: the tower reads patches
     that are pooled already.
     """
-
-    patch: int
-    pool: int
-    most: int
-    merged: bool = False
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the patches of the scaled image, and a token for each `pool` x `pool` of them."""
-        height, width, side = medium.height, medium.width, self.pool * self.patch
-        scale = math.sqrt(self.most * side**2 / (height * width))
-        tall, wide = (math.floor(scale * each / side) for each in (height, width))
-        if not tall:
-            tall, wide = 1, min(width // height, self.most)
-        elif not wide:
-            tall, wide = min(height // width, self.most), 1
-        return whole(tall * wide * (1 if self.merged else self.pool**2), tall * wide)
+    height, width, side = medium.height, medium.width, pool * patch
+    scale = math.sqrt(most * side**2 / (height * width))
+    tall, wide = (math.floor(scale * each / side) for each in (height, width))
+    if not tall:
+        tall, wide = 1, min(width // height, most)
+    elif not wide:
+        tall, wide = min(height // width, most), 1
+    return whole(tall * wide * (1 if merged else pool**2), tall * wide)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles(Rule):
+def tiles(medium: Medium, *, side: int, patch: int, shuffled: int, most: int) -> Cut:
     """Llama 4: a canvas of tiles that fits the image best, and the whole image once more in one tile where there are several.
 
     Each tile is a sequence of its patches and a class token, and becomes a token for `shuffled` patches. The prompt gains a
     mark behind every tile, one before the whole image, and one at each end.
     `get_best_fit` of transformers, llama4/image_processing_llama4.py; marks: `_prompt_split_image` of processing_llama4.py.
     """
-
-    side: int
-    patch: int
-    shuffled: int
-    most: int
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the tiles, each with its patches and a class token, and their tokens with the marks between them."""
-        down, across = best_canvas(medium.height / self.side, medium.width / self.side, self.most)
-        tiles, patches = down * across, (self.side // self.patch) ** 2
-        tokens, several = patches // self.shuffled, tiles > 1
-        marks = 3 + several * tiles
-        return Cut(sequences=((tiles + several, patches + 1),), tokens=(tiles + several) * tokens + marks)
+    down, across = best_canvas(medium.height / side, medium.width / side, most)
+    parts, patches = down * across, (side // patch) ** 2
+    several = parts > 1
+    marks = 3 + several * parts
+    return Cut(sequences=((parts + several, patches + 1),), tokens=(parts + several) * (patches // shuffled) + marks)
 
 
 @cache
@@ -293,131 +241,77 @@ def best_canvas(height: float, width: float, most: int) -> tuple[int, int]:
     return min((canvas for canvas, scale in scales.items() if scale == chosen), key=math.prod)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crops(Rule):
+def crops(medium: Medium, *, side: int, crop: int, patch: int, largest: int = 3024) -> Cut:
     """Step3: the whole image in a square of `side`, and crops of `crop` [pixels] where it is large or long.
 
     The window of the crops is the short side of long images, and each side is rounded to windows, up where more than a fifth
     of one is left. Four patches by four become a token; each view gains a mark at both ends, each line of crops but the last
     one behind it. `_plan_patches` of transformers, step3p7/image_processing_step3p7.py.
     """
-
-    side: int
-    crop: int
-    patch: int
-    largest: int = 3024
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the patches of the whole image and of its crops, with their tokens and marks."""
-        down, across = self._crops(medium.width, medium.height)
-        sequences = tuple(
-            (many, (side // self.patch) ** 2) for many, side in ((1, self.side), (down * across, self.crop)) if many
-        )
-        tokens = sum(many * (math.ceil(math.sqrt(rows) / 4) ** 2 + 2) for many, rows in sequences)
-        return Cut(sequences=sequences, tokens=tokens + max(0, down - 1))
-
-    def _crops(self, width: int, height: int) -> tuple[int, int]:
-        if min(width, height) < 32 and max(width, height) > 4 * min(width, height):
-            width = height = max(width, height)
-        if max(width, height) > self.largest:
-            scale = self.largest / max(width, height)
-            width, height = int(width * scale), int(height * scale)
-        short, long = min(width, height), max(width, height)
-        if long <= self.side:
-            window = short if long > 1.5 * short else 0
-        else:
-            window = min(short, self.crop) if long > 4 * short else self.crop
-        if not window:
-            return 0, 0
-        many = (side // window + (side % window > 0.2 * window) if side >= window else 1 for side in (height, width))
-        down, across = many
-        return down, across
+    down, across = crop_grid(medium.width, medium.height, side=side, crop=crop, largest=largest)
+    sequences = tuple((many, (side // patch) ** 2) for many, side in ((1, side), (down * across, crop)) if many)
+    tokens = sum(many * (math.ceil(math.sqrt(rows) / 4) ** 2 + 2) for many, rows in sequences)
+    return Cut(sequences=sequences, tokens=tokens + max(0, down - 1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines(Rule):
+def crop_grid(width: int, height: int, *, side: int, crop: int, largest: int) -> tuple[int, int]:
+    """Return the crops down and across that an image of width by height [pixels] gets beside its whole view.
+
+    >>> [crop_grid(*size, side=728, crop=504, largest=3024) for size in ((700, 700), (700, 300), (1024, 1024), (4000, 500))]
+    [(0, 0), (1, 3), (2, 2), (1, 8)]
+    """
+    if min(width, height) < 32 and max(width, height) > 4 * min(width, height):
+        width = height = max(width, height)
+    if max(width, height) > largest:
+        scale = largest / max(width, height)
+        width, height = int(width * scale), int(height * scale)
+    short, long = min(width, height), max(width, height)
+    if long <= 1.5 * short and long <= side:
+        return 0, 0
+    window = short if long <= side else min(short, crop) if long > 4 * short else crop
+    down, across = (each // window + (each % window > 0.2 * window) if each >= window else 1 for each in (height, width))
+    return down, across
+
+
+def lines(medium: Medium, *, patch: int, height: int, width: int) -> Cut:
     """Fuyu: shrunk to fit a screen of height by width [pixels], a token for each patch and one that ends each line of them."""
-
-    patch: int
-    height: int
-    width: int
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the patches of the padded image, and its tokens with one more for each line."""
-        scale = min(1.0, self.height / medium.height, self.width / medium.width)
-        tall, wide = (max(1, math.ceil(int(side * scale) / self.patch)) for side in (medium.height, medium.width))
-        return whole(tall * wide, tall * (wide + 1))
+    scale = min(1.0, height / medium.height, width / medium.width)
+    tall, wide = (max(1, math.ceil(int(side * scale) / patch)) for side in (medium.height, medium.width))
+    return whole(tall * wide, tall * (wide + 1))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frames(Rule):
+def frames(medium: Medium, *, longest: float = 30.0, most: int = 750) -> Cut:
     """Gemma 4: spectra every 10 ms, of which two convolutions of stride 2 leave one in four: a row and a token each.
 
     `_compute_audio_num_tokens` of transformers, gemma4/processing_gemma4.py. A longer recording than `longest` [s] is cut off
     by the processor, and refused here.
     """
-
-    longest: float = 30.0
-    most: int = 750
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the rows of the recording, which are its tokens too."""
-        _short_enough(medium, self.longest)
-        frames = (round(medium.seconds * SAMPLES) + FRAME // 2 - (FRAME + 1)) // HOP + 1
-        for _ in range(2):
-            frames = (frames + 2 - 3) // 2 + 1
-        if frames < 1:
-            raise RangeError(f"a recording of {medium.what} is shorter than one spectrum of {1000 * FRAME / SAMPLES:g} ms")
-        return whole(min(frames, self.most), min(frames, self.most))
+    _short_enough(medium, longest)
+    rows = (round(medium.seconds * SAMPLES) + FRAME // 2 - (FRAME + 1)) // HOP + 1
+    for _ in range(2):
+        rows = (rows + 2 - 3) // 2 + 1
+    if rows < 1:
+        raise RangeError(f"a recording of {medium.what} is shorter than one spectrum of {1000 * FRAME / SAMPLES:g} ms")
+    return whole(min(rows, most), min(rows, most))
 
 
-FRAME, HOP = 320, 160  # samples under one spectrum of sound, and from one to the next
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Padded(Rule):
+def padded(medium: Medium, *, tokens: int, reduced: int, longest: float = 30.0) -> Cut:
     """Gemma 3n: a recording of any length up to `longest` [s] is a fixed number of tokens, each of `reduced` rows."""
-
-    tokens: int
-    reduced: int
-    longest: float = 30.0
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the rows that hold the recording, and the tokens that every recording has."""
-        _short_enough(medium, self.longest)
-        rows = math.ceil(medium.seconds * SAMPLES / HOP / 4)
-        return whole(min(rows, self.tokens * self.reduced), self.tokens)
+    _short_enough(medium, longest)
+    rows = math.ceil(medium.seconds * SAMPLES / HOP / 4)
+    return whole(min(rows, tokens * reduced), tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples(Rule):
+def samples(medium: Medium, *, samples: int, longest: float = 30.0) -> Cut:
     """Gemma 4 without a tower for sound: a token for each so many samples."""
-
-    samples: int
-    longest: float = 30.0
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:
-        """Return the groups of samples of the recording."""
-        _short_enough(medium, self.longest)
-        rows = math.ceil(medium.seconds * SAMPLES / self.samples)
-        return whole(rows, rows)
+    _short_enough(medium, longest)
+    rows = math.ceil(medium.seconds * SAMPLES / samples)
+    return whole(rows, rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Untimed(Rule):
+def untimed(_: Medium, *, reason: str) -> Cut:
     """A tower whose parameters are counted and whose pass is not; `reason` says why."""
-
-    reason: str
-    settings: str = ""
-
-    def cut(self, medium: Medium) -> Cut:  # noqa: ARG002 - refused whatever it is
-        """Raise RangeError with the reason."""
-        raise RangeError(self.reason)
+    raise RangeError(reason)
 
 
 def _short_enough(medium: Medium, longest: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steptime.models.config import Config
-from steptime.models.images import Native
+from steptime.models.images import Rule, native, rule
 from steptime.models.model import Op
 from steptime.models.parts_tower import matrix, positions
 
@@ -22,7 +22,7 @@ def moonvit_stem(v: Config, width: int, *, bias: bool) -> tuple[Op, ...]:
     return embedding, positions(v, grid * width, width)
 
 
-def moonvit_rule(v: Config, merge: int, most: int, source: str) -> Native:
+def moonvit_rule(v: Config, merge: int, most: int, source: str) -> Rule:
     """Return the rule of at most so many patches of an image."""
     settings = f"at most {most:,} patches, {SIDE} on a side, {source}"
-    return Native(patch=v.integer("patch_size"), merge=merge, most=most, most_side=SIDE, settings=settings)
+    return rule(native, settings, patch=v.integer("patch_size"), merge=merge, most=most, most_side=SIDE)

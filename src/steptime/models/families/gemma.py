@@ -8,7 +8,7 @@ from typing import Final, final
 from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import Square
+from steptime.models.images import rule, square
 from steptime.models.model import Layer
 from steptime.models.parts_tower import Tower, dense, encoder, matrix, norm, positions, stored, tower
 
@@ -68,9 +68,11 @@ class Gemma(Family):
             norm(v, "soft_norm", width, bias=False, share=tokens / patches),
             matrix(v, "projector", width, self.text(c).width, bias=False, share=tokens / patches, term="merger"),
         )
-        rule = Square(side=side, patch=patch, tokens=tokens, settings="no pan and scan, as the published preprocessor has it")
+        cuts = rule(
+            square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as the published preprocessor has it"
+        )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
-        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _pooling_head(self, width: int, hidden: int) -> float:
         """Parameters of SigLIP's head, which pools an image to one vector and which no language model asks for."""

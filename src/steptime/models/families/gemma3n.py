@@ -8,7 +8,7 @@ from steptime.models import parts, parts_decoder
 from steptime.models.config import DEEPEST, Config
 from steptime.models.families.gemma import NORMS
 from steptime.models.family import Family
-from steptime.models.images import Padded, Untimed
+from steptime.models.images import padded, rule, untimed
 from steptime.models.model import Layer, Op
 from steptime.models.parts_tower import Tower, conformer, matrix, stored, subsampling, tower
 
@@ -82,7 +82,7 @@ class Gemma3n(Family):
                 raise v.error("architecture", f"is {name!r:.60}; known: {', '.join(TOWERS)}")
             stem = (stored(v, "convolutions", TOWERS[name]), *self._embedder(v, text))
             found.append(
-                tower(v, "image", Untimed(reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
+                tower(v, "image", rule(untimed, reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
             )
         if c.has("audio_config"):
             found.append(self._audio(c, c.inner("audio_config"), text))
@@ -127,5 +127,5 @@ class Gemma3n(Family):
         )
         convolutions = subsampling(a, features=a.integer("input_feat_size"), first=first, second=second, width=width)
         stem = (*convolutions, *self._embedder(a, text, 1 / reduced))
-        rule = Padded(tokens=c.integer("audio_soft_tokens_per_image", default=188), reduced=reduced)
-        return tower(a, "audio", rule, width=width, heads=heads, layers=layers, stem=stem)
+        cuts = rule(padded, tokens=c.integer("audio_soft_tokens_per_image", default=188), reduced=reduced)
+        return tower(a, "audio", cuts, width=width, heads=heads, layers=layers, stem=stem)

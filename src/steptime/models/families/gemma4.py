@@ -9,7 +9,7 @@ from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.families.gemma import NORMS
 from steptime.models.family import Family
-from steptime.models.images import Frames, Pooled, Samples
+from steptime.models.images import frames, pooled, rule, samples
 from steptime.models.model import Layer, Op
 from steptime.models.parts_tower import Tower, conformer, encoder, matrix, norm, positions, subsampling, tower
 
@@ -114,8 +114,8 @@ class Gemma4(Family):
             norms=4,
             head_gains=2 * v.head_dim,
         )
-        rule = Pooled(patch=patch, pool=pool, most=tokens, settings=SOFT.format(tokens))
-        return tower(v, "image", rule, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
+        cuts = rule(pooled, patch=patch, pool=pool, most=tokens, settings=SOFT.format(tokens))
+        return tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
 
     def _patches(self, v: Config, text: int) -> Tower:
         """Embed patches without a tower: norms, one matrix, positions of two axes, and the map to the text's width."""
@@ -132,14 +132,14 @@ class Gemma4(Family):
             positions(v, 2 * v.integer("mm_posemb_size") * width, 2 * width),
             matrix(v, "embedding_projection", v.integer("output_proj_dims", default=width), text, bias=False, term="merger"),
         )
-        rule = Pooled(patch=max(1, side // pool), pool=pool, most=tokens, merged=True, settings=SOFT.format(tokens))
-        return tower(v, "image", rule, width=width, stem=stem)
+        cuts = rule(pooled, patch=max(1, side // pool), pool=pool, most=tokens, merged=True, settings=SOFT.format(tokens))
+        return tower(v, "image", cuts, width=width, stem=stem)
 
     def _samples(self, a: Config, text: int) -> Tower:
         """Embed samples of sound without a tower."""
         inner = a.integer("audio_embed_dim")
         stem = (matrix(a, "embed_audio", inner, text, bias=False, term="merger"),)
-        return tower(a, "audio", Samples(samples=inner), width=text, stem=stem)
+        return tower(a, "audio", rule(samples, samples=inner), width=text, stem=stem)
 
     def _audio(self, a: Config, text: int) -> Tower:
         """A Conformer without relative positions of its own past one matrix a layer."""
@@ -161,4 +161,4 @@ class Gemma4(Family):
             matrix(a, "output_proj", width, outputs),
             matrix(a, "embedding_projection", outputs, text, bias=False, term="merger"),
         )
-        return tower(a, "audio", Frames(), width=width, heads=a.heads, layers=layers, stem=stem)
+        return tower(a, "audio", rule(frames), width=width, heads=a.heads, layers=layers, stem=stem)

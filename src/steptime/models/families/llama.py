@@ -9,7 +9,7 @@ from typing import final
 from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import LongestEdge
+from steptime.models.images import longest_edge, rule
 from steptime.models.model import Layer
 from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
@@ -84,8 +84,8 @@ class Llama(Family):
         )
         layer = encoder(v, width, v.integer("intermediate_size"), heads, bias=False, norm_bias=False, gated=True)
         longest = v.integer("image_size", default=1540)
-        rule = LongestEdge(patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
-        return (tower(v, "image", rule, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
+        cuts = rule(longest_edge, patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
 
     def _differential(self, c: Config, block: parts.Block) -> parts.Block:
         flops = 2 * (2 * c.heads * (c.head_dim + c.head_dim))

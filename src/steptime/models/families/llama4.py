@@ -7,7 +7,7 @@ from typing import final
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import Tiles
+from steptime.models.images import rule, tiles
 from steptime.models.model import Layer
 from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, stored, tower
 
@@ -70,7 +70,8 @@ class Llama4(Family):
             matrix(v, "adapter_down_proj", outputs, outputs, bias=False, share=share, term="merger"),
             matrix(v, "projector", v.integer("vision_output_dim"), self.text(c).width, bias=False, share=share, term="merger"),
         )
-        rule = Tiles(
+        cuts = rule(
+            tiles,
             side=side,
             patch=patch,
             shuffled=shuffled,
@@ -78,7 +79,7 @@ class Llama4(Family):
             settings="16 tiles at most, as the published preprocessor has it",
         )
         layers = ((encoder(v, width, hidden, heads), v.depth),)
-        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def notes(self, c: Config) -> tuple[str, ...]:
         """Say how chunks are counted."""

@@ -8,7 +8,7 @@ from typing import final
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import Resized
+from steptime.models.images import resized, rule
 from steptime.models.model import Attention, Layer
 from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
@@ -62,9 +62,9 @@ class MiniMaxM3(Family):
             matrix(v, "merger_down_proj", hidden, text, share=share, term="merger"),
         )
         settings = "3,136 to 451,584 pixels, as the processor of transformers has it"
-        rule = Resized(patch=patch, merge=merge, least=4 * 28**2, most=672**2, settings=settings)
+        cuts = rule(resized, patch=patch, merge=merge, least=4 * 28**2, most=672**2, settings=settings)
         layers = ((encoder(v, width, v.integer("intermediate_size"), heads), v.integer("num_hidden_layers")),)
-        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
         block = parts.grouped_query(

@@ -7,7 +7,7 @@ from typing import final
 from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import Lines
+from steptime.models.images import lines, rule
 from steptime.models.model import Layer, Op
 from steptime.models.parts_tower import Tower, matrix, tower
 
@@ -59,8 +59,8 @@ class Plain(Family):
             return ()
         patch, text = c.integer("patch_size"), self.text(c).width
         values = patch**2 * c.integer("num_channels", default=3)
-        rule = Lines(patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as its processor has it")
-        return (tower(c, "image", rule, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
+        cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as its processor has it")
+        return (tower(c, "image", cuts, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
 
     def _layer_norms(self, c: Config) -> bool:
         return self._kind(c) in ("nemotron", "jais2", "persimmon")

@@ -8,7 +8,7 @@ from typing import final
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import Resized
+from steptime.models.images import resized, rule
 from steptime.models.model import Layer
 from steptime.models.parts_tower import Tower, alternating, encoder, matrix, norm, positions, tower
 
@@ -98,8 +98,8 @@ class Qwen(Family):
             matrix(v, "merger_down_proj", merged, v.integer("out_hidden_size"), share=share, term="merger"),
         )
         settings = "3,136 to 12,845,056 pixels, as the published preprocessor of Qwen2.5-VL has it"
-        rule = Resized(patch=patch, merge=merge, least=56**2, most=16384 * 28**2, settings=settings)
-        return tower(v, "image", rule, width=width, heads=heads, layers=alternating(layers), stem=stem)
+        cuts = rule(resized, patch=patch, merge=merge, least=56**2, most=16384 * 28**2, settings=settings)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=alternating(layers), stem=stem)
 
 
 def third_tower(v: Config) -> Tower:
@@ -120,9 +120,9 @@ def third_tower(v: Config) -> Tower:
         *(op for _ in range(stacked) for op in (norm(v, "stacked_norm", merged, share=share), *mergers)),
     )
     settings = "65,536 to 16,777,216 pixels, as the published preprocessors of Qwen3-VL and Qwen3.5 have it"
-    rule = Resized(patch=patch, merge=merge, least=256**2, most=4096**2, settings=settings)
+    cuts = rule(resized, patch=patch, merge=merge, least=256**2, most=4096**2, settings=settings)
     layers = ((encoder(v, width, hidden, heads), v.integer("depth", "num_hidden_layers")),)
-    return tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem)
+    return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
 def pixels_of_patch(v: Config) -> int:

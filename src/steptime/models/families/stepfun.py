@@ -10,7 +10,7 @@ from steptime.errors import shown
 from steptime.models import parts, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.images import Crops
+from steptime.models.images import crops, rule
 from steptime.models.model import Layer
 from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, stored, tower
 
@@ -92,9 +92,11 @@ class StepFun(Family):
                 v, "projector", merged, text.width, bias=c.flag("projector_bias", default=older), share=1 / 16, term="merger"
             ),
         )
-        rule = Crops(side=side, crop=504, patch=patch, settings="crops of 504 pixels, as the processor of transformers has it")
+        cuts = rule(
+            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as the processor of transformers has it"
+        )
         layers = ((layer, v.integer("layers", "num_hidden_layers")),)
-        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
         module = f"layers.{index}"
