@@ -29,6 +29,7 @@ from steptime.budgets.told import Losses
 from steptime.cards.cache_trade import CacheTrade
 from steptime.cards.configs import ConfigCard
 from steptime.cards.engines import EngineCard, EngineTable
+from steptime.cards.images import ImageCost
 from steptime.cards.laws import LawCard, LawTable
 from steptime.cards.models import Comparison, ModelCard, ModelTable
 from steptime.cards.steps import StepCard
@@ -125,6 +126,7 @@ ANSWERS: dict[type, str] = {
     Calibrated: "`st.calibrate`.",
     ModelCard: "`steptime models NAME`.",
     ModelTable: "`steptime models`.",
+    ImageCost: "`steptime models NAME --image 1024x1024`, `st.image_cost`; `images` of a step.",
     Comparison: "`steptime models NAME NAME` and `--table`.",
     SystemCard: "`steptime systems NAME`.",
     SystemTable: "`steptime systems`.",

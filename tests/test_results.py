@@ -164,6 +164,7 @@ MAKE = {
     "predictions": lambda: st.validate([RUN]).predictions,
     "calibrated": calibrated,
     "model card": lambda: model_card(st.load_model("google/gemma-3-27b-it"), context=8192),
+    "image cost": lambda: st.image_cost("qwen3-vl-8b-instruct", ["1024x768*2", "64x64"]),
     "models": lambda: model_table("llama-3"),
     "comparison": lambda: compared([st.load_model("deepseek-v3"), st.load_model("kimi-k2")], context=8192),
     "system card": lambda: system_card(st.load_system("gb200-nvl72")),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from steptime.budgets.rl import rl_step
     from steptime.budgets.served import Serving
     from steptime.budgets.target import Target, read_target
+    from steptime.cards.images import image_cost, with_images
     from steptime.catalog.loading import load_system, vary, with_rent
     from steptime.errors import InputError
     from steptime.lecture.roofline import roofline
@@ -68,13 +69,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget", "Demand", "Engine", "InputError", "Law", "Layout", "Lengths", "Market", "Memory", "Model", "Phase", "Plan",
-    "Policy", "PriceList", "PriceReading", "Reading", "Reliability", "Serving", "Simulation", "Slo", "Step", "System",
-    "Target", "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "blackboard", "budget", "calibrate",
-    "closed_loop", "compare", "context_walls", "decode_step", "design", "equivalent_dense", "in_blocks", "load_anchor",
+    "Policy", "PriceList", "PriceReading", "Reading", "Reliability", "Serving", "Simulation", "Slo", "Step", "System", "Target",
+    "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "blackboard", "budget", "calibrate", "closed_loop",
+    "compare", "context_walls", "decode_step", "design", "equivalent_dense", "image_cost", "in_blocks", "load_anchor",
     "load_engine", "load_law", "load_model", "load_system", "memory_per_chip", "mixed_step", "moe_board", "open_loop", "plan",
     "prefill_step", "propose_prices", "read_prices", "read_target", "read_trace", "replay", "rl_step", "roofline",
-    "sensitivity", "simulate", "step_range", "survey_prices", "sweep", "train", "training_engine", "training_step",
-    "validate", "vary", "with_rent", "with_techniques",
+    "sensitivity", "simulate", "step_range", "survey_prices", "sweep", "train", "training_engine", "training_step", "validate",
+    "vary", "with_images", "with_rent", "with_techniques",
 ]  # fmt: skip
 
 _HOMES = {
@@ -87,6 +88,7 @@ _HOMES = {
     "budgets.optimum": "equivalent_dense",
     "budgets.rl": "rl_step",
     "budgets.target": "Target read_target",
+    "cards.images": "image_cost with_images",
     "catalog.loading": "load_system vary with_rent",
     "errors": "InputError",
     "lecture.roofline": "roofline",

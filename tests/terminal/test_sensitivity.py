@@ -20,7 +20,7 @@ def test_the_answer_comes_first_then_a_table_and_bars(columns):
     assert all(len(line) <= columns for line in lines)
     text = " ".join(found.stdout.split())
     for words in (
-        "step: usd per million tokens $0.385.",
+        "step: usd per million tokens $0.413.",
         "4.00 USD/h (2.60 to 4.00)",
         "assumed, 25 %",
         "usd per million tokens, one input at a time",

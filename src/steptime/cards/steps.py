@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from steptime.cards.images import ImageCost, cost_of
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.models.loading import ModelLike, model_of
@@ -55,6 +56,7 @@ class StepCard(Step):
     unanchored: Step | None = field(default=None, metadata=unit("", "the same step without them"))
     memory: Memory = field(metadata=unit("", "of a chip"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind about the answer"))
+    images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
 
     @property
     def tokens_per_second_per_user(self) -> Number:
@@ -188,4 +190,5 @@ def step_card(
             step_tokens=rows / layout.dp,
         ),
         notes=_notes(of, asked, unlike),
+        images=None if of.media is None else cost_of(of, of.media.readings),
     )

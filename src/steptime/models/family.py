@@ -13,6 +13,7 @@ from typing import ClassVar
 from steptime.models import families, parts
 from steptime.models.config import Config
 from steptime.models.model import Layer, Op
+from steptime.models.parts_tower import Tower, counted
 
 
 class Family(ABC):
@@ -66,9 +67,13 @@ class Family(ABC):
         """Return the config of the language part, which vision-language models nest."""
         return c.inner("text_config") if c.has("text_config") else c
 
-    def vision(self, c: Config) -> tuple[Op, ...]:  # noqa: ARG002 - most families have none
-        """Return the operators of a vision tower, stored but not run for text."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:  # noqa: ARG002 - most families have none
+        """Return the towers that read images and sound, as models of their own."""
         return ()
+
+    def vision(self, c: Config) -> tuple[Op, ...]:
+        """Return the operators of the towers as the language model stores them, not run for text."""
+        return tuple(counted(tower) for tower in self.towers(c))
 
     def notes(self, c: Config) -> tuple[str, ...]:  # noqa: ARG002 - most families have none
         """Return what a reader of the figures should know about this model."""

@@ -73,6 +73,7 @@ def read_model(
         kv_format=kv_format or c.quantization.kv_format or "bf16",
         kv_told=bool(kv_format or c.quantization.kv_format),
         notes=notes,
+        towers=family.towers(outer),
     )
     dense, routed = stored_formats(found)
     kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields

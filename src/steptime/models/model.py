@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -22,6 +22,10 @@ from steptime.models.held import Held
 from steptime.numbers import Number
 from steptime.results import Result
 from steptime.units import show
+
+if TYPE_CHECKING:
+    from steptime.models.parts_tower import Tower
+    from steptime.models.readings import Media
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
 """What the rows of an operator's input are: every token of the step; tokens whose logits are needed; token-expert pairs
@@ -89,6 +93,7 @@ class Attention:
     `summed` [values per token] is what chips that divide its heads add up before it: sums of squares, of norms over all heads;
     `gathered` [values per token] what they gather instead, queries and keys one after the other.
     A layer that reuses another's cache has `stored=False`. `kv_format` names the format of entries that have one of their own.
+    In a tower attention is not `causal`: each query reads all entries of its image, or `window` of them.
     """
 
     name: str
@@ -103,6 +108,7 @@ class Attention:
     state_bytes: float = 0.0
     state_flops_per_token: float = 0.0
     stored: bool = True
+    causal: bool = True
     heads: int = 1
     query_values: float = 0.0
     output_values: float = 0.0
@@ -169,6 +175,8 @@ class Model(Result):
     published: Mapping[str, Number] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
     checkpoint: Checkpoint = Checkpoint()
+    towers: tuple[Tower, ...] = field(default=(), metadata={"left_out": True})  # that read images and sound for it
+    media: Media | None = field(default=None, metadata={"left_out": True})  # what its prompts hold of them
 
     def __hash__(self) -> int:
         """Hash what tells most models apart: caches ask for it in every step, and equality decides."""
@@ -213,10 +221,16 @@ def entries_read(attention: Attention, context: Number) -> Number:
 def pairs(attention: Attention, tokens: Number, prefix: Number) -> Number:
     r"""Query-entry pairs of `tokens` queries after a cached `prefix`: $\sum_{i=1}^{n} \min((p+i)/s, w, k)$.
 
+    Where attention is not causal, every query reads what the last one does.
+
     >>> from steptime.models.model import Attention, pairs
     >>> float(pairs(Attention(name="full"), 4, 0)), float(pairs(Attention(name="local", window=2), 4, 0))
     (10.0, 7.0)
+    >>> float(pairs(Attention(name="patches", causal=False), 4, 0))
+    16.0
     """
+    if not attention.causal:
+        return tokens * entries_read(attention, prefix + tokens)
     limit = np.minimum(attention.window, attention.selected)
     growing: Number = np.clip(np.floor(limit * attention.stride) - prefix, 0.0, tokens)
     flat: Number = np.where(tokens > growing, (tokens - growing) * np.where(np.isfinite(limit), limit, 0.0), 0.0)

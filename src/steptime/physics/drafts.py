@@ -45,7 +45,7 @@ def drafter(model: Model) -> Model:
     """Return one of the modules that draft for a model, as a model with the same embedding and head."""
     modules = math.gcd(*(count for _, count in model.draft))
     layers = tuple((layer, count // modules) for layer, count in model.draft)
-    return replace(model, name=f"{model.name}, draft layers", layers=layers, draft=())
+    return replace(model, name=f"{model.name}, draft layers", layers=layers, draft=(), media=None)
 
 
 @lru_cache(maxsize=256)

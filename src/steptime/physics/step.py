@@ -11,6 +11,9 @@ they add up to it: collectives that hide behind operators are not among them.
 
 **Bounds.** `lower` is the busiest resource, were all overlapped; `upper` is the sum, were nothing overlapped.
 
+**Images.** Where the prompts of a model hold images or recordings (`readings.with_media`), the passes of its towers are added
+as terms of their own (`towers`).
+
 Left out: norms and element-wise arithmetic (under 1 % of FLOPs), sampling, the write of new cache entries ($1/L$ of the read),
 the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch-side reduction of collectives.
 """
@@ -41,6 +44,7 @@ from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
 from steptime.physics.operators import run_layers, run_stem
 from steptime.physics.rules import check_rules
+from steptime.physics.towers import tower_passes
 from steptime.results import Tabular, broadcast, in_words, unit
 from steptime.units import show
 
@@ -257,7 +261,11 @@ def _one_layout(
     layout = Layout(**{name: given[name] for name in NAMES})
     check_rules(layout, model, system)
     layout = Layout(**{name: given[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
-    return _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
+    step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
+    for read in tower_passes(model.media, given, layout):
+        took, more = _evaluate(read.model, system, read.layout, engine, read.work, merged=merged)
+        step, entries = added(step, times(took, read.share), read.term), entries + read.entries(more)
+    return step, entries
 
 
 def times(step: Step, factor: Number) -> Step:
@@ -272,6 +280,25 @@ def times(step: Step, factor: Number) -> Step:
         upper=step.upper * factor,
         latency=step.latency * factor,
     )
+
+
+def added(step: Step, other: Step, term: str) -> Step:
+    """Return two steps that run one after another as one; `term` is all of the other's time."""
+    return Step(
+        terms=_sums(step.terms, {term: other.total}),
+        resources=_sums(step.resources, other.resources),
+        lower=step.lower + other.lower,
+        total=step.total + other.total,
+        upper=step.upper + other.upper,
+        latency=step.latency + other.latency,
+    )
+
+
+def _sums(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
+    """Return sums by name, all of one shape."""
+    shape = np.broadcast_shapes(*(np.shape(value) for value in (*one.values(), *other.values())))
+    found = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+    return {name: np.broadcast_to(np.asarray(value), shape) for name, value in found.items()}
 
 
 def decode_step(

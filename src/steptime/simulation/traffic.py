@@ -204,6 +204,13 @@ def scaled(traffic: Traffic, factor: float) -> Traffic:
     return replace(traffic, arrival=traffic.arrival / factor)
 
 
+def longer(traffic: Traffic, tokens: int) -> Traffic:
+    """Return the same requests with prompts that are longer by so many tokens, which no other prompt begins with."""
+    traffic = checked(traffic)
+    name = f"{traffic.name}, {tokens:,} tokens of images or recordings in each prompt".lstrip(", ")
+    return checked(replace(traffic, inputs=np.asarray(traffic.inputs) + tokens, name=name))
+
+
 def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_tokens: int = 64, seed: int = 0) -> Traffic:
     """Return the traffic with prompts that begin with one of `prefixes` shared texts of `prefix_tokens` [tokens]."""
     traffic = checked(traffic)

@@ -5,13 +5,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.errors import InputError
-from steptime.terminal.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, WEIGHTS, count, option, read_model, refuse_idle
+from steptime.terminal.options import (
+    AUDIO,
+    CATALOG,
+    CSV,
+    EXPERTS,
+    IMAGES,
+    JSON,
+    KV,
+    OUTPUT,
+    WEIGHTS,
+    count,
+    option,
+    read_model,
+    refuse_idle,
+)
 from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from steptime.cards.models import ModelCard
+    from steptime.models.model import Model
     from steptime.results import Tabular
 
 
@@ -39,6 +54,8 @@ def models(
     weights: WEIGHTS = None,
     experts: EXPERTS = None,
     kv: KV = None,
+    image: IMAGES = None,
+    audio: AUDIO = None,
     catalog: CATALOG = None,
     csv: CSV = None,
     json: JSON = False,
@@ -49,8 +66,8 @@ def models(
 
     chosen, lists = list(names or []), not names and not compare
     if new:
-        if compare or like or context != 8192 or any((weights, experts, kv)):
-            others = "--table, --like, --context, --weights, --experts and --kv"
+        if compare or like or context != 8192 or any((weights, experts, kv, image, audio)):
+            others = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
             raise InputError(f"--new tells of a config as it stands: {others} do not go with it")
         _show_new(chosen, catalog, csv, json=json)
         return
@@ -59,13 +76,18 @@ def models(
         {
             "the whole list or --table, not names": (not chosen, "like"),
             "a model, or --table": (not lists, "context weights experts kv"),
-            "the list or a table": (len(chosen) != 1 or compare, "csv"),
+            "one model": (len(chosen) == 1 and not compare, "image audio"),
+            "the list or a table": (len(chosen) != 1 or compare or bool(image or audio), "csv"),
+            "another answer than --image": (not (image or audio), "context"),
         },
     )
     whole("--context", context, unit="token")
     check_outputs({"--csv": csv}, chosen)
     found = chosen or _alike(like, catalog)
     read = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in found]
+    if image or audio:
+        _show_images(read[0], image or [], audio or [], csv, json=json)
+        return
     if len(read) == 1 and not compare:
         _show_one(cards.model_card(read[0], context=context), json=json)
         return
@@ -78,6 +100,15 @@ def models(
     else:
         compared = cards.compared(read, context=context)
         _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+
+
+def _show_images(model: "Model", images: list[str], audio: list[str], csv: str | None, *, json: bool) -> None:
+    """Print what the images and recordings of a prompt cost a model."""
+    from steptime.cards.images import image_cost
+    from steptime.terminal.views.images import image_view
+
+    cost = image_cost(model, images, audio=audio)
+    _show_table(cost, image_view(cost), csv, json=json)
 
 
 def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:

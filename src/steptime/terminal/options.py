@@ -77,6 +77,25 @@ KV = Annotated[
     ),
 ]
 
+IMAGES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        metavar="SIZE",
+        help="An image that each prompt holds, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4 for four. Repeatable.",
+        rich_help_panel=WORKLOAD,
+    ),
+]
+AUDIO = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--audio",
+        metavar="SECONDS",
+        help="A recording that each prompt holds, such as 30; 30*2 for two. Repeatable.",
+        rich_help_panel=WORKLOAD,
+    ),
+]
+
 
 def count(name: str, words: str, panel: str | None = None, **more: Any) -> Any:
     """Return an option that takes a count: 8192, 8k or 1e3."""
@@ -239,6 +258,30 @@ class Ways:
 
         ways = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp, "microbatches": self.pp}
         return Layout(**(ways | more))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Images and recordings that every prompt holds beside its text."""
+
+    image: IMAGES = None
+    audio: AUDIO = None
+
+    def tokens(self, model: "Model") -> int:
+        """Return the tokens that a prompt gains."""
+        if not self.image and not self.audio:
+            return 0
+        from steptime.models.readings import media_tokens, read_media
+
+        return media_tokens(read_media(model, self.image or (), self.audio or ()))
+
+    def read(self, model: "Model", text: float) -> "Model":
+        """Return the model with what its prompts of `text` tokens hold."""
+        if not self.image and not self.audio:
+            return model
+        from steptime.models.readings import read_media, with_media
+
+        return with_media(model, read_media(model, self.image or (), self.audio or ()), text)
 
 
 def read_limits(speed: float | None, ttft: float | None) -> "Slo":

@@ -1,6 +1,6 @@
 """The command `steptime plan`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +13,7 @@ from steptime.terminal.options import (
     JSON,
     LIMITS,
     OUTPUT,
+    Held,
     Load,
     Rented,
     count,
@@ -122,7 +123,7 @@ class Wanted:
 
 
 @grouped
-def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted) -> None:
+def plan(ctx: typer.Context, subject: Rented, requests: Requests, held: Held, wanted: Wanted) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token."""
     refuse_idle(
         ctx,
@@ -146,6 +147,9 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, wanted: Wanted
         known_quantile(requests.quantile)
         need_numba()
     model, system, engine = subject.read()
+    more = held.tokens(model)
+    model = held.read(model, workload.input_tokens)
+    workload = replace(workload, input_tokens=workload.input_tokens + more)
     if launches and engine is not None and engine.name == "ideal":
         from steptime.errors import InputError
 
@@ -221,8 +225,6 @@ def _data(
 
     A plan that its replay refuses is not feasible, for the replay's reason; its own figures stay.
     """
-    from dataclasses import replace
-
     from steptime.launching.commands import ENGINES, launch_commands
     from steptime.terminal.views.explained import explain_json
 

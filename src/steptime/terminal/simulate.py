@@ -16,6 +16,7 @@ from steptime.terminal.options import (
     LAYOUT,
     LIMITS,
     OUTPUT,
+    Held,
     Rented,
     Ways,
     count,
@@ -103,10 +104,13 @@ class Asking:
         if self.find_rate and self.concurrency is not None and self.concurrency < 1:
             raise RangeError(f"concurrency must be at least 1, not {self.concurrency}")
 
-    def traffic(self, rate: float | None, requests: int | None, clients: int | None = None) -> "Traffic":
-        """Return the requests: a trace, or those drawn at a rate [requests/s] or for some clients."""
+    def traffic(self, rate: float | None, requests: int | None, clients: int | None = None, *, more: int = 0) -> "Traffic":
+        """Return the requests: a trace, or those drawn at a rate [requests/s] or for some clients.
+
+        more: tokens of each prompt that are images or recordings, behind its text.
+        """
         from steptime.simulation.traces import read_trace
-        from steptime.simulation.traffic import drawn, scaled, with_sessions
+        from steptime.simulation.traffic import drawn, longer, scaled, with_sessions
 
         if self.trace is not None:
             made = scaled(read_trace(self.trace, most=requests), self.rate_scale)
@@ -117,9 +121,9 @@ class Asking:
             )  # fmt: skip
         if self.prefixes and len(made.starts):
             raise RangeError(f"--prefixes does not go with {self.trace}: its prompts have blocks of their own (hash_ids)")
-        if not self.prefixes:
-            return made
-        return with_sessions(made, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
+        if self.prefixes:
+            made = with_sessions(made, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
+        return longer(made, more) if more else made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +221,7 @@ class Answering:
 
 @grouped
 def simulate(
-    ctx: typer.Context, subject: Rented, asking: Asking, schedule: Schedule, pools: Pools, answering: Answering
+    ctx: typer.Context, subject: Rented, asking: Asking, held: Held, schedule: Schedule, pools: Pools, answering: Answering
 ) -> None:
     """Serve requests one by one: queues, percentiles, and the rate that a deployment can take."""
     asking.check()
@@ -232,8 +236,10 @@ def simulate(
         raise RangeError("--range needs an engine with a range: the ideal one is a bound")
     sizes = asking.sizes()
     drawn_for_search = asking.find_rate and asking.trace is None
-    played = None if drawn_for_search else asking.traffic(asking.rate, asking.requests, asking.concurrency)
-    prompt = float(sizes[0].mean if played is None or asking.trace is None else max(played.inputs))
+    more = held.tokens(model)
+    played = None if drawn_for_search else asking.traffic(asking.rate, asking.requests, asking.concurrency, more=more)
+    prompt = float(sizes[0].mean + more if played is None or asking.trace is None else max(played.inputs))
+    model = held.read(model, sizes[0].mean if played is None else max(1.0, float(played.inputs.mean()) - more))
     policy, layout, prefill = schedule.read(engine, system, prompt), pools.layout(replicas=pools.replicas), pools.prefill()
     given: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": read_limits(answering.speed, answering.ttft),
@@ -241,7 +247,7 @@ def simulate(
         **pools.fast(policy),
     }  # fmt: skip
     if played is None or asking.find_rate:
-        _find_rate(model, system, asking, played, given, answering)
+        _find_rate(model, system, asking, played, given, answering, more)
     else:
         _run(model, system, played, given, answering)
 
@@ -289,7 +295,13 @@ def _check_files(subject: Rented, asking: Asking, answering: Answering) -> None:
 
 
 def _find_rate(
-    model: "Model", system: "System", asking: Asking, trace: "Traffic | None", given: dict[str, Any], answering: Answering
+    model: "Model",
+    system: "System",
+    asking: Asking,
+    trace: "Traffic | None",
+    given: dict[str, Any],
+    answering: Answering,
+    more: int,
 ) -> None:
     """Search the highest rate within the limits, and print it; leave with 1 where none is."""
     from steptime.simulation.rates import find_clients, find_rate, find_scale
@@ -298,10 +310,10 @@ def _find_rate(
         if trace is not None:
             found = find_scale(model, system, trace, **given)
         elif asking.concurrency is not None:
-            loop = partial(_clients, asking)
+            loop = partial(_clients, asking, more)
             found = find_clients(model, system, loop, start=asking.concurrency, requests=asking.requests or 0, **given)
         else:
-            found = find_rate(model, system, asking.traffic, requests=asking.requests, **given)
+            found = find_rate(model, system, partial(asking.traffic, more=more), requests=asking.requests, **given)
     if answering.csv is not None:
         write_csv(answering.csv, found)
     if answering.json:
@@ -312,9 +324,9 @@ def _find_rate(
         raise typer.Exit(1)
 
 
-def _clients(asking: Asking, clients: int, requests: int) -> "Traffic":
+def _clients(asking: Asking, more: int, clients: int, requests: int) -> "Traffic":
     """Return the requests of some clients of a closed loop."""
-    return asking.traffic(None, requests, clients)
+    return asking.traffic(None, requests, clients, more=more)
 
 
 def _print_rate(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.terminal.groups import grouped
-from steptime.terminal.options import BRIEF, CSV, JSON, LAYOUT, OUTPUT, Subject, Ways, count, option, refuse_idle
+from steptime.terminal.options import BRIEF, CSV, JSON, LAYOUT, OUTPUT, Held, Subject, Ways, count, option, refuse_idle
 from steptime.terminal.output import check_outputs, console_of, print_json, show, write_csv
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def step(
     ctx: typer.Context,
     subject: Subject,
     asked: Pass,
+    held: Held,
     ways: Layered,
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False,
     brief: BRIEF = False,
@@ -59,7 +60,7 @@ def step(
     refuse_idle(
         ctx,
         {
-            "--phase prefill or mixed": (asked.phase != "decode", "tokens prompts prefix"),
+            "--phase prefill or mixed": (asked.phase != "decode", "tokens prompts prefix image audio"),
             "--phase decode or mixed": (asked.phase != "prefill", "batch context query"),
             "text, not --json": (not json, "brief"),
             "a whole step, not --brief": (not brief, "explain"),
@@ -69,6 +70,10 @@ def step(
     model, system, engine = subject.read()
     layout = ways.layout() if ways.microbatches is None else ways.layout(microbatches=ways.microbatches)
     given: dict[str, Any] = asked_of(layout=layout, **vars(asked))
+    if "tokens" in given:
+        more = held.tokens(model)
+        model = held.read(model, given["tokens"])
+        given["tokens"] += more
     card = step_card(model, system, **given, layout=layout, engine=engine)
     if csv is not None:
         write_csv(csv, card)

@@ -8,8 +8,9 @@ from typing import final
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import block, dense, tower
+from steptime.models.model import Layer
+from steptime.models.moonvit import moonvit_heads, moonvit_rule, moonvit_stem
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 DENSE = ("minicpm3", "youtu")
 BIASED = ("minicpm3", "deepseek_v2")
@@ -41,19 +42,25 @@ class DeepSeek(Family):
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         return parts_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
+    def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return MoonViT and its projector (Kimi K2.5), if the config has them."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
-        width, hidden = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size")
-        positions = v.integer("init_pos_emb_height") * v.integer("init_pos_emb_width") * width
-        layers = v.integer("vt_num_hidden_layers") * block(width, hidden)
-        outputs = v.integer("mm_hidden_size", default=width)
-        merged = outputs * math.prod(parts_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2))
-        projector = 2 * outputs + dense(merged, merged) + dense(merged, self.text(c).width)
-        patches = dense(3 * v.integer("patch_size") ** 2, width)
-        return tower(v, "vision_tower", patches + positions + layers + 2 * width), tower(v, "mm_projector", projector)
+        width, hidden, heads = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size"), moonvit_heads(v)
+        merge = [parts_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
+        outputs, share = v.integer("mm_hidden_size", default=width), 1 / math.prod(merge)
+        merged = outputs * math.prod(merge)
+        stem = (
+            *moonvit_stem(v, width, bias=True),
+            norm(v, "final_norm", width),
+            norm(v, "projector_norm", outputs),
+            matrix(v, "projector_up_proj", merged, merged, share=share, term="merger"),
+            matrix(v, "projector_down_proj", merged, self.text(c).width, share=share, term="merger"),
+        )
+        layers = ((encoder(v, width, hidden, heads), v.integer("vt_num_hidden_layers")),)
+        rule = moonvit_rule(v, merge[0], 16384, "as the published preprocessor of Kimi K2.5 has it")
+        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, *, sparse: bool) -> Layer:
         latent = c.has("kv_lora_rank")

@@ -8,8 +8,9 @@ from typing import Final, final
 from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import block, dense, tower
+from steptime.models.images import rule, square
+from steptime.models.model import Layer
+from steptime.models.parts_tower import Tower, dense, encoder, matrix, norm, positions, stored, tower
 
 NORMS: Final[tuple[str, ...]] = ("input_norm", "post_attention_norm", "pre_norm", "post_norm")
 
@@ -49,17 +50,31 @@ class Gemma(Family):
             c, attention, feed_forward, norms=parts_decoder.PRE if kind in ("gemma", "vaultgemma") else NORMS
         )
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the SigLIP tower and its projector, if the config has them."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the SigLIP tower and its projector, which runs on pooled patches, if the config has them."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
-        patch = v.integer("patch_size")
-        weights = dense(v.integer("num_channels", default=3) * patch**2, v.width)
-        weights += (v.integer("image_size") // patch) ** 2 * v.width
-        weights += v.depth * block(v.width, v.integer("intermediate_size")) + 2 * v.width
-        if v.flag("vision_use_head", default=False):
-            weights += v.width + dense(v.width, 3 * v.width) + dense(v.width, v.width) + 2 * v.width
-            weights += dense(v.width, v.integer("intermediate_size")) + dense(v.integer("intermediate_size"), v.width)
-        projector = dense(v.width, self.text(c).width, bias=False) + v.width
-        return tower(v, "vision_tower", weights), tower(v, "multi_modal_projector", projector)
+        width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_attention_heads", default=16)
+        patch, side = v.integer("patch_size"), v.integer("image_size")
+        patches, tokens = (side // patch) ** 2, c.integer("mm_tokens_per_image", default=256)
+        if not patches:
+            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+        stem = (
+            matrix(v, "patch_embedding", v.integer("num_channels", default=3) * patch**2, width, term="patches"),
+            positions(v, patches * width, width),
+            norm(v, "post_norm", width),
+            *((stored(v, "head", self._pooling_head(width, hidden)),) if v.flag("vision_use_head", default=False) else ()),
+            norm(v, "soft_norm", width, bias=False, share=tokens / patches),
+            matrix(v, "projector", width, self.text(c).width, bias=False, share=tokens / patches, term="merger"),
+        )
+        cuts = rule(
+            square, side=side, patch=patch, tokens=tokens, settings="no pan and scan, as the published preprocessor has it"
+        )
+        layers = ((encoder(v, width, hidden, heads), v.depth),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
+
+    def _pooling_head(self, width: int, hidden: int) -> float:
+        """Parameters of SigLIP's head, which pools an image to one vector and which no language model asks for."""
+        attention = width + dense(width, 3 * width) + dense(width, width) + 2 * width
+        return attention + dense(width, hidden) + dense(hidden, width)

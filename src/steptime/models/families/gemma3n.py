@@ -8,10 +8,15 @@ from steptime.models import parts, parts_decoder
 from steptime.models.config import DEEPEST, Config
 from steptime.models.families.gemma import NORMS
 from steptime.models.family import Family
+from steptime.models.images import padded, rule, untimed
 from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import dense, tower
+from steptime.models.parts_tower import Tower, conformer, matrix, stored, subsampling, tower
 
 TOWERS: Final = {"mobilenetv5_300m_enc": 294_126_912}  # parameters of timm's models of these names
+CONVOLUTIONS: Final = (
+    "its tower for images is a MobileNet-V5, whose convolutions steptime counts and does not time; each image is 256 tokens "
+    "of the prompt"
+)
 
 
 @final
@@ -67,18 +72,20 @@ class Gemma3n(Family):
             parts.head(c),
         )
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the towers for images and sound and their embedders, as far as the config has them."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the towers for images and sound with their embedders, as far as the config has them."""
         text, found = self.text(c).width, []
         if c.has("vision_config"):
             v = c.inner("vision_config")
             name = v.text("architecture", default="mobilenetv5_300m_enc")
             if name not in TOWERS:
                 raise v.error("architecture", f"is {name!r:.60}; known: {', '.join(TOWERS)}")
-            found += [tower(v, "vision_tower", TOWERS[name]), self._embedder(v, "embed_vision", text)]
+            stem = (stored(v, "convolutions", TOWERS[name]), *self._embedder(v, text))
+            found.append(
+                tower(v, "image", rule(untimed, reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
+            )
         if c.has("audio_config"):
-            a = c.inner("audio_config")
-            found += [tower(a, "audio_tower", self._audio(a)), self._embedder(a, "embed_audio", text)]
+            found.append(self._audio(c, c.inner("audio_config"), text))
         return tuple(found)
 
     def _altup(self, c: Config) -> Op:
@@ -96,16 +103,29 @@ class Gemma3n(Family):
             outputs=streams * c.width,
         )
 
-    def _embedder(self, v: Config, name: str, text: int) -> Op:
-        return tower(v, name, v.width * (v.integer("vocab_size") + 2 + text))
+    def _embedder(self, v: Config, text: int, share: float = 1.0) -> tuple[Op, ...]:
+        """The embedder of what is no text: a table of a few tokens of its own, two norms, and a matrix to the text's width."""
+        return (
+            stored(v, "embedding and norms", v.width * (v.integer("vocab_size") + 2)),
+            matrix(v, "embedding_projection", v.width, text, bias=False, share=share, term="merger"),
+        )
 
-    def _audio(self, a: Config) -> float:
-        """Parameters of the Universal Speech Model's Conformer (arXiv 2303.01037)."""
-        width, heads, kernel = a.width, a.integer("conf_num_attention_heads"), a.integer("conf_conv_kernel_size")
-        feed_forwards = 2 * (2 * dense(width, 4 * width, bias=False) + 2 * width)
-        attention = 5 * width**2 + width // heads + 2 * width
-        convolution = 3 * width**2 + kernel * width + 2 * width
-        layers = a.integer("conf_num_hidden_layers") * (feed_forwards + attention + convolution + width)
+    def _audio(self, c: Config, a: Config, text: int) -> Tower:
+        """The Universal Speech Model's Conformer (arXiv 2303.01037), of whose rows every fourth is kept."""
+        width, heads = a.width, a.integer("conf_num_attention_heads")
         first, second = (parts_decoder.entry(a, "sscp_conv_channel_size", i) for i in range(2))
-        frequencies = a.integer("input_feat_size") // 4
-        return layers + 9 * first * (1 + second) + first + second + second * frequencies * width
+        reduced = a.integer("conf_reduction_factor", default=4)
+        layers = conformer(
+            a,
+            width=width,
+            heads=heads,
+            depth=a.integer("conf_num_hidden_layers", most=DEEPEST),
+            kernel=a.integer("conf_conv_kernel_size"),
+            chunk=a.integer("conf_attention_chunk_size", default=12),
+            past=a.integer("conf_attention_context_left", default=13, least=0),
+            future=a.integer("conf_attention_context_right", default=0, least=0),
+        )
+        convolutions = subsampling(a, features=a.integer("input_feat_size"), first=first, second=second, width=width)
+        stem = (*convolutions, *self._embedder(a, text, 1 / reduced))
+        cuts = rule(padded, tokens=c.integer("audio_soft_tokens_per_image", default=188), reduced=reduced)
+        return tower(a, "audio", cuts, width=width, heads=heads, layers=layers, stem=stem)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Final, final
 
 from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.families.gemma import NORMS
 from steptime.models.family import Family
+from steptime.models.images import frames, pooled, rule, samples
 from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import dense, tower
+from steptime.models.parts_tower import Tower, conformer, encoder, matrix, norm, positions, subsampling, tower
+
+SOFT: Final = "at most {} tokens an image, as the published preprocessor has it; requests may ask for 70 to 1,120"
 
 
 @final
@@ -52,18 +55,17 @@ class Gemma4(Family):
         token = parts.embedding(c, tied=self.tied(c))
         return (token, *inputs, parts.norm(c, "final_norm", c.width), parts.head(c))
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the towers for images and sound and their embedders, as far as the config has them."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the towers for images and sound with their embedders, as far as the config has them."""
         unified, text = c.text("model_type", default="gemma4") == "gemma4_unified", self.text(c).width
-        found: list[Op] = []
+        found: list[Tower] = []
         if c.has("vision_config"):
             v = c.inner("vision_config")
-            found += self._patches(v, text) if unified else self._vision(v, text)
+            tokens = c.integer("vision_soft_tokens_per_image", default=280)
+            found.append(self._patches(v, text) if unified else self._vision(v, text, tokens))
         if c.has("audio_config"):
             a = c.inner("audio_config")
-            inner = a.integer("audio_embed_dim") if unified else a.integer("output_proj_dims")
-            found += [] if unified else [tower(a, "audio_tower", self._audio(a))]
-            found.append(tower(a, "embed_audio", inner * text))
+            found.append(self._samples(a, text) if unified else self._audio(a, text))
         return tuple(found)
 
     def _attention(self, c: Config, index: int, *, own: bool) -> parts.Block:
@@ -91,27 +93,72 @@ class Gemma4(Family):
         experts = parts.experts(c, module, c.integer("moe_intermediate_size"), count=count, active=c.integer("top_k_experts"))
         return experts + parts.Block((parts.small(c, "router_scales", c.width + count, term="experts"),))
 
-    def _vision(self, v: Config, text: int) -> list[Op]:
-        width, hidden, head_dim = v.width, v.integer("intermediate_size"), v.head_dim
-        kv = v.kv_heads * head_dim
-        layer = 2 * width * (v.heads * head_dim + kv) + 2 * head_dim + 3 * width * hidden + 4 * width
-        patches = 3 * v.integer("patch_size") ** 2 * width + 2 * v.integer("position_embedding_size") * width
-        return [tower(v, "vision_tower", patches + v.depth * layer), tower(v, "embed_vision", width * text)]
+    def _vision(self, v: Config, text: int, tokens: int) -> Tower:
+        width, heads, patch, pool = v.width, v.heads, v.integer("patch_size"), v.integer("pooling_kernel_size", default=3)
+        inner, kv = heads * v.head_dim, v.kv_heads * v.head_dim
+        stem = (
+            matrix(v, "input_proj", 3 * patch**2, width, bias=False, term="patches"),
+            positions(v, 2 * v.integer("position_embedding_size") * width, 2 * width),
+            matrix(v, "embedding_projection", width, text, bias=False, share=pool**-2, term="merger"),
+        )
+        layer = encoder(
+            v,
+            width,
+            v.integer("intermediate_size"),
+            heads,
+            inner=inner,
+            kv=kv,
+            bias=False,
+            norm_bias=False,
+            gated=True,
+            norms=4,
+            head_gains=2 * v.head_dim,
+        )
+        cuts = rule(pooled, patch=patch, pool=pool, most=tokens, settings=SOFT.format(tokens))
+        return tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem)
 
-    def _patches(self, v: Config, text: int) -> list[Op]:
+    def _patches(self, v: Config, text: int) -> Tower:
         """Embed patches without a tower: norms, one matrix, positions of two axes, and the map to the text's width."""
-        width, patch = v.integer("mm_embed_dim"), 3 * v.integer("model_patch_size") ** 2
-        weights = 2 * patch + dense(patch, width) + 4 * width + 2 * v.integer("mm_posemb_size") * width
-        return [tower(v, "embed_vision", weights + v.integer("output_proj_dims", default=width) * text)]
+        width, side = v.integer("mm_embed_dim"), v.integer("model_patch_size")
+        pixels, pool, tokens = (
+            3 * side**2,
+            v.integer("pooling_kernel_size", default=3),
+            v.integer("num_soft_tokens", default=280),
+        )
+        stem = (
+            norm(v, "patch_norm", pixels),
+            matrix(v, "patch_dense", pixels, width, term="patches"),
+            *(norm(v, name, width) for name in ("embedding_norm", "position_norm")),
+            positions(v, 2 * v.integer("mm_posemb_size") * width, 2 * width),
+            matrix(v, "embedding_projection", v.integer("output_proj_dims", default=width), text, bias=False, term="merger"),
+        )
+        cuts = rule(pooled, patch=max(1, side // pool), pool=pool, most=tokens, merged=True, settings=SOFT.format(tokens))
+        return tower(v, "image", cuts, width=width, stem=stem)
 
-    def _audio(self, a: Config) -> float:
-        """Parameters of a Conformer without relative positions of its own past one matrix a layer."""
-        width, kernel = a.width, a.integer("conv_kernel_size")
-        feed_forwards = 2 * (2 * dense(width, 4 * width, bias=False) + 2 * width)
-        attention = 5 * width**2 + width // a.heads + 2 * width
-        convolution = 3 * width**2 + kernel * width + 2 * width
-        layers = a.depth * (feed_forwards + attention + convolution + width)
+    def _samples(self, a: Config, text: int) -> Tower:
+        """Embed samples of sound without a tower."""
+        inner = a.integer("audio_embed_dim")
+        stem = (matrix(a, "embed_audio", inner, text, bias=False, term="merger"),)
+        return tower(a, "audio", rule(samples, samples=inner), width=text, stem=stem)
+
+    def _audio(self, a: Config, text: int) -> Tower:
+        """A Conformer without relative positions of its own past one matrix a layer."""
+        width, outputs = a.width, a.integer("output_proj_dims")
         first, second = (parts_decoder.entry(a, "subsampling_conv_channels", i) for i in range(2))
-        frequencies = a.integer("input_feat_size", default=128) // 4
-        subsampling = 9 * first * (1 + second) + first + second + second * frequencies * width
-        return layers + subsampling + dense(width, a.integer("output_proj_dims"))
+        layers = conformer(
+            a,
+            width=width,
+            heads=a.heads,
+            depth=a.depth,
+            kernel=a.integer("conv_kernel_size"),
+            chunk=a.integer("attention_chunk_size", default=12),
+            past=a.integer("attention_context_left", default=13, least=0),
+            future=a.integer("attention_context_right", default=0, least=0),
+        )
+        features = a.integer("input_feat_size", default=128)
+        stem = (
+            *subsampling(a, features=features, first=first, second=second, width=width),
+            matrix(a, "output_proj", width, outputs),
+            matrix(a, "embedding_projection", outputs, text, bias=False, term="merger"),
+        )
+        return tower(a, "audio", rule(frames), width=width, heads=a.heads, layers=layers, stem=stem)

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import final
 
 from steptime.errors import shown
-from steptime.models import parts, parts_moe, parts_state, parts_tower
+from steptime.models import parts, parts_moe, parts_state
 from steptime.models.config import Config
 from steptime.models.family import Family
 from steptime.models.model import Layer, Op
+from steptime.models.moonvit import moonvit_heads, moonvit_rule, moonvit_stem
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 MODULE_OF_EXPERTS = "block_sparse_moe"
 
@@ -51,32 +53,37 @@ class KimiLinear(Family):
         """Return embedding, final norm and head, and the residual attention before the norm."""
         return (*super().stem(c), *self._residual(c, "output_res"))
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return Kimi K3's tower, without biases, and its projector."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return Kimi K3's MoonViT, without biases, and its projector."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
-        width, bias = v.integer("vt_hidden_size"), v.flag("attn_bias", default=False)
+        width, bias, heads = v.integer("vt_hidden_size"), v.flag("attn_bias", default=False), moonvit_heads(v)
         norm_bias = v.text("norm_type", default="rmsnorm") == "layernorm"
-        block = parts_tower.block(
+        layer = encoder(
+            v,
             width,
             v.integer("vt_intermediate_size"),
+            heads,
             inner=v.integer("qkv_hidden_size", default=width),
             bias=bias,
             norm_bias=norm_bias,
         )
-        positions = v.integer("init_pos_emb_height") * v.integer("init_pos_emb_width") * width
-        patch = parts_tower.dense(3 * v.integer("patch_size") ** 2, width, bias=v.flag("patch_embed_proj_bias", default=False))
         merge = v.items("merge_kernel_size", default=(2, 2))
         if len(merge) != 2 or not all(isinstance(n, int) and 0 < n < 1000 for n in merge):
             raise v.error("merge_kernel_size", f"must be two whole numbers, not {shown(merge)}")
-        merged = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1]
+        merged, share = v.integer("mm_hidden_size", default=width) * merge[0] * merge[1], 1 / (merge[0] * merge[1])
         text = v.integer("text_hidden_size", default=self.text(c).width)
-        blocks = v.integer("vt_num_hidden_layers") * block
-        return (
-            parts_tower.tower(v, "vision_tower", patch + positions + blocks + width * (1 + norm_bias)),
-            parts_tower.tower(v, "mm_projector", merged * merged + merged * text + text),
+        stem = (
+            *moonvit_stem(v, width, bias=v.flag("patch_embed_proj_bias", default=False)),
+            norm(v, "final_norm", width, bias=norm_bias),
+            matrix(v, "projector_up_proj", merged, merged, bias=False, share=share, term="merger"),
+            matrix(v, "projector_down_proj", merged, text, bias=False, share=share, term="merger"),
+            norm(v, "projector_norm", text, bias=False, share=share),
         )
+        rule = moonvit_rule(v, merge[0], 65536, "as others read it in the preprocessor of Kimi K3")
+        layers = ((layer, v.integer("vt_num_hidden_layers")),)
+        return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _latent(self, c: Config, module: str) -> parts.Block:
         block = parts.latent(c, module)

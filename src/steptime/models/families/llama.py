@@ -6,10 +6,12 @@ import math
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_tower
+from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
+from steptime.models.images import longest_edge, rule
+from steptime.models.model import Layer
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 
 @final
@@ -64,18 +66,26 @@ class Llama(Family):
         norms = (*parts_decoder.PRE, "post_norm1", "post_norm2") if sandwich else parts_decoder.PRE
         return parts_decoder.decoder(c, attention, feed_forward, norms=norms)
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
+    def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return Pixtral's tower and the patch merger of Mistral Small 3.1 and Ministral 3, if the config has them."""
         if not c.has("vision_config"):
             return ()
         v, text = c.inner("vision_config"), self.text(c).width
-        width, hidden = v.width, v.integer("intermediate_size")
-        patch = v.integer("num_channels", default=3) * v.integer("patch_size") ** 2
-        tower = patch * width + width + v.depth * (4 * width**2 + 3 * width * hidden + 2 * width)
-        bias = c.flag("multimodal_projector_bias", default=False)
-        projector: float = width + (c.integer("spatial_merge_size", default=2) * width) ** 2
-        projector += parts_tower.dense(width, text, bias=bias) + parts_tower.dense(text, text, bias=bias)
-        return parts_tower.tower(v, "vision_tower", tower), parts_tower.tower(v, "multi_modal_projector", projector)
+        width, heads, patch = v.width, v.integer("num_attention_heads", default=16), v.integer("patch_size")
+        merge, bias = c.integer("spatial_merge_size", default=2), c.flag("multimodal_projector_bias", default=False)
+        share = merge**-2
+        stem = (
+            matrix(v, "patch_conv", v.integer("num_channels", default=3) * patch**2, width, bias=False, term="patches"),
+            norm(v, "pre_norm", width, bias=False),
+            norm(v, "merger_norm", width, bias=False),
+            matrix(v, "merging", width * merge**2, width, bias=False, share=share, term="merger"),
+            matrix(v, "projector_up_proj", width, text, bias=bias, share=share, term="merger"),
+            matrix(v, "projector_down_proj", text, text, bias=bias, share=share, term="merger"),
+        )
+        layer = encoder(v, width, v.integer("intermediate_size"), heads, bias=False, norm_bias=False, gated=True)
+        longest = v.integer("image_size", default=1540)
+        cuts = rule(longest_edge, patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
 
     def _differential(self, c: Config, block: parts.Block) -> parts.Block:
         flops = 2 * (2 * c.heads * (c.head_dim + c.head_dim))

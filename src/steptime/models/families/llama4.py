@@ -7,8 +7,9 @@ from typing import final
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import block, dense, tower
+from steptime.models.images import rule, tiles
+from steptime.models.model import Layer
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, stored, tower
 
 
 @final
@@ -46,19 +47,39 @@ class Llama4(Family):
         )
         return parts_decoder.decoder(c, attention, experts)
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
+    def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the vision tower, its adapter and the projector, if the config has them."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
-        width, hidden, patch = v.width, v.integer("intermediate_size"), v.integer("patch_size")
-        positions = (v.integer("image_size") // patch) ** 2 + 1
-        tower_weights: float = v.integer("num_channels", default=3) * patch**2 * width + (positions + 1 + 4) * width
-        tower_weights += v.depth * block(width, hidden)
-        inner, outputs = v.integer("projector_input_dim"), v.integer("projector_output_dim")
-        adapter = hidden * inner + outputs**2
-        projector = dense(v.integer("vision_output_dim"), self.text(c).width, bias=False)
-        return tower(v, "vision_model", tower_weights + adapter), tower(v, "multi_modal_projector", projector)
+        width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_attention_heads", default=16)
+        patch, side = v.integer("patch_size"), v.integer("image_size")
+        patches, shuffled = (side // patch) ** 2, round(v.number("pixel_shuffle_ratio", default=0.5) ** -2)
+        if not patches:
+            raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
+        rows = patches + 1  # a class token beside the patches
+        inner, outputs, share = v.integer("projector_input_dim"), v.integer("projector_output_dim"), patches / shuffled / rows
+        pixels = v.integer("num_channels", default=3) * patch**2
+        stem = (
+            matrix(v, "patch_embedding", pixels, width, bias=False, share=patches / rows, term="patches"),
+            stored(v, "class_embedding", width),
+            positions(v, rows * width, width),
+            norm(v, "pre_norm", width),
+            norm(v, "post_norm", width),
+            matrix(v, "adapter_up_proj", hidden, inner, bias=False, share=share, term="merger"),
+            matrix(v, "adapter_down_proj", outputs, outputs, bias=False, share=share, term="merger"),
+            matrix(v, "projector", v.integer("vision_output_dim"), self.text(c).width, bias=False, share=share, term="merger"),
+        )
+        cuts = rule(
+            tiles,
+            side=side,
+            patch=patch,
+            shuffled=shuffled,
+            most=16,
+            settings="16 tiles at most, as the published preprocessor has it",
+        )
+        layers = ((encoder(v, width, hidden, heads), v.depth),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def notes(self, c: Config) -> tuple[str, ...]:
         """Say how chunks are counted."""

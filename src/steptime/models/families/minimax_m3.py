@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe, parts_tower
+from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Attention, Layer, Op
+from steptime.models.images import resized, rule
+from steptime.models.model import Attention, Layer
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 
 @final
@@ -41,26 +43,28 @@ class MiniMaxM3(Family):
         count = c.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, least=0)
         return parts_decoder.multi_token(c, self.layer(c, c.depth - 1), count)
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
+    def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the tower and the projector, which projects each patch and then merges four."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
         merging = v.inner("img_token_compression_config") if v.has("img_token_compression_config") else v
-        width, text = v.integer("hidden_size"), self.text(c).width
-        patch = (
-            v.integer("num_channels", default=3)
-            * merging.integer("temporal_patch_size", default=2)
-            * v.integer("patch_size", default=14) ** 2
+        width, text, heads = v.integer("hidden_size"), self.text(c).width, v.integer("num_attention_heads", default=16)
+        patch, merge = v.integer("patch_size", default=14), merging.integer("spatial_merge_size", default=2)
+        pixels = v.integer("num_channels", default=3) * merging.integer("temporal_patch_size", default=2) * patch**2
+        hidden, share = c.integer("projector_hidden_size", default=text), merge**-2
+        stem = (
+            matrix(v, "patch_embedding", pixels, width, bias=False, term="patches"),
+            norm(v, "pre_norm", width),
+            matrix(v, "projector_up_proj", width, hidden, term="merger"),
+            matrix(v, "projector_down_proj", hidden, text, term="merger"),
+            matrix(v, "merger_up_proj", text * merge**2, hidden, share=share, term="merger"),
+            matrix(v, "merger_down_proj", hidden, text, share=share, term="merger"),
         )
-        blocks = v.integer("num_hidden_layers") * parts_tower.block(width, v.integer("intermediate_size"))
-        hidden = c.integer("projector_hidden_size", default=text)
-        merged = text * merging.integer("spatial_merge_size", default=2) ** 2
-        projector = parts_tower.dense(width, hidden) + parts_tower.dense(merged, hidden) + 2 * parts_tower.dense(hidden, text)
-        return (
-            parts_tower.tower(v, "vision_tower", patch * width + 2 * width + blocks),
-            parts_tower.tower(v, "multi_modal_projector", projector),
-        )
+        settings = "3,136 to 451,584 pixels, as the processor of transformers has it"
+        cuts = rule(resized, patch=patch, merge=merge, least=4 * 28**2, most=672**2, settings=settings)
+        layers = ((encoder(v, width, v.integer("intermediate_size"), heads), v.integer("num_hidden_layers")),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _attention(self, c: Config, module: str, *, indexed: bool) -> parts.Block:
         block = parts.grouped_query(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_tower
+from steptime.models import parts, parts_decoder
 from steptime.models.config import Config
 from steptime.models.family import Family
+from steptime.models.images import lines, rule
 from steptime.models.model import Layer, Op
+from steptime.models.parts_tower import Tower, matrix, tower
 
 
 @final
@@ -51,12 +53,14 @@ class Plain(Family):
             return ends
         return ends[0], parts.norm(c, "final_norm", c.width, bias=self._layer_norms(c)), ends[1]
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
+    def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return Fuyu's map of patches, which it has instead of a tower."""
         if not c.has("patch_size"):
             return ()
-        values = c.integer("patch_size") ** 2 * c.integer("num_channels", default=3)
-        return (parts_tower.tower(c, "vision_embed_tokens", parts_tower.dense(values, self.text(c).width)),)
+        patch, text = c.integer("patch_size"), self.text(c).width
+        values = patch**2 * c.integer("num_channels", default=3)
+        cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as its processor has it")
+        return (tower(c, "image", cuts, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
 
     def _layer_norms(self, c: Config) -> bool:
         return self._kind(c) in ("nemotron", "jais2", "persimmon")

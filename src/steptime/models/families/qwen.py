@@ -8,8 +8,9 @@ from typing import final
 from steptime.models import parts, parts_decoder, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import block, dense, tower
+from steptime.models.images import resized, rule
+from steptime.models.model import Layer
+from steptime.models.parts_tower import Tower, alternating, encoder, matrix, norm, positions, tower
 
 
 @final
@@ -44,12 +45,12 @@ class Qwen(Family):
         norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
         return parts_decoder.multi_token(c, self.layer(c, c.depth - 1), count, norms=norms)
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the vision tower and its mergers, if the config has them."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the vision tower with its mergers, if the config has them."""
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
-        return self._vision3(v) if self._third(c) else self._vision2(v)
+        return (third_tower(v) if self._third(c) else self._second_tower(v),)
 
     def _third(self, c: Config) -> bool:
         return c.text("model_type", default="qwen3").startswith("qwen3")
@@ -81,24 +82,50 @@ class Qwen(Family):
         first = 0 if c.has("layer_types") else c.integer("max_window_layers", default=0, least=0)
         return parts_decoder.window(c, index) if index >= first else math.inf
 
-    def _vision2(self, v: Config) -> tuple[Op, ...]:
-        width, hidden, merged = v.width, v.integer("intermediate_size"), v.width * v.integer("spatial_merge_size") ** 2
-        layer = 2 * width + dense(width, 3 * width) + dense(width, width) + 2 * dense(width, hidden) + dense(hidden, width)
-        merger = width + dense(merged, merged) + dense(merged, v.integer("out_hidden_size"))
-        tower_weights = self._patch(v) * width + v.integer("depth") * layer
-        return tower(v, "visual", tower_weights), tower(v, "merger", merger)
-
-    def _vision3(self, v: Config) -> tuple[Op, ...]:
-        width, merged = v.width, v.width * v.integer("spatial_merge_size") ** 2
-        layers = v.integer("depth") * block(width, v.integer("intermediate_size"))
-        positions = v.integer("num_position_embeddings") * width
-        merger = dense(merged, merged) + dense(merged, v.integer("out_hidden_size"))
-        stacked = len(v.items("deepstack_visual_indexes", default=())) * (merger + 2 * merged)
-        return (
-            tower(v, "visual", dense(self._patch(v), width) + positions + layers),
-            tower(v, "merger", merger + 2 * width + stacked),
+    def _second_tower(self, v: Config) -> Tower:
+        """Return the tower of Qwen2.5-VL: windows of some patches in most layers, and a merger of four."""
+        width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_heads", default=16)
+        patch, merge, depth = v.integer("patch_size"), v.integer("spatial_merge_size"), v.integer("depth")
+        side = max(1, v.integer("window_size", default=112) // patch)
+        whole = v.indices("fullatt_block_indexes", default=(7, 15, 23, 31))
+        windows = (math.inf if index in whole else side**2 for index in range(depth))
+        layers = [encoder(v, width, hidden, heads, norm_bias=False, gated=True, window=window) for window in windows]
+        share, merged = merge**-2, width * merge**2
+        stem = (
+            matrix(v, "patch_embed", pixels_of_patch(v), width, bias=False, term="patches"),
+            norm(v, "merger_norm", width, bias=False),
+            matrix(v, "merger_up_proj", merged, merged, share=share, term="merger"),
+            matrix(v, "merger_down_proj", merged, v.integer("out_hidden_size"), share=share, term="merger"),
         )
+        settings = "3,136 to 12,845,056 pixels, as the published preprocessor of Qwen2.5-VL has it"
+        cuts = rule(resized, patch=patch, merge=merge, least=56**2, most=16384 * 28**2, settings=settings)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=alternating(layers), stem=stem)
 
-    def _patch(self, v: Config) -> int:
-        channels = v.integer("in_channels", "in_chans", default=3)
-        return channels * v.integer("temporal_patch_size") * v.integer("patch_size") ** 2
+
+def third_tower(v: Config) -> Tower:
+    """Return the tower of Qwen3-VL and Qwen3.5: learned positions, a merger of four, and one more for each deep stack."""
+    width, hidden, heads = v.integer("hidden_size"), v.integer("intermediate_size"), v.integer("num_heads", default=16)
+    patch, merge = v.integer("patch_size", default=16), v.integer("spatial_merge_size", default=2)
+    share, merged, outputs = merge**-2, width * merge**2, v.integer("out_hidden_size")
+    stacked = len(v.items("deepstack_visual_indexes", default=()))
+    mergers = (
+        matrix(v, "merger_up_proj", merged, merged, share=share, term="merger"),
+        matrix(v, "merger_down_proj", merged, outputs, share=share, term="merger"),
+    )
+    stem = (
+        matrix(v, "patch_embed", pixels_of_patch(v), width, term="patches"),
+        positions(v, v.integer("num_position_embeddings", default=2304) * width, width),
+        norm(v, "merger_norm", width),
+        *mergers,
+        *(op for _ in range(stacked) for op in (norm(v, "stacked_norm", merged, share=share), *mergers)),
+    )
+    settings = "65,536 to 16,777,216 pixels, as the published preprocessors of Qwen3-VL and Qwen3.5 have it"
+    cuts = rule(resized, patch=patch, merge=merge, least=256**2, most=4096**2, settings=settings)
+    layers = ((encoder(v, width, hidden, heads), v.integer("depth", "num_hidden_layers")),)
+    return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
+
+
+def pixels_of_patch(v: Config) -> int:
+    """Return the values of a patch: an image is two frames of a film."""
+    channels = v.integer("in_channels", "in_chans", default=3)
+    return channels * v.integer("temporal_patch_size", default=2) * v.integer("patch_size", default=16) ** 2

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_moe, parts_state, parts_tower
+from steptime.models import parts, parts_moe, parts_state
 from steptime.models.config import Config
+from steptime.models.families.qwen import third_tower
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
+from steptime.models.model import Layer
+from steptime.models.parts_tower import Tower
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -39,22 +41,9 @@ class QwenHybrid(Family):
         first = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
         return ((first, 1), (layer, count - 1)) if count > 1 else ((first, 1),)
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the tower of Qwen3-VL without deep stacking, and its merger."""
-        if not c.has("vision_config"):
-            return ()
-        v = c.inner("vision_config")
-        width, hidden = v.integer("hidden_size"), v.integer("intermediate_size")
-        merged = width * v.integer("spatial_merge_size", default=2) ** 2
-        patch = (
-            v.integer("in_channels", default=3)
-            * v.integer("temporal_patch_size", default=2)
-            * v.integer("patch_size", default=16) ** 2
-        )
-        blocks = v.integer("depth", "num_hidden_layers") * parts_tower.block(width, hidden)
-        embeddings = parts_tower.dense(patch, width) + v.integer("num_position_embeddings", default=2304) * width
-        merger = 2 * width + parts_tower.dense(merged, merged) + parts_tower.dense(merged, v.integer("out_hidden_size"))
-        return (parts_tower.tower(v, "vision_tower", blocks + embeddings), parts_tower.tower(v, "merger", merger))
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the tower of Qwen3-VL, if the config has it."""
+        return (third_tower(c.inner("vision_config")),) if c.has("vision_config") else ()
 
     def _layer(self, c: Config, module: str, *, full: bool, sparse: bool) -> Layer:
         block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))

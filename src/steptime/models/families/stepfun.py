@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import final
 
 from steptime.errors import shown
-from steptime.models import parts, parts_moe, parts_tower
+from steptime.models import parts, parts_moe
 from steptime.models.config import Config
 from steptime.models.family import Family
-from steptime.models.model import Layer, Op
+from steptime.models.images import crops, rule
+from steptime.models.model import Layer
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, stored, tower
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -53,36 +55,45 @@ class StepFun(Family):
             counts[layer] = counts.get(layer, 0) + 1
         return tuple(counts.items())
 
-    def vision(self, c: Config) -> tuple[Op, ...]:
-        """Return the tower, its convolutions that merge patches, and the projector."""
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return the tower, its convolutions of stride 2 that merge patches, and the projector."""
         if not c.has("vision_config"):
             return ()
         v, text = c.inner("vision_config"), self.text(c)
         older = text.has("share_q_dim")
-        width, layers = (
-            v.integer("width", "hidden_size", default=1792 if older else 1536),
-            v.integer("layers", "num_hidden_layers"),
-        )
+        width = v.integer("width", "hidden_size", default=1792 if older else 1536)
         patch, side = v.integer("patch_size", default=14), v.integer("image_size", default=728)
-        positions = (side // patch) ** 2
-        if not positions:
+        patches = (side // patch) ** 2
+        if not patches:
             raise v.error("image_size", f"must be at least one patch of {patch}, not {side}")
-        pixels = v.integer("num_channels", default=3) * patch**2
+        pixels, heads = v.integer("num_channels", default=3) * patch**2, v.integer("heads", "num_attention_heads", default=16)
         if older:
             hidden, out = v.integer("intermediate_size", default=3072), v.integer("output_hidden_size", default=4096)
-            embeddings = parts_tower.dense(pixels, width) + (positions + 2) * width
-            merging = parts_tower.dense(4 * width, out) + parts_tower.dense(9 * out, 2 * out)
-            blocks, merged = layers * parts_tower.block(width, hidden), 2 * out
+            convolutions, merged, more = ((4 * width, out), (9 * out, 2 * out)), 2 * out, (stored(v, "class_embedding", width),)
         else:
             hidden = int(width * v.number("mlp_ratio", default=8960 / 1536))
-            embeddings = pixels * width + positions * width + 2 * width
-            merging = parts_tower.dense(9 * width, 2 * width) + parts_tower.dense(9 * 2 * width, 4 * width)
-            blocks, merged = layers * (parts_tower.block(width, hidden) + 2 * width), 4 * width
-        projector = parts_tower.dense(merged, text.width, bias=c.flag("projector_bias", default=older))
-        return (
-            parts_tower.tower(v, "vision_model", embeddings + blocks + merging),
-            parts_tower.tower(v, "vit_large_projector", projector),
+            convolutions, merged = ((9 * width, 2 * width), (9 * 2 * width, 4 * width)), 4 * width
+            more = (norm(v, "pre_norm", width),)
+        layer = encoder(v, width, hidden, heads)
+        if not older:
+            layer = replace(layer, ops=(*layer.ops, stored(v, "layer scales", 2 * width)))
+        stem = (
+            matrix(v, "patch_embedding", pixels, width, bias=older, term="patches"),
+            positions(v, (patches + older) * width, width),
+            *more,
+            *(
+                matrix(v, f"downsampler{i + 1}", *sizes, share=4.0 ** -(i + 1), term="merger")
+                for i, sizes in enumerate(convolutions)
+            ),
+            matrix(
+                v, "projector", merged, text.width, bias=c.flag("projector_bias", default=older), share=1 / 16, term="merger"
+            ),
         )
+        cuts = rule(
+            crops, side=side, crop=504, patch=patch, settings="crops of 504 pixels, as the processor of transformers has it"
+        )
+        layers = ((layer, v.integer("layers", "num_hidden_layers")),)
+        return (tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem),)
 
     def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
         module = f"layers.{index}"
