@@ -64,7 +64,7 @@ def test_what_was_told_stays():
 
 def test_states_and_what_is_kept_in_fewer_bits_stay():
     state = Attention(name="state", kv_bytes=0.0, kv_shards=8, heads=8, state_bytes=500.0, arithmetic=WIDE)
-    small = replace(KV, name="small", arithmetic=NARROW)
+    small = replace(KV, name="small", arithmetic=NARROW, kv_format="fp8")
     model = model_of(matrix(), attention=(KV, state, small))
     found = with_small_cache(model)
     assert [a.kv_bytes for a in found.layers[0][0].attention] == [500.0, 0.0, 1000.0]
