@@ -14,10 +14,11 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Final
 
-from steptime.errors import RangeError, shown
+from steptime.errors import RangeError, expect, shown
 
 LONGEST_SIDE: Final = 65_536  # pixels: the longest side that JPEG can hold
 MOST_MEDIA: Final = 10_000  # images or recordings of one prompt
@@ -101,6 +102,10 @@ def read_recordings(texts: str | Iterable[str]) -> tuple[Medium, ...]:
 
 
 def _texts(texts: str | Iterable[str]) -> tuple[str, ...]:
+    several: object = (texts,) if isinstance(texts, str) else texts
+    expect("images and recordings", several, (tuple, list), "a text such as '1024x768', or several")
+    for one in (texts,) if isinstance(texts, str) else texts:
+        expect("an image or a recording", one, str, "a text such as '1024x768' or '30'")
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
@@ -210,7 +215,7 @@ def tiles(medium: Medium, *, side: int, patch: int, shuffled: int, most: int) ->
     mark behind every tile, one before the whole image, and one at each end.
     `get_best_fit` of transformers, llama4/image_processing_llama4.py; marks: `_prompt_split_image` of processing_llama4.py.
     """
-    down, across = best_canvas(medium.height / side, medium.width / side, most)
+    down, across = best_canvas(Fraction(medium.height, side), Fraction(medium.width, side), most)
     parts, patches = down * across, (side // patch) ** 2
     several = parts > 1
     marks = 3 + several * parts
@@ -227,15 +232,15 @@ def canvases(most: int) -> tuple[tuple[int, int], ...]:
     return tuple((down, across) for down in range(1, most + 1) for across in range(1, most // down + 1))
 
 
-def best_canvas(height: float, width: float, most: int) -> tuple[int, int]:
-    """Return the tiles down and across that an image of height by width [tiles] is put on.
+def best_canvas(height: Fraction | int, width: Fraction | int, most: int) -> tuple[int, int]:
+    """Return the tiles down and across that an image of height by width [tiles, exact] is put on.
 
     The canvas that scales it up the least, else down the least; of those that do alike, the one of fewest tiles.
 
-    >>> best_canvas(1.5, 1.5, 16), best_canvas(0.6, 1.9, 16), best_canvas(9, 9, 16)
-    ((2, 2), (1, 2), (4, 4))
+    >>> best_canvas(Fraction(3, 2), Fraction(3, 2), 16), best_canvas(Fraction(900, 336), Fraction(2700, 336), 16)
+    ((2, 2), (2, 6))
     """
-    scales = {canvas: min(canvas[0] / height, canvas[1] / width) for canvas in canvases(most)}
+    scales = {canvas: min(Fraction(canvas[0]) / height, Fraction(canvas[1]) / width) for canvas in canvases(most)}
     growing = [scale for scale in scales.values() if scale >= 1]
     chosen = min(growing) if growing else max(scales.values())
     return min((canvas for canvas, scale in scales.items() if scale == chosen), key=math.prod)
