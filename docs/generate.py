@@ -70,7 +70,7 @@ from steptime.simulation.compared import Compared
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.rates import HighestRate
 from steptime.simulation.replays import Replay
-from steptime.sweeping.contexts import ContextWalls
+from steptime.sweeping.context_walls import ContextWalls
 from steptime.sweeping.design import Design
 from steptime.sweeping.ranking import Ranking
 from steptime.sweeping.result import Sweep

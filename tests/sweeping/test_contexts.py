@@ -14,7 +14,7 @@ from steptime.physics.cache_format import as_served
 from steptime.physics.engine import engine_for
 from steptime.physics.memory import sequences_that_fit
 from steptime.physics.search_space import legal
-from steptime.sweeping.contexts import tokens
+from steptime.sweeping.context_walls import tokens
 from tests.terminal.test_commands import run
 
 PAIR = "llama-3.3-70b", "hgx-h100"

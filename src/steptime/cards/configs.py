@@ -12,11 +12,12 @@ from steptime.models.model import (
     active_parameters,
     draft_parameters,
     kv_bytes_per_token,
+    layer_kv_bytes,
     state_bytes,
     total_parameters,
     weight_bytes,
 )
-from steptime.models.understanding import described, places, understand
+from steptime.models.understanding import Ignored, described, places, understand
 from steptime.results import Tabular, table_of, unit
 from steptime.units import show
 
@@ -31,16 +32,6 @@ class ConfigLayers:
     parameters: float = field(metadata=unit("", "of one of them"))
     active: float = field(metadata=unit("", "of one of them that a token uses", key="active_parameters"))
     kv_bytes: float = field(metadata=unit("B/token", "of the cache of one of them", key="kv_bytes_per_token"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IgnoredField:
-    """A field of the config that nothing asked for."""
-
-    name: str = field(metadata=unit("", "full name"))
-    value: Any = field(metadata=unit("", "as it stands there", kind="any JSON value"))
-    doubtful: bool = field(metadata=unit("", "whether it may be architecture"))
-    near: str = field(metadata=unit("", "field of a like name that was looked for and is not there; empty: none"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -65,11 +56,11 @@ class ConfigCard(Tabular):
     layers: tuple[ConfigLayers, ...] = field(metadata=unit("", "kinds of layers in order of their first"))
     stem: Mapping[str, float] = field(metadata=unit("", "parameters before and after the layers"))
     fields: int = field(metadata=unit("", "of the config"))
-    ignored: tuple[IgnoredField, ...] = field(metadata=unit("", "that nothing asked for"))
+    ignored: tuple[Ignored, ...] = field(metadata=unit("", "that nothing asked for"))
     notes: tuple[str, ...] = field(metadata=unit("", "what to mind"))
 
     @property
-    def doubtful(self) -> tuple[IgnoredField, ...]:
+    def doubtful(self) -> tuple[Ignored, ...]:
         """Fields that nothing asked for, and that may be architecture."""
         return tuple(one for one in self.ignored if one.doubtful)
 
@@ -112,14 +103,12 @@ def config_card(fields: Mapping[str, Any], *, name: str = "", folder: Path | Non
                 what=described(kind.layer),
                 parameters=sum(op.total_weights for op in kind.layer.ops),
                 active=sum(op.active_weights for op in kind.layer.ops),
-                kv_bytes=sum(a.kv_bytes / a.stride * a.stored for a in kind.layer.attention),
+                kv_bytes=layer_kv_bytes(kind.layer),
             )
             for kind in found.kinds
         ),
         stem={op.name: op.total_weights for op in model.stem},
         fields=found.fields,
-        ignored=tuple(
-            IgnoredField(name=one.name, value=one.value, doubtful=one.doubtful, near=one.near) for one in found.ignored
-        ),
+        ignored=found.ignored,
         notes=model.notes,
     )

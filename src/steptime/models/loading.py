@@ -51,7 +51,7 @@ def read_model(
     fields, doubts = _believed(fields, name, headers)
     outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, asked=asked)
     outer.kv_name = kv_format
-    family = _family(outer)
+    family = family_of(outer)
     c = family.text(outer)
     each = () if headers is None else tuple(family.each(c))
     layers = family.layers(c) if headers is None else ()
@@ -105,7 +105,13 @@ def _believed(fields: Mapping[str, Any], name: str, headers: Headers | None) -> 
     return fields, notes
 
 
-def _family(c: Config) -> Family:
+def family_of(c: Config) -> Family:
+    """Return the family that reads a config; raise UnknownName, which lists the known ones, where none does."""
+    return known_families()[kind_of(c)]
+
+
+def kind_of(c: Config) -> str:
+    """Return the kind of model by which a family knows a config: its `model_type`, else one of its architectures."""
     known = known_families()
     kinds = (
         [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
@@ -114,15 +120,15 @@ def _family(c: Config) -> Family:
     )
     for kind in kinds:
         if isinstance(kind, str) and kind in known:
-            return known[kind]
+            return kind
     if not any(isinstance(kind, str) and kind for kind in kinds):
         raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
     kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
     refuse(c)
     hint = (
         f"The catalogue knows {len(known)} by their families; 'transformers:' before a path or an id reads others from code, "
+        "and `steptime models --new` guesses."
     )
-    hint += "and `steptime models --new` guesses."
     raise UnknownName("architecture", kind[:60], known, hint)
 
 
@@ -174,8 +180,8 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
 
         chosen = file_of(path)
         return model_of_file(chosen, signature(chosen), kv_format)
-    direct = not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
-    config = path / "config.json" if is_dir(path) else _beside(path) if direct else path
+    direct = _holds_weights(path)
+    config = _config_at(path)
     given = is_file(config)
     config = config if given else _find(str(name), catalog)
     in_folder = config.name == "config.json"
@@ -190,6 +196,16 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
 def _is_gguf(path: Path) -> bool:
     """Whether a path is of a GGUF file, or of a folder that has no config.json, only such files perhaps."""
     return not is_file(path / "config.json") if is_dir(path) else path.suffix == GGUF
+
+
+def _holds_weights(path: Path) -> bool:
+    """Whether a path is of a file of weights, or of their index, that a config.json lies beside."""
+    return not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
+
+
+def _config_at(path: Path) -> Path:
+    """Return the config that a path means: that of a folder, that beside a file of weights, or the path itself."""
+    return path / "config.json" if is_dir(path) else _beside(path) if _holds_weights(path) else path
 
 
 def _beside(weights: Path) -> Path:
@@ -241,10 +257,7 @@ def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | No
         from steptime.models.gguf_config import fields_of_file, file_of
 
         return fields_of_file(file_of(path))
-    direct = not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
-    if is_dir(path) and not is_file(path / "config.json"):
-        raise DataFileError(name, "is a folder without a config.json")
-    path = path / "config.json" if is_dir(path) else _beside(path) if direct else path
+    path = _config_at(path)
     data = read_file(path if is_file(path) else _find(str(name), catalog))
     config = data.get("config", data)
     if not isinstance(config, dict):

@@ -275,7 +275,12 @@ def kv_bytes_per_token(model: Model) -> float:
     >>> kv_bytes_per_token(Model(name="llama-3-70b", layers=((gqa, 80),), width=8192, vocabulary=128256))
     327680.0
     """
-    return sum(n * a.kv_bytes / a.stride * a.stored for layer, n in model.layers for a in layer.attention) * 1.0
+    return sum(n * layer_kv_bytes(layer) for layer, n in model.layers) * 1.0
+
+
+def layer_kv_bytes(layer: Layer) -> float:
+    """Bytes that one more token adds to the cache of one layer while no window is full."""
+    return sum(a.kv_bytes / a.stride * a.stored for a in layer.attention)
 
 
 def growing_kv_bytes_per_token(model: Model) -> float:

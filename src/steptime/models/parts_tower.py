@@ -176,11 +176,6 @@ def bidirectional(
     )
 
 
-def alternating(layers: list[Layer]) -> tuple[tuple[Layer, int], ...]:
-    """Count equal layers, in order of first appearance."""
-    return tuple((layer, layers.count(layer)) for layer in dict.fromkeys(layers))
-
-
 def conformer(
     c: Config, *, width: int, heads: int, depth: int, kernel: int, chunk: int, past: int, future: int
 ) -> tuple[tuple[Layer, int], ...]:

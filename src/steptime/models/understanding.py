@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
 from itertools import pairwise
@@ -21,8 +21,9 @@ from steptime.errors import InputError, UnknownName, did_you_mean, shown
 from steptime.models.config import Config
 from steptime.models.family import Family, known_families
 from steptime.models.headers import Headers
-from steptime.models.loading import read_model
+from steptime.models.loading import family_of, kind_of, read_model
 from steptime.models.model import Layer, Model, total_parameters
+from steptime.results import unit
 from steptime.units import show
 
 EXACT, LIKELY, GUESS = "exact", "likely", "guess"
@@ -46,12 +47,12 @@ MOST_GUESSED: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """A field that nothing asked for: its full name, its value, whether it may be architecture, and a field of a like name."""
+    """A field that nothing asked for."""
 
-    name: str
-    value: Any
-    doubtful: bool
-    near: str = ""
+    name: str = field(metadata=unit("", "full name"))
+    value: Any = field(metadata=unit("", "as it stands there", kind="any JSON value"))
+    doubtful: bool = field(metadata=unit("", "whether it may be architecture"))
+    near: str = field(default="", metadata=unit("", "field of a like name that was looked for and is not there; empty: none"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,15 +151,15 @@ def _likeness(one: Understanding) -> tuple[int, ...]:
 
 
 def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
+    found, c = _read(fields, name), Config(fields, name=name)
+    return replace(found, kinds=_kinds(family_of(c), c, found.model))
+
+
+def _read(fields: Mapping[str, Any], name: str) -> Understanding:
+    """Return what is understood but for the places of layers."""
     asked: set[str] = set()
     model = read_model(fields, name=name, asked=asked)
-    c = Config(fields, name=name)
-    kind = next(
-        one
-        for one in (fields.get("model_type"), *(fields.get("architectures") or ()))
-        if isinstance(one, str) and one in known_families()
-    )
-    family = known_families()[kind]
+    kind = kind_of(Config(fields, name=name))
     ignored = tuple(_ignored(fields, asked))
     compared = _facts()["compared"].get(kind, 0)
     doubtful = sum(one.doubtful for one in ignored)
@@ -177,7 +178,7 @@ def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
             f"{configs} of {kind!r} that {'was' if compared == 1 else 'were'} compared equal transformers to the last parameter"
         )
     return Understanding(
-        model=model, read_as=kind, kinds=_kinds(family, c, model), fields=sum(1 for _ in leaves(fields)), ignored=ignored,
+        model=model, read_as=kind, kinds=(), fields=sum(1 for _ in leaves(fields)), ignored=ignored,
         sure=sure, why=why, compared=compared, lacking=len(lacking),
     )  # fmt: skip
 
@@ -192,7 +193,7 @@ def _guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
             continue
         plainly = {**_as_kind(fields, kind), "architectures": None, "quantization_config": None}
         try:
-            yield _understood(plainly, name)
+            yield _read(plainly, name)
         except InputError:
             continue
 

@@ -14,8 +14,6 @@ micro-batch after another; it is taken to be the fullest. The host works once fo
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -24,7 +22,7 @@ import numpy as np
 
 from steptime.machines.system import System
 from steptime.models.model import Model, cache_bytes
-from steptime.numbers import Array, Number
+from steptime.numbers import Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import (
@@ -35,7 +33,7 @@ from steptime.physics.memory import (
     sequences_that_fit,
     weights_per_chip,
 )
-from steptime.physics.step import Step, mixed_step, times
+from steptime.physics.step import Step, following, mixed_step, times
 
 TERM = "drafts"
 
@@ -76,7 +74,7 @@ def drafted_step(
     given: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     step = mixed_step(model, system, **given, query=drafts + 1, layout=layout, engine=engine)
     passes = draft_passes(model, system, given, drafts=drafts, layout=layout, engine=engine)
-    return _added(step, passes, apart=apart) if passes else step
+    return following(step, passes, TERM if apart else None) if passes else step
 
 
 def draft_passes(
@@ -102,34 +100,6 @@ def draft_passes(
     if decodes and again:
         found.append((float(again), passed(batch=given["batch"], context=given["context"])))
     return found
-
-
-def _added(step: Step, passes: Iterable[tuple[float, Step]], *, apart: bool) -> Step:
-    """Return a step with the passes that follow it."""
-    rows = [(1.0, step), *((float(count), one) for count, one in passes)]
-    after = sum((count * one.total for count, one in rows[1:]), np.zeros_like(step.total))
-    shape = np.broadcast_shapes(np.shape(step.total), np.shape(after))
-
-    def whole(name: str) -> Array:
-        found: Array = np.broadcast_to(sum((count * getattr(one, name) for count, one in rows), np.asarray(0.0)), shape)
-        return found
-
-    def summed(name: str) -> dict[str, Array]:
-        found: Counter[str] = Counter()
-        for count, one in rows:
-            for key, seconds in getattr(one, name).items():
-                found[key] = found[key] + count * seconds
-        return {key: np.broadcast_to(np.asarray(seconds), shape) for key, seconds in found.items()}
-
-    terms = {name: np.broadcast_to(value, shape) for name, value in step.terms.items()} | {TERM: np.broadcast_to(after, shape)}
-    return Step(
-        terms=terms if apart else summed("terms"),
-        resources=summed("resources"),
-        lower=whole("lower"),
-        total=whole("total"),
-        upper=whole("upper"),
-        latency=whole("latency"),
-    )
 
 
 def drafted_memory(

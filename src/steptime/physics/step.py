@@ -20,7 +20,7 @@ the vocabulary-parallel embedding's all-reduce (one of some hundred), and switch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -264,7 +264,7 @@ def _one_layout(
     step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
     for read in tower_passes(model.media, given, layout):
         took, more = _evaluate(read.model, system, read.layout, engine, read.work, merged=merged)
-        step, entries = added(step, times(took, read.share), read.term), entries + read.entries(more)
+        step, entries = following(step, [(read.share, took)], read.term), entries + read.entries(more)
     return step, entries
 
 
@@ -282,23 +282,32 @@ def times(step: Step, factor: Number) -> Step:
     )
 
 
-def added(step: Step, other: Step, term: str) -> Step:
-    """Return two steps that run one after another as one; `term` is all of the other's time."""
+def following(step: Step, passes: Iterable[tuple[Number, Step]], term: str | None) -> Step:
+    """Return a step with passes after it, each so many times; their time is of `term`, or of their own terms for None."""
+    rows = [(1.0, step), *passes]
+    after = sum((count * one.total for count, one in rows[1:]), np.zeros_like(step.total))
+    shape = np.broadcast_shapes(np.shape(step.total), np.shape(after))
+
+    def whole(name: str) -> Array:
+        found: Array = np.broadcast_to(sum((count * getattr(one, name) for count, one in rows), np.asarray(0.0)), shape)
+        return found
+
+    def summed(parts: Iterable[tuple[Number, Mapping[str, Array]]]) -> dict[str, Array]:
+        found: dict[str, Number] = {}
+        for count, one in parts:
+            for key, seconds in one.items():
+                found[key] = found.get(key, 0.0) + count * seconds
+        return {key: np.broadcast_to(np.asarray(seconds), shape) for key, seconds in found.items()}
+
+    own = [(count, one.terms) for count, one in rows]
     return Step(
-        terms=_sums(step.terms, {term: other.total}),
-        resources=_sums(step.resources, other.resources),
-        lower=step.lower + other.lower,
-        total=step.total + other.total,
-        upper=step.upper + other.upper,
-        latency=step.latency + other.latency,
+        terms=summed(own if term is None else [own[0], (1.0, {term: after})]),
+        resources=summed((count, one.resources) for count, one in rows),
+        lower=whole("lower"),
+        total=whole("total"),
+        upper=whole("upper"),
+        latency=whole("latency"),
     )
-
-
-def _sums(one: Mapping[str, Array], other: Mapping[str, Array]) -> dict[str, Array]:
-    """Return sums by name, all of one shape."""
-    shape = np.broadcast_shapes(*(np.shape(value) for value in (*one.values(), *other.values())))
-    found = {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
-    return {name: np.broadcast_to(np.asarray(value), shape) for name, value in found.items()}
 
 
 def decode_step(

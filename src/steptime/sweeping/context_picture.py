@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from steptime.errors import InputError
 from steptime.machines.money import usd
-from steptime.sweeping.files import PICTURES, ending, replace_with
+from steptime.sweeping.files import save_picture
 from steptime.sweeping.pictures import COLOURS, DASHES
 from steptime.sweeping.tornado_picture import STYLE
 from steptime.units import in_digits
 
 if TYPE_CHECKING:
-    from steptime.sweeping.contexts import ContextWalls
+    from steptime.sweeping.context_walls import ContextWalls
 
 
 def plot(found: ContextWalls, path: str) -> None:
     """Write a picture of the costs by its ending: .svg, .png or .pdf."""
-    if ending(path) not in PICTURES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
-    figure = drawn(found)
-    replace_with(path, lambda place: figure.savefig(place, dpi=160))
+    save_picture(path, lambda: drawn(found))
 
 
 def drawn(found: ContextWalls) -> Any:

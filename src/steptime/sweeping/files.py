@@ -48,6 +48,14 @@ def save(sweep: Sweep, path: str, *, answer: str | None = None) -> None:
     replace_with(path, lambda place: WRITERS[found](sweep, place))
 
 
+def save_picture(path: str, drawn: Callable[[], Any]) -> None:
+    """Write the figure that `drawn` makes, by its ending; raise InputError for an ending of no picture, before it is made."""
+    if ending(path) not in PICTURES:
+        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
+    figure = drawn()
+    replace_with(path, lambda place: figure.savefig(place, dpi=160))
+
+
 def replace_with(path: str, write: Callable[[str], None]) -> None:
     """Write beside `path` and put it in its place then; raise DataFileError where that cannot be done."""
     place = Path(path)

@@ -8,7 +8,7 @@ import numpy as np
 
 from steptime.errors import InputError, RangeError
 from steptime.numbers import Array
-from steptime.sweeping.files import PICTURES, ending, replace_with
+from steptime.sweeping.files import save_picture
 from steptime.sweeping.inputs import listed, lower_is_better
 from steptime.units import in_digits
 
@@ -27,10 +27,7 @@ SPREAD: Final = 8.0  # times the least value from which a scale is logarithmic
 
 def plot(sweep: Sweep, path: str, *, answer: str | None = None, against: str | None = None) -> None:
     """Write a picture of an answer over the axes: the longest along the page, the next as curves or up a map, one as panels."""
-    if ending(path) not in PICTURES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
-    figure = drawn(sweep, answer=answer, against=against)
-    replace_with(path, lambda place: figure.savefig(place, dpi=160))
+    save_picture(path, lambda: drawn(sweep, answer=answer, against=against))
 
 
 def drawn(sweep: Sweep, *, answer: str | None = None, against: str | None = None) -> Any:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import InputError
-from steptime.sweeping.files import PICTURES, ending, replace_with
+from steptime.sweeping.files import save_picture
 from steptime.sweeping.pictures import COLOURS
 from steptime.sweeping.swings import written
 from steptime.units import in_digits
@@ -26,10 +26,7 @@ ABOVE: Final[Any] = {"bbox_to_anchor": (0.0, 1.0), "ncols": 2, "fontsize": 8, "f
 
 def plot(found: Sensitivity, path: str) -> None:
     """Write a picture of the swings by its ending: .svg, .png or .pdf."""
-    if ending(path) not in PICTURES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
-    figure = drawn(found)
-    replace_with(path, lambda place: figure.savefig(place, dpi=160))
+    save_picture(path, lambda: drawn(found))
 
 
 def drawn(found: Sensitivity) -> Any:

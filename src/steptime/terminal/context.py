@@ -48,7 +48,8 @@ def context(
 ) -> None:  # fmt: skip
     """Tell how long a context may be for a speed and a price, and what windows, latents or selection would change."""
     from steptime.numbers import MOST_CHIPS, limit, positive, whole
-    from steptime.sweeping.contexts import LEAST, LONGEST, context_walls
+    from steptime.sweeping.context_walls import LONGEST
+    from steptime.sweeping.contexts import LEAST, context_walls
 
     check_outputs({"--csv": csv, "--plot": plot}, asked.files())
     if plot is not None:

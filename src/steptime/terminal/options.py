@@ -13,6 +13,7 @@ from steptime.units import count as read_count
 if TYPE_CHECKING:
     from steptime.machines.system import System
     from steptime.models.model import Model
+    from steptime.models.readings import Reading
     from steptime.physics.engine import Engine
     from steptime.physics.layout import Layout
     from steptime.planning.workload import Slo, Workload
@@ -269,19 +270,22 @@ class Held:
 
     def tokens(self, model: "Model") -> int:
         """Return the tokens that a prompt gains."""
-        if not self.image and not self.audio:
-            return 0
-        from steptime.models.readings import media_tokens, read_media
-
-        return media_tokens(read_media(model, self.image or (), self.audio or ()))
+        return sum(one.tokens for one in self._readings(model))
 
     def read(self, model: "Model", text: float) -> "Model":
         """Return the model with what its prompts of `text` tokens hold."""
-        if not self.image and not self.audio:
+        if not (readings := self._readings(model)):
             return model
-        from steptime.models.readings import read_media, with_media
+        from steptime.models.readings import with_media
 
-        return with_media(model, read_media(model, self.image or (), self.audio or ()), text)
+        return with_media(model, readings, text)
+
+    def _readings(self, model: "Model") -> "tuple[Reading, ...]":
+        if not self.image and not self.audio:
+            return ()
+        from steptime.models.readings import read_media
+
+        return read_media(model, self.image or (), self.audio or ())
 
 
 def read_limits(speed: float | None, ttft: float | None) -> "Slo":

@@ -10,7 +10,7 @@ from steptime.models.config import Config
 from steptime.models.family import Family
 from steptime.models.images import resized, rule
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower, alternating, encoder, matrix, norm, positions, tower
+from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, tower
 
 
 @final
@@ -88,8 +88,12 @@ class Qwen(Family):
         patch, merge, depth = v.integer("patch_size"), v.integer("spatial_merge_size"), v.integer("depth")
         side = max(1, v.integer("window_size", default=112) // patch)
         whole = v.indices("fullatt_block_indexes", default=(7, 15, 23, 31))
-        windows = (math.inf if index in whole else side**2 for index in range(depth))
-        layers = [encoder(v, width, hidden, heads, norm_bias=False, gated=True, window=window) for window in windows]
+        full = len({index for index in whole if index < depth})
+        layers = tuple(
+            (encoder(v, width, hidden, heads, norm_bias=False, gated=True, window=window), count)
+            for window, count in ((side**2, depth - full), (math.inf, full))
+            if count
+        )
         share, merged = merge**-2, width * merge**2
         stem = (
             matrix(v, "patch_embed", pixels_of_patch(v), width, bias=False, term="patches"),
@@ -99,7 +103,7 @@ class Qwen(Family):
         )
         settings = "3,136 to 12,845,056 pixels, as the published preprocessor of Qwen2.5-VL has it"
         cuts = rule(resized, patch=patch, merge=merge, least=56**2, most=16384 * 28**2, settings=settings)
-        return tower(v, "image", cuts, width=width, heads=heads, layers=alternating(layers), stem=stem)
+        return tower(v, "image", cuts, width=width, heads=heads, layers=layers, stem=stem)
 
 
 def third_tower(v: Config) -> Tower:

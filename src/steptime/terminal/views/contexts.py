@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.machines.money import usd
-from steptime.sweeping.contexts import ContextWall, ContextWalls, tokens
+from steptime.sweeping.context_walls import ContextWall, ContextWalls, tokens
 from steptime.terminal.views.log_scale import LogScale
 from steptime.terminal.views.widgets import Grid, notes, ranged, table
 from steptime.units import counted, show
