@@ -1,12 +1,12 @@
 """The best of the candidates that a search found: each tuned in batch and chunk, then the cheapest of them.
 
-A search looks at batches on a coarse grid, where candidates tie that are not equal: each is given the batches about its own;
-those that come out best are refined before one is chosen.
+A search looks at batches on a coarse grid, where candidates tie that are not equal: each is given the batches about its own,
+those that come out best closer ones about those, and the first few are refined before one is chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,18 @@ from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregat
 
 CONTENDERS = 256  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
+PROMISING, NEAR = 16, 0.03  # of them, at most, that come within this of the best, and are looked at closer
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
 CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
 FEW, PARTS = 4, 8  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
+HALF = 0.5  # of a sequence that several groups have less than a whole number of each
 FINEST = 128  # sequences below which they count where one group takes all; parts are as large a share of them, or 1 / PARTS
 AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
+NEXT = np.arange(-3.0, 7.0)  # whole sequences of a group beside a batch that is looked at closer
+
+
+_Batches = Callable[[Array, Array], Array]  # batches about some: rows of batches, sequences of a whole one
 
 
 def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:
@@ -54,7 +60,8 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    batch = unit * _around(candidate.batch / unit, fine=unit == 1)
+    whole = _around(candidate.batch, unit)
+    batch = whole if unit == 1 else _with_less(whole, unit)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
@@ -66,34 +73,52 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
     taken = in_flight(batch[:, None], candidate.layout.replicas)
-    steady = load_of(np.moveaxis(state.tpot, 0, -1), batch).T * taken <= MOST_LOADED if len(batch) > 1 else np.True_
+    steady = _load(np.moveaxis(state.tpot, 0, -1), whole).T * taken <= MOST_LOADED if len(whole) > 1 else np.True_
     steady = np.logical_or(steady, seats.capped)
     kept = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
     rate = np.where(kept, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
         return candidate
-    as_cheap = np.where(rate >= most * (1 - AS_CHEAP / 2), state.tpot, np.inf)
-    i, j = np.unravel_index(int(np.argmin(as_cheap)), rate.shape)
+    as_cheap = rate >= most * (1 - AS_CHEAP / 2)
+    full = as_cheap & (np.arange(len(batch)) < len(whole))[:, None]
+    i, j = np.unravel_index(int(np.argmin(np.where(full if np.any(full) else as_cheap, state.tpot, np.inf))), rate.shape)
     return replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
 
 
-def _around(middle: float, *, fine: bool) -> Array:
-    """Return the batches of a group and micro-batch that are looked at: whole ones, and where they are few, some between.
+def _around(middle: float, unit: int) -> Array:
+    """Return the batches about one that are looked at: whole ones of each group and micro-batch, and where they are few, parts.
 
-    fine: where one group takes all, which then has the mean of its two whole neighbours. More groups have whole sequences each,
-    and the busiest would get no more between two of its own.
+    unit: groups times micro-batches. One alone takes the mean of its two whole neighbours between them; the busiest of several
+    gets no more between two of its own.
 
-    >>> _around(1.0, fine=False).tolist()[:5], _around(8.0, fine=False).tolist()
-    ([1.0, 1.125, 1.25, 1.375, 1.5], [5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0])
-    >>> [_around(middle, fine=True).tolist()[:3] for middle in (8.0, 70.0, 400.0)]
+    >>> _around(8, 8).tolist()[:5], _around(64, 8).tolist()
+    ([8.0, 9.0, 10.0, 11.0, 12.0], [40.0, 48.0, 56.0, 64.0, 72.0, 80.0, 88.0, 96.0, 104.0])
+    >>> [_around(middle, 1).tolist()[:3] for middle in (8.0, 70.0, 400.0)]
     [[5.0, 5.125, 5.25], [46.0, 46.25, 46.5], [266.0, 267.0, 268.0]]
     """
-    near = max(1, round(middle))
+    near = max(1, round(middle / unit))
     low, high = max(1, int(near / AROUND)), int(near * AROUND) + 1
     whole = np.linspace(low, high, min(256, high - low + 1)).astype(np.int64)
-    parts = FINE[(low <= FINE) & (high >= FINE)] if fine else np.arange(low, min(high, FEW), 1 / PARTS)
-    return distinct(np.concatenate([whole, parts])).astype(np.float64)
+    parts = FINE[(low <= FINE) & (high >= FINE)] if unit == 1 else np.arange(low, min(high, FEW), 1 / PARTS)
+    return unit * distinct(np.concatenate([whole, parts])).astype(np.float64)
+
+
+def _with_less(batch: Array, unit: Number) -> Array:
+    """Return batches of the last axis, and after them half a sequence less of each: what a limit may just allow.
+
+    One group with one micro-batch has parts of a sequence between its batches anyhow.
+
+    >>> _with_less(np.array([[8.0, 16.0]]), 8).tolist(), _with_less(np.array([[8.0, 16.0]]), 1).tolist()
+    ([[8.0, 16.0, 7.5, 15.5]], [[8.0, 16.0, 8.0, 16.0]])
+    """
+    return np.concatenate([batch, batch - np.where(np.asarray(unit) == 1, 0.0, HALF)], axis=-1)
+
+
+def _load(tpot: Array, batch: Array) -> Array:
+    """Return `load_of` of batches of the last axis, those `_with_less` as loaded as the whole ones: tpot [s] has both."""
+    load = load_of(tpot[..., : batch.shape[-1]], batch)
+    return load if tpot.shape[-1] == batch.shape[-1] else np.concatenate([load, load], axis=-1)
 
 
 def _part(batch: Number) -> Number:
@@ -113,10 +138,21 @@ def _about(middle: Array, unit: Array) -> Array:
 
     Only whole ones can be kept full (`seating`).
     """
-    some = middle * AT
+    some = middle / unit * AT
     near = np.where(np.isin(AT, CLOSE) & (unit == 1), _part(some), 1.0)
     part = np.where(some < FEW, 1 / PARTS, near)
     found: Array = unit * np.maximum(1, np.round(some / part) * part)
+    return found
+
+
+def _closer(middle: Array, unit: Array) -> Array:
+    """Return batches closer to some than those of `_about`, a row of each: whole ones, and parts of one where a group is alone.
+
+    >>> [row.tolist()[::3] for row in _closer(np.array([[64.0], [10.0]]), np.array([[8], [1]]))]
+    [[40.0, 64.0, 88.0, 112.0], [9.625, 10.0, 10.375, 10.75]]
+    """
+    part = np.where(unit == 1, _part(middle), 1.0)
+    found: Array = unit * np.maximum((np.round(middle / unit / part) + NEXT) * part, 1.0)
     return found
 
 
@@ -183,16 +219,18 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
 
     Of candidates that cost the same to within a quarter of a percent, the fastest for the user comes first.
     """
-    chosen: dict[object, Candidate] = {}
+    contenders: dict[object, Candidate] = {}
     for candidate in candidates:
-        if len(chosen) < CONTENDERS:
-            chosen.setdefault(candidate.same, candidate)
-    promise = [
-        (rate, candidate) for mode in (AGGREGATED, DISAGGREGATED) for rate, candidate in _peaks(case, mode, chosen.values())
-    ]
-    promise.sort(key=lambda one: -one[0])
+        if len(contenders) < CONTENDERS:
+            contenders.setdefault((candidate.same, candidate.prompts), candidate)
+    promise = _promising(case, contenders.values(), _about)
+    near = [candidate for rate, candidate in promise if rate >= promise[0][0] * (1 - NEAR)][:PROMISING]
+    promise = _promising(case, near, _closer) + promise
+    chosen: dict[object, Candidate] = {}
+    for _, candidate in sorted(promise, key=lambda one: -one[0]):
+        chosen.setdefault(candidate.same, candidate)
     found = []
-    for candidate in (refined(case, contender) for _, contender in promise[:finalists]):
+    for candidate in (refined(case, contender) for contender in [*chosen.values()][:finalists]):
         state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
         prefill = planned_prefill(case, candidate, state.tpot)
         found.append((float(matched_rate(case, candidate, state, prefill)[0]), float(state.tpot), candidate))
@@ -201,7 +239,13 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     return [candidate for _, _, candidate in found]
 
 
-def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple[float, Candidate]]:
+def _promising(case: Case, candidates: Collection[Candidate], about: _Batches) -> list[tuple[float, Candidate]]:
+    """Return the most requests per second of each candidate with batches about its own, the best first."""
+    found = [one for mode in (AGGREGATED, DISAGGREGATED) for one in _peaks(case, mode, candidates, about)]
+    return sorted(found, key=lambda one: -one[0])
+
+
+def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], about: _Batches) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate of a mode about its batch, with any chunk, from one evaluation."""
     chosen = [candidate for candidate in candidates if candidate.mode == mode]
     if not chosen:
@@ -209,8 +253,8 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     layout = stacked([candidate.layout for candidate in chosen])
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
-    middle = np.array([candidate.batch for candidate in chosen])[:, None] / unit
-    batch = _about(middle, unit)
+    whole = about(np.array([candidate.batch for candidate in chosen], dtype=np.float64)[:, None], unit)
+    batch = _with_less(whole, unit) if about is _closer else whole
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     given["drafting"] = case.drafting
     if mode == AGGREGATED:
@@ -234,7 +278,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate]) -> list[tuple
     around = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
-    load = load_of(tpot, batch if mode == DISAGGREGATED else batch[:, None, :])
+    load = _load(tpot, whole if mode == DISAGGREGATED else whole[:, None, :])
     load = load if mode == DISAGGREGATED else np.moveaxis(load, -1, 1)
     taken = in_flight(batch, wide.replicas)
     steady = load * (taken if mode == DISAGGREGATED else taken[:, :, None]) <= MOST_LOADED
