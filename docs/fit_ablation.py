@@ -1,6 +1,8 @@
 """Writes docs/ablation.md, what each fitted constant is worth: `python docs/fit_ablation.py RUNS.csv ...` (some minutes).
 
 Each constant in turn is held where it costs nothing, and the others are fitted anew without each whole model in every engine.
+What runs of one's own are worth: of each run the error that is left where others of its model, system, engine and release are
+known, whose error is taken off as far as an anchor trusts them.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from steptime.measured.calibration import BETWEEN, DEVIATIONS, NAMES, SMALL_KV, 
 from steptime.measured.runs import read_runs
 from steptime.measured.validation import Runs, grouped, predict_runs
 from steptime.numbers import Array
+from steptime.physics.anchor import WITHIN
 from steptime.physics.constants import DESCRIPTIONS
 
 HERE = Path(__file__).parent
 FREE = -30.0  # logarithm of an overhead that takes no time
+GROUP = ("model", "system", "engine", "engine_version")
+MANY, DRAWS = 4, 20
 HELD = 1e-6  # deviation of the logarithm of a constant that is not fitted
 HEAD = """# What each fitted constant is worth
 
@@ -29,10 +34,49 @@ Median and 90th percentile of |predicted / measured - 1|. Written by `docs/fit_a
 | left out | unit | median / 90th percentile |
 |---|---|---:|
 """
+OWN = f"""## What runs of one's own are worth
+
+The same errors where so many other runs of the same model, system, engine and release are known (`--anchor`), drawn {DRAWS}
+times for each run of a group of at least {MANY + 1}.
+
+| known | runs | median / 90th percentile |
+|---:|---:|---:|"""
 
 
-def left_out(groups: list[Runs], target: Array, usual: Array, deviation: Array, between: Array) -> str:
-    """Return median and 90th percentile of the errors on whole models left out, constants with these priors."""
+def figures(off: Array, weights: Array | None = None) -> str:
+    """Write median and 90th percentile of |predicted / measured - 1|."""
+    order = np.argsort(off)
+    share = np.cumsum(np.ones(len(off)) if weights is None else weights[order])
+    median, p90 = (off[order][np.searchsorted(share, level * share[-1])] for level in (0.5, 0.9))
+    return f"{median:.1%} / {p90:.1%}"
+
+
+def own_runs(rows: list[dict[str, str]], errors: Array) -> list[str]:
+    """Return lines of a table: errors of runs in groups of at least `MANY` + 1, with none, one and `MANY` others known.
+
+    errors: log(predicted / measured) with whole models left out.
+    """
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for position, row in enumerate(rows):
+        groups.setdefault(tuple(row.get(name) or "" for name in GROUP), []).append(position)
+    draw, lines = np.random.default_rng(1), []
+    for known in (0, 1, MANY):
+        left = []
+        for members in groups.values():
+            if len(members) > MANY:
+                for i in members:
+                    others = [j for j in members if j != i]
+                    some = [draw.choice(others, known, replace=False) for _ in range(DRAWS if known else 1)]
+                    trust = known / (known + WITHIN["tpot"])
+                    left.append([errors[i] - trust * (np.median(errors[chosen]) if known else 0.0) for chosen in some])
+        off = np.abs(np.expm1(np.concatenate(left)))
+        each = np.concatenate([np.full(len(x), 1 / len(x)) for x in left])
+        lines.append(f"| {known or 'none'} | {len(left):,} | {figures(off, each)} |")
+    return lines
+
+
+def left_out(groups: list[Runs], target: Array, usual: Array, deviation: Array, between: Array) -> Array:
+    """Return log(predicted / measured) of runs of whole models left out, constants with these priors."""
     errors = np.full(len(target), np.nan)
     for model in sorted({runs.model.name for runs in groups}):
         rest = [runs for runs in groups if runs.model.name != model]
@@ -43,8 +87,7 @@ def left_out(groups: list[Runs], target: Array, usual: Array, deviation: Array, 
             for runs in groups:
                 if (runs.model.name, runs.engine) == (model, name):
                     errors[runs.index] = np.log(predict_runs(runs, engine_from(values, name=name))[0]) - target[runs.index]
-    off = np.abs(np.expm1(errors))
-    return f"{np.median(off):.1%} / {np.quantile(off, 0.9):.1%}"
+    return errors
 
 
 def main() -> None:
@@ -52,15 +95,19 @@ def main() -> None:
     rows = fitted_rows([row for path in sys.argv[1:] for row in read_runs(path)[0]])
     groups = grouped(rows, small_kv={name: kept > 0 for name, kept in SMALL_KV.items()})
     target = log_tpot(rows)
-    lines = [f"| none | | {left_out(groups, target, USUAL, DEVIATIONS, BETWEEN)} |"]
+    errors = left_out(groups, target, USUAL, DEVIATIONS, BETWEEN)
+    own = own_runs(rows, errors)
+    lines = [f"| none | | {figures(np.abs(np.expm1(errors)))} |"]
+    print(*own, *lines, sep="\n", flush=True)
     for i, name in enumerate(NAMES):
         held = np.where(np.arange(len(NAMES)) == i, HELD, 1.0)
         free = USUAL.copy()
         free[i] = FREE if name.startswith("seconds") else 0.0
-        without = left_out(groups, target, free, DEVIATIONS * held, BETWEEN * held)
+        without = figures(np.abs(np.expm1(left_out(groups, target, free, DEVIATIONS * held, BETWEEN * held))))
         lines.append(f"| `{name}` | {DESCRIPTIONS[name]['unit'] or 'share'} | {without} |")
         print(lines[-1], flush=True)
-    (HERE / "ablation.md").write_text(HEAD.format(runs=len(rows)) + "\n".join(lines) + "\n", encoding="utf-8")
+    text = HEAD.format(runs=len(rows)) + "\n".join([*lines, "", OWN, *own]) + "\n"
+    (HERE / "ablation.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ RANGES = {
         "unpack_rate": (1e9, math.inf),
         "chip_departure": (0, 2),
         "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
+        "fill_bytes": (0, 1e5),
         "activation_traffic": (0, 4),
     },
     "overheads": dict.fromkeys(
@@ -112,7 +113,7 @@ UNITS = {
     "0 or 1": {"prefill_first", "small_kv"},
     "0, 1 or 2": {"two_batch"},
     "decode steps": {"steps_before_answer", "steps_to_balance"},
-    "B": {"reserved_bytes"},
+    "B": {"reserved_bytes", "fill_bytes"},
     "s per request": {"seconds_per_request", "seconds_before_queue"},
     "s per prompt token": {"seconds_before_queue_per_token"},
     "s per phase": {"seconds_per_collective"},

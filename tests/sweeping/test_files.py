@@ -89,7 +89,7 @@ def test_a_spreadsheet_of_other_answers_has_values(steps, tmp_path):
     steps.save(str(tmp_path / "a.xlsx"))
     rows = list(openpyxl.load_workbook(tmp_path / "a.xlsx")["sweep"].iter_rows(values_only=True))
     assert rows[0][:3] == ("batch [sequences]", "system", "time [s]")
-    assert rows[1][2] == steps.answers["time"].values[0, 0]
+    assert rows[1][2] == pytest.approx(steps.answers["time"].values[0, 0], rel=1e-12)
 
 
 @pytest.mark.slow

@@ -60,9 +60,10 @@ PRIORS: dict[str, Prior] = {
 }
 HELD: dict[str, Any] = {  # not fitted: runs as a whole say less of these than kernels measured alone
     "unpack_rate": 4.5e12,  # of int4 experts: the one rate at which B200 and H200 are as far off as each other
-    "fp4_efficiency": 0.7,  # as far off as fp8 at maximum throughput (0.65), and a published decode on GB200 within 15 % (0.7)
+    "fp4_efficiency": 0.75,  # as far off as FP8 of one model: 0.68 to 0.70 at most throughput, 0.73 to 0.83 offline
     "block_efficiency": 0.6,  # B200: 0.58 to 0.97 times as fast as in 16 bits, so 0.4 to 0.7 of what other 8-bit products reach
     "roofline_norm": 2.5,
+    "fill_bytes": 300.0,  # of FP8 products measured alone on H800, without what writing their outputs takes
     "activation_traffic": 1.0,
     "attention_efficiency": 0.6,
     "network_efficiency": 0.65,

@@ -4,7 +4,8 @@ MLPerf's Offline has all requests there at once; Server and Interactive have Poi
 keep; maximum throughput is what a benchmark finds over all loads. Each is the highest rate of a steady state of prompts and
 outputs on the same chips (`steady.aggregated`), over batches that memory has room for and chunks of prompts; where a run does
 not tell how its chips were divided, over that too. Replicas are as many as the chips have room for; `concurrency`, where it is
-told, is the most that one of them may run at once, as submissions of MLPerf set it.
+told, is the most that one of them may run at once, as submissions of MLPerf set it. A run whose requests are all there at its
+start takes longer than a steady state would, for its last ones (`run_ends`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from steptime.catalog.loading import load_system
 from steptime.machines.software import as_measured, day_of
 from steptime.machines.system import System
 from steptime.measured.doubts import WRONG
-from steptime.measured.kinds import INTERACTIVE, SERVER, kind_of
+from steptime.measured.kinds import HIGHEST, INTERACTIVE, OFFLINE, SERVER, kind_of
 from steptime.measured.pools import workload_of
+from steptime.measured.run_ends import Lengths, Replica
 from steptime.measured.runs import LIMITS, spread_of
-from steptime.measured.settings import keeps_room
+from steptime.measured.settings import keeps_room, longest_of, most_at_once, requests_of
 from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array
@@ -41,7 +43,7 @@ CHUNKS = (1024.0, 2048.0, 4096.0, 8192.0, 16384.0)  # prompt tokens of an attent
 TAIL = math.log(100)  # 99th percentile of an exponential tail over its mean
 SHARED = (
     "model", "system", "engine", "weight_dtype", "expert_dtype", "kv_dtype", "input_tokens", "output_tokens", "input_mean",
-    "output_mean", "tp", "pp", "dp", "ep", "chips", "concurrency",
+    "output_mean", "tp", "pp", "dp", "ep", "chips", "concurrency", "requests", "part",
 )  # fmt: skip
 
 
@@ -81,12 +83,19 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
     ttft, tpot = (math.inf, math.inf)
     if kind_of(row) in (SERVER, INTERACTIVE):
         ttft, tpot = (float(row.get(name) or "inf") for name in LIMITS)
-    most = float(row["concurrency"] or "inf")
+    most = most_at_once(row)
     whole = keeps_room(row)
     found = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, most=most, whole=whole)
     if not found:
         return {"reason": "no prediction: no load keeps the limits"}
     found.pop("bound_tok_s")
+    layout, batch, rate = (found.pop(name) for name in ("layout", "batch", "rate"))
+    if kind_of(row) in (OFFLINE, HIGHEST):
+        lengths = Lengths(mean=float(work.output_tokens), spread=spread_of(row), longest=longest_of(row))
+        replica = Replica(
+            model=model, system=system, layout=layout, engine=engine, batch=batch, context=mean_context(work), lengths=lengths
+        )
+        found["output_tok_s"] *= share_in_steady_state(row, replica, int(layout.replicas), rate)
     low, high = factors(engine, "tpot", found["regime"], system=system)
     first_low, first_high = factors(engine, "ttft", found["regime"], system=system)
     if not math.isfinite(ttft):  # all requests at once wait for each other
@@ -99,6 +108,15 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
         "ttft_low": found["ttft"] * float(first_low), "ttft_high": found["ttft"] * float(first_high),
         "output_tok_s_low": speed / float(high), "output_tok_s_high": speed / float(low),
     }  # fmt: skip
+
+
+def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: int, rate: float) -> float:
+    """Return the share of a run's time that its requests would take in a steady state: `rate` a second of all replicas."""
+    requests = requests_of(row, rate, replica.end)
+    if not math.isfinite(requests):
+        return 1.0
+    each = requests / replicas, rate / replicas
+    return requests / rate / replica.seconds(*each)
 
 
 def layouts_of(
@@ -163,6 +181,9 @@ def highest(
         "ttft": float(state.ttft[at]),
         "bound": str(np.broadcast_to(state.decode.bound, speed.shape)[at]),
         "regime": REGIMES[1] if regime == REGIMES[1] else REGIMES[0],
+        "layout": layouts[at[0]],
+        "batch": float(np.broadcast_to(batch, speed.shape)[at]),
+        "rate": float(speed[at] / work.output_tokens),
     }
 
 

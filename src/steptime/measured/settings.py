@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from steptime.measured.kinds import HIGHEST, kind_of
+from steptime.measured.kinds import HIGHEST, MLPERF, OFFLINE, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,88 @@ INTERVALS = (
         source="185 median first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
     ),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """The requests that MLPerf has for a model: how many, and their longest output [tokens; 0: all alike]."""
+
+    model: str
+    requests: int
+    longest: float = 0.0
+
+
+DATA_SETS = (
+    DataSet(model="llama-2-70b", requests=24576, longest=1024),
+    DataSet(model="mixtral-8x7b", requests=15000, longest=1024),
+    DataSet(model="llama-3.1-405b", requests=8313),
+    DataSet(model="llama-3.1-8b", requests=13368),
+    DataSet(model="deepseek-r1", requests=4388, longest=20000),
+)
+"""github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
+https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
+LEAST_SECONDS = 600.0  # of an Offline run (loadgen/mlperf.conf, Offline.min_duration)
+
+BENCHMARKED = {
+    (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (2048, 128): 3000,
+    (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
+}  # fmt: skip
+"""Requests of `trtllm-bench` by lengths of prompt and output: TensorRT-LLM, docs/source/performance/perf-overview.md, table
+"Preparing a Dataset"."""
+
+
+def data_set_of(row: Mapping[str, str]) -> DataSet | None:
+    """Return the data set of a run of MLPerf's Offline; None for other runs, and for models that are not known.
+
+    >>> data_set_of({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}).requests
+    4388
+    """
+    if row.get("part") != MLPERF or kind_of(row) != OFFLINE:
+        return None
+    name = row["model"].casefold()
+    return next((one for one in DATA_SETS if one.model in name), None)
+
+
+def longest_of(row: Mapping[str, str]) -> float:
+    """Return the longest output of a run's data set [tokens]; 0 where it is not known, or all are alike."""
+    data_set = data_set_of(row)
+    return 0.0 if data_set is None else data_set.longest
+
+
+def requests_of(row: Mapping[str, str], rate: float, end: float) -> float:
+    """Return the requests of a run that are all there at its start; infinitely many where nothing tells.
+
+    rate: that a steady state serves [requests/s]; end: by how much the run is longer [s]. MLPerf's runs take whole data sets,
+    and ten minutes at least.
+
+    >>> requests_of({"requests": "500", "scenario": "Offline"}, 1.0, 0.0)
+    500.0
+    >>> requests_of({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}, 20.0, 200.0)
+    8776.0
+    """
+    if row.get("requests"):
+        return float(row["requests"])
+    if kind_of(row) == HIGHEST:
+        return float(BENCHMARKED.get((int(float(row["input_tokens"])), int(float(row["output_tokens"]))), math.inf))
+    data_set = data_set_of(row)
+    if data_set is None:
+        return math.inf
+    return float(data_set.requests * max(1, math.ceil(rate * (LEAST_SECONDS - end) / data_set.requests)))
+
+
+MOST_AT_ONCE = 4096
+"""Sequences that `trtllm-bench` lets run at once: TensorRT-LLM, tensorrt_llm/bench/build/tuning.py, finetune_setting."""
+
+
+def most_at_once(row: Mapping[str, str]) -> float:
+    """Return the most sequences that a replica runs at once: as its row tells, or as `trtllm-bench` sets it.
+
+    >>> [most_at_once({"engine": "trtllm", "part": "trt_max", "concurrency": told}) for told in ("64", "")]
+    [64.0, 4096.0]
+    """
+    if row.get("concurrency"):
+        return float(row["concurrency"])
+    return MOST_AT_ONCE / int(float(row.get("pp") or 1)) if keeps_room(row) else math.inf
 
 
 def keeps_room(row: Mapping[str, str]) -> bool:

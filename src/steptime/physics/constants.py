@@ -60,6 +60,9 @@ class Kernels:
         "p of the p-norm that joins arithmetic and traffic of an operator: infinite, all overlaps; 1, nothing",
         least=1.0,
     )
+    fill_bytes: Number = constant(
+        0.0, "of the inner dimension of a product, whose time it takes to start and to end one", unit="B", most=1e5
+    )
     activation_traffic: Number = constant(0.0, "of activations, that go through memory", unit="share", most=4.0)
 
 
@@ -88,7 +91,9 @@ class Overheads:
 class Experts:
     """How unevenly tokens fall on routed experts, and what padding that brings."""
 
-    expert_imbalance: Number = constant(1.0, "rows on the busiest chip over the mean", unit="factor", least=1.0, most=1e4)
+    expert_imbalance: Number = constant(
+        1.0, "rows on the busiest chip over the mean, of chips that divide experts", unit="factor", least=1.0, most=1e4
+    )
     expert_evenness: Number = constant(
         math.inf, "shape of the gamma distribution of experts' popularity: infinite, all alike; 1, exponential", unit="shape"
     )

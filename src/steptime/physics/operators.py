@@ -47,7 +47,7 @@ class Operator:
 def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
     demand = partial(operator_demand, work=work, system=system, layout=layout, engine=engine)
-    operators = [Operator(op.term, op.name, demand(op), instances=n) for op, n in found.layers]
+    operators = [Operator(op.term, op.name, demand(op, instances=n), instances=n) for op, n in found.layers]
     for mixer, n in found.mixers:
         phases = attention_demands(mixer, work, system, layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]

@@ -138,7 +138,9 @@ class Subject:
     imbalance: Annotated[
         float | None,
         typer.Option(
-            help="Rows on the busiest expert chip over the mean.", show_default="the engine's", rich_help_panel=SUBJECT
+            help="Rows on the busiest expert chip over the mean, where chips divide experts.",
+            show_default="the engine's",
+            rich_help_panel=SUBJECT,
         ),
     ] = None
     anchor: Annotated[
