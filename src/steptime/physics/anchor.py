@@ -19,8 +19,8 @@ Source: 2,666 public runs without drafts on shared chips (InferenceX and others,
 predicted with the whole model left out of the fit; measured, 2026-11-22. Standard deviations of the time per token, in
 logarithms, are 0.09 between and 0.08 within groups (robust), so that $h$ is about 1 (0.6 to 2.5 do as well); of first tokens
 0.46 and 0.24. Errors at the 5 % and 95 % points, after one run and after four, give $u$ of 2.0 and from 0.97 to 1.2. One run
-takes errors of the time per token from 8.3 % at the median and 24.2 % at the 90th percentile to 7.5 % and 23.5 %, four to 7.1 %
-and 22.2 %. Of a group that the engine was fitted to, one run tells less: its constant is mostly in the fit.
+takes errors of the time per token from 8.3 % at the median and 23.4 % at the 90th percentile to 7.7 % and 22.8 %, four to 6.9 %
+and 21.2 % (docs/ablation.md). Of a group that the engine was fitted to, one run tells less: its constant is mostly in the fit.
 """
 
 from __future__ import annotations
