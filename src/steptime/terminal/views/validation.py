@@ -54,7 +54,7 @@ MEANINGS = {
     "input_mean": "mean prompt tokens, where known",
     "output_mean": "mean output tokens, where known",
     "concurrency_mean": "mean requests in flight, instead of concurrency",
-    "requests": "of the whole run; where not given, ten for each in flight",
+    "requests": "of the whole run; where not given, ten for each in flight, and under a scenario as many as the benchmark has",
     "length_spread": "how far lengths reach to both sides of their mean, as a share; where not given, 1/9 (drawn from 0.8 to 1 "
     "of the longest) if the id begins with a date or holds cfg, as in the public set, and else 0 (all alike)",
     "ttft_median_s": "measured median time to first token [s]",
