@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from steptime.aside import MOST, aside, spread
+from steptime.aside import MOST, aside, meanwhile, spread
 
 ALONE = """
 import os, sys
-from steptime.aside import aside, spread
+from steptime.aside import aside, meanwhile, spread
 {body}
 """
 
@@ -68,3 +68,15 @@ def test_a_long_item_does_not_hold_up_the_others():
     body = "import time\ndef nap(x):\n    time.sleep(x)\n    return os.getpid()\n"
     body += "done = spread(nap, [0.6] + [0.01] * 9)\nprint(sum(one == done[0] for one in done))"
     assert run(body).stdout == "1\n"
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="one core: nothing goes aside here"
+)
+def test_other_cores_begin_before_they_are_asked():
+    body = "import time; got = meanwhile(lambda x: (os.getpid(), x), [1, 2, 3]); time.sleep(1); found = got()\n"
+    done = run(body + "print([x for _, x in found], os.getpid() in {pid for pid, _ in found})")
+    assert done.stdout == "[1, 2, 3] False\n"
+    body = "import time; got = meanwhile(lambda x: (time.sleep(0.2), os.getpid())[1], [0] * 8)\n"
+    assert run(body + "print(os.getpid() in got())").stdout == "True\n"  # and this one takes some of what is left
+    assert meanwhile(str, [])() == []

@@ -45,24 +45,42 @@ def aside(work: Callable[[], Answer]) -> Callable[[], Answer]:
     return answer
 
 
+def meanwhile(work: Callable[[Given], Answer], items: Sequence[Given], copies: int | None = None) -> Callable[[], list[Answer]]:
+    """Return a function that gives what `work` makes of each item, in their order.
+
+    Where that is safe (`aside`) other cores begin at once, at most `copies` (by default one for each item), and this one takes
+    what is left when it is asked.
+
+    >>> squares = meanwhile(lambda number: number**2, [1, 2, 3])
+    >>> squares()
+    [1, 4, 9]
+    """
+    most = len(items) if copies is None else copies
+    copies = min(most, len(os.sched_getaffinity(0)) - 1) if items and alone() else 0
+    if copies < 1:
+        return lambda: [work(item) for item in items]
+    line = _line(min(len(items), MOST))
+    others = [aside(partial(_served, work, items, line)) for _ in range(copies)]
+
+    def answers() -> list[Answer]:
+        try:
+            found = _served(work, items, line)
+            for other in others:
+                found |= other()
+        finally:
+            os.close(line)
+        return [found[at] if at in found else work(item) for at, item in enumerate(items)]  # those of a copy that failed, anew
+
+    return answers
+
+
 def spread(work: Callable[[Given], Answer], items: Sequence[Given]) -> list[Answer]:
     """Return what `work` makes of each item, in their order: each core takes the next one where that is safe (`aside`).
 
     >>> spread(lambda number: number**2, [1, 2, 3])
     [1, 4, 9]
     """
-    cores = min(len(items), len(os.sched_getaffinity(0))) if alone() else 1
-    if cores < 2:
-        return [work(item) for item in items]
-    line = _line(min(len(items), MOST))
-    try:
-        others = [aside(partial(_served, work, items, line)) for _ in range(1, cores)]
-        found = _served(work, items, line)
-        for other in others:
-            found |= other()
-    finally:
-        os.close(line)
-    return [found[at] if at in found else work(item) for at, item in enumerate(items)]  # those of a copy that failed, anew
+    return meanwhile(work, items, len(items) - 1)()
 
 
 def _line(number: int) -> int:

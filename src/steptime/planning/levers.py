@@ -8,8 +8,8 @@ take about a third of the plan's time, and nearly always find what full searches
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from steptime.machines.formats import number_format
@@ -28,22 +28,46 @@ NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is sea
 NEARER: Final = 2  # the same where near layouts are many
 FEW: Final = 160  # near layouts, all of which are searched, and in every mode
 ROWS: Final = 100  # of a search that are looked at again
+DRAFTS: Final = "--drafts"
 SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
 
 
-def levers_of(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[Lever, ...]:
-    """Return what choices would do to the cost of a plan's chosen candidate, the one that saves most first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A choice that a plan has not made: its option, in words, the case with it, and the modes, if it is one of these."""
 
-    modes: those that the plan has searched.
-    """
-    base = _requests_per_chip(case, chosen)
-    near = _nearby(case, chosen, modes)
-    found = [_lever(*choice, base, _best(choice[2], *near)) for choice in (*_weights(case), *_cache(case))]
-    found += [_lever(*more, base, _best(more[2], *_nearby(more[2], chosen, modes))) for more in _chips(case)]
-    found += [_lever(f"--mode {mode}", words, case, base, _best(case, (mode,), near[1])) for mode, words in _other_modes(modes)]
-    found += [_lever(*some, base, _best(some[2], *near)) for some in _drafts(case, chosen)]
-    known = [lever for lever in found if lever is not None]
-    return tuple(sorted(known, key=lambda lever: -lever.saving))
+    option: str
+    words: str
+    case: Case
+    modes: tuple[str, ...] = ()
+
+
+def choices_of(case: Case, modes: tuple[str, ...]) -> list[Choice]:
+    """Return the choices that a plan for a case has, which has searched these modes."""
+    tries = (*_weights(case), *_cache(case), *_chips(case))
+    found = [Choice(option=option, words=words, case=of) for option, words, of in tries]
+    words_of = {AGGREGATED: "one pool for prompts and output", DISAGGREGATED: "separate pools for prompts and output"}
+    found += [
+        Choice(option=f"--mode {mode}", words=words, case=case, modes=(mode,))
+        for mode, words in words_of.items()
+        if mode not in modes
+    ]
+    if not case.drafting.drafts and any(drafting.drafts for drafting in known_draftings(case.model)):
+        found.append(Choice(option=DRAFTS, words="", case=case))  # how many is seen with the chosen candidate
+    return found
+
+
+def lever_of(case: Case, chosen: Candidate, modes: tuple[str, ...], choice: Choice) -> Lever | None:
+    """Return what a choice would do to the cost of a plan's chosen candidate; None where it meets no limits."""
+    tried = _drafted(case, chosen) if choice.option == DRAFTS else choice
+    own = tried.case.chips != case.chips
+    searched, near = _nearby(tried.case if own else case, chosen, modes)
+    return _lever(tried, _requests_per_chip(case, chosen), _best(tried.case, tried.modes or searched, near))
+
+
+def by_saving(levers: Iterable[Lever | None]) -> tuple[Lever, ...]:
+    """Return levers, the one that saves most first."""
+    return tuple(sorted((lever for lever in levers if lever is not None), key=lambda lever: -lever.saving))
 
 
 def best_lever(plan_: Plan) -> Lever | None:
@@ -91,11 +115,6 @@ def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
         yield f"--chips {chips}", "twice the chips", replace(case, chips=chips)
 
 
-def _other_modes(modes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    words = {AGGREGATED: "one pool for prompts and output", DISAGGREGATED: "separate pools for prompts and output"}
-    yield from ((mode, text) for mode, text in words.items() if mode not in modes)
-
-
 def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
     """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
     about = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None]
@@ -121,19 +140,20 @@ def _requests_per_chip(case: Case, candidate: Candidate) -> float:
     return served_by(case, candidate) / case.chips
 
 
-def _lever(option: str, words: str, case: Case, base: float, candidate: Candidate | None) -> Lever | None:
+def _lever(choice: Choice, base: float, candidate: Candidate | None) -> Lever | None:
     """Return what a choice comes to; None where it meets no limits."""
     if candidate is None:
         return None
+    case, option = choice.case, choice.option
     caveat, drafting, rate = "", case.drafting, _requests_per_chip(case, candidate)
     if option.startswith(("--weights", "--experts", "--kv")):
         caveat = "if answers stay good enough"
-    elif option.startswith("--drafts"):
+    elif option.startswith(DRAFTS):
         caveat = f"if a step yields {drafting.acceptance:.3g} tokens ({drafting.source})"
     tokens = rate * case.workload.output_tokens
     return Lever(
         option=option,
-        words=words,
+        words=choice.words,
         caveat=caveat,
         layout_text=candidate.text,
         tokens_per_second_per_chip=tokens,
@@ -142,15 +162,15 @@ def _lever(option: str, words: str, case: Case, base: float, candidate: Candidat
     )
 
 
-def _drafts(case: Case, chosen: Candidate) -> Iterator[tuple[str, str, Case]]:
-    """Yield the drafts by the model's own layers that do most with the batch kept, for a plan without any."""
+def _drafted(case: Case, chosen: Candidate) -> Choice:
+    """Return the drafts by the model's own layers that do most with the batch kept."""
     tries = [replace(case, drafting=drafting) for drafting in known_draftings(case.model) if drafting.drafts]
-    if case.drafting.drafts or not tries:
-        return
     rates = [float(state_of(of, chosen, chosen.batch, max(chosen.chunk, 1)).rate) for of in tries]
     most = tries[rates.index(max(rates))]
     many = most.drafting.drafts
-    yield f"--drafts {many}", f"{many} draft{'s' * (many > 1)} a step by the model's own layers", most
+    return Choice(
+        option=f"{DRAFTS} {many}", words=f"{many} draft{'s' * (many > 1)} a step by the model's own layers", case=most
+    )
 
 
 def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Drafting:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from steptime.aside import aside
+from steptime.aside import meanwhile
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import Impossible, RangeError, expect
 from steptime.frontier import pareto
@@ -35,7 +36,7 @@ from steptime.planning.confidence import check_sure, point
 from steptime.planning.deployment import Drafted, Plan, Point, Pool
 from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
 from steptime.planning.elasticity import binding, elasticities
-from steptime.planning.levers import best_drafting, lever_sentence, levers_of
+from steptime.planning.levers import best_drafting, by_saving, choices_of, lever_of, lever_sentence
 from steptime.planning.prefilling import Prefill
 from steptime.planning.ranges import candidate_ranges, distances_of
 from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill, seats_of
@@ -195,7 +196,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *others = finalists = best(case, candidates)
-    choices = aside(lambda: levers_of(case, candidate, tuple(modes))) if levers else tuple
+    choices = meanwhile(partial(lever_of, case, candidate, modes), choices_of(case, modes) if levers else [])
     found = replace(
         common,
         feasible=True,
@@ -206,7 +207,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
-    found = replace(found, levers=choices())
+    found = replace(found, levers=by_saving(choices()))
     return replace(found, why=why(case, found) + lever_sentence(found))
 
 
