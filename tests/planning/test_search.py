@@ -20,7 +20,7 @@ from steptime.planning.candidates import AGGREGATED, COLUMNS, DISAGGREGATED, Cas
 from steptime.planning.matching import batches
 from steptime.planning.prefilling import first_token, prefill_pool, within_limit
 from steptime.planning.refine import matched_rate
-from steptime.planning.search import chunk_sizes, fitting, ranked, search
+from steptime.planning.search import PROMISING, chunk_sizes, fitting, ranked, search
 from steptime.planning.steady import aggregated, decode_pool
 from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
 
@@ -261,11 +261,13 @@ def test_chips_too_few_for_two_pools_have_none():
     assert [len(table) for table in search(late, (DISAGGREGATED,), fitting(late))] == [0]
 
 
-def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that_cost_the_same_first():
+def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that_cost_the_same_first(monkeypatch):
     """In steps of half a percent from the highest rate; of pools apart, rates are those of the states of each."""
     slo = st.Slo(tpot=3e-3, ttft=0.05)
     given = case(slo=slo)
     tables = search(given, (AGGREGATED, DISAGGREGATED), fitting(given))
+    promising = ranked(given, tables, most=10**6)
+    monkeypatch.setattr("steptime.planning.search.PROMISING", 0.0)
     found = ranked(given, tables, most=10**6)
     kept = [
         (float(table.rate[i]), float(table.tpot[i]))
@@ -273,8 +275,9 @@ def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that
         for i in range(len(table))
         if table.tpot[i] <= 3e-3 and table.ttft[i] <= 0.05 and table.memory[i] <= 1 and table.rate[i] > 0
     ]
-    assert len(found) == len(kept) > 300
     highest = max(rate for rate, _ in kept)
+    assert len(found) == len(kept) > 300
+    assert len(promising) == sum(rate >= PROMISING * highest for rate, _ in kept) > 40
     kept.sort(key=lambda one: (int(np.log(highest / one[0]) / 0.005), one[1]))
     apart = [(c, kept[n]) for n, c in enumerate(found) if c.mode == DISAGGREGATED]
     assert apart
