@@ -249,7 +249,7 @@ def test_short_sums_reach_less_of_the_peak():
     assert demand(first, Layout(tp=2), on=slow, **given).efficiency == pytest.approx(0.5 * 4 / 5)
     second = replace(first, name="down_proj")
     assert demand(second, Layout(tp=2), on=slow, **given).efficiency == pytest.approx(0.5 * 2 / 3)
-    eight, unknown = replace(first, format=number_format("fp8")), replace(first, outputs=0)
+    eight, unknown = replace(first, format=number_format("fp8")), replace(first, outputs=8000)  # no one product
     assert demand(eight, on=slow, **given).efficiency == pytest.approx(0.5 * 2 / 3)
     assert demand(unknown, on=slow, **given).efficiency == pytest.approx(0.5)
 

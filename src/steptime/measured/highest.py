@@ -85,17 +85,23 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
         ttft, tpot = (float(row.get(name) or "inf") for name in LIMITS)
     most = most_at_once(row)
     whole = keeps_room(row)
-    found = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, most=most, whole=whole)
-    if not found:
-        return {"reason": "no prediction: no load keeps the limits"}
-    found.pop("bound_tok_s")
-    layout, batch, rate = (found.pop(name) for name in ("layout", "batch", "rate"))
+    limits: dict[str, Any] = {"ttft": ttft, "tpot": tpot, "most": most, "whole": whole}
     if kind_of(row) in (OFFLINE, HIGHEST):
         lengths = Lengths(mean=float(work.output_tokens), spread=spread_of(row), longest=longest_of(row))
-        replica = Replica(
-            model=model, system=system, layout=layout, engine=engine, batch=batch, context=mean_context(work), lengths=lengths
-        )
-        found["output_tok_s"] *= share_in_steady_state(row, replica, int(layout.replicas), rate)
+        each = [highest(model, system, work, [layout], engine, **limits) for layout in layouts]
+        for one in filter(None, each):
+            replica = Replica(
+                model=model, system=system, layout=one["layout"], engine=engine, batch=one["batch"],
+                prompt=float(work.input_tokens), lengths=lengths,
+            )  # fmt: skip
+            one["output_tok_s"] *= share_in_steady_state(row, replica, int(one["layout"].replicas), one["rate"])
+        found = max(each, key=lambda one: one.get("output_tok_s", 0.0))
+    else:
+        found = highest(model, system, work, layouts, engine, **limits)
+    if not found:
+        return {"reason": "no prediction: no load keeps the limits"}
+    for name in ("bound_tok_s", "layout", "batch", "rate"):
+        found.pop(name)
     low, high = factors(engine, "tpot", found["regime"], system=system)
     first_low, first_high = factors(engine, "ttft", found["regime"], system=system)
     if not math.isfinite(ttft):  # all requests at once wait for each other
@@ -111,12 +117,14 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
 
 
 def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: int, rate: float) -> float:
-    """Return the share of a run's time that its requests would take in a steady state: `rate` a second of all replicas."""
+    """Return the share of a run's time that its requests would take in a steady state: `rate` a second of all replicas.
+
+    A run lasts as long as the replica that has most of its requests.
+    """
     requests = requests_of(row, rate, replica.end)
     if not math.isfinite(requests):
         return 1.0
-    each = requests / replicas, rate / replicas
-    return requests / rate / replica.seconds(*each)
+    return requests / rate / replica.seconds(math.ceil(requests / replicas), rate / replicas)
 
 
 def layouts_of(

@@ -6,8 +6,9 @@ fewer sequences hardly take less time, so that a run of $n$ requests at $r$ a se
 
 $$ T = n / r + \int_0^\infty t(B\,S_e(x))\,dx - t(B) \int_0^\infty S_e(x)\,dx $$
 
-with $t$ the time of a step. Outputs of DeepSeek-R1 have 3,700 tokens in the mean and 20,000 at most: eight B200 spend a third
-of MLPerf's ten minutes on the last ones.
+with $t$ the time of a step. Those with more than $x$ to go have made $\int_x^\infty S_e / S_e(x)$ tokens when the last
+one starts, and $x$ more since. Outputs of DeepSeek-R1 have 3,700 tokens in the mean and 20,000 at most: eight B200 spend a
+third of MLPerf's ten minutes on the last ones. The steady state itself has contexts of outputs that are all alike.
 
 Source: renewal theory (residual life), $S_e(x) = \int_x^\infty S(u)\,du / m$ of lengths with survival $S$ and mean $m$; the
 time of steps is `decode_step`'s.
@@ -49,8 +50,12 @@ class Lengths:
 
     @property
     def tokens(self) -> Array:
-        """Numbers of tokens from none to the most."""
-        return np.linspace(0.0, self.longest if self._is_cut else self.mean * (1 + self.spread), POINTS)
+        """Numbers of tokens from none to the most, closer where most outputs end."""
+        if not self._is_cut:
+            return np.linspace(0.0, self.mean * (1 + self.spread), POINTS)
+        shares = np.linspace(0.0, 1.0, POINTS) * -math.expm1(-self.longest / self._scale)
+        ends = np.minimum(-self._scale * np.log1p(-np.minimum(shares, 1 - 1e-15)), self.longest)
+        return np.unique(np.concatenate([ends, np.geomspace(self.mean / 2, self.longest, POINTS)]))
 
     @property
     def whole(self) -> Array:
@@ -62,8 +67,9 @@ class Lengths:
         if self._is_cut:
             longer: Array = np.where(self.tokens < self.longest, np.exp(-self.tokens / self._scale), 0.0)
             return longer
-        width = max(2 * self.mean * self.spread, 1e-9)
-        return np.clip((self.mean * (1 + self.spread) - self.tokens) / width, 0.0, 1.0)
+        if not self.spread:
+            return np.ones(POINTS)
+        return np.clip((self.mean * (1 + self.spread) - self.tokens) / (2 * self.mean * self.spread), 0.0, 1.0)
 
     @property
     def left(self) -> Array:
@@ -85,6 +91,19 @@ class Lengths:
         return share
 
     @property
+    def made(self) -> Array:
+        """Tokens that requests found under way, with more than `tokens` to go, have made when they are found.
+
+        >>> Lengths(mean=100.0).made[[0, 128]].round(2).tolist()
+        [50.0, 25.0]
+        """
+        left, parts = self.left, np.diff(self.tokens)
+        pieces = (self.left[1:] + self.left[:-1]) / 2 * parts
+        beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)
+        made: Array = np.where(left > 0, beyond / np.where(left > 0, left, 1.0), 0.0)
+        return made
+
+    @property
     def _scale(self) -> float:
         """The scale of an exponential distribution that has this mean where it is cut off."""
         low, high = self.mean / 2, self.mean
@@ -103,34 +122,42 @@ def integral(values: Array, at: Array) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """A replica with `batch` sequences in flight at a mean `context` [tokens], of outputs of `lengths`."""
+    """A replica with `batch` sequences in flight, of prompts of `prompt` tokens and outputs of `lengths`."""
 
     model: Model
     system: System
     layout: Layout
     engine: Engine
     batch: float
-    context: float
+    prompt: float
     lengths: Lengths
 
-    def step(self, batch: Number, after: Number = 0.0) -> Array:
-        """Return the seconds of a decode step, so many tokens after the last request has started."""
+    def step(self, batch: Number, made: Number) -> Array:
+        """Return the seconds of a decode step of sequences that have made so many tokens in the mean."""
         alone = replace(self.layout, replicas=1)
-        given: dict[str, Any] = {"layout": alone, "engine": self.engine, "context": self.context + after}
+        given: dict[str, Any] = {"layout": alone, "engine": self.engine, "context": self.prompt + made}
         return np.asarray(decode_step(self.model, self.system, batch=batch, **given).total)
 
-    def drained(self, batch: float, share: Array) -> float:
-        """Return the seconds until all of `batch` are over, `share` of which have more than `lengths.tokens` to go."""
-        any_left = -np.expm1(batch * np.log1p(-np.minimum(share, 1 - 1e-12)))
+    @property
+    def steady(self) -> float:
+        """Seconds of a step where all seats are taken, as a steady state has it: half of an output made."""
+        return float(self.step(self.batch, self.lengths.mean / 2))
+
+    def drained(self, batch: float, share: Array, made: Array) -> float:
+        """Return the seconds until all of `batch` are over.
+
+        `share` of them have more than `lengths.tokens` to go, and had made so many when the last one started.
+        """
+        any_left = np.where(share >= 1, 1.0, -np.expm1(batch * np.log1p(-np.minimum(share, 1 - 1e-12))))
         tokens = self.lengths.tokens
-        return integral(self.step(np.maximum(batch * share, 1.0), tokens) * any_left, tokens)
+        return integral(self.step(np.maximum(batch * share, 1.0), made + tokens) * any_left, tokens)
 
     @property
     def end(self) -> float:
         """Seconds by which a run is longer than a steady state would take for its requests."""
         lengths = self.lengths
         left = integral(lengths.left, lengths.tokens)
-        return max(0.0, self.drained(self.batch, lengths.left) - float(self.step(self.batch)) * left)
+        return max(0.0, self.drained(self.batch, lengths.left, lengths.made) - self.steady * left)
 
     def seconds(self, requests: float, rate: float) -> float:
         """Return the time of a run of `requests`, of which a steady state serves `rate` a second.
@@ -139,5 +166,5 @@ class Replica:
         """
         if requests > self.batch:
             return requests / rate + self.end
-        decode = self.lengths.mean * float(self.step(self.batch)) / self.batch
-        return requests * max(0.0, 1 / rate - decode) + self.drained(requests, self.lengths.whole)
+        decode = self.lengths.mean * self.steady / self.batch
+        return requests * max(0.0, 1 / rate - decode) + self.drained(requests, self.lengths.whole, 0 * self.lengths.tokens)

@@ -176,6 +176,8 @@ def _wrong_measure(row: Mapping[str, str]) -> str:
         if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
             most = LONGEST_SECONDS[name]
             return f"{name} must be at most {most:,.0f} s, not {shown(text)}: times are in seconds, not in milliseconds"
+        if name == REQUESTS and float(text) < 1:
+            return f"{name} must be at least 1, not {shown(text)}"
         most = LARGEST_RATE if name in RATES else LARGEST
         if float(text) > most:
             return f"{name} must be at most {most:,.0f}, not {shown(text)}"

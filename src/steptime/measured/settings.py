@@ -55,7 +55,7 @@ LEAST_SECONDS = 600.0  # of an Offline run (loadgen/mlperf.conf, Offline.min_dur
 
 BENCHMARKED = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (2048, 128): 3000,
-    (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
+    (1000, 2000): 1500, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
 }  # fmt: skip
 """Requests of `trtllm-bench` by lengths of prompt and output: TensorRT-LLM, docs/source/performance/perf-overview.md, table
 "Preparing a Dataset"."""
@@ -69,8 +69,8 @@ def data_set_of(row: Mapping[str, str]) -> DataSet | None:
     """
     if row.get("part") != MLPERF or kind_of(row) != OFFLINE:
         return None
-    name = row["model"].casefold()
-    return next((one for one in DATA_SETS if one.model in name), None)
+    name = row["model"].casefold().rpartition("/")[2]
+    return next((one for one in DATA_SETS if name.startswith(one.model) and "distill" not in name), None)
 
 
 def longest_of(row: Mapping[str, str]) -> float:

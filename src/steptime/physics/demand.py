@@ -102,7 +102,8 @@ def ledger(model: Model, *, merged: bool) -> Ledger:
 
     The time of an operator is homogeneous: $n$ equal ones take the time of one with $n$ times the weights and FLOPs. Where
     activations cost nothing (`merged`), that holds for all operators of one term, format and split with one ratio of FLOPs
-    to weights, too; a format's bytes differ by what its scales take in matrices of other shapes, and count as their mean.
+    to weights, too, where the lengths of sums cost nothing either; a format's bytes differ by what its scales take in matrices
+    of other shapes, and count as their mean.
     """
     ops: dict[Any, list[tuple[Op, int]]] = {}
     mixers: Counter[Attention] = Counter()
@@ -179,8 +180,8 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         rows = work.everywhere * op.active / layout.ep
         alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
         rows = np.maximum(largest_of(rows, rows * alone, layout.ep), np.minimum(work.everywhere, 1.0))
-        rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
         rows = rows * np.where(np.asarray(layout.ep) > 1, engine.experts.expert_imbalance, 1.0)  # one chip has all rows
+        rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
         if some(engine.experts.expert_tile_rows):
             rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
         weights: Number = touched * op.weights
@@ -216,23 +217,24 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
 
     Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8, for K from 512 to 16,384 and 4,096 rows,
     grouped ones alike (github.com/deepseek-ai/DeepGEMM, README of 2025-02); writing outputs of two bytes takes 420 of the 719.
-    Chips that divide the inner dimension of a block's second product have shorter sums.
+    Chips that divide the inner dimension of a block's second product have shorter sums. What is not one product is not known.
     """
     if op.rows != "routed":
-        ways = sharing if op.name in CLOSING else 1
-        return ways * 2 * op.outputs / op.flops_per_row if op.flops_per_row else 0.0
-    if not op.columns:
+        product = 2 * op.inputs * op.outputs
+        if not product or abs(product - instances * op.flops_per_row) > 1e-6 * product:
+            return 0.0
+        return (sharing if op.name in SECOND else 1) * instances / op.inputs
+    if not op.columns or not op.inputs or not op.flops_per_row:
         return 0.0
-    wide = op.inputs / instances
-    matrices = op.flops_per_row / (2 * wide * op.columns * instances)
+    wide, matrices = op.inputs / instances, op.flops_per_row / (2 * op.inputs * op.columns)
     return ((matrices - 1) / wide + sharing / op.columns) / matrices
 
 
 def moved_values(op: Op, sharing: Number, instances: int = 1) -> Number:
     """Return the values that go through memory for each row of an operator.
 
-    Rows of experts in more than 4 bits are sorted, multiplied, activated, multiplied again and summed by kernels of their own
-    (`BESIDE_EXPERTS`): they are read, written and read; written and read twice over as columns within; written, and read.
+    Rows of experts that are not multiplied in 4 bits are sorted, multiplied, activated, multiplied again and summed by kernels
+    of their own (`BESIDE_EXPERTS`): they are read, written, read; written and read twice as columns within; written and read.
     """
     if op.rows != "routed" or op.format.arithmetic[0] in FUSED:
         return op.inputs + op.outputs / sharing
@@ -323,6 +325,9 @@ FUSED = ("fp4", "fp6")  # arithmetic of formats whose experts run so
 HEAD_NORMS = ("q_norm", "k_norm")  # each a kernel of its own (vLLM 0.19, models/qwen3.py: q_norm(q), k_norm(k))
 CLOSING = ("o_proj", "out_proj", "down_proj")
 """Products of what others of their block make: they share no input with those, however wide it is."""
+
+
+SECOND = (*CLOSING, "wo_b", "output_linear", "linear_out")  # whose inputs chips divide; of these some have inputs of their own
 
 
 def _reads(op: Op) -> tuple[object, ...]:

@@ -128,7 +128,8 @@ def _evaluate(
 
     merged: whether operators that take the same time together as apart are joined; by default where that is exact.
     """
-    found = ledger(model, merged=not some(engine.kernels.activation_traffic) if merged is None else merged)
+    alike = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
+    found = ledger(model, merged=alike if merged is None else merged)
     layers, stem, links, hops = (Clock(explained=merged is not None) for _ in range(4))
     run_layers(layers, found, model, work, system, layout, engine)
     run_stem(stem, found, work, system, layout, engine)

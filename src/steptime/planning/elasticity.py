@@ -59,12 +59,17 @@ def changes_of(system: System) -> list[str]:
     return [*(name for name in MACHINE if name not in needed), KV_BYTES, *([RENT] if rented else [])]
 
 
+def relaxed(case: Case) -> Case:
+    """Return the case with limits that a machine `NUDGE` as good keeps where this one just misses its own."""
+    return replace(case, slo=replace(case.slo, tpot=case.slo.tpot * NUDGE, ttft=case.slo.ttft * NUDGE))
+
+
 def elasticities(case: Case, finalists: Sequence[Candidate], others: Iterable[Candidate] = ()) -> dict[str, float]:
     r"""Return $d \log(cost) / d \log(figure)$ for each figure, planned anew under the same limits.
 
     -0.6 means that a figure 10 % higher makes tokens about 6 % cheaper. The finalists of a plan, and those of `others` that
-    come first, are given the batches that serve most on a machine that is 10 % better in that figure alone (with 10 % fewer KV
-    bytes); the best of them is what it is worth.
+    come first (within limits a tenth wider), are given the batches that serve most on a machine that is 10 % better in that
+    figure alone (with 10 % fewer KV bytes); the best of them is what it is worth.
     """
     before = max(served_by(case, one) for one in finalists)
     near = list({one.same: one for one in (*islice(others, LOOKED_AT), *finalists)}.values())

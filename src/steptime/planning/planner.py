@@ -35,7 +35,7 @@ from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, C
 from steptime.planning.confidence import check_sure, point
 from steptime.planning.deployment import Drafted, Plan, Point, Pool
 from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
-from steptime.planning.elasticity import binding, elasticities
+from steptime.planning.elasticity import binding, elasticities, relaxed
 from steptime.planning.levers import best_drafting, by_saving, choices_of, lever_of, lever_sentence
 from steptime.planning.prefilling import Prefill
 from steptime.planning.ranges import candidate_ranges, distances_of
@@ -201,7 +201,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         common,
         feasible=True,
         binding=binding(case, candidate),
-        elasticities=elasticities(case, finalists, candidates) if worth else {},
+        elasticities=elasticities(case, finalists, ranked(relaxed(case), tables)) if worth else {},
         runner_up=_point(case, others[0]) if others else None,
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
