@@ -82,12 +82,13 @@ def test_outputs_that_are_cut_off_have_their_mean(mean, longest):
 
 def test_whole_data_sets_for_ten_minutes():
     row = offline(model="deepseek-ai/DeepSeek-R1")
-    assert requests_of(row, 1.0, 0.0) == 4388  # more than ten minutes
-    assert requests_of(row, 4388 / LEAST_SECONDS, 0.0) == 4388
-    assert requests_of(row, 4400 / LEAST_SECONDS, 0.0) == 8776
-    assert requests_of(row, 4400 / LEAST_SECONDS, 10.0) == 4388
-    assert np.isinf(requests_of(row | {"part": ""}, 1.0, 0.0))
-    assert np.isinf(requests_of(offline(scenario="", part="trt_max", input_tokens="7"), 1.0, 0.0))
+    assert requests_of(row, lambda requests: requests) == 4388  # more than ten minutes
+    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4388) == 4388
+    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4400) == 8776
+    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4400 + 10) == 4388
+    assert requests_of(row, lambda requests: 300 + requests * LEAST_SECONDS / 40_000) == 5 * 4388
+    assert np.isinf(requests_of(row | {"part": ""}, float))
+    assert np.isinf(requests_of(offline(scenario="", part="trt_max", input_tokens="7"), float))
 
 
 def test_few_requests_are_slow():

@@ -121,10 +121,14 @@ def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: in
 
     A run lasts as long as the replica that has most of its requests.
     """
-    requests = requests_of(row, rate, replica.end)
-    if not math.isfinite(requests):
-        return 1.0
-    return requests / rate / replica.seconds(math.ceil(requests / replicas), rate / replicas)
+    end = replica.end
+
+    def seconds(requests: float) -> float:
+        each, served = math.ceil(requests / replicas), rate / replicas
+        return each / served + end if each > replica.batch else replica.seconds(each, served)
+
+    requests = requests_of(row, seconds)
+    return requests / rate / seconds(requests) if math.isfinite(requests) else 1.0
 
 
 def layouts_of(

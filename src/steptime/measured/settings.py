@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from steptime.measured.kinds import HIGHEST, MLPERF, OFFLINE, kind_of
 
@@ -51,6 +52,7 @@ DATA_SETS = (
 )
 """github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
 https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
+MOST_SETS = 1000
 LEAST_SECONDS = 600.0  # of an Offline run (loadgen/mlperf.conf, Offline.min_duration)
 
 BENCHMARKED = {
@@ -79,15 +81,14 @@ def longest_of(row: Mapping[str, str]) -> float:
     return 0.0 if data_set is None else data_set.longest
 
 
-def requests_of(row: Mapping[str, str], rate: float, end: float) -> float:
+def requests_of(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
     """Return the requests of a run that are all there at its start; infinitely many where nothing tells.
 
-    rate: that a steady state serves [requests/s]; end: by how much the run is longer [s]. MLPerf's runs take whole data sets,
-    and ten minutes at least.
+    seconds: that a run of so many takes. MLPerf's runs take whole data sets, and ten minutes at least.
 
-    >>> requests_of({"requests": "500", "scenario": "Offline"}, 1.0, 0.0)
+    >>> requests_of({"requests": "500", "scenario": "Offline"}, lambda requests: requests)
     500.0
-    >>> requests_of({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}, 20.0, 200.0)
+    >>> requests_of({"part": "mlperf", "scenario": "Offline", "model": "DeepSeek-R1"}, lambda requests: requests / 10)
     8776.0
     """
     if row.get("requests"):
@@ -97,7 +98,10 @@ def requests_of(row: Mapping[str, str], rate: float, end: float) -> float:
     data_set = data_set_of(row)
     if data_set is None:
         return math.inf
-    return float(data_set.requests * max(1, math.ceil(rate * (LEAST_SECONDS - end) / data_set.requests)))
+    one = seconds(data_set.requests)
+    least = max(1, math.floor(LEAST_SECONDS / one)) if one > 0 else 1  # that many take less time than as many runs of one
+    enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)
+    return float(data_set.requests * next(enough))
 
 
 MOST_AT_ONCE = 4096
