@@ -85,19 +85,12 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
         ttft, tpot = (float(row.get(name) or "inf") for name in LIMITS)
     most = most_at_once(row)
     whole = keeps_room(row)
-    limits: dict[str, Any] = {"ttft": ttft, "tpot": tpot, "most": most, "whole": whole}
     if kind_of(row) in (OFFLINE, HIGHEST):
-        lengths = Lengths(mean=float(work.output_tokens), spread=spread_of(row), longest=longest_of(row))
-        each = [highest(model, system, work, [layout], engine, **limits) for layout in layouts]
-        for one in filter(None, each):
-            replica = Replica(
-                model=model, system=system, layout=one["layout"], engine=engine, batch=one["batch"],
-                prompt=float(work.input_tokens), lengths=lengths,
-            )  # fmt: skip
-            one["output_tok_s"] *= share_in_steady_state(row, replica, int(one["layout"].replicas), one["rate"])
-        found = max(each, key=lambda one: one.get("output_tok_s", 0.0))
+        each = (highest(model, system, work, [layout], engine, most=most, whole=whole) for layout in layouts)
+        runs = [_ended(row, model, system, work, engine, one) for one in each if one]
+        found = max(runs, key=lambda one: one["output_tok_s"], default={})
     else:
-        found = highest(model, system, work, layouts, engine, **limits)
+        found = highest(model, system, work, layouts, engine, ttft=ttft, tpot=tpot, most=most, whole=whole)
     if not found:
         return {"reason": "no prediction: no load keeps the limits"}
     for name in ("bound_tok_s", "layout", "batch", "rate"):
@@ -116,16 +109,27 @@ def _predicted(row: Mapping[str, str], engine: Engine, catalog: str | None) -> d
     }  # fmt: skip
 
 
+def _ended(
+    row: Mapping[str, str], model: Model, system: System, work: Workload, engine: Engine, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a steady state with the output of a run that ends."""
+    lengths = Lengths(mean=float(work.output_tokens), spread=spread_of(row), longest=longest_of(row))
+    replica = Replica(
+        model=model, system=system, layout=found["layout"], engine=engine, batch=found["batch"],
+        prompt=float(work.input_tokens), lengths=lengths,
+    )  # fmt: skip
+    share = share_in_steady_state(row, replica, int(found["layout"].replicas), found["rate"])
+    return found | {"output_tok_s": found["output_tok_s"] * share}
+
+
 def share_in_steady_state(row: Mapping[str, str], replica: Replica, replicas: int, rate: float) -> float:
     """Return the share of a run's time that its requests would take in a steady state: `rate` a second of all replicas.
 
     A run lasts as long as the replica that has most of its requests.
     """
-    end = replica.end
 
     def seconds(requests: float) -> float:
-        each, served = math.ceil(requests / replicas), rate / replicas
-        return each / served + end if each > replica.batch else replica.seconds(each, served)
+        return replica.seconds(math.ceil(requests / replicas), rate / replicas)
 
     requests = requests_of(row, seconds)
     return requests / rate / seconds(requests) if math.isfinite(requests) else 1.0

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ POINTS = 257  # of a curve of what is left
 BISECTIONS = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lengths:
     """Outputs of `mean` tokens, drawn evenly from within a share `spread` of it.
 
@@ -48,7 +49,7 @@ class Lengths:
     def _is_cut(self) -> bool:
         return self.longest > self.mean * (1 + 1e-9)
 
-    @property
+    @cached_property
     def tokens(self) -> Array:
         """Numbers of tokens from none to the most, closer where most outputs end."""
         if not self._is_cut:
@@ -57,7 +58,7 @@ class Lengths:
         ends = np.minimum(-self._scale * np.log1p(-np.minimum(shares, 1 - 1e-15)), self.longest)
         return np.unique(np.concatenate([ends, np.geomspace(self.mean / 2, self.longest, POINTS)]))
 
-    @property
+    @cached_property
     def whole(self) -> Array:
         """Share of outputs that have more than `tokens`.
 
@@ -71,7 +72,7 @@ class Lengths:
             return np.ones(POINTS)
         return np.clip((self.mean * (1 + self.spread) - self.tokens) / (2 * self.mean * self.spread), 0.0, 1.0)
 
-    @property
+    @cached_property
     def left(self) -> Array:
         """Share of requests found under way that have more than `tokens` to go: $S_e$.
 
@@ -90,7 +91,7 @@ class Lengths:
         share: Array = np.clip(beyond / self.mean, 0.0, 1.0)
         return share
 
-    @property
+    @cached_property
     def made(self) -> Array:
         """Tokens that requests found under way, with more than `tokens` to go, have made when they are found.
 
@@ -98,12 +99,12 @@ class Lengths:
         [50.0, 25.0]
         """
         left, parts = self.left, np.diff(self.tokens)
-        pieces = (self.left[1:] + self.left[:-1]) / 2 * parts
+        pieces = (left[1:] + left[:-1]) / 2 * parts
         beyond = np.append(np.cumsum(pieces[::-1])[::-1], 0.0)
         made: Array = np.where(left > 0, beyond / np.where(left > 0, left, 1.0), 0.0)
         return made
 
-    @property
+    @cached_property
     def _scale(self) -> float:
         """The scale of an exponential distribution that has this mean where it is cut off."""
         low, high = self.mean / 2, self.mean
@@ -120,7 +121,7 @@ def integral(values: Array, at: Array) -> float:
     return float(np.sum((values[1:] + values[:-1]) * np.diff(at)) / 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Replica:
     """A replica with `batch` sequences in flight, of prompts of `prompt` tokens and outputs of `lengths`."""
 
@@ -138,7 +139,7 @@ class Replica:
         given: dict[str, Any] = {"layout": alone, "engine": self.engine, "context": self.prompt + made}
         return np.asarray(decode_step(self.model, self.system, batch=batch, **given).total)
 
-    @property
+    @cached_property
     def steady(self) -> float:
         """Seconds of a step where all seats are taken, as a steady state has it: half of an output made."""
         return float(self.step(self.batch, self.lengths.mean / 2))
@@ -152,7 +153,7 @@ class Replica:
         tokens = self.lengths.tokens
         return integral(self.step(np.maximum(batch * share, 1.0), made + tokens) * any_left, tokens)
 
-    @property
+    @cached_property
     def end(self) -> float:
         """Seconds by which a run is longer than a steady state would take for its requests."""
         lengths = self.lengths

@@ -6,7 +6,7 @@ those that come out best closer ones about those, and the first few are refined 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregat
 
 CONTENDERS = 256  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
-PROMISING, NEAR = 16, 0.03  # of them, at most, that come within this of the best, and are looked at closer
+CLOSER, NEAR = 16, 0.03  # of them, at most, that come within this of the best, and are looked at closer
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
 CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
@@ -43,9 +43,6 @@ HALF = 0.5  # of a sequence that several groups have less than a whole number of
 FINEST = 128  # sequences below which they count where one group takes all; parts are as large a share of them, or 1 / PARTS
 AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
 NEXT = np.arange(-3.0, 7.0)  # whole sequences of a group beside a batch that is looked at closer
-
-
-_Batches = Callable[[Array, Array], Array]  # batches about some: rows of batches, sequences of a whole one
 
 
 def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:
@@ -223,9 +220,9 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     for candidate in candidates:
         if len(contenders) < CONTENDERS:
             contenders.setdefault((candidate.same, candidate.prompts), candidate)
-    promise = _promising(case, contenders.values(), _about)
-    near = [candidate for rate, candidate in promise if rate >= promise[0][0] * (1 - NEAR)][:PROMISING]
-    promise = _promising(case, near, _closer) + promise
+    promise = _promising(case, contenders.values(), closer=False)
+    near = [candidate for rate, candidate in promise if rate >= promise[0][0] * (1 - NEAR)][:CLOSER]
+    promise = _promising(case, near, closer=True) + promise
     chosen: dict[object, Candidate] = {}
     for _, candidate in sorted(promise, key=lambda one: -one[0]):
         chosen.setdefault(candidate.same, candidate)
@@ -239,13 +236,13 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     return [candidate for _, _, candidate in found]
 
 
-def _promising(case: Case, candidates: Collection[Candidate], about: _Batches) -> list[tuple[float, Candidate]]:
+def _promising(case: Case, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate with batches about its own, the best first."""
-    found = [one for mode in (AGGREGATED, DISAGGREGATED) for one in _peaks(case, mode, candidates, about)]
+    found = [one for mode in (AGGREGATED, DISAGGREGATED) for one in _peaks(case, mode, candidates, closer=closer)]
     return sorted(found, key=lambda one: -one[0])
 
 
-def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], about: _Batches) -> list[tuple[float, Candidate]]:
+def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate of a mode about its batch, with any chunk, from one evaluation."""
     chosen = [candidate for candidate in candidates if candidate.mode == mode]
     if not chosen:
@@ -253,8 +250,9 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], about: _Batch
     layout = stacked([candidate.layout for candidate in chosen])
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
-    whole = about(np.array([candidate.batch for candidate in chosen], dtype=np.float64)[:, None], unit)
-    batch = _with_less(whole, unit) if about is _closer else whole
+    middle = np.array([candidate.batch for candidate in chosen], dtype=np.float64)[:, None]
+    whole = _closer(middle, unit) if closer else _about(middle, unit)
+    batch = _with_less(whole, unit) if closer else whole
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
     given["drafting"] = case.drafting
     if mode == AGGREGATED:
