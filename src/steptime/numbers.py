@@ -47,16 +47,18 @@ def whole(name: str, value: Given, *, least: float = 1, most: float = MOST_TOKEN
     """
     found, low, high = _ends(name, value)
     checked: Given = _within(name, (found, low, high), least, most, unit)
-    bounds = f"{name} must be a whole number of at least {_bound(least, unit)}"
     if np.ndim(found) == 0:
         if high != int(high):
-            raise RangeError(f"{bounds}, not {shown(high)}")
+            raise _broken(name, least, unit, high)
         number: Any = int(high)
         checked = number
     elif found.dtype.kind == "f" and not np.array_equal(np.floor(found), found):
-        broken = found[np.floor(found) != found].flat[0]
-        raise RangeError(f"{bounds}, not {shown(broken.item())}")
+        raise _broken(name, least, unit, found[np.floor(found) != found].flat[0].item())
     return checked
+
+
+def _broken(name: str, least: float, unit: str, value: float) -> RangeError:
+    return RangeError(f"{name} must be a whole number of at least {_bound(least, unit)}, not {shown(value)}")
 
 
 def positive(name: str, value: Given, unit: str = "", *, least: float = 0.0, most: float = LARGEST) -> Given:
@@ -201,7 +203,10 @@ def some(value: Number) -> bool:
     >>> some(0.0), some(np.array([0.0, 2.0]))
     (False, True)
     """
-    return value != 0 if type(value) is float else bool(np.logical_or.reduce(value, axis=None))
+    if type(value) is float:
+        return value != 0
+    array = np.asarray(value)
+    return array.size > 0 and (bool(array.item(0)) or bool(array.any()))  # the first mostly tells
 
 
 def of_each(function: Callable[[float], float], values: Number) -> Array:

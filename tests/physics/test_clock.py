@@ -10,14 +10,22 @@ from steptime.physics.clock import Clock, Entry, accumulate
 
 def test_a_clock_adds_up_its_entries():
     clock = Clock(explained=True)
-    clock.record(Entry(term="a", name="one", seconds=3.0), {"compute": 1.0, "weights": 2.0}, {"compute": 2.5, "memory": 2.0})
-    clock.record(Entry(term="b", name="two", seconds=4.0), {"kv": 4.0}, {"memory": 4.0})
-    clock.record(Entry(term="a", name="three", seconds=0.5), {"compute": 0.5}, {"compute": 0.5})
+    clock.record("a", 3.0, {"compute": 1.0, "weights": 2.0}, {"compute": 2.5, "memory": 2.0}, name="one")
+    clock.record("b", 4.0, {"kv": 4.0}, {"memory": 4.0}, name="two")
+    clock.record("a", 0.5, {"compute": 0.5}, {"compute": 0.5}, name="three")
     assert clock.total == 7.5
     assert clock.terms == {"a": 3.5, "b": 4.0}
     assert clock.resources == {"compute": 1.5, "weights": 2.0, "kv": 4.0}
     assert clock.busy == {"compute": 3.0, "memory": 6.0}
     assert [entry.name for entry in clock.entries] == ["one", "two", "three"]
+
+
+def test_a_clock_without_parts_keeps_the_sums():
+    clock = Clock(parts=False)
+    clock.record("a", 3.0, {"compute": 3.0}, {"compute": 2.5, "memory": 2.0}, name="one")
+    clock.wait("layer", 3, 0.25)
+    assert (clock.total, clock.busy) == (3.75, {"compute": 2.5, "memory": 2.0, "overhead": 0.75})
+    assert (clock.terms, clock.resources, clock.entries) == ({}, {}, [])
 
 
 def test_an_overhead_is_waited_for_and_busy():

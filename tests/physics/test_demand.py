@@ -13,6 +13,7 @@ import steptime as st
 from steptime.machines.formats import number_format
 from steptime.models.model import Attention, Layer
 from steptime.physics.demand import (
+    Pass,
     Work,
     attention_demands,
     busiest,
@@ -98,7 +99,7 @@ def test_sequences_of_the_busiest_group_and_micro_batch(batch, layout, most):
 
 def demand(op, layout=None, system=None, on=None, **given):
     layout = layout or Layout()
-    return operator_demand(op, work(layout, **given), system or machine(), layout, on or engine())
+    return operator_demand(op, Pass(work(layout, **given), system or machine(), layout, on or engine()))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,14 @@ def test_the_smaller_over_the_larger_to_a_power():
     assert smaller_power(1.0, 2.0, 4) == pytest.approx(0.0625)
     assert smaller_power(2.0, 1.0, np.array([4.0])) == pytest.approx(0.0625)
     assert smaller_power(0.0, 0.0, 4) == 0
-    assert (root(81.0, 4), root(9.0, 2)) == (3, 3)
+    assert (root(81.0, 4), root(9.0, 2)) == (pytest.approx(3), pytest.approx(3))
+
+
+@pytest.mark.parametrize("norm", [1, 1.25, 1.5, 2, 2.5, 3.0, 4.5, 7])
+def test_short_ways_to_a_power_are_the_power(norm):
+    ratios = np.array([0.0, 1e-9, 0.3, 1.0])
+    np.testing.assert_allclose(smaller_power(ratios, 1.0, norm), ratios**norm, rtol=1e-12)
+    np.testing.assert_allclose(root(1 + ratios, norm), (1 + ratios) ** (1 / norm), rtol=1e-14)
 
 
 def test_a_norm_has_a_short_way_only_as_one_number():

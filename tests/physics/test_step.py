@@ -239,6 +239,16 @@ def test_engines_of_many_constants_at_once(constant, values):
         assert {k: v[i] for k, v in together.resources.items() if v[i] > 1e-15} == pytest.approx(resources(alone))
 
 
+@pytest.mark.parametrize("name", ["ideal", "vllm"])
+def test_a_step_without_parts_takes_as_long(name):
+    layout = stacked([Layout(tp=8), Layout(dp=8, ep=8), Layout(dp=4, ep=4, pp=2, microbatches=2)])
+    given = {"batch": 64, "context": 3000, "prompts": 2, "tokens": 512, "layout": layout, "engine": name}
+    whole, bare = (mixed_step("deepseek-v3", "hgx-h200", **given, parts=parts) for parts in (True, False))
+    for figure in ("lower", "total", "upper", "latency"):
+        np.testing.assert_allclose(getattr(bare, figure), getattr(whole, figure), rtol=1e-12)
+    assert (bare.terms, bare.resources) == ({}, {})
+
+
 def test_the_bound_is_the_largest_resource_of_each_point():
     step = decode(batch=np.array([1, 1000, 1000]), context=np.array([1, 1, 100_000]))
     assert step.bound.tolist() == ["weights", "compute", "kv"]

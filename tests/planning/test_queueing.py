@@ -229,6 +229,19 @@ def test_laws_of_steps_of_many_slots(slots, more):
     assert np.all(found.quiet >= np.maximum(1 - load, 0))  # fewest where no two chunks share a step
 
 
+@pytest.mark.parametrize(("slots", "chunks", "more"), [(2, 1, 0.0), (8, 4, 0.001), (48, 1, 0.002), (72, 64, 0.0)])
+def test_slow_steps_are_where_their_equation_holds(slots, chunks, more):
+    """The equation of `reading`'s docstring, written out: both of its sides agree at the share that is found."""
+    load, decode, first = np.geomspace(1e-4, 0.9, 40) * slots, 0.01, 0.03
+    found = reading(load, slots, chunks, decode, first, more)
+    slow, power = found.slow, 1 / (slots**2 * chunks)
+    full = load * slow / (slots * found.seconds)
+    rate = load / (chunks * found.seconds)
+    odds = np.exp(slots * full) / (1 - full ** (slots + 1)) - 1
+    started = ((1 - np.exp(-rate * decode)) / (1 - np.exp(-rate * slow))) ** (1 - power) * (decode / slow) ** power
+    np.testing.assert_allclose(found.quiet, 1 / (1 + odds * started), rtol=1e-5, atol=1e-12)
+
+
 def test_where_steps_last_alike_utilisation_is_the_load_of_a_slot():
     """t0 = t1: a step brings a chunks for c slots."""
     found = reading(np.array([0.5, 4.0, 6.0]), 8, 3, 0.05, 0.05, 0.0)

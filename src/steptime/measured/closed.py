@@ -108,7 +108,7 @@ def closed_loop(
             tpot=own, ttft=nothing, ttft_median=nothing, running=np.asarray(running), decode=decode, own=np.ones_like(own)
         )
     given: dict[str, Any] = {"prompts": layout.dp, "drafts": drafts, "layout": layout, "engine": engine}
-    alone = drafted_step(model, system, tokens=input_tokens, **given).total
+    alone = drafted_step(model, system, tokens=input_tokens, **given, parts=False).total
     chunks = _chunks(input_tokens, engine)
     beside = drafted_step(
         model,
@@ -118,6 +118,7 @@ def closed_loop(
         batch=running,
         context=context,
         **given,
+        parts=False,
     )
     first = np.asarray(engine.scheduler.prefill_first) > 0.5
     prefill, read = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from steptime.numbers import Number
 from steptime.physics.demand import Demand
@@ -42,36 +43,37 @@ class Entry:
 class Clock:
     """Sums of one part of a pass for one micro-batch: seconds by term and by resource, and busy seconds of each resource.
 
-    `entries` are the lines behind the sums, kept where they are to be `explained`.
+    `entries` are the lines behind the sums, kept where they are to be `explained`; terms and resources are left out where
+    `parts` are not asked for, which takes half of the time.
     """
 
-    def __init__(self, *, explained: bool = False) -> None:
+    def __init__(self, *, explained: bool = False, parts: bool = True) -> None:
         self.terms: dict[str, Number] = {}
         self.resources: dict[str, Number] = {}
         self.busy: dict[str, Number] = {}
         self.total: Number = 0.0
-        self.explained = explained
+        self.explained, self.parts = explained, parts
         self.entries: list[Entry] = []
 
     def add(self, terms: Mapping[str, Number], blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
         """Add seconds by term; `blame` divides them among resources, `busy` is how long each resource works [s]."""
-        accumulate(self.terms, terms)
         for seconds in terms.values():
             self.total = self.total + seconds
-        accumulate(self.resources, blame)
         accumulate(self.busy, busy)
+        if self.parts:
+            accumulate(self.terms, terms)
+            accumulate(self.resources, blame)
 
-    def record(self, entry: Entry, blame: Mapping[str, Number], busy: Mapping[str, Number]) -> None:
-        """Add the seconds of an entry, as `add` does."""
-        self.add({entry.term: entry.seconds}, blame, busy)
+    def record(self, term: str, seconds: Number, blame: Mapping[str, Number], busy: Mapping[str, Number], **line: Any) -> None:
+        """Add the seconds of a term, as `add` does; `line`: what else its entry holds."""
+        self.add({term: seconds}, blame, busy)
         if self.explained:
-            self.entries.append(entry)
+            self.entries.append(Entry(term=term, seconds=seconds, **line))
 
     def wait(self, name: str, count: Number, each: Number) -> None:
         """Add an overhead of the engine: `count` times `each` [s]."""
         seconds = count * each
-        entry = Entry(term="overhead", name=name, seconds=seconds, count=count, each=each)
-        self.record(entry, {"overhead": seconds}, {"overhead": seconds})
+        self.record("overhead", seconds, {"overhead": seconds}, {"overhead": seconds}, name=name, count=count, each=each)
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:

@@ -9,7 +9,7 @@ from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op
 from steptime.numbers import Number, some
 from steptime.physics import network
-from steptime.physics.clock import Clock, Entry
+from steptime.physics.clock import Clock
 from steptime.physics.demand import Work, ledger
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, ways_of
@@ -88,8 +88,8 @@ def run_collective(
     if some(engine.overheads.seconds_per_collective):
         blame["overhead"] = traffic.calls * engine.overheads.seconds_per_collective
         waiting = waiting + blame["overhead"]
-    entry = Entry(term=term, name=name, seconds=moving + waiting, count=count, traffic=traffic, at_once=pipelined)
-    clock.record(entry, blame, {**busy, "latency": waiting})
+    line = {"name": name, "count": count, "traffic": traffic, "at_once": pipelined}
+    clock.record(term, moving + waiting, blame, {**busy, "latency": waiting}, **line)
 
 
 def _all_reduce(
@@ -131,11 +131,12 @@ def _run_exchange(
     gathered = None
     if np.any(sharing > 1):
         rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
-        gathered = network.all_gather(system, sharing, rows * model.width)
+        gathered = network.all_gather(system, sharing, rows * model.width) * count
+    per_byte = per_byte * count
     for term, value_bytes in (
         ("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))),
         ("combine", ACTIVATION_BYTES),
     ):
-        run_collective(clock, term, per_byte.resized(value_bytes) * count, system, engine, count=count, pipelined=True)
+        run_collective(clock, term, per_byte.resized(value_bytes), system, engine, count=count, pipelined=True)
         if gathered is not None:
-            run_collective(clock, term, gathered.resized(value_bytes) * count, system, engine, name=SHARED, count=count)
+            run_collective(clock, term, gathered.resized(value_bytes), system, engine, name=SHARED, count=count)

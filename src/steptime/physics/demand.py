@@ -162,12 +162,43 @@ class Demand:
     memory_efficiency: Number = 1.0
 
 
-def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: Engine, *, instances: int = 1) -> Demand:
+class Pass:
+    """The work of one micro-batch on a chip, and what its operators have in common: each of it is found once.
+
+    rows; logits [rows]; compute, memory: shares of the data sheet that plain products reach.
+    """
+
+    def __init__(self, work: Work, system: System, layout: Layout, engine: Engine) -> None:
+        self.work, self.system, self.layout, self.engine = work, system, layout, engine
+        self.rows, self.logits = work.decode + work.prefill, work.logits
+        self.compute = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
+        self.memory = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
+        self.fills = some(engine.kernels.fill_bytes)
+        self._rates: dict[tuple[str, ...], tuple[tuple[str, ...], Any]] = {}
+        self._ways: dict[tuple[str, float], Number] = {}
+
+    def rate(self, stored: tuple[str, ...]) -> tuple[tuple[str, ...], Any]:
+        """Return the arithmetic in which weights of the arithmetic `stored` are multiplied, and its peak rate [FLOP/s]."""
+        if stored not in self._rates:
+            peak = self.system.chip.peak
+            computed = arithmetic_of(self.engine.arithmetic, WEIGHTS, stored, peak)
+            self._rates[stored] = computed, peak_rate(peak, computed)
+        return self._rates[stored]
+
+    def ways(self, op: Op) -> Number:
+        """Return the ways that the weights of an operator are divided."""
+        key = op.split, op.split_limit
+        if key not in self._ways:
+            self._ways[key] = weight_ways(op, self.layout)
+        return self._ways[key]
+
+
+def operator_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
     """Return what an operator with weights asks of the busiest chip for one micro-batch; it stands for so many `instances`."""
-    computed = arithmetic_of(engine.arithmetic, WEIGHTS, op.format.arithmetic, system.chip.peak)
-    peak = peak_rate(system.chip.peak, computed)
+    work, system, layout, engine = of.work, of.system, of.layout, of.engine
+    computed, peak = of.rate(op.format.arithmetic)
     if op.rows in ("none", "lookup"):
-        looked_up = 0.0 if op.rows == "none" else (work.decode + work.prefill) * op.outputs * ACTIVATION_BYTES / layout.group
+        looked_up = 0.0 if op.rows == "none" else of.rows * op.outputs * ACTIVATION_BYTES / layout.group
         return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
     if op.rows == "routed":
         slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
@@ -187,25 +218,24 @@ def operator_demand(op: Op, work: Work, system: System, layout: Layout, engine: 
         weights: Number = touched * op.weights
         efficiency, reading = engine.kernels.expert_efficiency, engine.kernels.expert_memory_efficiency
     else:
-        sharing, weights = weight_ways(op, layout), op.weights
-        efficiency = engine.kernels.compute_efficiency * chip_factor(system, "compute", engine)
-        reading = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
+        sharing, weights = of.ways(op), op.weights
+        efficiency, reading = of.compute, of.memory
         reading = reading * engine.kernels.narrow_efficiency if op.format.bytes < NARROW else reading
-        rows = work.logits if op.rows == "outputs" else work.decode + work.prefill
+        rows = of.logits if op.rows == "outputs" else of.rows
     if op.format.bytes < NARROW and computed[0] in UNPACKED:
         reading = np.minimum(reading, engine.kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
     if computed[0] == "fp4" and "fp4" in system.chip.peak:
         efficiency = efficiency * engine.kernels.fp4_efficiency
     if computed[0] == "fp8" and "fp4" in system.chip.peak and in_blocks(op):
         efficiency = efficiency * engine.kernels.block_efficiency
-    if some(engine.kernels.fill_bytes):
+    if of.fills:
         efficiency = efficiency / (
             1 + engine.kernels.fill_bytes * shortness(op, sharing, instances) / ROW_BYTES.get(computed[0], 2)
         )
     activations: Number = 0.0
     if some(engine.kernels.activation_traffic):
-        activations = rows * moved_values(op, sharing, instances) * ACTIVATION_BYTES * engine.kernels.activation_traffic
-    flops, weights = rows * op.flops_per_row / sharing, weights * op.format.bytes / sharing
+        activations = rows * (moved_values(op, sharing, instances) * ACTIVATION_BYTES * engine.kernels.activation_traffic)
+    flops, weights = rows * (op.flops_per_row / sharing), weights * (op.format.bytes / sharing)
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
 

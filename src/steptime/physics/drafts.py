@@ -65,20 +65,21 @@ def drafted_step(
     layout: Layout,
     engine: Engine,
     apart: bool = True,
+    parts: bool = True,
 ) -> Step:
     """Return the time of a step that verifies and makes `drafts` tokens for each sequence; the rest is as of `mixed_step`.
 
     A model without layers of its own that draft verifies drafts that come from elsewhere, in no time. apart: whether the time
-    of draft passes is a term of its own, or is added to the terms of the model.
+    of draft passes is a term of its own, or is added to the terms of the model. parts: whether there are terms at all.
     """
     given: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
-    step = mixed_step(model, system, **given, query=drafts + 1, layout=layout, engine=engine)
-    passes = draft_passes(model, system, given, drafts=drafts, layout=layout, engine=engine)
+    step = mixed_step(model, system, **given, query=drafts + 1, layout=layout, engine=engine, parts=parts)
+    passes = draft_passes(model, system, given, drafts=drafts, layout=layout, engine=engine, parts=parts)
     return following(step, passes, TERM if apart else None) if passes else step
 
 
 def draft_passes(
-    model: Model, system: System, given: dict[str, Any], *, drafts: int, layout: Layout, engine: Engine
+    model: Model, system: System, given: dict[str, Any], *, drafts: int, layout: Layout, engine: Engine, parts: bool = True
 ) -> list[tuple[float, Step]]:
     """Return the passes of the draft layers in a step, with how many there are of each; given: of `mixed_step`."""
     if not drafts or not model.draft:
@@ -92,7 +93,7 @@ def draft_passes(
 
     def passed(**asked: Any) -> Step:
         each = {name: asked[name] / turns for name in ("batch", "prompts") if name in asked}
-        return times(mixed_step(small, system, **asked | each, layout=one_stage, engine=bare), turns)
+        return times(mixed_step(small, system, **asked | each, layout=one_stage, engine=bare, parts=parts), turns)
 
     decodes, reads = bool(np.any(np.asarray(given["batch"]) > 0)), bool(np.any(np.asarray(given["prompts"]) > 0))
     found = [(1.0, passed(**given))] if reads else []

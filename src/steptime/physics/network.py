@@ -149,7 +149,7 @@ def exchange(
             else distinct_hit(experts, active, groups)
         )
         away = np.where(here > 1, (groups - 1) / groups, 0.0)
-        busy.append(tokens * hit * away * token_bytes / domain.link.bandwidth)
+        busy.append(tokens * (hit * away * token_bytes / domain.link.bandwidth))
         latency = latency + messages(domain.link, here) * domain.link.latency
         groups = groups / here
     return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.demand import (
     Demand,
     Ledger,
+    Pass,
     Work,
     attention_demands,
     chip_factor,
@@ -24,7 +24,7 @@ from steptime.physics.demand import (
 )
 from steptime.physics.engine import Engine, constant
 from steptime.physics.layout import Layout
-from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, root, smaller_power
+from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, overlap, root, smaller_power
 
 AT_ONCE = 1 << 15  # seconds of operators that are joined at once: about what a core keeps in cache
 
@@ -46,8 +46,8 @@ class Operator:
 
 def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
-    demand = partial(operator_demand, work=work, system=system, layout=layout, engine=engine)
-    operators = [Operator(op.term, op.name, demand(op, instances=n), instances=n) for op, n in found.layers]
+    of = Pass(work, system, layout, engine)
+    operators = [Operator(op.term, op.name, operator_demand(op, of, instances=n), instances=n) for op, n in found.layers]
     for mixer, n in found.mixers:
         phases = attention_demands(mixer, work, system, layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
@@ -60,8 +60,8 @@ def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: Sy
 
 def run_stem(clock: Clock, found: Ledger, work: Work, system: System, layout: Layout, engine: Engine) -> None:
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
-    demand = partial(operator_demand, work=work, system=system, layout=layout, engine=engine)
-    run(clock, [Operator(op.term, op.name, demand(op)) for op in found.stem if op.rows != "none"], system, engine)
+    of = Pass(work, system, layout, engine)
+    run(clock, [Operator(op.term, op.name, operator_demand(op, of)) for op in found.stem if op.rows != "none"], system, engine)
     if some(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if some(engine.overheads.seconds_per_sequence):
@@ -120,6 +120,10 @@ def _run(
     norm: Number,
 ) -> None:
     """Add operators whose arithmetic and traffic take `compute` and `memory` [s], a row each."""
+    busy = {"compute": _sum(compute), "memory": _sum(memory)}
+    if not clock.parts:
+        clock.add({"": _sum(np.asarray(overlap(compute, memory, norm)))}, {}, busy)
+        return
     parts: list[Array] = [np.asarray(part) for part in overlapped(compute, memory, norm)]
     seconds, to_compute, to_memory = parts
     terms: dict[str, Number] = {}
@@ -129,7 +133,7 @@ def _run(
         for what, part in delivered.items():
             share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
             accumulate(blame, {what: to_memory[row]}, share)
-    clock.add(terms, blame, {"compute": _sum(compute), "memory": _sum(memory)})
+    clock.add(terms, blame, busy)
     if clock.explained:
         clock.entries += [
             Entry(

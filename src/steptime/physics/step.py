@@ -122,15 +122,23 @@ def _worded(name: str) -> str:
 
 
 def _evaluate(
-    model: Model, system: System, layout: Layout, engine: Engine, work: Work, *, merged: bool | None = None
+    model: Model,
+    system: System,
+    layout: Layout,
+    engine: Engine,
+    work: Work,
+    *,
+    merged: bool | None = None,
+    parts: bool = True,
 ) -> tuple[Step, list[Entry]]:
     """Return the step of one micro-batch's work, cycled over micro-batches and stages, and the entries that add up to it.
 
-    merged: whether operators that take the same time together as apart are joined; by default where that is exact.
+    merged: whether operators that take the same time together as apart are joined; by default where that is exact. parts:
+    whether the step has terms and resources.
     """
     alike = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
     found = ledger(model, merged=alike if merged is None else merged)
-    layers, stem, links, hops = (Clock(explained=merged is not None) for _ in range(4))
+    layers, stem, links, hops = (Clock(explained=merged is not None, parts=parts) for _ in range(4))
     run_layers(layers, found, model, work, system, layout, engine)
     run_stem(stem, found, work, system, layout, engine)
     run_network(links, model, work, system, layout, engine)
@@ -178,6 +186,7 @@ def mixed_step(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
+    parts: bool = True,
 ) -> Step:
     """Return the time of a step that decodes `batch` sequences and prefills `prompts` chunks beside them.
 
@@ -185,7 +194,8 @@ def mixed_step(
     each] after prefix [cached tokens each]. All numbers and the fields of layout may be arrays that broadcast.
     The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
     `uncertainty.step_range` says how sure the time of a real one is. anchor: one's own runs (`st.load_anchor`).
-    model and system may be named, as for `load_model` and `load_system`.
+    model and system may be named, as for `load_model` and `load_system`. parts: whether the step has terms and resources, too;
+    without them it takes half as long.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
     model, system = model_of(model), system_of(system)
@@ -196,8 +206,8 @@ def mixed_step(
     arrays = _checked(inputs, Layout() if layout is None else layout)
     blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
-        return _one_block(model, system, runs_on, arrays)
-    return _filled(model, system, runs_on, arrays, blocks)
+        return _one_block(model, system, runs_on, arrays, parts=parts)
+    return _filled(model, system, runs_on, arrays, blocks, parts=parts)
 
 
 def ledger_of_step(
@@ -231,16 +241,18 @@ def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
     return {name: np.asarray(value) for name, value in given.items()}
 
 
-def _filled(model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]]) -> Step:
+def _filled(
+    model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]], *, parts: bool
+) -> Step:
     """Return the steps of blocks as one, along the axis that was cut; constants of an engine may have axes before it."""
-    parts = parts_of(blocks)
-    whole = {name: Whole(parts[-1].stop, axis=-max(a.ndim for a in arrays.values())) for name in ("terms", "resources", "")}
+    places = parts_of(blocks)
+    whole = {name: Whole(places[-1].stop, axis=-max(a.ndim for a in arrays.values())) for name in ("terms", "resources", "")}
 
     def fill(number: int) -> tuple[list[str], list[str]]:
-        step = _one_block(model, system, engine, blocks[number])
-        whole["terms"].put(parts[number], step.terms)
-        whole["resources"].put(parts[number], step.resources)
-        whole[""].put(parts[number], {name: getattr(step, name) for name in TIMES})
+        step = _one_block(model, system, engine, blocks[number], parts=parts)
+        whole["terms"].put(places[number], step.terms)
+        whole["resources"].put(places[number], step.resources)
+        whole[""].put(places[number], {name: getattr(step, name) for name in TIMES})
         return list(step.terms), list(step.resources)
 
     orders = in_threads(fill, range(len(blocks)))
@@ -252,19 +264,19 @@ def _filled(model: Model, system: System, engine: Engine, arrays: dict[str, Any]
     )
 
 
-def _one_block(model: Model, system: System, engine: Engine, given: dict[str, Any]) -> Step:
-    return _one_layout(model, system, engine, given)[0]
+def _one_block(model: Model, system: System, engine: Engine, given: dict[str, Any], *, parts: bool) -> Step:
+    return _one_layout(model, system, engine, given, parts=parts)[0]
 
 
 def _one_layout(
-    model: Model, system: System, engine: Engine, given: dict[str, Any], *, merged: bool | None = None
+    model: Model, system: System, engine: Engine, given: dict[str, Any], *, merged: bool | None = None, parts: bool = True
 ) -> tuple[Step, list[Entry]]:
     layout = Layout(**{name: given[name] for name in NAMES})
     check_rules(layout, model, system)
     layout = Layout(**{name: given[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
-    step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged)
+    step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged, parts=parts)
     for read in tower_passes(model.media, given, layout):
-        took, more = _evaluate(read.model, system, read.layout, engine, read.work, merged=merged)
+        took, more = _evaluate(read.model, system, read.layout, engine, read.work, merged=merged, parts=parts)
         step, entries = following(step, [(read.share, took)], read.term), entries + read.entries(more)
     return step, entries
 

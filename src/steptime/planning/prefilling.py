@@ -31,7 +31,7 @@ class Prefill:
 
     time of a pass by its prompts, up to `seats`; late: how much longer a prompt is under way than a pass takes, through the
     stages of a pipeline, over the pass; rate of full passes [requests/s]; most_utilised: the highest utilisation within the
-    limit [share]; memory of a chip [B]; step: a full pass.
+    limit [share]; memory of a chip [B]; step: a full pass, of a single pool with terms and resources.
     """
 
     time: PassTime
@@ -96,8 +96,12 @@ def prefill_pool(
     given: dict[str, Any] = {
         "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip
-    step = drafted_step(model, system, prompts=seats, **given)
-    time = _pass_time(lambda prompts: drafted_step(model, system, prompts=prompts, **given).total, step.total, layout.dp, seats)
+    step = drafted_step(model, system, prompts=seats, **given, parts=np.ndim(seats) == 0)
+
+    def total(prompts: Number) -> Array:
+        return drafted_step(model, system, prompts=prompts, **given, parts=False).total
+
+    time = _pass_time(total, step.total, layout.dp, seats)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,

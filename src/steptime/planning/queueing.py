@@ -8,13 +8,17 @@ import numpy as np
 
 from steptime.numbers import Array, Number
 
-ROUNDS = 12  # of the fixed point of slow steps: it halves its error in each
+ROUNDS = 12  # of the fixed point of steps that read one prompt at once: it halves its error in each
+SECANTS = (
+    6  # evaluations for that of steps that read in several slots, which end within 1e-8 of it, or 1e-4 of one in a thousand
+)
 STEPS = 5  # of the fixed point of passes, of two each, at most
 SETTLED = 1e-9  # change of the passes that is none
 FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
 SERVERS_EXPONENT = 1.2102  # of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to its exact values within 0.9 %
 LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
 MANY = 16  # replicas beyond which streams that are dealt out to them are as even as they get
+FACTORIALS = np.cumprod(np.maximum(np.arange(MANY + 1.0), 1.0))
 
 
 def queue_wait(service: Number, utilisation: Number, servers: Number = 1) -> Number:
@@ -40,7 +44,9 @@ def queue_share(utilisation: Number, servers: Number) -> Array:
     (1.0, 0.384)
     """
     used = np.clip(utilisation, 0.0, FULL)
-    found: Array = np.power(used, 1 + SERVERS_EXPONENT * (np.sqrt(servers) - 1)) / (servers * (1 - used))
+    exponent = 1 + SERVERS_EXPONENT * (np.sqrt(servers) - 1)
+    busy = np.exp(exponent * np.log(np.maximum(used, 1e-300)))  # half as long as a power takes
+    found: Array = busy / (servers * (1 - used))
     return found
 
 
@@ -236,17 +242,18 @@ def none_of(expected: Number, replicas: Number) -> tuple[Array, Array]:
     >>> [round(float(x), 4) for x in none_of(0.5, 1)], [round(float(x), 4) for x in none_of(0.5, 8)]
     ([0.6065, 0.9098], [0.9489, 0.9786])
     """
-    count = np.minimum(np.asarray(replicas, dtype=np.float64), MANY)
-    mean = np.maximum(expected * count, 1e-300)
-    term = np.exp(-mean)  # of none, of one, of two, ...
-    most = int(np.max(count))
+    count = np.minimum(np.asarray(replicas, dtype=np.int64), MANY)
+    mean = np.clip(expected * count, 1e-300, 700.0)  # of more, none is as unlikely
+    none = np.exp(-mean)
+    most = int(np.max(count, initial=1))
     if most == 1:
-        return np.maximum(term, 1e-250), term * (1 + mean)
-    below, last = np.zeros(np.shape(mean)), np.zeros(np.shape(mean))
-    for number in range(most + 1):
-        below += term * (number < count)
-        last += term * (number == count)
-        term = term * (mean / (number + 1))
+        return np.maximum(none, 1e-250), none * (1 + mean)
+    below = np.zeros(np.shape(mean))
+    for number in range(most - 1, -1, -1):  # Horner's: 1 + m (1 + m/2 (1 + m/3 ...)), as far as a row's count goes
+        below *= mean / (number + 1)
+        below += number < count
+    last = np.exp(count * np.log(mean) - mean) / FACTORIALS[count]
+    below *= none
     return np.maximum(below, 1e-250), below + last
 
 
@@ -293,11 +300,11 @@ def read_beside(
     share = seen
     for _ in range(ROUNDS):
         rate = others / (steps * (decode + seen * (slow - decode)))
-        used = np.minimum(rate * chunks * slow, FULL)
+        used = np.clip(rate * chunks * slow, 1e-300, FULL)
         share = np.minimum(rate * chunks * decode / np.maximum(1 - rate * chunks * (slow - decode), 1e-9), 1.0)
         left = used / 2 * queue_share(used, replicas)
-        came = np.power(used, dealt)
-        extra = chunks * (came + left - (used / 2 + left) * share / np.maximum(used, 1e-300))
+        came = np.exp(dealt * np.log(used))
+        extra = chunks * (came + left - (used / 2 + left) * share / used)
         seen = (seen + np.clip((others * chunks + extra) / steps, 0.0, 1.0)) / 2
     return seen, np.asarray(share)
 
@@ -345,21 +352,7 @@ def reading(
     slots = np.asarray(slots, dtype=np.float64)
     given = np.asarray(load, dtype=np.float64)
     load = np.clip(given, 1e-12, FULL * slots)  # beyond it the queue grows, and all slots are busy
-    power = 1 / (np.square(slots) * chunks)
-    slow_share = np.broadcast_to(
-        load / np.maximum(load, 1.0), np.broadcast_shapes(*map(np.shape, (load, slots, chunks, first)))
-    )
-    for _ in range(ROUNDS):
-        slow = first + more * (np.maximum(load / slow_share, 1.0) - 1)
-        seconds = decode + slow_share * (slow - decode)
-        full = np.minimum(load * slow / (slots * seconds), FULL)
-        rate = load / (chunks * seconds)
-        odds = np.expm1(np.minimum(slots * full - np.log1p(-np.power(full, slots + 1)), 700.0))
-        odds = np.where(slots > 1, odds, full / (1 - full))
-        starts = np.power(np.expm1(-rate * decode) / np.expm1(-rate * slow), 1 - power) * np.power(decode / slow, power)
-        odds = odds * starts
-        slow_share = (slow_share + odds / (1 + odds)) / 2
-    slow_share = np.where(slots > 1, slow_share, load)
+    slow_share = _slow_share(load, slots, chunks, decode, first, more)
     reads = np.maximum(load / slow_share, 1.0)
     slow = first + more * (reads - 1)
     seconds = decode + slow_share * (slow - decode)
@@ -379,6 +372,45 @@ def reading(
         wait=np.where(utilisation < 1, wait, np.inf),
         service=chunks * beside,
     )
+
+
+def _slow_share(*given: Number) -> Array:
+    """Return the share of steps that read, by load, slots, chunks, decode, first, more of `reading`: the load of one slot."""
+    every = np.broadcast_arrays(*given)
+    found: Array = every[0].copy()
+    several = every[1] > 1
+    if np.any(several):
+        found[several] = _settled(*(one[several] for one in every))
+    return found
+
+
+def _settled(load: Array, slots: Array, chunks: Array, decode: Array, first: Array, more: Array) -> Array:
+    """Return the share of steps that read, where more than one slot can: the fixed point of `reading`, by secants."""
+    power = 1 / (np.square(slots) * chunks)
+
+    def excess(share: Array) -> Array:
+        """Return how far above a share the one lies that follows from it."""
+        slow = first + more * (np.maximum(load / share, 1.0) - 1)
+        seconds = decode + share * (slow - decode)
+        full = np.minimum(load * slow / (slots * seconds), FULL)
+        rate = load / (chunks * seconds)
+        odds = np.expm1(np.minimum(slots * full - np.log(1 - np.exp((slots + 1) * np.log(full))), 700.0))
+        starts = np.expm1(-rate * decode) / np.expm1(-rate * slow)
+        odds = odds * np.exp((1 - power) * np.log(starts) + power * np.log(decode / slow))
+        found: Array = odds / (1 + odds) - share
+        return found
+
+    before = -np.expm1(-load)
+    fell = excess(before)
+    share = before + fell / 2
+    for _ in range(SECANTS - 1):
+        off = excess(share)
+        bend = off - fell
+        step = off * (share - before) / np.where(np.abs(bend) > 1e-300, bend, np.inf)
+        ahead = share - step
+        sound = (ahead > 0) & (ahead <= 1) & (np.abs(step) <= 2 * np.abs(off))
+        before, fell, share = share, off, np.where(sound, ahead, share + off / 2)
+    return share
 
 
 def highest_utilisation(

@@ -53,7 +53,8 @@ class State:
     tpot, ttft [s]; rate [requests/s of the replica, were as many in flight as the batch]; utilisation: share of time in which
     prompts are read or wait; quiet: share of steps that read none; input_share of the chips' time [share]; seats [sequences]
     that a replica has room for; growing: share of a step that grows with the batch; memory of a chip [B] with those seats;
-    lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with prompt chunks, of which a mixed one has `reads`.
+    lower, upper: bounds of tpot [s]; decode, mixed: the steps without and with prompt chunks, of which a mixed one has `reads`
+    (and terms and resources where there is one point alone).
     """
 
     tpot: Array
@@ -151,12 +152,18 @@ def aggregated(
 
     def slow(reads: Number) -> Step:
         prefix = longest_prefix(workload, tokens, reads)
-        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **given)
+        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **given, parts=np.ndim(coming) == 0)
 
     def beside(read: Step) -> tuple[Array, Array]:
         """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
-        found, share = read_beside(others, steps, chunks, alone.total, read.total, replicas=layout.replicas)
-        return found, np.where(np.asarray(slots) > 1, coming, share)
+        times: list[Any] = [others, steps, chunks, alone.total, read.total, layout.replicas, slots, coming]
+        *some, at_once, load = np.broadcast_arrays(*times)
+        one = at_once <= 1
+        seen, load = np.ones(load.shape), load.copy()
+        if np.any(one):
+            *given, replicas = (x[one] for x in some)
+            seen[one], load[one] = read_beside(*given, replicas=replicas)
+        return seen, load
 
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(coming / -np.expm1(-coming), 1.0, slots)

@@ -218,7 +218,7 @@ def _knots(most: int, dense: int = 64) -> Any:
 def _decode(model: Model, system: System, given: Any, most: int, contexts: Any) -> tuple[Any, Any]:
     """Lines through decode steps: seconds at no context, and seconds per token of context in all, by batch."""
     batch = _knots(most)
-    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **given).total
+    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **given, parts=False).total
     weight = 1 / times
     total = batch[:, None] * contexts
     s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
@@ -267,7 +267,7 @@ def _joint(model: Model, system: System, given: Any, pace: Pace, contexts: tuple
 
 def _late(model: Model, system: System, given: Any, tokens: int) -> float:
     """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
-    step = drafted_step(model, system, tokens=tokens, prompts=given["layout"].dp, **given)
+    step = drafted_step(model, system, tokens=tokens, prompts=given["layout"].dp, **given, parts=False)
     return float(step.latency / step.total) - 1
 
 
@@ -308,7 +308,7 @@ def _errors(
     groups = given["layout"].dp
     tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
     prefix = draw.uniform(0, contexts[1], SAMPLES)
-    true = drafted_step(model, system, batch=batch, context=context, **given).total
+    true = drafted_step(model, system, batch=batch, context=context, **given, parts=False).total
     decode = np.mean(np.abs(pace.seconds(batch, batch * context) / true - 1))
     mixed = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens, prefix=prefix, **given)
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
