@@ -237,12 +237,14 @@ def _check_sizes(reader: Reader, entry: SystemEntry, domains: tuple[Domain, ...]
         raise DataFileError(reader.path, problem, reader.line("domains.0.size"))
 
 
-def quotes(catalog: str | os.PathLike[str] | None = None) -> Iterator[tuple[QuoteEntry, str, Figure]]:
-    """Yield (quote, date of its list, figure) of every rent in the catalogue."""
+def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = None) -> Iterator[tuple[QuoteEntry, str, Figure]]:
+    """Yield (quote, date of its list, figure) of every rent in the catalogue, or of those of a chip."""
     for path in files("rents", catalog).values():
         entry = validated(RentsEntry, path)
         reader = Reader(path, entry.sources)
         for n, quote in enumerate(entry.quotes):
+            if chip is not None and quote.chip != chip:
+                continue
             place = f"quotes.{n}.{quote.chip}"
             reader.number(place, quote.rate, "USD/s")
             yield quote, entry.date, reader.figures[place]
@@ -255,7 +257,7 @@ def find_rents(chip: str, catalog: str | os.PathLike[str] | None = None) -> tupl
     before them are the range. Plans reckon with the best-graded and then newest of contracts and rents on demand, or with the
     cost of ownership (of a hyperscaler before that of a neocloud) where no rent is known.
     """
-    mine = [quote for quote in quotes(catalog) if quote[0].chip == chip]
+    mine = list(quotes(catalog, chip))
     kinds = [kind for kind in KINDS if any(quote.kind == kind for quote, _, _ in mine)]
     rented = [one for one in mine if one[0].kind in RENTED] or mine
     if not rented:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from steptime.machines.system import System
 from steptime.models.model import Model
 from steptime.numbers import Number, divisors
 from steptime.physics.engine import Engine
 from steptime.physics.facts import Facts, facts_of
-from steptime.physics.layout import NAMES, Layout, stacked
+from steptime.physics.layout import NAMES, Layout
 from steptime.physics.placement import replicas
 from steptime.physics.rules import allowed
 
@@ -34,16 +36,16 @@ def legal(
     tried = list(dict.fromkeys(proposed(facts, chips, microbatches)))
     if not tried:
         return []
-    kept = allowed(stacked(tried), facts)
-    return [
-        replace(x, replicas=replicas(system.scale_up.size, chips, int(x.chips)))
-        for x, good in zip(tried, kept, strict=True)
-        if good
-    ]
+    kept = allowed(Layout(**dict(zip(WAYS, np.array(tried).T, strict=True))), facts)
+    found = (Layout(**dict(zip(WAYS, ways, strict=True))) for ways, good in zip(tried, kept, strict=True) if good)
+    return [replace(one, replicas=replicas(system.scale_up.size, chips, int(one.chips))) for one in found]
 
 
-def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[Layout]:
-    """Yield the layouts worth trying, whatever the rules say of them: ways that divide heads, and sizes of every magnitude.
+WAYS = tuple(name for name in NAMES if name != "replicas")  # of one replica
+
+
+def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the `WAYS` worth trying, whatever the rules say of them: ways that divide heads, and sizes of every magnitude.
 
     More chips only add to them, so that no deployment is lost by renting one more: what does not fit into its replicas idles.
     """
@@ -55,17 +57,15 @@ def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterato
             for ep in expert_ways(tp * cp * dp, dp, facts.experts):
                 copies = -facts.experts % ep  # redundant experts with which every chip holds as many
                 for parts in microbatches:
-                    yield Layout(tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=pp * parts, redundant_experts=copies)
+                    yield tp, pp, dp, ep, cp, pp * parts, copies
 
 
 def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int, ...] = (1, 2)) -> str:
     """Return which axis keeps a layout out of those worth trying, "" where it is among them."""
     found = list(proposed(facts, chips, microbatches))
-    for name in NAMES:
-        if name == "replicas":
-            continue
-        ways = sorted({int(getattr(x, name)) for x in found})
-        found = [x for x in found if getattr(x, name) == getattr(layout, name)]
+    for at, name in enumerate(WAYS):
+        ways = sorted({x[at] for x in found})
+        found = [x for x in found if x[at] == getattr(layout, name)]
         if not found:
             return f"{name}={getattr(layout, name)} is not tried here; ways that are: {', '.join(map(str, ways))}"
     return ""

@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
+
+import numpy as np
 
 from steptime.machines.formats import number_format
 from steptime.machines.money import usd_per_million
@@ -117,16 +120,18 @@ def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
 
 def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
     """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
-    about = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None]
-    near = [layout for layout in lawful(case) if any(_near(layout, one, NEAR) for one in about)]
-    if len(near) <= FEW:
-        return modes, near
-    return (chosen.mode,), [layout for layout in near if any(_near(layout, one, NEARER) for one in about)]
+    about, every = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None], lawful(case)
+    near = _near(every, about, NEAR)
+    return (modes, near) if len(near) <= FEW else ((chosen.mode,), _near(every, about, NEARER))
 
 
-def _near(layout: Layout, other: Layout, factor: int) -> bool:
-    pairs = ((int(getattr(layout, axis)), int(getattr(other, axis))) for axis in ("tp", "pp", "dp", "cp"))
-    return all(a <= factor * b and b <= factor * a for a, b in pairs)
+def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layout]:
+    """Return the layouts of which each axis is within a factor of that of one of some."""
+    axes = attrgetter("tp", "pp", "dp", "cp")
+    ways = np.array([axes(layout) for layout in layouts]).reshape(-1, 1, 4)
+    others = np.array([axes(layout) for layout in about])
+    near = np.any(np.all((ways <= factor * others) & (others <= factor * ways), axis=-1), axis=-1)
+    return [layout for layout, good in zip(layouts, near, strict=True) if good]
 
 
 def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidate | None:

@@ -10,7 +10,6 @@ hosts run engines; with pools apart large mixtures of experts cost a third to a 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -21,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.aside import spread
-from steptime.catalog.files import files
+from steptime.catalog.files import files, read_file
 from steptime.catalog.loading import load_system, quotes
 from steptime.errors import InputError
 from steptime.machines.system import Rent, System
@@ -152,8 +151,7 @@ def cost_on(
 
 def _chip_of(path: Path) -> str:
     """Return the name of the chip of a system's file."""
-    with open(path, "rb") as file:
-        chip = tomllib.load(file).get("chip", "")
+    chip = read_file(path).get("chip", "")
     return str(chip.get("name", "")) if isinstance(chip, dict) else str(chip)
 
 

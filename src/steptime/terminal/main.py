@@ -168,6 +168,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def main() -> None:
     """Run the command line and leave with its exit code."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no product here is large, and threads cost time and forbid copies
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else all packages are searched for some
     try:
         code = _answered()
     except KeyboardInterrupt:
