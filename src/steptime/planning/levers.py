@@ -137,7 +137,7 @@ def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layou
 def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidate | None:
     """Return the best candidate of some modes among those of some layouts that leave room on a chip."""
     held = held_by(case, layouts)
-    candidates = ranked(case, search(case, modes, held), ROWS) if held else []
+    candidates = ranked(case, search(replace(case, front=False), modes, held), ROWS) if held else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 

@@ -213,6 +213,8 @@ def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
     fits = both(coarse.memory.fits, fine.memory.fits)
     most = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
     good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
+    if not case.front and case.sure is None:
+        good &= tpot <= case.slo.tpot * (1 + 1e-9)
     found: list[_Decoders] = []
     for size in distinct(table.chips):
         rows = np.nonzero(table.chips == size)[0]

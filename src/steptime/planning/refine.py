@@ -32,7 +32,7 @@ from steptime.planning.search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.seating import Seating, open_seats, seated
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, aggregated, delivered, in_flight, load_of, ttft_seen
 
-CONTENDERS = 256  # candidates that are looked at again
+CONTENDERS = 64  # candidates that are looked at again
 FINALISTS = 3  # of them that are refined
 CLOSER, NEAR = 16, 0.03  # of them, at most, that come within this of the best, and are looked at closer
 AROUND = 1.5  # how far around the batch of a search the best one is looked for

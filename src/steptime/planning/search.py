@@ -14,7 +14,7 @@ from steptime.physics.memory import weights_per_chip
 from steptime.physics.rules import reasons
 from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, known
+from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, joined, known
 from steptime.planning.drafting import decode_steps
 from steptime.planning.matching import LARGEST_PASS, batches_of, search_disaggregated
 from steptime.planning.seating import most_seats, seated
@@ -33,6 +33,10 @@ from steptime.units import show
 LEAST_CHUNK = 64  # tokens: smaller ones cost as much
 PARTS = 64  # of a prompt at most
 AS_CHEAP = 0.005  # costs this near are the same
+FIRST, OUTDONE = (
+    0.8,
+    0.02,
+)  # share of the highest rate without prompts of what is looked at first, and by how much it outdoes others
 PROMISING = 0.6  # of the highest rate, below which none is the best: closer batches and chunks serve at most 1.5 times as much
 
 
@@ -116,7 +120,7 @@ def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: T
     decode: of pools that decode alone, with the batches of `batches_of`; apart: what pools of their own deliver. Where one of
     those is as fast and serves as many requests as a layout that would read its prompts in no time, chunks are not looked at.
     """
-    model, system, workload, engine = case.model, case.system, case.workload, case.engine
+    workload = case.workload
     table = stacked(layouts)
     wide = shaped(table, 1)
     sequences = batches_of(wide)
@@ -132,26 +136,47 @@ def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: T
     hopeful = (roomy | queued) & new & stable
     if not case.front and case.sure is None:
         hopeful &= decode.tpot <= case.slo.tpot * (1 + 1e-9)  # prompts only make a token slower
+    rate = np.asarray(decode.rate * wide.replicas)
     if apart is not None:
-        hopeful &= ~_outdone(case, apart, decode.tpot, np.asarray(decode.rate * wide.replicas))
-    m, b = np.nonzero(hopeful)
-    batch = sequences[m, b]
+        hopeful &= ~_outdone(case, apart, decode.tpot, rate)
+    if case.sure is not None:  # where each has to be differs
+        return _read_beside(case, layouts, sequences, decode, load, hopeful)
+    first = hopeful & (rate >= FIRST * _highest(decode.tpot, rate, hopeful))
+    found = _read_beside(case, layouts, sequences, decode, load, first)
+    rest = hopeful & ~first & ~_outdone(case, found, decode.tpot, rate * (1 + OUTDONE))
+    return joined(AGGREGATED, layouts, [found, _read_beside(case, layouts, sequences, decode, load, rest)])
+
+
+def _highest(tpot: Array, rate: Array, among: Array) -> Array:
+    """Return the highest rate among some of those that are no slower than each: shape of `tpot`; 0 where there is none."""
+    order = np.argsort(tpot[among])
+    most = np.append(np.maximum.accumulate(rate[among][order]), 0.0)  # the last for none
+    highest: Array = most[np.searchsorted(tpot[among][order], tpot, side="right") - 1]
+    return highest
+
+
+def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: State, load: Array, some: Array) -> Table:
+    """Evaluate some layouts and batches, of shape (layouts, batches), with every chunk in which prompts may be read beside."""
+    workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
+    m, b = np.nonzero(some)
+    batch, of = sequences[m, b], taken(table, m[:, None])
+    taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
     state = aggregated(
-        model,
-        system,
+        case.model,
+        case.system,
         workload,
-        layout=taken(table, m[:, None]),
+        layout=of,
         batch=batch[:, None],
         chunk=sizes[None, :],
-        engine=engine,
+        engine=case.engine,
         drafting=case.drafting,
         quick=True,
     )
-    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(table.dp)[m][:, None])
-    loaded = loaded * taken_up[m, b][:, None]
-    aim = aims_of(case, taken(table, m[:, None]), None, state.input_share)[1]
-    seats = seated(case, state, batch[:, None], taken(table, m[:, None]), aim)
-    kept = readable(workload, sizes[None, :], taken(table, m[:, None])) & ((loaded <= MOST_LOADED) | seats.capped)
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(of.dp))
+    loaded = loaded * taken_up
+    aim = aims_of(case, of, None, state.input_share)[1]
+    seats = seated(case, state, batch[:, None], of, aim)
+    kept = readable(workload, sizes[None, :], of) & ((loaded <= MOST_LOADED) | seats.capped)
     kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
     i, j = np.nonzero(kept)
     replicas = np.asarray(table.replicas)[m[i]]
