@@ -18,7 +18,7 @@ from steptime.measured.kinds import DRAFTED, LOOPS, POOLS, kind_of
 from steptime.measured.leaving_out import LEFT_OUT as WHOLE
 from steptime.measured.leaving_out import Calibration, fit_all
 from steptime.measured.runs import MEASURED, read_runs
-from steptime.measured.settings import usual_interval
+from steptime.measured.settings import looks_rarely
 from steptime.measured.validation import grouped, predict, predict_runs
 from steptime.numbers import Number
 from steptime.physics.engine import IDEAL, TYPICAL, Engine
@@ -58,7 +58,9 @@ NOT_MODELLED = """## What is not modelled
   so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them (`measured/settings.py`):
   12 % off at the median where medians are recorded, 31 % where means are. Those of
   TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
-  eight; with attention groups, 40. First requests of SGLang with DeepSeek in nvfp4 wait 5 to 9 s in the mean.
+  eight. With attention groups its public runs wait until each has a prompt, 60 steps at most
+  (`settings.balance_period`); those of December 2025 waited up to twice as long. First requests of SGLang with DeepSeek in
+  nvfp4 wait 5 to 9 s in the mean.
 """
 
 
@@ -183,7 +185,7 @@ def fitted_rows(rows: list[dict[str, str]]) -> list[dict[str, str]]:
 
 def _told(row: dict[str, str]) -> dict[str, str]:
     """Return a row without its first token where that waits for an interval which the row does not tell (`NOT_MODELLED`)."""
-    held = usual_interval(row) > 1 and not row.get("stream_interval")
+    held = looks_rarely(row) and not row.get("stream_interval")
     return row | {"ttft_s": "", "ttft_median_s": ""} if held else row
 
 

@@ -131,6 +131,8 @@ def test_public_runs_that_do_not_tell_their_interval_have_their_own():
     """SGLang on B200: 10 steps, 20 from 16 clients on; 1 on other systems and of other engines."""
     rows = [deepseek(concurrency=c, **told) for c, n in (("8", "10"), ("16", "20")) for told in ({}, {"stream_interval": n})]
     rows += [plain(), plain(stream_interval="1")]
+    groups = {"engine": "trtllm", "system": "gb200-nvl72", "tp": "1", "dp": "8", "ep": "8", "concurrency": "64"}
+    rows += [deepseek(**groups, output_tokens="1024", **told) for told in ({}, {"stream_interval": "31"})]  # half of 60 more
     found = predict(rows, by_simulation=False)
     assert found.ttft[::2] == pytest.approx(found.ttft[1::2])
     assert found.tpot[::2] == pytest.approx(found.tpot[1::2])

@@ -229,17 +229,48 @@ def test_activations_of_an_operator():
     assert demand(op, **given).activations == 0
     assert demand(op, on=half, **given).activations == pytest.approx(12 * 5000 * 2 / 2)
     assert demand(op, Layout(tp=4), on=half, **given).activations == pytest.approx(12 * 2000 * 2 / 2)
-    routed = experts(inputs=1000, outputs=500, columns=300)
-    sorted_ = 4 * 1000 + 500 + 6 * 300  # read, written, read; two products; 600 written and read, 300 twice; written and read
-    assert demand(routed, on=half, **given).activations == pytest.approx(12 * 8 * sorted_ * 2 / 2)
-    assert demand(routed, Layout(tp=2), on=half, **given).activations == pytest.approx(12 * 8 * (4000 + 2300 / 2) * 2 / 2)
-    fused = experts(stored="nvfp4", inputs=1000, outputs=500, columns=300)
-    assert demand(fused, on=half, **given).activations == pytest.approx(12 * 8 * 1500 * 2 / 2)
+    assert demand(replace(op, name="down_proj"), Layout(tp=4), on=half, **given).activations == pytest.approx(12 * 4250 * 2 / 2)
     looked = matrix(rows="lookup", outputs=1000)
     given |= {"prompts": 1, "tokens": 8}
     assert demand(looked, on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 2)
     assert demand(looked, Layout(tp=4), on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 4 / 2)
     assert demand(matrix(rows="none", outputs=1000), on=half, **given).activations == 0
+
+
+@pytest.mark.parametrize(
+    ("vendor", "stored", "matrices", "layout", "values"),
+    [
+        # sorted rows written and read, read, sums written and read; 600 columns written and read, 300 again
+        ("NVIDIA", "fp8", 3, Layout(), 5 * 1000 + 6 * 300),
+        ("NVIDIA", "fp8", 2, Layout(), 5 * 1000 + 4 * 300),
+        ("NVIDIA", "bf16", 3, Layout(tp=2), 5 * 1000 + 6 * 150),
+        ("NVIDIA", "nvfp4", 3, Layout(tp=2), 2.25 * 1000 + 150 / 2),
+        # read in 8 bits, sums read and written; columns written, read, written in 8 bits and read
+        ("AMD", "fp8", 3, Layout(tp=2), 2.5 * 1000 + 3 * 150),
+        ("AMD", "mxfp4", 2, Layout(), 2.5 * 1000 + 3 * 300),
+    ],
+)
+def test_rows_of_experts_go_through_memory_as_their_kernels_have_it(vendor, stored, matrices, layout, values):
+    op = experts(weights=matrices * 3e5, stored=stored, inputs=1000, outputs=1000, columns=300)
+    system = machine()
+    of_vendor = replace(system, chip=replace(system.chip, vendor=vendor))
+    found = demand(op, layout, of_vendor, engine(activation_traffic=1), batch=4)
+    assert found.activations == pytest.approx(4 * 8 * values * 2)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "stored", "beside", "quantising"),
+    [
+        ("NVIDIA", "fp8", 3, 2),
+        ("NVIDIA", "bf16", 3, 0),
+        ("NVIDIA", "nvfp4", 0, 1),
+        ("AMD", "fp8", 1, 2),
+        ("AMD", "mxfp4", 1, 2),
+    ],
+)
+def test_kernels_beside_the_products_of_experts(vendor, stored, beside, quantising):
+    found = kernel_counts(model_of(experts(stored=stored)), vendor)
+    assert (found["kernel"], found["quantised_kernel"]) == (10 * beside, 10 * quantising)
 
 
 def test_short_sums_reach_less_of_the_peak():

@@ -73,8 +73,8 @@ def test_time_that_goes_to_prompts_is_mixed():
 
 
 def wider(low: float, high: float, late: float = 0.33) -> tuple[float, float]:
-    """Two factors with what pools of their own add, of which no run was fitted: logarithms of 0.33 each, in squares."""
-    return np.exp(-np.hypot(np.log(low), 0.33)), np.exp(np.hypot(np.log(high), late))
+    """Two factors with what pools of their own add, of which no run was fitted: logarithms of 0.25 and 0.33, in squares."""
+    return np.exp(-np.hypot(np.log(low), 0.25)), np.exp(np.hypot(np.log(high), late))
 
 
 def test_pools_apart_err_together():

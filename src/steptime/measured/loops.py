@@ -14,8 +14,8 @@ number. A mean holds that of the share of requests that start a run; of a median
 $Q$ depends on $a$ and $b$ a little: who comes later finds others before him. `fit` fits the five to measured times in their
 logarithms, with a prior and a loss that all but ignores runs far off: deployments have flags (tokens sent in groups, batches
 that wait to fill, limits on sequences) that no column tells. Runs of one model on one system share such flags, so that they
-count as `ALIKE` of them at most, and the prior, one for all engines, says what few of them leave open: half a step is waited
-for, one makes the token and one more runs ahead.
+count as `ALIKE` of them at most, and the prior, one for all engines, says what few of them leave open: one step makes the token
+and one more runs ahead. What is left of the step under way when a request comes is part of $Q$.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from steptime.simulation.run import kv_room
 from steptime.simulation.state import DONE
 from steptime.simulation.traffic import Lengths, closed_loop
 
-USUAL = np.log([0.012, 3e-6, 2.5, 2.0, 1.0])
+USUAL = np.log([0.012, 3e-6, 2.0, 2.0, 1.0])
 PRIOR_DEVIATIONS = np.array([0.5, 0.5, 0.3, 1.5, 1.0])  # of their logarithms, before any run
 LEAST = np.array([1e-4, 1e-8, 0.1, 0.1, 1e-3])  # of a prior: a constant that is zero has no logarithm
 OWN = np.array([0.5, 0.5, 0.5, 0.5, 1.0])  # of a user's deployment about an engine

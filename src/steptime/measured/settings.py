@@ -34,6 +34,25 @@ INTERVALS = (
 )
 
 
+BALANCED_WITHIN = 60.0
+"""Steps after which TensorRT-LLM reads new prompts though some attention group has none, where it balances them (InferenceX,
+its scripts of DeepSeek-R1 and TensorRT-LLM's own benchmarks: attention_dp_config, enable_balance, timeout_iters 60; it does not
+unless told). _torch/pyexecutor/py_executor.py, _balance_adp_requests: the count runs on whether a prompt waits or not."""
+
+
+def balance_period(groups: int, clients: float, output_tokens: float) -> float:
+    """Return the steps between two in which new prompts are read: until each group has one, or `BALANCED_WITHIN`.
+
+    A closed loop brings clients / output_tokens of them a step, each to the group where a request has ended: all groups have
+    one after groups (1 + 1/2 + ... + 1/groups) of them in the mean.
+
+    >>> balance_period(8, 64, 1024), round(balance_period(4, 256, 1024), 1)
+    (60.0, 33.3)
+    """
+    needed = groups * sum(1 / n for n in range(1, groups + 1))
+    return min(BALANCED_WITHIN, needed * output_tokens / clients)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     """The requests that MLPerf has for a model: how many, and their longest output [tokens; 0: all alike]."""
@@ -133,12 +152,23 @@ def keeps_room(row: Mapping[str, str]) -> bool:
 def usual_interval(row: Mapping[str, str]) -> float:
     """Return the interval of a run that does not tell its `stream_interval` [decode steps]: 1 but for public deployments.
 
+    Attention groups that wait for each other wait half of a period in the mean: an interval of that and one more.
+
     >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
     [10.0, 20.0]
     >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
     1.0
     """
-    for one in INTERVALS:
-        if row["engine"] == one.engine and row["system"] in one.systems:
-            return one.many if float(row["concurrency"] or 1) >= one.clients else one.few
-    return 1.0
+    if row["engine"] == "trtllm" and float(row.get("dp") or 1) > 1:
+        return 1 + balance_period(int(float(row["dp"])), float(row["concurrency"] or 1), float(row["output_tokens"])) / 2
+    one = looks_rarely(row)
+    return 1.0 if one is None else one.many if float(row["concurrency"] or 1) >= one.clients else one.few
+
+
+def looks_rarely(row: Mapping[str, str]) -> Interval | None:
+    """Return the interval of public deployments at which a run's engine looks at what is new; None where it looks in each step.
+
+    >>> looks_rarely({"engine": "vllm", "system": "hgx-b200"}) is None
+    True
+    """
+    return next((one for one in INTERVALS if row["engine"] == one.engine and row["system"] in one.systems), None)

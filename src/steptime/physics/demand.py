@@ -23,6 +23,7 @@ from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.numbers import Number, some
 from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, arithmetic_of
 from steptime.physics.engine import Engine
+from steptime.physics.expert_kernels import chain_of, four_bits
 from steptime.physics.layout import Layout
 from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways, weight_ways
 
@@ -224,7 +225,7 @@ def operator_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
         rows = of.logits if op.rows == "outputs" else of.rows
     if op.format.bytes < NARROW and computed[0] in UNPACKED:
         reading = np.minimum(reading, engine.kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
-    if computed[0] == "fp4" and "fp4" in system.chip.peak:
+    if computed[0] in four_bits(system.chip.vendor) and computed[0] in system.chip.peak:
         efficiency = efficiency * engine.kernels.fp4_efficiency
     if computed[0] == "fp8" and "fp4" in system.chip.peak and in_blocks(op):
         efficiency = efficiency * engine.kernels.block_efficiency
@@ -234,7 +235,9 @@ def operator_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
         )
     activations: Number = 0.0
     if some(engine.kernels.activation_traffic):
-        activations = rows * (moved_values(op, sharing, instances) * ACTIVATION_BYTES * engine.kernels.activation_traffic)
+        activations = rows * (
+            moved_values(op, sharing, instances, system.chip.vendor) * ACTIVATION_BYTES * engine.kernels.activation_traffic
+        )
     flops, weights = rows * (op.flops_per_row / sharing), weights * (op.format.bytes / sharing)
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
@@ -260,15 +263,17 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
     return ((matrices - 1) / wide + sharing / op.columns) / matrices
 
 
-def moved_values(op: Op, sharing: Number, instances: int = 1) -> Number:
-    """Return the values that go through memory for each row of an operator.
+def moved_values(op: Op, sharing: Number, instances: int = 1, vendor: str = "") -> Number:
+    """Return the values of 16 bits that go through memory for each row of an operator, on a chip of a vendor.
 
-    Rows of experts that are not multiplied in 4 bits are sorted, multiplied, activated, multiplied again and summed by kernels
-    of their own (`BESIDE_EXPERTS`): they are read, written, read; written and read twice as columns within; written and read.
+    Chips divide the outputs of a block's first products and the inputs of its second ones, whose sums each has in part; rows of
+    experts are moved by the kernels that run them (`expert_kernels`).
     """
-    if op.rows != "routed" or op.format.arithmetic[0] in FUSED:
-        return op.inputs + op.outputs / sharing
-    return 4 * op.inputs + (op.outputs + 6 * op.columns * instances) / sharing
+    if op.rows == "routed":
+        chain, columns = chain_of(op.format.arithmetic[0], vendor), op.columns * instances
+        matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
+        return chain.wide * op.inputs + (chain.narrow + chain.each * matrices) * columns / sharing
+    return op.inputs / sharing + op.outputs if op.name in SECOND else op.inputs + op.outputs / sharing
 
 
 def in_blocks(op: Op) -> bool:
@@ -343,15 +348,6 @@ KERNELS = (
 )  # fmt: skip
 
 
-BESIDE_EXPERTS = 3
-"""Kernels beside the products of experts in more than 4 bits: sort by expert, activation, sum.
-
-vLLM 0.19, layers/fused_moe/fused_moe.py: moe_align_block_size, silu_and_mul, moe_sum. Experts in 4 bits run in one chain of
-fused kernels (FlashInfer's trtllm_fp4_block_scale_moe, the matmul_ogs of triton_kernels): sorted and activated by the products.
-"""
-FUSED = ("fp4", "fp6")  # arithmetic of formats whose experts run so
-
-
 HEAD_NORMS = ("q_norm", "k_norm")  # each a kernel of its own (vLLM 0.19, models/qwen3.py: q_norm(q), k_norm(k))
 CLOSING = ("o_proj", "out_proj", "down_proj")
 """Products of what others of their block make: they share no input with those, however wide it is."""
@@ -365,28 +361,31 @@ def _reads(op: Op) -> tuple[object, ...]:
     return op.inputs, op.term, op.rows, op.name in CLOSING
 
 
-def _launched(op: Op) -> int:
+def _launched(op: Op, vendor: str) -> int:
     """Return how many kernels a step launches for an operator, those of `seconds_per_expert_layer` left out."""
-    return 1 if op.rows != "routed" else 0 if op.format.arithmetic[0] in FUSED else BESIDE_EXPERTS
+    return chain_of(op.format.arithmetic[0], vendor).beside if op.rows == "routed" else 1
 
 
-def _quantising(op: Op) -> int:
-    """Return how many kernels quantise the inputs of an operator: two for experts in 8 bits, before each of their products."""
-    if op.format.arithmetic[0] not in QUANTISED:
+def _quantising(op: Op, vendor: str) -> int:
+    """Return how many kernels quantise the inputs of an operator."""
+    if op.format.arithmetic[0] not in (*QUANTISED, *four_bits(vendor)):
         return 0
-    return 2 if op.rows == "routed" and op.format.arithmetic[0] not in FUSED else 1
+    return chain_of(op.format.arithmetic[0], vendor).quantising if op.rows == "routed" else 1
 
 
 @lru_cache(maxsize=256)
-def kernel_counts(model: Model) -> dict[str, int]:
-    """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer"."""
+def kernel_counts(model: Model, vendor: str = "") -> dict[str, int]:
+    """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer".
+
+    vendor: who made the chip.
+    """
     found = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         kernels = {_reads(op): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
         found["layer"] += n
-        found["kernel"] += n * sum(_launched(op) for op in kernels.values())
+        found["kernel"] += n * sum(_launched(op, vendor) for op in kernels.values())
         found["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
-        found["quantised_kernel"] += n * sum(_quantising(op) for op in kernels.values())
+        found["quantised_kernel"] += n * sum(_quantising(op, vendor) for op in kernels.values())
         found["expert_layer"] += n * (layer.routed is not None)
         found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
         found["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
