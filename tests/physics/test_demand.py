@@ -253,24 +253,39 @@ def test_activations_of_an_operator():
 def test_rows_of_experts_go_through_memory_as_their_kernels_have_it(vendor, stored, matrices, layout, values):
     op = experts(weights=matrices * 3e5, stored=stored, inputs=1000, outputs=1000, columns=300)
     system = machine()
-    of_vendor = replace(system, chip=replace(system.chip, vendor=vendor))
+    peak = {"fp4": 4e15, "fp6": 4e15, "fp8": 2e15, "bf16": 1e15}
+    of_vendor = replace(system, chip=replace(system.chip, vendor=vendor, peak=peak))
     found = demand(op, layout, of_vendor, engine(activation_traffic=1), batch=4)
     assert found.activations == pytest.approx(4 * 8 * values * 2)
 
 
 @pytest.mark.parametrize(
-    ("vendor", "stored", "beside", "quantising"),
+    ("vendor", "peak", "stored", "beside", "quantising"),
     [
-        ("NVIDIA", "fp8", 3, 2),
-        ("NVIDIA", "bf16", 3, 0),
-        ("NVIDIA", "nvfp4", 0, 1),
-        ("AMD", "fp8", 1, 2),
-        ("AMD", "mxfp4", 1, 2),
+        ("NVIDIA", ("fp4", "fp6", "fp8", "bf16"), "fp8", 3, 2),
+        ("NVIDIA", ("fp4", "fp6", "fp8", "bf16"), "bf16", 3, 0),
+        ("NVIDIA", ("fp4", "fp6", "fp8", "bf16"), "nvfp4", 0, 1),
+        ("NVIDIA", ("fp4", "fp6", "fp8", "bf16"), "mxfp4", 0, 0),
+        ("NVIDIA", ("fp8", "bf16"), "mxfp4", 0, 0),
+        ("NVIDIA", ("bf16",), "nvfp4", 3, 0),  # widened by the kernels that multiply
+        ("NVIDIA", ("bf16",), "fp8", 3, 0),
+        ("AMD", ("fp4", "fp6", "fp8", "bf16"), "fp8", 1, 2),
+        ("AMD", ("fp4", "fp6", "fp8", "bf16"), "mxfp4", 1, 2),
+        ("AMD", ("fp4", "fp8", "bf16"), "mxfp4", 1, 2),
+        ("AMD", ("fp8", "bf16"), "mxfp4", 1, 0),
     ],
 )
-def test_kernels_beside_the_products_of_experts(vendor, stored, beside, quantising):
-    found = kernel_counts(model_of(experts(stored=stored)), vendor)
+def test_kernels_beside_the_products_of_experts(vendor, peak, stored, beside, quantising):
+    found = kernel_counts(model_of(experts(stored=stored)), vendor, peak)
     assert (found["kernel"], found["quantised_kernel"]) == (10 * beside, 10 * quantising)
+
+
+def test_formats_of_six_bits_run_in_four_where_amd_has_no_six():
+    system = machine()
+    four = replace(system, chip=replace(system.chip, vendor="AMD", peak={"fp4": 4e15, "fp8": 2e15, "bf16": 1e15}))
+    slow = engine(compute_efficiency=0.5, expert_efficiency=0.5, fp4_efficiency=0.6)
+    found = demand(experts(stored="mxfp4"), system=four, on=slow, batch=1)
+    assert (found.peak, found.efficiency) == (4e15, pytest.approx(0.3))
 
 
 def test_short_sums_reach_less_of_the_peak():
@@ -422,7 +437,7 @@ def test_kernels_of_a_pass():
     q with k is quantised once, experts before each of their two products.
     """
     model = replace(model_of(), layers=((FULL, 3), (RECURRENT, 2)))
-    assert kernel_counts(model) == {
+    assert kernel_counts(model, peak=("fp8", "bf16")) == {
         "layer": 5,
         "kernel": 3 * (2 + 3) + 2,
         "quantised_kernel": 3 * (1 + 2) + 2,
@@ -432,16 +447,6 @@ def test_kernels_of_a_pass():
         "state_layer": 2,
         "selected_layer": 3,
     }
-
-
-@pytest.mark.parametrize(
-    ("format", "kernels", "quantising"), [("bf16", 3, 0), ("int4", 3, 0), ("fp8", 3, 2), ("nvfp4", 0, 1), ("mxfp4", 0, 0)]
-)
-def test_experts_in_four_bits_run_in_one_chain(format, kernels, quantising):
-    """Others are sorted, activated and summed by kernels of their own; 8 bits are quantised before each of two products."""
-    layer = Layer(name="sparse", ops=(replace(experts(), format=number_format(format)),))
-    found = kernel_counts(replace(model_of(), layers=((layer, 5),)))
-    assert (found["kernel"], found["quantised_kernel"], found["expert_layer"]) == (5 * kernels, 5 * quantising, 5)
 
 
 def test_equal_operators_are_one_of_their_sum():

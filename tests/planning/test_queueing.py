@@ -242,6 +242,12 @@ def test_slow_steps_are_where_their_equation_holds(slots, chunks, more):
     np.testing.assert_allclose(found.quiet, 1 / (1 + odds * started), rtol=1e-5, atol=1e-12)
 
 
+def test_slow_steps_are_found_where_they_are_very_long():
+    """Two slots, steps that read 280 times as long: the share by bisection of the equation."""
+    found = reading(0.6140852564786954, 2, 16, 0.01, 2.8470276153025127, 0.35246067226328353)
+    assert 1 - float(found.quiet) == pytest.approx(0.310429, abs=1e-6)
+
+
 def test_where_steps_last_alike_utilisation_is_the_load_of_a_slot():
     """t0 = t1: a step brings a chunks for c slots."""
     found = reading(np.array([0.5, 4.0, 6.0]), 8, 3, 0.05, 0.05, 0.0)

@@ -149,20 +149,22 @@ def keeps_room(row: Mapping[str, str]) -> bool:
     return row["engine"] == "trtllm" and kind_of(row) == HIGHEST
 
 
-def usual_interval(row: Mapping[str, str]) -> float:
+def usual_interval(row: Mapping[str, str], clients: float | None = None) -> float:
     """Return the interval of a run that does not tell its `stream_interval` [decode steps]: 1 but for public deployments.
 
-    Attention groups that wait for each other wait half of a period in the mean: an interval of that and one more.
+    clients: of one replica, by default all of the run. Attention groups that wait for each other wait half of a period in the
+    mean: an interval of that and one more.
 
     >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
     [10.0, 20.0]
     >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
     1.0
     """
+    asked = max(1.0, float(row["concurrency"] or 1) if clients is None else clients)
     if row["engine"] == "trtllm" and float(row.get("dp") or 1) > 1:
-        return 1 + balance_period(int(float(row["dp"])), float(row["concurrency"] or 1), float(row["output_tokens"])) / 2
+        return 1 + balance_period(int(float(row["dp"])), asked, float(row["output_tokens"])) / 2
     one = looks_rarely(row)
-    return 1.0 if one is None else one.many if float(row["concurrency"] or 1) >= one.clients else one.few
+    return 1.0 if one is None else one.many if asked >= one.clients else one.few
 
 
 def looks_rarely(row: Mapping[str, str]) -> Interval | None:

@@ -132,7 +132,8 @@ def _columns(rows: list[dict[str, str]]) -> dict[str, Array]:
     if any(row.get("decode_workers") for row in rows):
         _set_decoding(columns, rows)
     untold = np.isnan(told["stream_interval"])
-    columns["interval"] = np.where(untold, [usual_interval(row) for row in rows], told["stream_interval"])
+    usual = np.array([usual_interval(row, each) for row, each in zip(rows, columns["concurrency"].tolist(), strict=True)])
+    columns["interval"] = np.where(untold, usual, told["stream_interval"])
     columns["acceptance"] = np.array([float(row.get("acceptance") or "nan") for row in rows])
     return columns
 

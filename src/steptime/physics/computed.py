@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from steptime.errors import shown
 from steptime.machines.formats import FORMATS, number_format
@@ -31,7 +31,7 @@ class Computed:
     source: str = ""
 
 
-def arithmetic_of(rules: Iterable[Computed], what: str, stored: tuple[str, ...], peak: Mapping[str, Any]) -> tuple[str, ...]:
+def arithmetic_of(rules: Iterable[Computed], what: str, stored: tuple[str, ...], peak: Collection[str]) -> tuple[str, ...]:
     """Return the arithmetic, best first, in which `what` of the arithmetic `stored` is computed on a chip of such peak rates.
 
     >>> rule = Computed(what="weights", stored="fp4", computed="bf16", chips="without fp4")

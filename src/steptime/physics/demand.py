@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,9 +21,9 @@ from steptime.machines.software import SOFTWARE
 from steptime.machines.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.numbers import Number, some
-from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, arithmetic_of
+from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, Computed, arithmetic_of
 from steptime.physics.engine import Engine
-from steptime.physics.expert_kernels import chain_of, four_bits
+from steptime.physics.expert_kernels import FOUR, Chain, chain_of, four_bits, multiplied_in
 from steptime.physics.layout import Layout
 from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways, weight_ways
 
@@ -182,7 +182,7 @@ class Pass:
         """Return the arithmetic in which weights of the arithmetic `stored` are multiplied, and its peak rate [FLOP/s]."""
         if stored not in self._rates:
             peak = self.system.chip.peak
-            computed = arithmetic_of(self.engine.arithmetic, WEIGHTS, stored, peak)
+            computed = computed_in(self.engine.arithmetic, stored, peak, self.system.chip.vendor)
             self._rates[stored] = computed, peak_rate(peak, computed)
         return self._rates[stored]
 
@@ -192,6 +192,19 @@ class Pass:
         if key not in self._ways:
             self._ways[key] = weight_ways(op, self.layout)
         return self._ways[key]
+
+
+def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collection[str], vendor: str) -> tuple[str, ...]:
+    """Return the arithmetic, best first, in which an engine multiplies weights on a chip of such peak rates.
+
+    AMD's chips that multiply 4 bits and not 6 run what 6 could in 4 (`four_bits`).
+
+    >>> computed_in((), ("fp6", "bf16"), ("fp4", "bf16"), "AMD"), computed_in((), ("fp6", "bf16"), ("fp4", "bf16"), "")
+    (('fp4', 'bf16'), ('fp6', 'bf16'))
+    """
+    computed = arithmetic_of(rules, WEIGHTS, stored, peak)
+    narrow = computed[0] in four_bits(vendor) and computed[0] not in peak and FOUR in peak
+    return (FOUR, *computed[1:]) if narrow else computed
 
 
 def operator_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
@@ -235,9 +248,9 @@ def operator_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
         )
     activations: Number = 0.0
     if some(engine.kernels.activation_traffic):
-        activations = rows * (
-            moved_values(op, sharing, instances, system.chip.vendor) * ACTIVATION_BYTES * engine.kernels.activation_traffic
-        )
+        kind = multiplied_in(computed, system.chip.peak)
+        moved = moved_values(op, sharing, instances, chain_of(op.format.arithmetic[0], kind, system.chip.vendor))
+        activations = rows * (moved * ACTIVATION_BYTES * engine.kernels.activation_traffic)
     flops, weights = rows * (op.flops_per_row / sharing), weights * (op.format.bytes / sharing)
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
@@ -263,14 +276,14 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
     return ((matrices - 1) / wide + sharing / op.columns) / matrices
 
 
-def moved_values(op: Op, sharing: Number, instances: int = 1, vendor: str = "") -> Number:
-    """Return the values of 16 bits that go through memory for each row of an operator, on a chip of a vendor.
+def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Number:
+    """Return the values of 16 bits that go through memory for each row of an operator.
 
     Chips divide the outputs of a block's first products and the inputs of its second ones, whose sums each has in part; rows of
-    experts are moved by the kernels that run them (`expert_kernels`).
+    experts are moved by the `chain` of kernels that run them.
     """
     if op.rows == "routed":
-        chain, columns = chain_of(op.format.arithmetic[0], vendor), op.columns * instances
+        columns = op.columns * instances
         matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
         return chain.wide * op.inputs + (chain.narrow + chain.each * matrices) * columns / sharing
     return op.inputs / sharing + op.outputs if op.name in SECOND else op.inputs + op.outputs / sharing
@@ -361,31 +374,33 @@ def _reads(op: Op) -> tuple[object, ...]:
     return op.inputs, op.term, op.rows, op.name in CLOSING
 
 
-def _launched(op: Op, vendor: str) -> int:
-    """Return how many kernels a step launches for an operator, those of `seconds_per_expert_layer` left out."""
-    return chain_of(op.format.arithmetic[0], vendor).beside if op.rows == "routed" else 1
-
-
-def _quantising(op: Op, vendor: str) -> int:
-    """Return how many kernels quantise the inputs of an operator."""
-    if op.format.arithmetic[0] not in (*QUANTISED, *four_bits(vendor)):
-        return 0
-    return chain_of(op.format.arithmetic[0], vendor).quantising if op.rows == "routed" else 1
-
-
 @lru_cache(maxsize=256)
-def kernel_counts(model: Model, vendor: str = "") -> dict[str, int]:
+def kernel_counts(
+    model: Model, vendor: str = "", peak: tuple[str, ...] = (), rules: tuple[Computed, ...] = ()
+) -> dict[str, int]:
     """Return how often a pass launches each kind of kernel, by the name of its overhead: seconds_per_layer counts "layer".
 
-    vendor: who made the chip.
+    vendor: who made the chip; peak: the arithmetic that it has; rules: in which an engine multiplies formats.
     """
+
+    def kernels_of(op: Op) -> tuple[int, int]:
+        """Kernels that a step launches, those of `seconds_per_expert_layer` left out, and those that quantise inputs."""
+        stored = op.format.arithmetic
+        kind = multiplied_in(computed_in(rules, stored, peak, vendor), peak)
+        chain = chain_of(stored[0], kind, vendor)
+        quantises = kind in (*QUANTISED, *four_bits(vendor))
+        if op.rows == "routed":
+            return chain.beside, chain.quantising * quantises
+        return 1, int(quantises)
+
     found = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         kernels = {_reads(op): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
         found["layer"] += n
-        found["kernel"] += n * sum(_launched(op, vendor) for op in kernels.values())
+        launched = [kernels_of(op) for op in kernels.values()]
+        found["kernel"] += n * sum(one for one, _ in launched)
         found["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
-        found["quantised_kernel"] += n * sum(_quantising(op, vendor) for op in kernels.values())
+        found["quantised_kernel"] += n * sum(quantising for _, quantising in launched)
         found["expert_layer"] += n * (layer.routed is not None)
         found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
         found["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,8 +52,8 @@ TWO_STAGES: Final = Chain(
 )
 """The first products activate and the last add up: rows are read in 8 bits, and their sums read and written; columns are
 written, quantised (read in 16 bits, written in 8) and read."""
-NARROW: Final = ("fp4", "fp6")  # arithmetic of formats whose experts run fused, but on AMD's chips
 AMD: Final = "AMD"
+FOUR, SIX, SIXTEEN = "fp4", "fp6", "bf16"  # arithmetic: of nvfp4, of mxfp4, and of what a chip widens
 
 
 def four_bits(vendor: str) -> tuple[str, ...]:
@@ -60,15 +61,26 @@ def four_bits(vendor: str) -> tuple[str, ...]:
 
     Formats that arithmetic of 6 bits can multiply are run with inputs in 4 bits on AMD's, at the same rate (aiter, per_1x32).
     """
-    return NARROW if vendor == AMD else NARROW[:1]
+    return (FOUR, SIX) if vendor == AMD else (FOUR,)
 
 
-def chain_of(arithmetic: str, vendor: str) -> Chain:
-    """Return how experts of an arithmetic run on the chips of a vendor.
+def multiplied_in(computed: tuple[str, ...], peak: Collection[str]) -> str:
+    """Return the first arithmetic of those that weights can be multiplied in which the chip has, 16 bits for none.
 
-    >>> [chain_of(*of).beside for of in (("fp8", "NVIDIA"), ("fp4", "NVIDIA"), ("fp8", "AMD"), ("fp4", "AMD"))]
-    [3, 0, 1, 1]
+    >>> multiplied_in(("fp4", "fp8", "bf16"), ("fp8", "bf16")), multiplied_in(("fp6", "bf16"), ("fp8", "bf16"))
+    ('fp8', 'bf16')
+    """
+    return next((kind for kind in computed if kind in peak), SIXTEEN)
+
+
+def chain_of(stored: str, kind: str, vendor: str) -> Chain:
+    """Return how experts run whose arithmetic is `stored` and which are multiplied in `kind`, on the chips of a vendor.
+
+    >>> [chain_of(*of, "NVIDIA").beside for of in (("fp8", "fp8"), ("fp4", "fp4"), ("fp4", "bf16"), ("fp6", "bf16"))]
+    [3, 0, 3, 0]
+    >>> [chain_of(of, of, "AMD").beside for of in ("fp8", "fp6")]
+    [1, 1]
     """
     if vendor == AMD:
         return TWO_STAGES
-    return FUSED if arithmetic in NARROW else APART
+    return FUSED if kind == FOUR or stored == SIX else APART

@@ -52,7 +52,7 @@ def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: Sy
         phases = attention_demands(mixer, work, system, layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
     run(clock, operators, system, engine)
-    for kernel, times in kernel_counts(model, system.chip.vendor).items():
+    for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
         each = constant(engine, f"seconds_per_{kernel}")
         if times and some(each):
             clock.wait(kernel.replace("_", " "), times, each)

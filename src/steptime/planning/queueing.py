@@ -9,9 +9,8 @@ import numpy as np
 from steptime.numbers import Array, Number
 
 ROUNDS = 12  # of the fixed point of steps that read one prompt at once: it halves its error in each
-SECANTS = (
-    6  # evaluations for that of steps that read in several slots, which end within 1e-8 of it, or 1e-4 of one in a thousand
-)
+SECANTS = 6  # evaluations for that of several slots, after which nearly all points are within 1e-8 of it
+UNSETTLED, HALVINGS = 1e-5, 40  # last step of a share that is not settled, and of the interval that it is then looked for in
 STEPS = 5  # of the fixed point of passes, of two each, at most
 SETTLED = 1e-9  # change of the passes that is none
 FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
@@ -384,33 +383,46 @@ def _slow_share(*given: Number) -> Array:
     return found
 
 
-def _settled(load: Array, slots: Array, chunks: Array, decode: Array, first: Array, more: Array) -> Array:
-    """Return the share of steps that read, where more than one slot can: the fixed point of `reading`, by secants."""
-    power = 1 / (np.square(slots) * chunks)
+def _settled(*given: Array) -> Array:
+    """Return the share of steps that read, where more than one slot can: the fixed point of `reading`.
 
-    def excess(share: Array) -> Array:
-        """Return how far above a share the one lies that follows from it."""
-        slow = first + more * (np.maximum(load / share, 1.0) - 1)
-        seconds = decode + share * (slow - decode)
-        full = np.minimum(load * slow / (slots * seconds), FULL)
-        rate = load / (chunks * seconds)
-        odds = np.expm1(np.minimum(slots * full - np.log(1 - np.exp((slots + 1) * np.log(full))), 700.0))
-        starts = np.expm1(-rate * decode) / np.expm1(-rate * slow)
-        odds = odds * np.exp((1 - power) * np.log(starts) + power * np.log(decode / slow))
-        found: Array = odds / (1 + odds) - share
-        return found
-
-    before = -np.expm1(-load)
-    fell = excess(before)
+    By secants; of the few points that these leave unsettled, where a step that reads is long, by halving: what follows from no
+    share is above it, what follows from all is not.
+    """
+    before = -np.expm1(-given[0])
+    fell = _excess(before, *given)
     share = before + fell / 2
     for _ in range(SECANTS - 1):
-        off = excess(share)
+        off = _excess(share, *given)
         bend = off - fell
         step = off * (share - before) / np.where(np.abs(bend) > 1e-300, bend, np.inf)
         ahead = share - step
         sound = (ahead > 0) & (ahead <= 1) & (np.abs(step) <= 2 * np.abs(off))
         before, fell, share = share, off, np.where(sound, ahead, share + off / 2)
+    moving = np.abs(share - before) > UNSETTLED * share
+    if np.any(moving):
+        rest = [one[moving] for one in given]
+        low, high = np.zeros(len(rest[0])), np.ones(len(rest[0]))
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            above = _excess(middle, *rest) > 0
+            low, high = np.where(above, middle, low), np.where(above, high, middle)
+        share[moving] = (low + high) / 2
     return share
+
+
+def _excess(share: Array, load: Array, slots: Array, chunks: Array, decode: Array, first: Array, more: Array) -> Array:
+    """Return how far above a share of steps that read the one lies that follows from it."""
+    power = 1 / (np.square(slots) * chunks)
+    slow = first + more * (np.maximum(load / share, 1.0) - 1)
+    seconds = decode + share * (slow - decode)
+    full = np.minimum(load * slow / (slots * seconds), FULL)
+    rate = load / (chunks * seconds)
+    odds = np.expm1(np.minimum(slots * full - np.log(1 - np.exp((slots + 1) * np.log(full))), 700.0))
+    starts = np.expm1(-rate * decode) / np.expm1(-rate * slow)
+    odds = odds * np.exp((1 - power) * np.log(starts) + power * np.log(decode / slow))
+    found: Array = odds / (1 + odds) - share
+    return found
 
 
 def highest_utilisation(

@@ -14,7 +14,7 @@ from steptime.measured.comparison import Predictions
 from steptime.measured.doubts import DOUBTFUL, WRONG
 from steptime.measured.outcomes import NAMED
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
-from steptime.measured.settings import INTERVALS
+from steptime.measured.settings import BALANCED_WITHIN, INTERVALS
 from steptime.measured.validation import MOST_SIMULATED
 from steptime.physics.constants import RUN_WAITS
 from steptime.physics.engine import Engine, constant
@@ -74,7 +74,8 @@ MEANINGS = {
     "prefill_ep": "of those, expert parallel ways; 1 where not given",
     "chips": "of the whole deployment; where not given, those of one replica",
     "stream_interval": "decode steps between two looks at what is new: first tokens come so many later, less one; "
-    f"by default 1, and {INTERVALS[0].few:.0f} or {INTERVALS[0].many:.0f} of SGLang on B200 and B300",
+    f"by default 1, and {INTERVALS[0].few:.0f} or {INTERVALS[0].many:.0f} of SGLang on B200 and B300; of TensorRT-LLM's "
+    f"attention groups as many as public runs wait for each other, {1 + BALANCED_WITHIN / 2:.0f} at most",
 }
 
 
