@@ -33,10 +33,8 @@ from steptime.units import show
 LEAST_CHUNK = 64  # tokens: smaller ones cost as much
 PARTS = 64  # of a prompt at most
 AS_CHEAP = 0.005  # costs this near are the same
-FIRST, OUTDONE = (
-    0.8,
-    0.02,
-)  # share of the highest rate without prompts of what is looked at first, and by how much it outdoes others
+FIRST = 0.9  # of the highest rate without prompts: what comes as near is looked at first
+OUTDONE = 0.02  # by which that serves more than others would without prompts, where these are not looked at
 PROMISING = 0.6  # of the highest rate, below which none is the best: closer batches and chunks serve at most 1.5 times as much
 
 
