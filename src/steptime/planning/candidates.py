@@ -34,7 +34,8 @@ class Case:
 
     alike: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
     probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
-    front: whether what misses the limits is evaluated too, for the front of speed and cost. found: what is known of it
+    front: whether what misses the limits is evaluated too, for the front of speed and cost. beside: whether a plan tells its
+    runner-up, the ideal and what binds. found: what is known of it
     already, by `known`.
     """
 
@@ -49,6 +50,7 @@ class Case:
     aim: tuple[float, float] = (1.0, 1.0)
     drafting: Drafting = NONE
     front: bool = True
+    beside: bool = True
     found: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property

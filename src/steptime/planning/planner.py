@@ -69,6 +69,7 @@ def plan(
     levers: bool = True,
     worth: bool = True,
     front: bool = True,
+    beside: bool = True,
     sure: float | None = None,
     drafts: int | str | None = None,
     acceptance: float | None = None,
@@ -80,8 +81,9 @@ def plan(
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
     levers: whether other choices are looked at too, which takes about as long as a third of the search. worth: whether what
     each figure of the machine is worth is told too (`elasticities`), which takes longer than the search. front: whether what
-    other speeds cost is told too; without it a search leaves out what cannot keep the limits. sure: probability with which each
-    limit is met, such as 0.9; by default a plan meets them in the mean, which a machine may miss half the time.
+    other speeds cost is told too; without it a search leaves out what cannot keep the limits. beside: whether the
+    runner-up, the same layout without losses and what binds are told. sure: probability with which each limit is met, such as
+    0.9; by default a plan meets them in the mean, which a machine may miss half the time.
     drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
     engines do. acceptance: tokens that a step then yields in the mean, from 1 to drafts + 1; by default as it was measured.
     anchor: runs of one's own (`st.load_anchor`) of this model on this system by this engine, which set its times right.
@@ -99,7 +101,12 @@ def plan(
     price = math.nan if electricity is None else read_electricity(electricity)
     check_limits(sure, slo)
     check_asked(drafts, acceptance)
-    case = replace(_case_of(model_of(model), system_of(system), workload, slo, chips, engine, anchor), sure=sure, front=front)
+    case = replace(
+        _case_of(model_of(model), system_of(system), workload, slo, chips, engine, anchor),
+        sure=sure,
+        front=front,
+        beside=beside,
+    )
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
@@ -200,15 +207,15 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     found = replace(
         common,
         feasible=True,
-        binding=binding(case, candidate),
+        binding=binding(case, candidate) if case.beside else (),
         elasticities=elasticities(case, finalists, ranked(relaxed(case), tables)) if worth else {},
-        runner_up=_point(case, others[0]) if others else None,
-        ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) else None,
+        runner_up=_point(case, others[0]) if others and case.beside else None,
+        ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) and case.beside else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
     found = replace(found, levers=by_saving(choices()))
-    return replace(found, why=why(case, found) + lever_sentence(found))
+    return replace(found, why=why(case, found) + lever_sentence(found) if case.beside else "")
 
 
 def _case_of(

@@ -128,6 +128,7 @@ def cost_on(
             modes=modes,
             levers=False,
             worth=False,
+            beside=False,
             front=front,
         )
     except InputError as problem:
