@@ -16,14 +16,12 @@ from steptime.physics.demand import (
     Demand,
     Ledger,
     Pass,
-    Work,
     attention_demands,
     chip_factor,
     kernel_counts,
     operator_demand,
 )
 from steptime.physics.engine import Engine, constant
-from steptime.physics.layout import Layout
 from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, overlap, root, smaller_power
 
 AT_ONCE = 1 << 15  # seconds of operators that are joined at once: about what a core keeps in cache
@@ -44,12 +42,12 @@ class Operator:
         return asked if type(self.count) is int and self.count == 1 else self.count * asked
 
 
-def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
+def run_layers(clock: Clock, found: Ledger, model: Model, of: Pass) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
-    of = Pass(work, system, layout, engine)
+    system, engine = of.system, of.engine
     operators = [Operator(op.term, op.name, operator_demand(op, of, instances=n), instances=n) for op, n in found.layers]
     for mixer, n in found.mixers:
-        phases = attention_demands(mixer, work, system, layout, engine).items()
+        phases = attention_demands(mixer, of.work, system, of.layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
     run(clock, operators, system, engine)
     for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
@@ -58,14 +56,19 @@ def run_layers(clock: Clock, found: Ledger, model: Model, work: Work, system: Sy
             clock.wait(kernel.replace("_", " "), times, each)
 
 
-def run_stem(clock: Clock, found: Ledger, work: Work, system: System, layout: Layout, engine: Engine) -> None:
+def run_stem(clock: Clock, found: Ledger, of: Pass) -> None:
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
-    of = Pass(work, system, layout, engine)
-    run(clock, [Operator(op.term, op.name, operator_demand(op, of)) for op in found.stem if op.rows != "none"], system, engine)
+    engine = of.engine
+    run(
+        clock,
+        [Operator(op.term, op.name, operator_demand(op, of)) for op in found.stem if op.rows != "none"],
+        of.system,
+        engine,
+    )
     if some(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if some(engine.overheads.seconds_per_sequence):
-        clock.wait("sequences of a group", work.decode, engine.overheads.seconds_per_sequence)
+        clock.wait("sequences of a group", of.work.decode, engine.overheads.seconds_per_sequence)
 
 
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:

@@ -38,7 +38,7 @@ from steptime.physics.blocks import Whole, blocks_of, in_threads, parts_of
 from steptime.physics.clock import Clock, Entry, accumulate
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.cycle import bounds, cycle
-from steptime.physics.demand import Work, ledger, slowness, work_of
+from steptime.physics.demand import Pass, Work, ledger, slowness, work_of
 from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.memory import stage_share
@@ -139,8 +139,9 @@ def _evaluate(
     alike = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
     found = ledger(model, merged=alike if merged is None else merged)
     layers, stem, links, hops = (Clock(explained=merged is not None, parts=parts) for _ in range(4))
-    run_layers(layers, found, model, work, system, layout, engine)
-    run_stem(stem, found, work, system, layout, engine)
+    of = Pass(work, system, layout, engine)
+    run_layers(layers, found, model, of)
+    run_stem(stem, found, of)
     run_network(links, model, work, system, layout, engine)
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
