@@ -22,6 +22,7 @@ RANGES = {
             PEAK,
         ),
         "unpack_rate": (1e9, math.inf),
+        "latent_contexts": (1, math.inf),
         "chip_departure": (0, 2),
         "roofline_norm": (1, math.inf),  # below 1 overlapping would take longer than one after another
         "fill_bytes": (0, 1e5),
@@ -106,6 +107,7 @@ UNITS = {
     "exponent": {"chip_departure"},
     "": {"roofline_norm"},
     "weights/s": {"unpack_rate"},
+    "sequences": {"latent_contexts"},
     "factor": {"expert_imbalance", "first_token_factor"},
     "shape": {"expert_evenness"},
     "rows": {"expert_tile_rows"},

@@ -396,6 +396,34 @@ def test_mixers_in_prefill(a, given, layout, flops, bytes_):
     assert (found["prefill"].flops, found["prefill"].kv) == (pytest.approx(flops), pytest.approx(bytes_))
 
 
+@pytest.mark.parametrize(("batch", "busy"), [(1, 1 / 8), (6, 6 / 8), (8, 1.0), (9, 9 / 16), (20, 20 / 24), (64, 1.0)])
+def test_parts_of_a_chip_idle_where_each_reads_a_whole_context(batch, busy):
+    """Eight parts, a sequence each at a time: nine sequences take two rounds. Prompts and grouped heads are split as ever."""
+    latent = replace(KV, expand_flops=900.0)
+    whole, split = (
+        mixer(latent, on=engine(attention_efficiency=0.6, latent_contexts=parts), batch=batch, context=100, **PREFILL)
+        for parts in (8, math.inf)
+    )
+    assert whole["decode"].efficiency == pytest.approx(0.6 * busy)
+    assert whole["decode"].memory_efficiency == pytest.approx(busy)
+    assert (whole["decode"].flops, whole["decode"].kv) == (split["decode"].flops, split["decode"].kv)
+    assert whole["prefill"] == split["prefill"]
+    assert split["decode"].memory_efficiency == 1
+    assert mixer(KV, on=engine(latent_contexts=8), batch=batch, context=100) == mixer(KV, batch=batch, context=100)
+
+
+def test_attention_takes_as_long_for_one_sequence_as_for_as_many_as_there_are_parts():
+    kernel = engine(latent_contexts=76, attention_memory_efficiency=0.8)
+    took = [
+        float(st.decode_step("deepseek-v3", "gb200-nvl72", batch=n, context=8704, engine=kernel).terms["attention"])
+        for n in (1, 40, 76, 77, 152)
+    ]
+    assert took[1] == pytest.approx(took[0])
+    assert took[2] == pytest.approx(took[0])
+    assert took[3] == pytest.approx(2 * took[0])
+    assert took[4] == pytest.approx(2 * took[0])
+
+
 def test_mixers_decode_and_read_prompts_in_one_step():
     found = mixer(KV, on=engine(attention_efficiency=0.6), **DECODE | PREFILL)
     assert found["decode"].flops == 6 * 30 * 100

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from steptime.physics.distance import APART, FEW_RUNS, STAGED, WIDE, distances, widening
+from steptime.physics.distance import APART, FEW_RUNS, GROUPS, STAGED, WIDE, distances, widening
 from steptime.physics.engine import IDEAL, load_engine
 from steptime.physics.uncertainty import factors
 from tests.conftest import engine, machine
 
-TOY = machine()
-NEAR = {"chips": 8, "stages": 1, "apart": False}
+TOY = machine(vendor="NVIDIA")
+NEAR = {"chips": 8, "stages": 1, "groups": 1, "apart": False}
+FAR = {"chips": 72, "stages": 4, "groups": 8, "apart": True}
 TABLES = {"tpot": {"decode": [0.8, 1.25]}}
 
 
@@ -49,23 +51,31 @@ def test_runs_on_a_system_are_counted(runs, few):
 
 
 def test_an_engine_without_a_fit_is_not_near_and_not_far():
-    assert distances(IDEAL, TOY, chips=72, stages=4, apart=True) == ()
-    assert distances(engine(), TOY, chips=72, stages=4, apart=True) == ()
+    assert distances(IDEAL, TOY, **FAR) == ()
+    assert distances(engine(), TOY, **FAR) == ()
     assert widening(()) == (0.0, 0.0)
 
 
 def test_logarithms_add_in_quadrature():
-    """Squares of the lower sides: 0.0625, 0.04, 0.1089 and 0.1089, in all 0.3203; of the upper: 0.9638."""
-    every = tuple((one, np.True_) for one in (APART, WIDE, STAGED, FEW_RUNS))
-    assert widening(every) == pytest.approx((0.3203**0.5, 0.9638**0.5))
-    assert widening(every[:1]) == pytest.approx((0.25, 0.33))
+    """Squares of the lower sides: 0.04, 0.04, 0.01, 0.1089 and 0.1089, in all 0.3078; of the upper: 1.8105."""
+    every = tuple((one, np.True_) for one in (APART, WIDE, GROUPS, STAGED, FEW_RUNS))
+    assert widening(every) == pytest.approx((0.3078**0.5, 1.8105**0.5))
+    assert widening(every[:1]) == pytest.approx((0.2, 0.2))
     assert widening([(one, np.False_) for one, _ in every]) == (0.0, 0.0)
 
 
 def test_each_candidate_of_a_table_has_its_own():
-    found = widening(distances(fitted(), TOY, chips=np.array([4, 8, 16]), stages=np.array([1, 2, 1]), apart=False))
+    given = {"chips": np.array([4, 8, 16]), "stages": np.array([1, 2, 1]), "groups": np.array([1, 1, 8]), "apart": False}
+    found = widening(distances(fitted(), TOY, **given))
     assert found[0] == pytest.approx([0.0, 0.33, 0.2])
-    assert found[1] == pytest.approx([0.0, 0.33, 0.64])
+    assert found[1] == pytest.approx([0.0, 0.33, 0.1])
+
+
+@pytest.mark.parametrize(("vendor", "groups", "far"), [("NVIDIA", 8, False), ("AMD", 8, True), ("AMD", 1, False)])
+def test_groups_are_far_on_chips_whose_runs_had_none(vendor, groups, far):
+    on = replace(TOY, chip=replace(TOY.chip, vendor=vendor))
+    found = distances(fitted(), on, **NEAR | {"groups": groups})
+    assert any(there for one, there in found if one is GROUPS) == far
 
 
 def test_a_range_is_wider_by_hand():
@@ -79,8 +89,8 @@ def test_a_range_is_wider_by_hand():
 def test_more_distance_is_never_surer(name):
     """Whatever the ways: one more never narrows a range, and its ends lie on both sides of the figure."""
     on = load_engine(name)
-    for count in range(4):
-        for some in itertools.combinations((APART, WIDE, STAGED, FEW_RUNS), count + 1):
+    for count in range(5):
+        for some in itertools.combinations((APART, WIDE, GROUPS, STAGED, FEW_RUNS), count + 1):
             near, far = (
                 [factors(on, quantity, regime, wider=widening([(one, np.True_) for one in of])) for quantity, regime in TIMES]
                 for of in (some[1:], some)

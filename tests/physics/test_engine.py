@@ -60,7 +60,7 @@ NEUTRAL = {
         "seconds_before_queue_per_token", "steps_before_answer", "steps_to_balance", "seconds_per_sequence", "seconds_to_start",
         "activation_traffic", "fill_bytes", "expert_tile_rows", "prefill_first", "small_kv", "reserved_bytes",
     ),
-    math.inf: ("roofline_norm", "expert_evenness", "unpack_rate"),
+    math.inf: ("roofline_norm", "expert_evenness", "unpack_rate", "latent_contexts"),
     2.0: ("two_batch",),
     2048.0: ("step_tokens",),
 }  # fmt: skip

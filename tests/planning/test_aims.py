@@ -37,16 +37,16 @@ def test_a_limit_is_met_in_nineteen_of_twenty_where_the_end_of_the_range_meets_i
 
 
 def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
-    """Apart: 0.33 more in quadrature to log 1.25, and 1.5 to log 3."""
+    """Apart: 0.2 more in quadrature to log 1.25, and 1.5 to log 3."""
     tpot, ttft = aims_of(CASE, Layout(), Layout())
-    assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.33)))
+    assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.2)))
     assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 1.5)))
 
 
 def test_candidates_of_a_table_aim_each_for_itself():
-    """Sixteen chips: 0.64 more in quadrature; two stages: 0.33."""
+    """Sixteen chips: 0.1 more in quadrature; two stages: 0.33."""
     found = aims_of(CASE, Layout(tp=np.array([8, 16, 4]), pp=np.array([1, 1, 2])), None)[0]
-    wide = [math.exp(math.hypot(math.log(1.25), more)) for more in (0, 0.64, 0.33)]
+    wide = [math.exp(math.hypot(math.log(1.25), more)) for more in (0, 0.1, 0.33)]
     assert found == pytest.approx(0.02 / np.array(wide))
 
 

@@ -72,9 +72,9 @@ def test_time_that_goes_to_prompts_is_mixed():
     assert found["cost_range"] == pytest.approx((0.7 * cost, 1.5 * cost))
 
 
-def wider(low: float, high: float, late: float = 0.33) -> tuple[float, float]:
-    """Two factors with what pools of their own add, of which no run was fitted: logarithms of 0.25 and 0.33, in squares."""
-    return np.exp(-np.hypot(np.log(low), 0.25)), np.exp(np.hypot(np.log(high), late))
+def wider(low: float, high: float, late: float = 0.2) -> tuple[float, float]:
+    """Two factors with what pools of their own add, of which no run was fitted: logarithms of 0.2 on both sides, in squares."""
+    return np.exp(-np.hypot(np.log(low), 0.2)), np.exp(np.hypot(np.log(high), late))
 
 
 def test_pools_apart_err_together():

@@ -42,6 +42,16 @@ def test_validate_tells_of_kinds_and_names_what_cannot_be_right(tmp_path):
     assert found["unread"] == ["host"]
 
 
+def test_validate_says_which_runs_count_otherwise_than_their_columns_say(tmp_path):
+    told = {"system": "gb200-nvl72", "dp": "4", "ep": "4", "tp": "1", "weight_dtype": "nvfp4", "expert_dtype": "nvfp4"}
+    row = apart(**told, measured="2025-12-19", part="ix_disaggregated", tpot_s="0.008", concurrency="4")
+    written(tmp_path / "runs.csv", row | {"id": "a"}, row | {"id": "b"}, row | {"id": "own", "part": ""})
+    written(tmp_path / "own.csv", row | {"part": ""})
+    shown = (" ".join(run(f"validate {name}.csv", columns=100, folder=tmp_path).stdout.split()) for name in ("runs", "own"))
+    says = "2 runs of InferenceX on gb200-nvl72 count as their published scripts launched them: tp 4 where columns say dp 4"
+    assert [says in words for words in shown] == [True, False]
+
+
 @pytest.mark.slow
 def test_calibrate_says_what_it_leaves_out(tmp_path):
     pytest.importorskip("scipy")

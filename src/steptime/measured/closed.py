@@ -31,6 +31,7 @@ import numpy as np
 
 from steptime.blackboard.experts import largest_of
 from steptime.machines.system import System
+from steptime.measured.launches import with_contexts
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.drafts import drafted_sequences, drafted_step
@@ -186,6 +187,7 @@ def round_time(wait: Number, decoding: Number, *, spread: Number, clients: Numbe
 def closed_of(runs: Runs, engine: Engine) -> ClosedLoop:
     """Return the closed loops of a group in closed form; constants of the engine may be arrays of shape (n, 1)."""
     starting = np.minimum(1.0, runs.concurrency / runs.requests)
+    engine = with_contexts(engine, runs.contexts)
     return closed_loop(**runs.loop(), starting=starting, acceptance=runs.acceptance, prompts=runs.prompts, engine=engine)
 
 

@@ -25,6 +25,7 @@ from steptime.machines.system import System
 from steptime.measured.closed import round_time
 from steptime.measured.doubts import WRONG, faster, soonest_token, too_heavy
 from steptime.measured.kinds import PREFILL_WAYS, drafts_of, is_drafted
+from steptime.measured.launches import latent_contexts, with_contexts
 from steptime.measured.runs import AXES, MEANS, spread_of
 from steptime.models.loading import load_model
 from steptime.models.model import Model
@@ -75,11 +76,11 @@ def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, 
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
         told = (row.get(name) or "" for name in (*SHARED, *LENGTHS))
-        key = (*told, str(spread_of(row)), day_of(systems[row["system"]], row))
+        key = (*told, str(spread_of(row)), day_of(systems[row["system"]], row), str(latent_contexts(row)))
         groups.setdefault(key, []).append(position)
     for index in groups.values():
         chosen = [rows[i] for i in index]
-        engine = engines[chosen[0]["engine"]]
+        engine = with_contexts(engines[chosen[0]["engine"]], latent_contexts(chosen[0]))
         for name, values in _predicted(chosen, engine, catalog).items():
             empty = "" if values.dtype == object else np.nan
             out.setdefault(name, np.full(len(rows), empty, dtype=values.dtype))[index] = values
@@ -136,8 +137,8 @@ def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) 
     except InputError as problem:
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
     found = closed_pools(pools, engine)
-    chips, stages = (np.maximum(getattr(pools.decode, name), getattr(pools.prefill, name)) for name in ("chips", "pp"))
-    ways = distances(engine, pools.system, chips=chips, stages=stages, apart=True)
+    most = (np.maximum(getattr(pools.decode, name), getattr(pools.prefill, name)) for name in ("chips", "pp", "dp"))
+    ways = distances(engine, pools.system, **dict(zip(("chips", "stages", "groups"), most, strict=True)), apart=True)
     low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=widening(ways))
     first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=widening(ways, "ttft"))
     speed, tpot, ttft = (found[name] for name in ("output_tok_s", "tpot", "ttft"))

@@ -10,6 +10,7 @@ of `highest`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from steptime.measured.comparison import FIGURES, Predictions
 from steptime.measured.doubts import Doubts
 from steptime.measured.highest import predict_highest
 from steptime.measured.kinds import DRAFTED, LOOPS, POOLS, drafts_of, kind_of
+from steptime.measured.launches import as_launched, latent_contexts, with_contexts
 from steptime.measured.pools import predict_pools
 from steptime.measured.runs import AXES, MEANS, NUMBERS, REQUESTS, SPREAD, spread_of
 from steptime.measured.settings import usual_interval
@@ -52,7 +54,7 @@ class Runs:
     concurrency and requests (of the whole run) are of one of `replicas`. spread: how far lengths reach to both sides of their
     means, as a share. drafts: tokens drafted a step; acceptance: tokens that a step yields, not a number where nobody knows.
     interval: decode steps between two looks at what is new. prompts: whether the same chips read them, or those of a pool of
-    their own.
+    their own. contexts: of `latent_contexts`.
     """
 
     index: Array
@@ -70,6 +72,7 @@ class Runs:
     interval: Array
     drafts: int = 0
     prompts: bool = True
+    contexts: float = math.inf
 
     def loop(self) -> dict[str, Any]:
         """Return what closed loops of these runs are made of, in closed form and simulated."""
@@ -89,14 +92,16 @@ def grouped(
 ) -> list[Runs]:
     """Return rows of closed loops as groups of runs that share model, formats, drafts, system, its software and engine.
 
-    Rows of separate pools are runs of the pool that decodes, of as many sequences as Little's law says were in it.
+    Rows of separate pools are runs of the pool that decodes, of as many sequences as Little's law says were in it. All are
+    taken as they were launched (`launches`).
     """
+    rows = [as_launched(row) for row in rows]
     groups: dict[tuple[Any, ...], list[int]] = {}
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     named = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
     for position, row in enumerate(rows):
         of = (*named(row), row.get("kv_dtype") or "", drafts_of(row), not row.get("decode_workers"))
-        of = (*of, day_of(systems[row["system"]], row))
+        of = (*of, day_of(systems[row["system"]], row), latent_contexts(row))
         groups.setdefault(of, []).append(position)
     columns = _columns(rows)
     return [
@@ -169,7 +174,7 @@ def _runs(
     catalog: str | None,
 ) -> Runs:
     """Return one group; unless the rows name a format, its KV cache is in 8 bits where the engine keeps it so (`served`)."""
-    name, _, engine, weights, experts, kv, drafts, prompts, _ = key
+    name, _, engine, weights, experts, kv, drafts, prompts, _, contexts = key
     weights = weights or "bf16"
     model = load_model(name, weights=weights, experts=experts or weights, kv=kv, catalog=catalog)
     if not model.kv_told and small_kv.get(engine, True) and is_narrow(model, "fp4" in system.chip.peak):
@@ -190,6 +195,7 @@ def _runs(
         interval=columns["interval"],
         drafts=drafts,
         prompts=prompts,
+        contexts=contexts,
     )
 
 
@@ -209,6 +215,7 @@ def loops_of(runs: Runs, engine: Engine) -> Any:
     from steptime.measured.loops import closed_loops
 
     acceptance = np.where(np.isnan(runs.acceptance), 1.0, runs.acceptance)
+    engine = with_contexts(engine, runs.contexts)
     return closed_loops(**runs.loop(), requests=runs.requests, acceptance=acceptance, engine=engine)
 
 
@@ -241,6 +248,7 @@ def predict(
     by_simulation: whether TTFT comes from simulated loops; by default where it can, for up to `MOST_SIMULATED` rows.
     Intervals are those of left-out runs: what constants add for an unusual run (`uncertainty`) would cost twenty times as much.
     """
+    rows = [as_launched(row) for row in rows]
     names = sorted({row["engine"] for row in rows})
     engines = {name: engine_of(name, given=engine, catalog=catalog) for name in names}
     kinds = np.array([kind_of(row) for row in rows])

@@ -51,6 +51,12 @@ class Kernels:
     attention_efficiency: Number = _share(1.0, "of peak arithmetic, in attention")
     latent_efficiency: Number = _share(1.0, "of attention_efficiency, where decode attention works on a latent")
     attention_memory_efficiency: Number = _share(1.0, "of memory bandwidth, reading the KV cache")
+    latent_contexts: Number = constant(
+        math.inf,
+        "whose latents decode attention reads at once, each by a part of the chip; infinite: each is split among all of it",
+        unit="sequences",
+        least=1.0,
+    )
     network_efficiency: Number = _share(1.0, "of the bandwidth of links, in collectives")
     chip_departure: Number = constant(
         0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", most=2.0

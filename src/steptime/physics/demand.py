@@ -29,6 +29,7 @@ from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, 
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
 UNPACKED = ("bf16", "fp16")  # arithmetic to which a chip itself widens narrower weights
+FEWEST = 1e-6  # sequences, of a pass that has none
 NARROW = 5 / 8  # bytes per weight under which unpacking it costs bandwidth
 
 
@@ -315,8 +316,10 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         read = entries_read(a, work.context)
         flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
         moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
-        reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency if latent else 1.0)
-        found["decode"] = Demand(flops, peak(LATENT_DECODE if latent else DECODE), kv=moved, efficiency=reached)
+        busy = busy_parts(work.sequences, engine.kernels.latent_contexts) if latent else 1.0
+        reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency * busy if latent else 1.0)
+        rate = peak(LATENT_DECODE if latent else DECODE)
+        found["decode"] = Demand(flops, rate, kv=moved, efficiency=reached, memory_efficiency=busy)
     if some(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
@@ -329,6 +332,20 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
         rate = peak(LATENT_PREFILL if latent else PREFILL)
         found["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)
     return found
+
+
+def busy_parts(sequences: Number, parts: Number) -> Number:
+    """Return the share of a chip's parts that work, where each of `parts` takes a whole sequence at a time.
+
+    One where `parts` is infinite: contexts are split among all of the chip.
+
+    >>> [float(busy_parts(sequences, 76)) for sequences in (19, 76, 114)], busy_parts(19, np.inf)
+    ([0.25, 1.0, 0.75], 1.0)
+    """
+    if not np.any(np.isfinite(parts)):
+        return 1.0
+    rounds = np.maximum(np.ceil(sequences / parts - 1e-9), 1.0)
+    return np.where(np.isfinite(parts), np.maximum(sequences, FEWEST) / (rounds * parts), 1.0)
 
 
 REACHED = {"memory": 0.77, "compute": 0.74}  # of the data sheet, by plain bf16 products: mean of H100, H200, B200, B300, GB200

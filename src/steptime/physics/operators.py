@@ -106,7 +106,7 @@ def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]
     """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
     demand, bandwidth, kernels = one.demand, system.chip.hbm.bandwidth, engine.kernels
     if some(demand.kv):
-        reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine)
+        reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine) * demand.memory_efficiency
         return {"kv": memory_time(one.all_of(demand.kv), bandwidth, reached)}
     found = {"weights": memory_time(one.all_of(demand.weights), bandwidth, demand.memory_efficiency)}
     if some(demand.activations):

@@ -101,7 +101,7 @@ def of_step(given: Given, answer: str) -> tuple[Given, list[Unsure]]:
     regime = REGIMES[0] if phase == "decode" else REGIMES[1]
     ways = {name: float(np.max(asked.get(name, 1))) for name in WAYS}
     chips = math.prod(size for name, size in ways.items() if name != "ep")
-    far = widening(distances(engine, system, chips=chips, stages=ways["pp"], apart=False))
+    far = widening(distances(engine, system, chips=chips, stages=ways["pp"], groups=ways["dp"], apart=False))
     found = [*_figures(system, answer, chips), *_constants(model, system, engine), *_scatter(engine, system, regime, far)]
     found += [*_imbalance(model, engine, given), *_rent(system, answer)]
     for name, usual in lengths.items():
@@ -238,6 +238,7 @@ def _planned_scatter(given: Given, engine: Engine, system: System) -> Iterator[U
     ways = distances(
         engine, system,
         chips=max(float(pool.layout.chips) for pool in pools), stages=max(float(pool.layout.pp) for pool in pools),
+        groups=max(float(pool.layout.dp) for pool in pools),
         apart=len(pools) > 1, drafts=bool(given.get("drafts")),
     )  # fmt: skip
     yield from _scatter(engine, system, str(regime_of(_input_share(pools[-1]))), widening(ways))

@@ -12,8 +12,9 @@ from rich.text import Text
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
 from steptime.measured.comparison import Predictions
 from steptime.measured.doubts import DOUBTFUL, WRONG
+from steptime.measured.launches import is_scripted
 from steptime.measured.outcomes import NAMED
-from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, spread_of
+from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, spread_of
 from steptime.measured.settings import BALANCED_WITHIN, INTERVALS
 from steptime.measured.validation import MOST_SIMULATED
 from steptime.physics.constants import RUN_WAITS
@@ -133,6 +134,10 @@ def validation_view(
         parts.append(
             Text(f"{drawn:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
         )
+    scripted = sum(map(is_scripted, rows))
+    if scripted and parts:
+        says = f"{in_runs(scripted)} of InferenceX on gb200-nvl72 count as their published scripts launched them"
+        parts.append(Text(f"{says}: tp 4 where columns say dp 4, or attention that splits no context."))
     if not parts:
         parts.append(Text("No row has a measured time; --predictions writes what is predicted."))
     if unread:
