@@ -31,13 +31,13 @@ def reasons(rows: list[dict[str, str]]) -> list[str]:
 
 
 def test_weights_are_held_against_what_the_engine_uses_of_a_chip():
-    """141.1 GB of a 70-B model in bf16: not on one H100, on two and on one B200; 676 GB on four B200 are in doubt."""
+    """141.1 GB of a 70-B model in bf16: not on one H100, on two and on one B200; 730 GB on four B200 are in doubt."""
     heavy = plain(model="llama-3.1-70b")
     alone, halved, four = reasons([heavy, heavy | {"tp": "2"}, heavy | {"tp": "4"}])
-    assert alone == "cannot be right: weights do not fit: 141.1 GB on chips of 80.0 GB, of which vllm uses 73.6"
+    assert alone == "cannot be right: weights do not fit: 141.1 GB on chips of 85.5 GB, of which vllm uses 78.7"
     assert halved == four == ""
-    tight, larger = reasons([deepseek(tp="4"), heavy | {"system": "hgx-b200"}])
-    assert tight.startswith("in doubt: weights do not fit: 169.1 GB on chips of 180.0 GB, of which sglang uses 165.6")
+    tight, larger = reasons([deepseek(dp="4", tp="1", ep="4"), heavy | {"system": "hgx-b200"}])
+    assert tight.startswith("in doubt: weights do not fit: 182.6 GB on chips of 192.2 GB, of which sglang uses 176.9")
     assert larger == ""
 
 

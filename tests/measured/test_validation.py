@@ -18,7 +18,7 @@ from steptime.measured.comparison import errors, report, write_predictions
 from steptime.measured.leaving_out import fit_all
 from steptime.measured.runs import COLUMNS, OPTIONAL, read_runs
 from steptime.measured.validation import predict
-from steptime.physics.constants import CONSTANTS
+from steptime.physics.constants import CONSTANTS, problem_of
 from steptime.physics.engine import Engine, constant, load_engine, with_constants
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -276,6 +276,24 @@ def test_calibration_finds_the_constants_that_made_the_runs():
     again = predict(rows, engine=fitted)
     assert np.median(np.abs(again.tpot / truth.tpot - 1)) < 0.03
     assert fitted.kernels.memory_efficiency < 0.8
+
+
+def test_constants_stay_within_what_an_engine_may_have():
+    """Runs that are faster than their chips ask for more than a data sheet's peak; the file that is written can be read."""
+    found = engine_from(np.log(np.full(len(NAMES), 1e9)), name="vllm")
+    assert all(not problem_of(name, float(constant(found, name))) for name in NAMES)
+    assert found.kernels.memory_efficiency == 1.25
+
+
+def test_ranges_of_runs_unlike_those_of_the_fit_are_wider():
+    ways = {"model": "deepseek-ai/DeepSeek-R1", "engine": "sglang", "weight_dtype": "fp8", "expert_dtype": "fp8"}
+    rows = [one(system=system, tp=tp, dp=dp, ep=ep, **ways) for system, tp, dp, ep in (
+        ("mi355x-8", "8", "1", "1"), ("mi355x-8", "1", "8", "8"), ("gb200-nvl72", "1", "16", "16")
+    )]  # fmt: skip
+    found = predict(rows, by_simulation=False)
+    near, groups, wide = found.tpot_high / found.tpot
+    assert groups > 2 * near
+    assert near < wide < groups
 
 
 def test_calibration_needs_measured_times():

@@ -396,7 +396,9 @@ def test_mixers_in_prefill(a, given, layout, flops, bytes_):
     assert (found["prefill"].flops, found["prefill"].kv) == (pytest.approx(flops), pytest.approx(bytes_))
 
 
-@pytest.mark.parametrize(("batch", "busy"), [(1, 1 / 8), (6, 6 / 8), (8, 1.0), (9, 9 / 16), (20, 20 / 24), (64, 1.0)])
+@pytest.mark.parametrize(
+    ("batch", "busy"), [(1, 1 / 8), (6, 6 / 8), (8, 1.0), (8.25, 8.25 / 10), (9, 9 / 16), (20, 20 / 24), (64, 1.0)]
+)
 def test_parts_of_a_chip_idle_where_each_reads_a_whole_context(batch, busy):
     """Eight parts, a sequence each at a time: nine sequences take two rounds. Prompts and grouped heads are split as ever."""
     latent = replace(KV, expand_flops=900.0)

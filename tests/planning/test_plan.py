@@ -157,9 +157,9 @@ def test_limits_that_only_clash_are_told_apart():
 
 def test_a_model_that_fits_nowhere_says_by_how_much():
     model = st.load_model("llama-3.1-405b")
-    with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 640 GB, 172 GB too little\. With --chips 12"):
+    with pytest.raises(DoesNotFit, match=r"weights take 812 GB, the chips hold 684 GB, 128 GB too little\. With --chips 12"):
         st.plan(model, st.load_system("hgx-h100"), CHAT, engine="ideal", levers=False)
-    with pytest.raises(DoesNotFit, match=r"hold 589 GB \(vllm uses 92% of 640 GB\), 223 GB too little"):
+    with pytest.raises(DoesNotFit, match=r"hold 629 GB \(vllm uses 92% of 684 GB\), 182 GB too little"):
         st.plan(model, st.load_system("hgx-h100"), CHAT, levers=False)
     systems = [st.load_system(name) for name in ("hgx-h100", "gb200-nvl72", "hgx-h200")]
     system, chips = smallest_system(model, systems)

@@ -65,8 +65,8 @@ def test_a_cache_has_the_machines_tiers_and_the_capacities_given():
     bandwidths = {tier.name: tier.bandwidth for tier in (system.chip.hbm, *system.tiers)}
     assert all(tier.bandwidth == bandwidths[tier.name] for tier in cache.tiers)
     assert cache_of(system, st.Layout(tp=2), {"hbm": 2 * system.chip.hbm.capacity}).tiers[0].capacity == 372e9
-    with pytest.raises(InputError, match="is more than the 372 GB"):
-        cache_of(system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.hbm.capacity})
+    with pytest.raises(InputError, match="is more than the 397 GB"):
+        cache_of(system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.capacity})
     with pytest.raises(InputError, match="did you mean host"):
         cache_of(system, st.Layout(), {"hots": 1.0})
 

@@ -48,8 +48,18 @@ def test_validate_says_which_runs_count_otherwise_than_their_columns_say(tmp_pat
     written(tmp_path / "runs.csv", row | {"id": "a"}, row | {"id": "b"}, row | {"id": "own", "part": ""})
     written(tmp_path / "own.csv", row | {"part": ""})
     shown = (" ".join(run(f"validate {name}.csv", columns=100, folder=tmp_path).stdout.split()) for name in ("runs", "own"))
-    says = "2 runs of InferenceX on gb200-nvl72 count as their published scripts launched them: tp 4 where columns say dp 4"
+    says = "not as columns say, count 2 runs of InferenceX on gb200-nvl72: tp 4 instead of dp 4, or"
     assert [says in words for words in shown] == [True, False]
+
+
+def test_validate_names_a_day_that_is_none_and_says_where_all_are_in_doubt(tmp_path):
+    written(tmp_path / "days.csv", plain(tpot_s="0.0095", measured="December"), plain(tpot_s="0.0095", measured="2025-09"))
+    words = " ".join(run("validate days.csv", columns=100, folder=tmp_path).stdout.split())
+    assert "1 run without a day: measured is 'December', not as 2025-12-31 or 2025-12." in words
+    assert "not read" not in words
+    written(tmp_path / "doubt.csv", plain(tpot_s="0.0001"))
+    words = " ".join(run("validate doubt.csv", columns=100, folder=tmp_path).stdout.split())
+    assert "Every row that has a measured time is in doubt" in words
 
 
 @pytest.mark.slow

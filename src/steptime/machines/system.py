@@ -78,6 +78,11 @@ class Chip(Result):
         """The memory that holds weights and KV cache: the largest tier on the package."""
         return self.memory[-1]
 
+    @property
+    def capacity(self) -> Number:
+        """Bytes of that memory as a driver counts them, of which engines take a share: labels round, mostly down."""
+        return self.hbm.capacity * self.reached.get("capacity", 1.0)
+
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its memory and its peak rates."""
         hbm, usual = self.hbm, [kind for kind in ("bf16", "fp8", "fp4") if kind in self.peak]

@@ -92,12 +92,16 @@ QUEUE_NOISE = 0.3
 PASSES = 2  # simulations, the second with the waits that the first found
 
 
+LIMITS = np.array([[DESCRIPTIONS[name][end] for name in NAMES] for end in ("least", "most")])
+"""The least and the most that each constant can be."""
+
+
 def engine_from(logs: Array, *, name: str, base: Engine | None = None) -> Engine:
     """Return the engine of fitted logarithms; an array of shape (n, constants) gives constants of shape (n, 1).
 
-    What is not fitted is that of `base`, by default `HELD`.
+    What is not fitted is that of `base`, by default `HELD`. A constant stays within its range, whatever runs ask for.
     """
-    values = np.exp(logs)
+    values = np.clip(np.exp(logs), *LIMITS)
     constants = {n: values[i] if values.ndim == 1 else values[:, i, None] for i, n in enumerate(NAMES)}
     if base is None:
         first = 1.0 if name in PREFILL_FIRST else 0.0

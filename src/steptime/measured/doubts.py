@@ -63,7 +63,7 @@ SET = ("model", "system", "engine", "engine_version", "measured", "weight_dtype"
 
 def too_heavy(model: Model, system: System, layout: Layout, engine: Engine, drafts: int, count: int) -> Array:
     """Say of each of `count` layouts where the weights are more than the engine uses of a chip, "" where they are not."""
-    capacity = system.chip.hbm.capacity
+    capacity = system.chip.capacity
     room = float(capacity * engine.room.memory_share - engine.room.reserved_bytes)
     held = weights_per_chip(model, layout) + (draft_bytes(model, 1.0, layout)[0] if drafts and model.draft else 0.0)
     held = np.broadcast_to(held, count)

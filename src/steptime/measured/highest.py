@@ -151,7 +151,7 @@ def layouts_of(
     room = [one for one in ways if float(sequences_that_fit(model, system, layout=one, **given)) >= 1]
     if not room:
         held = min((float(weights_per_chip(model, one)) for one in ways), default=math.inf)
-        capacity = system.chip.hbm.capacity / 1e9
+        capacity = system.chip.capacity / 1e9
         return [], f"{WRONG}weights do not fit: {held / 1e9:,.1f} GB, a cache and activations on chips of {capacity:,.1f} GB"
     return [Layout(**_fields(one), replicas=max(1, chips // int(one.chips))) for one in room], ""
 

@@ -22,10 +22,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from steptime.measured.kinds import PREFILL_WAYS
-from steptime.physics.engine import Engine
+import numpy as np
 
-APART, ENGINE, SYSTEM = "ix_disaggregated", "sglang", "gb200-nvl72"
+from steptime.machines.software import is_day
+from steptime.measured.kinds import PREFILL_WAYS
+from steptime.physics.engine import IDEAL, Engine
+
+APART, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
+DAY = len("2025-12-19")
 SINCE, UNTIL = "2025-12-19", "2025-12-31"  # days from which, and to which, they are of the second collection
 PAIRS = 76.0  # of the 152 multiprocessors that a GB200 reports (B200: 148)
 SHORT = ("1024", "1024")  # lengths
@@ -37,14 +41,16 @@ def as_launched(row: dict[str, str]) -> dict[str, str]:
     """Return a run with the ways that its script has, where its columns name attention groups that were none.
 
     >>> told = {"tp": "1", "dp": "4", "ep": "4", "part": "ix_disaggregated", "engine": "sglang", "system": "gb200-nvl72"}
-    >>> told |= {"measured": "2025-12-19", "weight_dtype": "nvfp4", "input_tokens": "1024", "output_tokens": "1024"}
+    >>> told |= {"model": "deepseek-r1", "measured": "2025-12-19", "weight_dtype": "nvfp4"}
+    >>> told |= {"input_tokens": "8192", "output_tokens": "1024"}
     >>> [as_launched(told)[way] for way in ("tp", "dp", "ep")]
     ['4', '1', '1']
     """
-    known = _is_early(row) and row["measured"] >= SINCE and not (row["weight_dtype"] == "fp8" and _lengths(row) == SHORT)
-    if not known or _ways(row, WAYS) != GROUPED:
+    if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _lengths(row) == SHORT):
         return row
-    found = {**row, **dict(zip(WAYS, LAUNCHED, strict=True)), "kv_dtype": "fp8"}
+    if _ways(row, (*WAYS, "pp")) != (*GROUPED, "1"):
+        return row
+    found = {**row, **dict(zip(WAYS, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
     return found | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _ways(row, PREFILL_WAYS) == GROUPED else {})
 
 
@@ -54,7 +60,7 @@ def latent_contexts(row: Mapping[str, str]) -> float:
     >>> latent_contexts({"part": "ix_aggregated"})
     inf
     """
-    unsplit = _is_early(row) and row["measured"] < SINCE and row["weight_dtype"] == "fp8" and _lengths(row) != SHORT
+    unsplit = _is_early(row) and row["measured"] < SINCE and _is_fp8(row) and _lengths(row) != SHORT
     return PAIRS if unsplit else math.inf
 
 
@@ -63,18 +69,35 @@ def is_scripted(row: dict[str, str]) -> bool:
     return as_launched(row) is not row or math.isfinite(latent_contexts(row))
 
 
+def is_dated(row: Mapping[str, str]) -> bool:
+    """Whether `measured` of a run begins with a day, or is a month.
+
+    >>> [is_dated({"measured": text}) for text in ("2025-12-31", "2025-12-31T10:00", "2025-09", "December")]
+    [True, True, True, False]
+    """
+    text = (row.get("measured") or "")[:DAY]
+    return is_day(text) or is_day(f"{text}-01")
+
+
 def with_contexts(engine: Engine, contexts: float) -> Engine:
-    """Return the engine with a kernel that reads so many contexts at once, or as it is for inf."""
-    if math.isinf(contexts):
+    """Return the engine with a kernel that reads so many contexts at once; as it is for inf, if told, and the ideal one."""
+    if math.isinf(contexts) or engine.name == IDEAL.name or np.any(np.isfinite(engine.kernels.latent_contexts)):
         return engine
     return replace(engine, kernels=replace(engine.kernels, latent_contexts=contexts))
 
 
 def _is_early(row: Mapping[str, str]) -> bool:
-    """Whether a run is one of SGLang's separate pools on GB200, of a day that is told, in 2025."""
-    if row.get("part") != APART or row["system"] != SYSTEM or row["engine"] != ENGINE:
+    """Whether a run is one of DeepSeek-R1 on SGLang's separate pools on GB200, of a day that is told, in 2025."""
+    if row.get("part") != APART or row["system"].casefold() != SYSTEM or row["engine"] != ENGINE:
         return False
-    return "" < (row.get("measured") or "") <= UNTIL
+    if MODEL not in row["model"].casefold():
+        return False
+    day = (row.get("measured") or "")[:DAY]
+    return is_day(day) and day <= UNTIL
+
+
+def _is_fp8(row: Mapping[str, str]) -> bool:
+    return row["weight_dtype"].casefold() == "fp8"
 
 
 def _ways(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.measured.calibration import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
 from steptime.measured.comparison import MEASURED, Predictions, report
 from steptime.measured.kinds import LOOPS, POOLS, kind_of
+from steptime.measured.launches import is_scripted
 from steptime.measured.load_generators import read_files
 from steptime.measured.runs import COLUMNS, OPTIONAL, checker, in_runs, unread_columns
 from steptime.measured.validation import engine_of, predict
@@ -59,6 +60,9 @@ class Validation(Tabular):
     simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
     doubtful: tuple[str, ...] = field(
         default=(), metadata=unit("", "runs that cannot be right, are in doubt or have no prediction, and why: in no table")
+    )
+    scripted: int = field(
+        default=0, metadata=unit("", "runs that count as their published scripts launched them, not as their columns say")
     )
     unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file that nothing reads"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
@@ -177,6 +181,7 @@ def validate(
         **{name: tables.get(name) for name in MEASURED},
         simulated=found.simulated,
         doubtful=tuple(_named(rows, found.reason)),
+        scripted=sum(map(is_scripted, rows)),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
     )

@@ -12,6 +12,7 @@ requests queue for it, and the first token is what is left of $C / X$.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ from steptime.planning.steady import Transfer, decode_pool, transfer_of, ttft_se
 from steptime.planning.workload import Workload
 
 LEVELS = 16  # batches at which a decode replica is looked at, from one sequence to all
+CLOSER = 8  # times as many, where steps jump from one to the next
 HALVINGS = 40  # of the logarithm of the sequences in decode
 FEWEST = 1e-3  # sequences of a decode replica, in the mean
 EACH = 10  # requests of a run for each in flight, as of closed loops that benchmarks send
@@ -178,7 +180,8 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     given: dict[str, Any] = {"engine": engine, "drafting": pools.drafting}
     work, replicas = pools.workload, pools.decode.replicas
     most = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
-    batches = most[:, None] ** np.linspace(0, 1, LEVELS)
+    levels = LEVELS if math.isinf(engine.kernels.latent_contexts) else CLOSER * LEVELS
+    batches = most[:, None] ** np.linspace(0, 1, levels)
     state = decode_pool(pools.model, pools.system, work, layout=shaped(pools.decode, 1), batch=batches, **given)
     prompts = max(1.0, float(engine.scheduler.step_tokens) // work.input_tokens)
     reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **given)
@@ -247,7 +250,8 @@ def _solved(pools: Pools, most: Array, table: Array, first: Callable[[Array, Arr
 def _between(table: Array, sequences: Array, most: Array) -> tuple[Array, Array]:
     """Return what a table of levels says of so many sequences, at least one, on lines in their logarithm; and the nearest."""
     share = np.log(np.maximum(sequences, 1.0)) / np.maximum(np.log(most), 1e-12)
-    place = np.clip(share, 0.0, 1.0) * (LEVELS - 1)
-    left = np.minimum(place.astype(np.int64), LEVELS - 2)
+    last = table.shape[1] - 1
+    place = np.clip(share, 0.0, 1.0) * last
+    left = np.minimum(place.astype(np.int64), last - 1)
     before, after = (np.take_along_axis(table, at[:, None], axis=1)[:, 0] for at in (left, left + 1))
     return before + (place - left) * (after - before), np.rint(place).astype(np.int64)

@@ -37,7 +37,7 @@ from steptime.models.loading import load_model
 from steptime.models.model import Model
 from steptime.numbers import Array, Number
 from steptime.physics.cache_format import is_narrow, with_small_cache
-from steptime.physics.distance import WITH_DRAFTS, widening
+from steptime.physics.distance import distances, widening
 from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors, regime_of
@@ -295,7 +295,8 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
-    wider = widening([(WITH_DRAFTS, np.asarray(bool(runs.drafts and engine.fit)))])
+    ways = {"chips": runs.layout.chips, "stages": runs.layout.pp, "groups": runs.layout.dp}
+    wider = widening(distances(engine, runs.system, **ways, apart=False, drafts=bool(runs.drafts)))
     return found | spans(found, engine, regime, runs.system, wider) | {"bound": loop.decode.bound, "regime": regime}
 
 

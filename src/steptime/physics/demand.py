@@ -337,14 +337,17 @@ def attention_demands(a: Attention, work: Work, system: System, layout: Layout, 
 def busy_parts(sequences: Number, parts: Number) -> Number:
     """Return the share of a chip's parts that work, where each of `parts` takes a whole sequence at a time.
 
-    One where `parts` is infinite: contexts are split among all of the chip.
+    A mean number of sequences between two whole ones takes rounds between theirs. One where `parts` is infinite: contexts are
+    split among all of the chip.
 
     >>> [float(busy_parts(sequences, 76)) for sequences in (19, 76, 114)], busy_parts(19, np.inf)
     ([0.25, 1.0, 0.75], 1.0)
     """
     if not np.any(np.isfinite(parts)):
         return 1.0
-    rounds = np.maximum(np.ceil(sequences / parts - 1e-9), 1.0)
+    whole = np.floor(sequences + 1e-9)
+    rounds = np.maximum(np.ceil(whole / parts - 1e-9), 1.0)
+    rounds = rounds + np.maximum(sequences - whole, 0.0) * (np.ceil((whole + 1) / parts - 1e-9) - rounds)
     return np.where(np.isfinite(parts), np.maximum(sequences, FEWEST) / (rounds * parts), 1.0)
 
 

@@ -186,7 +186,7 @@ def memory_per_chip(
         cache=sequences * cache_per_sequence(model, context, layout),
         activations=activations_per_chip(model, np.maximum(sequences / layout.microbatches, step_tokens), layout),
         reserved=runs_on.room.reserved_bytes,
-        capacity=system.chip.hbm.capacity * runs_on.room.memory_share,
+        capacity=system.chip.capacity * runs_on.room.memory_share,
     )
 
 

@@ -174,9 +174,12 @@ def held(engine: Engine, system: System, *, drafts: bool, pools: bool) -> tuple[
     return tuple(words)
 
 
-def widest(engine: Engine, system: System) -> tuple[float, float]:
-    """Return the factors of the 90 % range of a time per token whatever its regime: the lowest and the highest."""
-    low, high = factors(engine, "tpot", np.array(REGIMES), system=system)
+def widest(engine: Engine, system: System, wider: tuple[Number, Number] = (0.0, 0.0)) -> tuple[float, float]:
+    """Return the factors of the 90 % range of a time per token whatever its regime: the lowest and the highest.
+
+    wider: by how much distance from what was measured widens it, in logarithms.
+    """
+    low, high = factors(engine, "tpot", np.array(REGIMES), system=system, wider=wider)
     return float(np.min(low)), float(np.max(high))
 
 

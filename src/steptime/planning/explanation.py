@@ -125,7 +125,8 @@ def _roofline(entry: Entry, system: System, engine: Engine) -> str:
 
 
 def _over(efficiency: Number) -> str:
-    return "" if abs(float(efficiency) - 1) < 5e-4 else f" / {float(efficiency):.3f}"
+    share = float(efficiency)
+    return "" if abs(share - 1) < 5e-4 else f" / {share:.3f}" if share >= 0.1 else f" / {share:.3g}"
 
 
 def _transfer(entry: Entry, system: System, engine: Engine) -> str:

@@ -75,7 +75,7 @@ def absent_because(case: Case, layout: Layout) -> list[str]:
 
 def room_of(case: Case) -> Number:
     """Bytes of a chip that the engine uses."""
-    return case.system.chip.hbm.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
+    return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
 
 def chunk_sizes(workload: Workload) -> Array:

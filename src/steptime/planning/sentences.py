@@ -121,7 +121,9 @@ def _days(system: System) -> str:
     """Say of which days the software is that a system is taken to have."""
     share = system.chip.reached[SOFTWARE]
     period = next((one for one in system.chip.software if one.share == share), None)
-    return "a share of one's own" if period is None else f"{period.first} to {period.last}"
+    if period is None:
+        return "a share of one's own"
+    return period.first if period.first == period.last else f"{period.first} to {period.last}"
 
 
 def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
@@ -193,7 +195,7 @@ def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
     capacity = float(room_of(case))
     need, have = weight_bytes(case.model), case.chips * capacity
-    whole = float(case.chips * case.system.chip.hbm.capacity)
+    whole = float(case.chips * case.system.chip.capacity)
     used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
     message = (
         f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "

@@ -50,7 +50,7 @@ def what_is_served(model: Model, system: System) -> Served:
         max_context=model.max_context,
         vendor=system.chip.vendor,
         arithmetic=tuple(system.chip.peak),
-        memory=float(system.chip.hbm.capacity),
+        memory=float(system.chip.capacity),
         fabric=domain.name,
         domain_chips=int(min(domain.size, system.scale_out.size, 1 << 20)),
         host_chips=host_chips(system),

@@ -32,7 +32,7 @@ def smallest_system(model: Model, systems: Iterable[System]) -> tuple[System, in
     need = weight_bytes(model)
     tries = ((_order(system, chips), system, chips) for system in systems for chips in _counts(system))
     for _, system, chips in sorted(tries, key=lambda one: one[0]):
-        if chips * system.chip.hbm.capacity > need and _holds(model, system, chips):
+        if chips * system.chip.capacity > need and _holds(model, system, chips):
             return system, chips
     return None
 
@@ -45,8 +45,7 @@ def _counts(system: System) -> Iterator[int]:
 def _order(system: System, chips: int) -> tuple[float, ...]:
     """Return what comes first: the lowest rent, fewest chips, least memory, highest bandwidth; systems without a rent last."""
     rent = chips * float(system.rent.typical) if known(system.rent) else math.inf
-    hbm = system.chip.hbm
-    return rent, chips, chips * float(hbm.capacity), -float(hbm.bandwidth)
+    return rent, chips, chips * float(system.chip.capacity), -float(system.chip.hbm.bandwidth)
 
 
 def _holds(model: Model, system: System, chips: int) -> bool:

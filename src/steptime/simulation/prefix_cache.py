@@ -69,7 +69,7 @@ def cache_of(system: System, layout: Layout, capacities: Mapping[str, float]) ->
         if name not in known:
             raise UnknownName("memory tier", name, known, f"Known: {', '.join(known)}.")
     sizes = {hbm.name: 0.0} | dict(capacities)
-    most = float(hbm.capacity) * int(layout.chips)
+    most = float(system.chip.capacity) * int(layout.chips)
     if sizes[hbm.name] > most:
         raise RangeError(f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(most, 'B')} of a replica's chips")
     return Cache(

@@ -16,7 +16,7 @@ import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.machines.what_if import read_figure
-from steptime.physics.constants import CONSTANTS, DESCRIPTIONS
+from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, problem_of
 from steptime.physics.engine import Engine, constant, engine_for
 from steptime.sweeping.inputs import COUNT, TEXT, Input, Question, read_values
 from steptime.sweeping.questions import input_of, plain_name
@@ -58,6 +58,8 @@ def with_ranges(
         if of.kind == TEXT and (isinstance(values, str) or question.answers):
             raise InputError(f"{name} is a name, and has no range; `steptime sweep --over {name}=...` asks with each")
         low, high = _ends(name, values, of)
+        if problem := next((problem_of(name, end) for end in (low, high) if name in CONSTANTS and problem_of(name, end)), ""):
+            raise RangeError(f"{name} {problem}")
         middle = base.base if base is not None else _asked(question, given, name)
         basis = "range as given" if middle is not None else "range as given, its middle taken"
         middle = (low + high) / 2 if middle is None else middle
@@ -150,7 +152,8 @@ def _asked(question: Question, given: Mapping[str, Any], name: str) -> float | N
     if name in CONSTANTS:
         engine = given.get("engine")
         engine = engine if isinstance(engine, Engine) else engine_for(read_system(given), engine, given.get("catalog"))
-        return float(constant(engine, name))
+        value = float(constant(engine, name))
+        return value if math.isfinite(value) else None
     if question.figures and system is not None and ("." in name or name in ("rent", "power")):
         figure = float(read_figure(read_system(given), name))
         return figure if math.isfinite(figure) else None

@@ -31,6 +31,7 @@ from steptime.terminal.simulator import compiling, known_quantile, need_numba, w
 if TYPE_CHECKING:
     from steptime.machines.system import System
     from steptime.models.model import Model
+    from steptime.physics.distance import Distance
     from steptime.physics.engine import Engine
     from steptime.physics.layout import Layout
     from steptime.simulation.outcome import Simulation
@@ -361,13 +362,15 @@ def _print_rate(
 
 def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:
     """Serve a traffic, at both ends of the engine's range too if asked, write files and print what came of it."""
+    from steptime.physics.distance import widening
     from steptime.physics.uncertainty import widest
     from steptime.simulation.run import simulate as run
 
     again = partial(run, model, system, traffic, **given)
     with compiling():
         found = with_progress(len(traffic), answering.json, lambda progress: again(progress=progress))
-    ends = widest(given["engine"], system) if answering.range_ else ()
+    ways = _unlike(system, given) if answering.range_ else ()
+    ends = widest(given["engine"], system, widening(ways)) if answering.range_ else ()
     slower = {slowness: again(slowness=slowness) for slowness in ends}
     _write(found, answering)
     if answering.json:
@@ -380,7 +383,17 @@ def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, 
     title = simulation_title(model.name, system.chip.name, found, given["layout"], given["engine"].name)
     show(simulation_brief(title, found) if answering.brief else simulation_view(title, found, console.width), console=console)
     if slower:
-        show(range_view(found, slower), console=console)
+        show(range_view(found, slower, [one.words for one, there in ways if there]), console=console)
+
+
+def _unlike(system: "System", given: dict[str, Any]) -> tuple[tuple["Distance", Any], ...]:
+    """Return in which ways a run is unlike what its engine was fitted to."""
+    from steptime.physics.distance import distances
+
+    layouts = [one for one in (given["layout"], given["prefill"]) if one is not None]
+    chips, stages, groups = (max(float(getattr(one, way)) for one in layouts) for way in ("chips", "pp", "dp"))
+    apart = given["prefill"] is not None
+    return distances(given["engine"], system, chips=chips, stages=stages, groups=groups, apart=apart)
 
 
 def _write(found: "Simulation", answering: Answering) -> None:

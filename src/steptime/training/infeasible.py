@@ -12,7 +12,6 @@ from steptime.models.model import Model
 from steptime.training.engine import TrainingEngine
 from steptime.training.job import TrainingJob
 from steptime.training.layout import show_training_layout
-from steptime.training.memory import capacity_of
 from steptime.training.search import MARGIN, Searched, proposed, search
 from steptime.units import counted
 
@@ -47,7 +46,7 @@ def nothing(
             f"multiple of {chips:,}, or other chips"
         )
     layout, used = found.smallest()
-    capacity = MARGIN * float(capacity_of(system))
+    capacity = MARGIN * float(system.chip.capacity)
     words = (
         f"{model.name} with {job.optimizer} does not fit {counted(chips, 'chip')} of {system.name}: the smallest layout "
         f"({show_training_layout(layout)}) needs {used / 1e9:,.1f} GB of the {capacity / 1e9:,.1f} GB of a chip that may be "

@@ -105,11 +105,6 @@ def _bytes(values: Number) -> str:
     return in_words(values, lambda value: show(value, "B"))
 
 
-def capacity_of(system: System) -> Number:
-    """Return the bytes of a chip as its driver counts them: labels round, some down."""
-    return system.chip.hbm.capacity * system.chip.reached.get("capacity", 1.0)
-
-
 def training_memory(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, microbatches: Number
 ) -> TrainingMemory:
@@ -136,7 +131,7 @@ def training_memory(
             _option(own, adapters, largest, job, engine, x, acts * in_flight + moment,
                     np.where(np.asarray(stage.head) > 0, logits, 0.0), copies=schedule.copies)
         )  # fmt: skip
-    return _fullest(options, capacity_of(system))
+    return _fullest(options, system.chip.capacity)
 
 
 def _flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> Number:

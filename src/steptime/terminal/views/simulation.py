@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -220,8 +220,11 @@ def _cache(use: CacheUse) -> RenderableType:
     return Group(shown, Text(text + "."))
 
 
-def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
-    """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range."""
+def range_view(found: Simulation, ends: Mapping[float, Simulation], unlike: Sequence[str]) -> RenderableType:
+    """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range.
+
+    unlike: ways in which it is unlike what was measured, which widen the range.
+    """
     runs = {"As predicted": found} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
     shown = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
 
@@ -236,7 +239,10 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation]) -> Grid:
         row("Limits", lambda a: getattr(held[id(a)], "verdict", "-"))
         row("Within the limits", lambda a: f"{a.within_limits:.1%}")
     row("Verdict", lambda a: a.verdict)
-    return shown
+    if not unlike:
+        return shown
+    says = f"The range is wider here: {', '.join(unlike)} lie beyond the runs that the engine was fitted to."
+    return Group(shown, Text(says))
 
 
 def replay_lines(found: Replay, *, brief: bool) -> list[Text]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
 from steptime.measured.comparison import Predictions
 from steptime.measured.doubts import DOUBTFUL, WRONG
-from steptime.measured.launches import is_scripted
+from steptime.measured.launches import is_dated, is_scripted
 from steptime.measured.outcomes import NAMED
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, spread_of
 from steptime.measured.settings import BALANCED_WITHIN, INTERVALS
@@ -51,6 +51,7 @@ MEANINGS = {
     "expert_dtype": "format of routed experts; empty for dense models",
     "ttft_s": "measured time to first token [s]; may be absent",
     "tpot_s": "measured time per output token [s]; may be absent",
+    "measured": "day of the run, such as 2025-12-31: AMD's software, and public deployments, are known by the day",
     "kv_dtype": "fp8, bf16, ...; by default as the engine keeps it",
     "input_mean": "mean prompt tokens, where known",
     "output_mean": "mean output tokens, where known",
@@ -134,12 +135,18 @@ def validation_view(
         parts.append(
             Text(f"{drawn:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
         )
-    scripted = sum(map(is_scripted, rows))
+    scripted = sum(map(is_scripted, (row for row, reason in zip(rows, predictions.reason, strict=True) if not reason)))
     if scripted and parts:
-        says = f"{in_runs(scripted)} of InferenceX on gb200-nvl72 count as their published scripts launched them"
-        parts.append(Text(f"{says}: tp 4 where columns say dp 4, or attention that splits no context."))
+        says = f"As published scripts launched them, not as columns say, count {in_runs(scripted)} of InferenceX on gb200-nvl72"
+        parts.append(Text(f"{says}: tp 4 instead of dp 4, or attention that splits no context."))
+    undated = [row["measured"] for row in rows if row.get("measured") and not is_dated(row)]
+    if undated and parts:
+        says = f"{in_runs(len(undated))} without a day: measured is {undated[0][:40]!r}, not as 2025-12-31 or 2025-12."
+        parts.append(Text(says))
     if not parts:
-        parts.append(Text("No row has a measured time; --predictions writes what is predicted."))
+        told = any(row.get(name) for row in rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
+        says = "Every row that has a measured time is in doubt" if told else "No row has a measured time"
+        parts.append(Text(f"{says}; --predictions writes what is predicted."))
     if unread:
         parts.append(Text(f"Columns that are not read: {', '.join(unread)}."))
     named = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
