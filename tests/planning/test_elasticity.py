@@ -183,9 +183,9 @@ def held(seats: float) -> float:
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 181, ("speed",)),
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 170, ("speed",)),  # not at once, but ten per cent further
         (one_matrix(), STREAM, st.Slo(tpot=3e-3), 160, ("saturation",)),
-        (one_matrix(), machine(flops=1e30, capacity=held(175.5)), st.Slo(), 150, ("memory",)),  # 151 need 176
+        (one_matrix(), machine(flops=1e30, capacity=held(175.5)), st.Slo(), 150, ("memory",)),  # 151 need more
         (one_matrix(), machine(flops=1e30, capacity=held(175.5)), st.Slo(tpot=2.914e-3), 150, ("speed", "memory")),
-        (one_matrix(), machine(flops=1e30, capacity=held(186.5)), st.Slo(tpot=2.914e-3), 150, ("speed",)),  # at once
+        (one_matrix(), machine(flops=1e30, capacity=held(207.5)), st.Slo(tpot=2.914e-3), 150, ("speed",)),  # at once
         (one_matrix(), machine(), st.Slo(tpot=1.0), 1000, ("saturation",)),  # computes: nothing to gain
         (one_matrix(), machine(), st.Slo(tpot=0.0127), 1000, ("saturation",)),
     ],

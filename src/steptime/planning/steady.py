@@ -40,7 +40,7 @@ from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
 from steptime.planning.queueing import queue_wait, read_beside, reading
 from steptime.planning.workload import Workload
 
-SPARE_DEVIATIONS = 2.5  # standard deviations of the cache's fill that a deployment keeps free
+SPARE_DEVIATIONS = 3.0  # standard deviations of the cache's fill that a deployment keeps free
 FIXED = ("weights", "overhead", "latency")  # what a step waits for whatever its batch
 MOST_UTILISED = 0.9  # of a prompt queue or a link: beyond it waits are long and drift for minutes
 MOST_LOADED = 0.9  # share of those in flight in the rate that ever larger batches tend to: beyond it tokens slow down tenfold
