@@ -11,6 +11,7 @@ import pytest
 import steptime as st
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.machines.money import usd
+from steptime.machines.what_if import in_force
 from steptime.physics.engine import load_engine
 from steptime.physics.uncertainty import step_range
 from steptime.sourced import GRADES
@@ -268,3 +269,11 @@ def test_the_result_is_a_table(step):
     assert data["text"] == step.text
     assert usd(step.base)
     assert "scatter" in repr(step)
+
+
+def test_memory_that_is_made_unsure_starts_from_what_a_driver_counts():
+    """A figure that is put back as it is changes nothing: 85.5 GB of an H100, not the 80 of its label."""
+    system = st.load_system("hgx-h100")
+    assert in_force(system, "chip.hbm.capacity") == system.chip.capacity > system.chip.hbm.capacity
+    assert st.vary(system, {"chip.hbm.capacity": in_force(system, "chip.hbm.capacity")}).chip.capacity == system.chip.capacity
+    assert in_force(system, "chip.hbm.bandwidth") == system.chip.hbm.bandwidth

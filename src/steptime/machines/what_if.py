@@ -19,6 +19,7 @@ from steptime.units import parse, show
 
 Thing = TypeVar("Thing", MemoryTier, Link)
 
+COUNTED = "chip.hbm.capacity"
 TIER_UNITS = {"capacity": "B", "bandwidth": "B/s", "latency": "s", "usd_per_byte": "USD/B"}
 
 
@@ -69,6 +70,11 @@ def read_figure(system: System, path: str) -> Number:
     return of_domain
 
 
+def in_force(system: System, path: str) -> Number:
+    """Return the value of one settable figure that `vary` takes for no change: memory as a driver counts it, not the label."""
+    return system.chip.capacity if path == COUNTED else read_figure(system, path)
+
+
 def is_scalar(system: System) -> bool:
     """Whether every figure that a step depends on is a single number."""
     figures = [*system.chip.peak.values(), *(d.size for d in system.domains)]
@@ -96,7 +102,7 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
         _check_path(system, path)
         value = checked(path, asked, units[path])
         system = _vary_one(system, path, value)
-        if path == "chip.hbm.capacity":  # it is meant as a driver counts it, not as a label does
+        if path == COUNTED:  # it is meant as a driver counts it, not as a label does
             reached = {name: share for name, share in system.chip.reached.items() if name != "capacity"}
             system = replace(system, chip=replace(system.chip, reached=reached))
         moved = ("power",) if path == "chip.power" and system.power.grade == GIVEN else ()

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName, shown
-from steptime.machines.what_if import read_figure
+from steptime.machines.what_if import in_force
 from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, problem_of
 from steptime.physics.engine import Engine, constant, engine_for
 from steptime.sweeping.inputs import COUNT, TEXT, Input, Question, read_values
@@ -155,7 +155,7 @@ def _asked(question: Question, given: Mapping[str, Any], name: str) -> float | N
         value = float(constant(engine, name))
         return value if math.isfinite(value) else None
     if question.figures and system is not None and ("." in name or name in ("rent", "power")):
-        figure = float(read_figure(read_system(given), name))
+        figure = float(in_force(read_system(given), name))
         return figure if math.isfinite(figure) else None
     if question.written is not None:
         default = inspect.signature(question.written).parameters[name].default

@@ -29,7 +29,7 @@ from steptime.catalog.acceptance import OWN, TYPICAL, curves
 from steptime.machines.rents import kind_in_words, known
 from steptime.machines.software import SOFTWARE
 from steptime.machines.system import System
-from steptime.machines.what_if import read_figure, settable
+from steptime.machines.what_if import in_force, settable
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.physics.constants import DESCRIPTIONS, SHARE
@@ -150,7 +150,7 @@ def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
         idle |= path.startswith("scale_out.") and chips <= np.min(system.scale_up.size)
         if path.startswith(CLOCK) or figure is None or figure.grade not in HALF_WIDTHS or idle:
             continue
-        value = read_figure(system, path)
+        value = in_force(system, path)
         if np.ndim(value) == 0 and 0 < value < math.inf and not path.endswith("size"):
             head, _, key = path.rpartition(".")
             place = head.removeprefix("chip.").replace("_", "-") if head else "a chip with all around it"
