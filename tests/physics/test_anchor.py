@@ -14,6 +14,7 @@ from steptime.errors import InputError
 from steptime.physics.anchor import SPREAD, WITHIN, Anchor, Anchors, Factor, chosen
 from steptime.physics.distance import distances
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
+from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import WIDE, factors
 from steptime.planning.explanation import explain_step
 
@@ -98,9 +99,9 @@ def test_own_runs_on_a_system_that_was_never_measured_narrow_its_range():
     low, high = factors(own, "tpot", "decode", system=amd)
     assert low == pytest.approx(WIDE[0] ** own.anchor.tpot.width)
     assert high == pytest.approx(WIDE[1] ** own.anchor.tpot.width)
-    few = [one.words for one, there in distances(engine, amd, chips=1, stages=1, groups=1, apart=False) if there]
+    few = [one.words for one, there in distances(engine, amd, Layout()) if there]
     assert few == ["few runs on this system"]
-    assert not [one for one, there in distances(own, amd, chips=1, stages=1, groups=1, apart=False) if there]
+    assert not [one for one, there in distances(own, amd, Layout()) if there]
 
 
 def test_an_explanation_adds_up_and_names_the_factor():

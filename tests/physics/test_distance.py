@@ -11,12 +11,13 @@ import pytest
 
 from steptime.physics.distance import APART, FEW_RUNS, GROUPS, STAGED, WIDE, distances, widening
 from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors
 from tests.conftest import engine, machine
 
 TOY = machine()
-NEAR = {"chips": 8, "stages": 1, "groups": 1, "apart": False}
-FAR = {"chips": 72, "stages": 4, "groups": 8, "apart": True}
+NEAR = Layout(tp=8)
+FAR = (Layout(dp=18, pp=4), Layout())
 TABLES = {"tpot": {"decode": [0.8, 1.25]}}
 
 
@@ -24,25 +25,26 @@ def fitted(**more):
     return engine(fit={"names": [], "interval": TABLES} | more)
 
 
-def ways(on, **given) -> set[str]:
+def ways(on, *layouts) -> set[str]:
     """Return the words of the ways that there are."""
-    return {one.words for one, there in distances(on, TOY, **NEAR | given) if there}
+    return {one.words for one, there in distances(on, TOY, *(layouts or (NEAR,))) if there}
 
 
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({}, set()),
-        ({"chips": 9}, {WIDE.words}),
-        ({"stages": 2}, {STAGED.words}),
-        ({"apart": True}, {APART.words}),
-        ({"chips": 72, "stages": 4, "apart": True}, {WIDE.words, STAGED.words, APART.words}),
+        ((NEAR,), set()),
+        ((Layout(tp=9),), {WIDE.words}),
+        ((Layout(tp=4, pp=2),), {STAGED.words}),
+        ((NEAR, NEAR), {APART.words}),
+        ((Layout(tp=18, pp=4), NEAR), {WIDE.words, STAGED.words, APART.words}),
+        ((NEAR, Layout(tp=18, pp=4)), {WIDE.words, STAGED.words, APART.words}),
     ],
 )
 def test_a_layout_is_unlike_the_runs_of_one_node(given, found):
-    assert ways(fitted(), **given) == found
-    assert ways(fitted(systems={"toy": 500}), **given) == found
-    assert ways(fitted(systems={"other": 500}), **given) == found | {FEW_RUNS.words}
+    assert ways(fitted(), *given) == found
+    assert ways(fitted(systems={"toy": 500}), *given) == found
+    assert ways(fitted(systems={"other": 500}), *given) == found | {FEW_RUNS.words}
 
 
 @pytest.mark.parametrize(("runs", "few"), [(0, True), (29, True), (30, False)])
@@ -51,8 +53,8 @@ def test_runs_on_a_system_are_counted(runs, few):
 
 
 def test_an_engine_without_a_fit_is_not_near_and_not_far():
-    assert distances(IDEAL, TOY, **FAR) == ()
-    assert distances(engine(), TOY, **FAR) == ()
+    assert distances(IDEAL, TOY, *FAR) == ()
+    assert distances(engine(), TOY, *FAR) == ()
     assert widening(()) == (0.0, 0.0)
 
 
@@ -65,8 +67,8 @@ def test_logarithms_add_in_quadrature():
 
 
 def test_each_candidate_of_a_table_has_its_own():
-    given = {"chips": np.array([4, 8, 16]), "stages": np.array([1, 2, 1]), "groups": np.array([1, 1, 8]), "apart": False}
-    found = widening(distances(fitted(), TOY, **given))
+    three = Layout(tp=np.array([4, 4, 2]), pp=np.array([1, 2, 1]), dp=np.array([1, 1, 8]))  # of 4, 8 and 16 chips
+    found = widening(distances(fitted(), TOY, three))
     assert found[0] == pytest.approx([0.0, 0.33, 0.15])
     assert found[1] == pytest.approx([0.0, 0.33, 0.1])
 
@@ -76,7 +78,7 @@ def test_each_candidate_of_a_table_has_its_own():
 )
 def test_groups_are_far_on_chips_whose_runs_had_none(vendor, groups, far):
     on = replace(TOY, chip=replace(TOY.chip, vendor=vendor))
-    found = distances(fitted(), on, **NEAR | {"groups": groups})
+    found = distances(fitted(), on, Layout(dp=groups))
     assert any(there for one, there in found if one is GROUPS) == far
 
 

@@ -33,7 +33,7 @@ def engine_of(name, system):
 
 
 def spread(system, engine, layout, regime):
-    wider = widening(distances(engine, system, chips=layout.chips, stages=1, groups=layout.dp, apart=True))
+    wider = widening(distances(engine, system, layout, layout))
     return factors(engine, "tpot", regime, system=system, wider=wider)
 
 

@@ -162,7 +162,7 @@ def step_card(
     runs_on = anchored(engine_for(on, engine), anchor, model=of.name, system=on.name)
     asked: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **given}
     found, limits = step_and_range(of, on, **asked, layout=layout, engine=runs_on)
-    ways = () if limits is None else distances(runs_on, on, chips=layout.chips, stages=layout.pp, groups=layout.dp, apart=False)
+    ways = () if limits is None else distances(runs_on, on, layout)
     unlike = [one.words for one, there in ways if np.any(there)]
     rows = asked["prompts"] * asked["tokens"]
     step: dict[str, Any] = {f.name: getattr(found, f.name) for f in fields(Step)}

@@ -62,7 +62,8 @@ class Validation(Tabular):
         default=(), metadata=unit("", "runs that cannot be right, are in doubt or have no prediction, and why: in no table")
     )
     scripted: int = field(
-        default=0, metadata=unit("", "runs that count as their published scripts launched them, not as their columns say")
+        default=0,
+        metadata=unit("", "runs in tables that count as their published scripts launched them, not as their columns say"),
     )
     unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file that nothing reads"))
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
@@ -181,7 +182,7 @@ def validate(
         **{name: tables.get(name) for name in MEASURED},
         simulated=found.simulated,
         doubtful=tuple(_named(rows, found.reason)),
-        scripted=sum(map(is_scripted, rows)),
+        scripted=sum(is_scripted(row) for row, reason in zip(rows, found.reason, strict=True) if not reason),
         unread=tuple(unread_columns(rows)),
         left_out=tuple(problems),
     )

@@ -139,8 +139,7 @@ def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) 
     except InputError as problem:
         return {"reason": np.full(len(rows), f"no prediction: {problem}", dtype=object)}
     found = closed_pools(pools, engine)
-    most = (np.maximum(getattr(pools.decode, name), getattr(pools.prefill, name)) for name in ("chips", "pp", "dp"))
-    ways = distances(engine, pools.system, **dict(zip(("chips", "stages", "groups"), most, strict=True)), apart=True)
+    ways = distances(engine, pools.system, pools.decode, pools.prefill)
     low, high = factors(engine, "tpot", REGIMES[0], system=pools.system, wider=widening(ways))
     first_low, first_high = factors(engine, "ttft", REGIMES[0], system=pools.system, wider=widening(ways, "ttft"))
     speed, tpot, ttft = (found[name] for name in ("output_tok_s", "tpot", "ttft"))

@@ -295,8 +295,7 @@ def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     lasting = round_time(ttft, decoding, spread=runs.spread, clients=runs.concurrency, rounds=rounds)
     speed = runs.replicas * runs.concurrency * runs.output_tokens / lasting
     found = {"tpot": loop.tpot, "ttft": ttft, "ttft_median": median, "output_tok_s": speed}
-    ways = {"chips": runs.layout.chips, "stages": runs.layout.pp, "groups": runs.layout.dp}
-    wider = widening(distances(engine, runs.system, **ways, apart=False, drafts=bool(runs.drafts)))
+    wider = widening(distances(engine, runs.system, runs.layout, drafts=bool(runs.drafts)))
     return found | spans(found, engine, regime, runs.system, wider) | {"bound": loop.decode.bound, "regime": regime}
 
 

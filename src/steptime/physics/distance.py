@@ -22,6 +22,7 @@ import numpy as np
 from steptime.machines.system import System
 from steptime.numbers import Array, Number
 from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
 
 LARGEST_MEASURED: Final = 8  # chips of a replica in the runs that engines were fitted to
 FEW: Final = 30  # runs on a system under which its own errors are hardly known
@@ -49,31 +50,25 @@ FEW_RUNS: Final = Distance(words="few runs on this system", low=0.25, high=0.46)
 
 
 def distances(
-    engine: Engine,
-    system: System,
-    *,
-    chips: Number,
-    stages: Number,
-    groups: Number,
-    apart: bool,
-    drafts: bool = False,
+    engine: Engine, system: System, layout: Layout, reader: Layout | None = None, *, drafts: bool = False
 ) -> tuple[tuple[Distance, Array], ...]:
-    """Return the ways in which candidates can be unlike the runs that an engine was fitted to, and which of them are.
+    """Return the ways in which replicas can be unlike the runs that an engine was fitted to, and which of them are.
 
     None for an engine without a fit; few runs on a system do not count where there are some of one's own (`anchor`).
-    chips: of the largest replica; stages: of the deepest pipeline; groups: the most attention groups of a replica; all may be
-    arrays. apart: whether prefill and decode have
-    pools of their own, whose runs had drafts too; drafts: whether tokens are drafted.
+    layout: of replicas, which may hold arrays; reader: of those that read prompts in a pool of their own, whose runs had drafts
+    too. drafts: whether tokens are drafted.
     """
     if not engine.fit:
         return ()
+    apart, other = reader is not None, layout if reader is None else reader
+    chips, stages, groups = (np.maximum(getattr(layout, way), getattr(other, way)) for way in ("chips", "pp", "dp"))
     runs = engine.fit.get("systems")
     few = runs is not None and int(runs.get(system.name, 0)) < FEW and engine.anchor is None
     return (
         (APART, np.asarray(apart)),
-        (WIDE, np.asarray(chips) > LARGEST_MEASURED),
-        (GROUPS, np.logical_and(np.asarray(groups) > 1, system.chip.vendor == "AMD")),
-        (STAGED, np.asarray(stages) > 1),
+        (WIDE, chips > LARGEST_MEASURED),
+        (GROUPS, np.logical_and(groups > 1, system.chip.vendor == "AMD")),
+        (STAGED, stages > 1),
         (WITH_DRAFTS, np.asarray(drafts and not apart)),
         (FEW_RUNS, np.asarray(few)),
     )

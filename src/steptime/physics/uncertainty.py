@@ -227,7 +227,7 @@ def step_and_range(
     step, seconds = first_of(every, dimensions), table[0]
     variance = parameter_variance(_gradient(table), engine)
     reads = np.asarray(given.get("prompts", 0)) * np.asarray(given.get("tokens", 0)) > 0
-    wider = widening(distances(engine, on, chips=layout.chips, stages=layout.pp, groups=layout.dp, apart=False))
+    wider = widening(distances(engine, on, layout))
     low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=on, wider=wider)
     return step, (seconds * low, seconds * high)
 

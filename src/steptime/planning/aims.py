@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from steptime.numbers import Array, Number
 from steptime.physics.distance import Distance, distances, widening
 from steptime.physics.layout import Layout
@@ -14,11 +12,7 @@ from steptime.planning.confidence import deviations
 
 def ways_of(case: Case, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
     """Return in which ways candidates are unlike what was measured; their layouts may hold arrays, `reader` reads prompts."""
-    chips: Number = layout.chips if reader is None else np.maximum(layout.chips, reader.chips)
-    stages: Number = layout.pp if reader is None else np.maximum(layout.pp, reader.pp)
-    groups: Number = layout.dp if reader is None else np.maximum(layout.dp, reader.dp)
-    given = {"chips": chips, "stages": stages, "groups": groups}
-    return distances(case.engine, case.system, **given, apart=reader is not None, drafts=bool(case.drafting.drafts))
+    return distances(case.engine, case.system, layout, reader, drafts=bool(case.drafting.drafts))
 
 
 def aims_of(case: Case, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:

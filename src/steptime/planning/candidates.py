@@ -35,8 +35,7 @@ class Case:
     alike: whether whole scale-up domains are laid out alike, so that caches stay in the domain where they are made. sure:
     probability with which its limits are to be met; None: in the mean. aim: factors on where TPOT and TTFT have to be.
     front: whether what misses the limits is evaluated too, for the front of speed and cost. beside: whether a plan tells its
-    runner-up, the ideal and what binds. found: what is known of it
-    already, by `known`.
+    runner-up, the ideal and what binds. found: what is known of it already, by `known`.
     """
 
     model: Model

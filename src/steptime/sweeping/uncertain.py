@@ -58,7 +58,7 @@ def with_ranges(
         if of.kind == TEXT and (isinstance(values, str) or question.answers):
             raise InputError(f"{name} is a name, and has no range; `steptime sweep --over {name}=...` asks with each")
         low, high = _ends(name, values, of)
-        if problem := next((problem_of(name, end) for end in (low, high) if name in CONSTANTS and problem_of(name, end)), ""):
+        if name in CONSTANTS and (problem := problem_of(name, low) or problem_of(name, high)):
             raise RangeError(f"{name} {problem}")
         middle = base.base if base is not None else _asked(question, given, name)
         basis = "range as given" if middle is not None else "range as given, its middle taken"

@@ -35,6 +35,7 @@ from steptime.numbers import Number
 from steptime.physics.constants import DESCRIPTIONS, SHARE
 from steptime.physics.distance import distances, widening
 from steptime.physics.engine import Engine, constant, engine_for, with_constants
+from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
 from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, log_gradient, regime_of
 from steptime.planning.deployment import Pool
@@ -100,9 +101,13 @@ def of_step(given: Given, answer: str) -> tuple[Given, list[Unsure]]:
     lengths = LENGTHS.get(phase, LENGTHS["decode"])
     regime = REGIMES[0] if phase == "decode" else REGIMES[1]
     ways = {name: float(np.max(asked.get(name, 1))) for name in WAYS}
-    chips = math.prod(size for name, size in ways.items() if name != "ep")
-    far = widening(distances(engine, system, chips=chips, stages=ways["pp"], groups=ways["dp"], apart=False))
-    found = [*_figures(system, answer, chips), *_constants(model, system, engine), *_scatter(engine, system, regime, far)]
+    layout = Layout(**ways)
+    far = widening(distances(engine, system, layout))
+    found = [
+        *_figures(system, answer, float(layout.chips)),
+        *_constants(model, system, engine),
+        *_scatter(engine, system, regime, far),
+    ]
     found += [*_imbalance(model, engine, given), *_rent(system, answer)]
     for name, usual in lengths.items():
         base = asked.get(name, usual)
@@ -235,12 +240,7 @@ def _planned_scatter(given: Given, engine: Engine, system: System) -> Iterator[U
     if not found.feasible:
         return
     pools = found.pools
-    ways = distances(
-        engine, system,
-        chips=max(float(pool.layout.chips) for pool in pools), stages=max(float(pool.layout.pp) for pool in pools),
-        groups=max(float(pool.layout.dp) for pool in pools),
-        apart=len(pools) > 1, drafts=bool(given.get("drafts")),
-    )  # fmt: skip
+    ways = distances(engine, system, *(pool.layout for pool in pools), drafts=bool(given.get("drafts")))
     yield from _scatter(engine, system, str(regime_of(_input_share(pools[-1]))), widening(ways))
 
 

@@ -31,7 +31,6 @@ from steptime.terminal.simulator import compiling, known_quantile, need_numba, w
 if TYPE_CHECKING:
     from steptime.machines.system import System
     from steptime.models.model import Model
-    from steptime.physics.distance import Distance
     from steptime.physics.engine import Engine
     from steptime.physics.layout import Layout
     from steptime.simulation.outcome import Simulation
@@ -362,14 +361,14 @@ def _print_rate(
 
 def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, Any], answering: Answering) -> None:
     """Serve a traffic, at both ends of the engine's range too if asked, write files and print what came of it."""
-    from steptime.physics.distance import widening
+    from steptime.physics.distance import distances, widening
     from steptime.physics.uncertainty import widest
     from steptime.simulation.run import simulate as run
 
     again = partial(run, model, system, traffic, **given)
     with compiling():
         found = with_progress(len(traffic), answering.json, lambda progress: again(progress=progress))
-    ways = _unlike(system, given) if answering.range_ else ()
+    ways = distances(given["engine"], system, given["layout"], given["prefill"]) if answering.range_ else ()
     ends = widest(given["engine"], system, widening(ways)) if answering.range_ else ()
     slower = {slowness: again(slowness=slowness) for slowness in ends}
     _write(found, answering)
@@ -384,16 +383,6 @@ def _run(model: "Model", system: "System", traffic: "Traffic", given: dict[str, 
     show(simulation_brief(title, found) if answering.brief else simulation_view(title, found, console.width), console=console)
     if slower:
         show(range_view(found, slower, [one.words for one, there in ways if there]), console=console)
-
-
-def _unlike(system: "System", given: dict[str, Any]) -> tuple[tuple["Distance", Any], ...]:
-    """Return in which ways a run is unlike what its engine was fitted to."""
-    from steptime.physics.distance import distances
-
-    layouts = [one for one in (given["layout"], given["prefill"]) if one is not None]
-    chips, stages, groups = (max(float(getattr(one, way)) for one in layouts) for way in ("chips", "pp", "dp"))
-    apart = given["prefill"] is not None
-    return distances(given["engine"], system, chips=chips, stages=stages, groups=groups, apart=apart)
 
 
 def _write(found: "Simulation", answering: Answering) -> None:

@@ -65,7 +65,13 @@ def validate(
     console = console_of()
     show(
         validation_view(
-            list(found.rows), found.predictions, found.tables, list(found.left_out), console.width, unread=found.unread
+            list(found.rows),
+            found.predictions,
+            found.tables,
+            list(found.left_out),
+            console.width,
+            scripted=found.scripted,
+            unread=found.unread,
         ),
         console=console,
     )

@@ -30,7 +30,7 @@ from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.search import AS_CHEAP
 from steptime.terminal.views.plots import front_plot
 from steptime.terminal.views.step import TERM_COLOURS, memory_bar, own_runs, resource_table
-from steptime.terminal.views.widgets import Grid, bar, heading, notes, ranged, share_table, table
+from steptime.terminal.views.widgets import Grid, bar, beyond_runs, heading, notes, ranged, share_table, table
 from steptime.units import counted, in_digits, show
 
 FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
@@ -173,11 +173,10 @@ def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
     known = likely and plan.tpot_range is not None
     lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if known else []
     if plan.distance:
-        ways = ", ".join(plan.distance)
-        wider = f"Ranges are wider here: {ways} lie beyond the runs that the engine was fitted to."
+        wider = f"Ranges are wider here: {beyond_runs(plan.distance)}"
         if APART.words in plan.distance:
             wider += " First tokens of public pools came 2.1 times as late as predicted at the median; 3 in 4 lie in the range."
-        lines.append(f"Unlike what was measured: {ways}." if brief else wider)
+        lines.append(f"Unlike what was measured: {', '.join(plan.distance)}." if brief else wider)
     return [*_anchored(plan), *(Text(line) for line in lines)]
 
 

@@ -20,7 +20,7 @@ from steptime.simulation.replays import Replay
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.terminal.views.plots import distribution_plot
 from steptime.terminal.views.step import own_runs
-from steptime.terminal.views.widgets import Either, Grid, notes, table
+from steptime.terminal.views.widgets import Either, Grid, beyond_runs, notes, table
 from steptime.units import counted, in_digits, show
 
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
@@ -241,8 +241,7 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation], unlike: Sequ
     row("Verdict", lambda a: a.verdict)
     if not unlike:
         return shown
-    says = f"The range is wider here: {', '.join(unlike)} lie beyond the runs that the engine was fitted to."
-    return Group(shown, Text(says))
+    return Group(shown, Text(f"The range is wider here: {beyond_runs(unlike)}"))
 
 
 def replay_lines(found: Replay, *, brief: bool) -> list[Text]:

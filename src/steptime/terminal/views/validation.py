@@ -12,7 +12,7 @@ from rich.text import Text
 from steptime.measured.calibration import NAMES, QUEUE_NAMES
 from steptime.measured.comparison import Predictions
 from steptime.measured.doubts import DOUBTFUL, WRONG
-from steptime.measured.launches import is_dated, is_scripted
+from steptime.measured.launches import is_dated
 from steptime.measured.outcomes import NAMED
 from steptime.measured.runs import COLUMNS, MEASURED, OPTIONAL, SPREAD, in_runs, spread_of
 from steptime.measured.settings import BALANCED_WITHIN, INTERVALS
@@ -102,6 +102,7 @@ def validation_view(
     problems: list[str],
     width: int,
     *,
+    scripted: int = 0,
     unread: Sequence[str] = (),
 ) -> RenderableType:
     """Return error tables, a scatter picture, and what was left out of them."""
@@ -135,7 +136,6 @@ def validation_view(
         parts.append(
             Text(f"{drawn:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
         )
-    scripted = sum(map(is_scripted, (row for row, reason in zip(rows, predictions.reason, strict=True) if not reason)))
     if scripted and parts:
         says = f"As published scripts launched them, not as columns say, count {in_runs(scripted)} of InferenceX on gb200-nvl72"
         parts.append(Text(f"{says}: tp 4 instead of dp 4, or attention that splits no context."))

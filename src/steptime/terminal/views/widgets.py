@@ -129,6 +129,11 @@ def notes(words: Iterable[str]) -> list[Text]:
     return [Text.assemble(("Note: ", "bold yellow"), text.rstrip(".") + ".") for text in words]
 
 
+def beyond_runs(ways: Iterable[str]) -> str:
+    """Say in which ways an answer is unlike what was measured."""
+    return f"{', '.join(ways)} lie beyond the runs that the engine was fitted to."
+
+
 def heading(text: str) -> Text:
     """Return the title of a part of an answer."""
     return Text(text, style="bold")
