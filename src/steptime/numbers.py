@@ -28,6 +28,7 @@ Number: TypeAlias = float | Array
 
 Given = TypeVar("Given")  # what a gate is given, it gives on
 
+SHORT: Final = 4096  # numbers of an array of which a function is remembered
 MOST_CHIPS: Final = 200_000  # the largest clusters have as many; a plan for so many takes a few seconds
 MOST_TOKENS: Final = 1_000_000_000  # of a context or of a request; the longest are some 1e7
 MOST_SEQUENCES: Final = 1_000_000_000  # of a batch
@@ -209,25 +210,39 @@ def some(value: Number) -> bool:
     return array.size > 0 and (bool(array.item(0)) or bool(array.any()))  # the first mostly tells
 
 
-def of_each(function: Callable[[float], float], values: Number) -> Array:
-    """Return `function` of every number of an array, called once for each that differs: counts of chips are few.
+def of_each(function: Callable[..., float], values: Number, *given: float) -> Array:
+    """Return `function` of every number of an array and what is given beside, called once for each that differs.
 
-    Whole numbers that are smaller than the array is long are looked up in a table, and nothing is sorted.
+    Counts of chips are few, and the same again from step to step: short arrays are remembered, and not to be written to. Whole
+    numbers that are smaller than the array is long are looked up in a table, and nothing is sorted.
 
-    >>> of_each(math.sqrt, np.array([4, 9, 4])).tolist()
-    [2.0, 3.0, 2.0]
+    >>> of_each(math.sqrt, np.array([4, 9, 4])).tolist(), of_each(math.pow, 3.0, 2).tolist()
+    ([2.0, 3.0, 2.0], 9.0)
     """
     numbers = np.asarray(values, dtype=np.float64)
+    if numbers.size > SHORT:
+        return _of_each(function, numbers, given)
+    return _remembered(function, numbers.tobytes(), numbers.shape, given)
+
+
+@lru_cache(maxsize=512)
+def _remembered(function: Callable[..., float], values: bytes, shape: tuple[int, ...], given: tuple[float, ...]) -> Array:
+    found = np.array(_of_each(function, np.frombuffer(values).reshape(shape), given))
+    found.flags.writeable = False
+    return found
+
+
+def _of_each(function: Callable[..., float], numbers: Array, given: tuple[float, ...]) -> Array:
     if numbers.size and numbers.min() >= 0 and numbers.max() < numbers.size:
         places = numbers.astype(np.intp)
         if np.array_equal(places, numbers):
             there = np.zeros(int(numbers.max()) + 1, dtype=bool)
             there[places] = True
             table = np.zeros(len(there))
-            table[there] = [function(float(number)) for number in np.flatnonzero(there)]
+            table[there] = [function(float(number), *given) for number in np.flatnonzero(there)]
             return np.asarray(table[places])
     unique, where = np.unique(numbers, return_inverse=True)
-    return np.array([function(float(number)) for number in unique])[where].reshape(numbers.shape)
+    return np.array([function(float(number), *given) for number in unique])[where].reshape(numbers.shape)
 
 
 @lru_cache(maxsize=1024)

@@ -20,11 +20,12 @@ from steptime.physics.demand import (
     chip_factor,
     kernel_counts,
     ledger,
-    operator_demand,
+    routed_demand,
     shortness,
     work_of,
 )
 from steptime.physics.layout import Layout
+from steptime.physics.products import is_product, products_demand, row_of, stacked_products
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 NOTHING = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
@@ -99,7 +100,12 @@ def test_sequences_of_the_busiest_group_and_micro_batch(batch, layout, most):
 
 def demand(op, layout=None, system=None, on=None, **given):
     layout = layout or Layout()
-    return operator_demand(op, Pass(work(layout, **given), system or machine(), layout, on or engine()))
+    of = Pass(work(layout, **given), system or machine(), layout, on or engine())
+    if op.rows == "routed":
+        return routed_demand(op, of)
+    chip = of.system.chip
+    asked, axes = products_demand(stacked_products([(op, 1)], chip.vendor, chip.peak, of.engine.arithmetic), of)
+    return row_of(asked, 0, axes)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,6 @@ def demand(op, layout=None, system=None, on=None, **given):
         (matrix(), {"batch": 4, "prompts": 2, "tokens": 8}, Layout(), 40e9, 1e9),
         (matrix(rows="outputs"), {"batch": 4, "prompts": 2, "tokens": 8}, Layout(), 12e9, 1e9),  # the last of each prompt
         (matrix(split="replicated"), {"batch": 4}, Layout(tp=4), 8e9, 1e9),
-        (matrix(rows="none"), {"batch": 4}, Layout(), 0, 0),
         (matrix(rows="lookup", outputs=1000), {"batch": 4}, Layout(), 0, 0),
     ],
 )
@@ -234,7 +239,7 @@ def test_activations_of_an_operator():
     given |= {"prompts": 1, "tokens": 8}
     assert demand(looked, on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 2)
     assert demand(looked, Layout(tp=4), on=half, **given).activations == pytest.approx(20 * 1000 * 2 / 4 / 2)
-    assert demand(matrix(rows="none", outputs=1000), on=half, **given).activations == 0
+    assert not is_product(matrix(rows="none", outputs=1000))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from steptime.planning.queueing import (
     PassTime,
+    arrivals,
     highest_utilisation,
-    none_of,
     passes,
     queue_share,
     queue_wait,
@@ -84,8 +84,8 @@ def test_seconds_of_a_pass():
     ],
 )
 def test_how_likely_nobody_comes_to_one_of_several_servers(expected, replicas, none, next_none):
-    assert none_of(expected, replicas) == (pytest.approx(none), pytest.approx(next_none))
-    assert none_of(expected, 16) == none_of(expected, 64)  # as even as they get
+    assert arrivals(replicas)(expected) == (pytest.approx(none), pytest.approx(next_none))
+    assert arrivals(16)(expected) == arrivals(64)(expected)  # as even as they get
 
 
 @pytest.mark.parametrize(("rate", "tau"), [(10.0, 0.1), (2.0, 0.1), (40.0, 0.05)])

@@ -57,12 +57,12 @@ def nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: Number
     >>> [round(float(n), 2) for n in nodes_hit(256, 8, 8, 4, np.array([1, 4, 8, 18, 256]))]
     [1.0, 2.93, 3.63, 5.78, 8.0]
     """
-    return of_each(lambda n: _nodes_hit(experts, active, groups, chosen, int(n)), np.rint(nodes))
+    return of_each(_nodes_hit, np.rint(nodes), experts, active, groups, chosen)
 
 
 @lru_cache(maxsize=1024)
-def _nodes_hit(experts: int, active: int, groups: int, chosen: int, nodes: int) -> float:
-    edges = np.arange(nodes + 1) * experts / nodes
+def _nodes_hit(nodes: float, experts: int, active: int, groups: int, chosen: int) -> float:
+    edges = np.arange(int(nodes) + 1) * experts / nodes
     starts = np.arange(groups) * experts / groups
     low = np.maximum(edges[:-1, None], starts)
     held = np.maximum(np.minimum(edges[1:, None], starts + experts / groups) - low, 0.0)  # [nodes, groups]

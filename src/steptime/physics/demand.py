@@ -25,7 +25,7 @@ from steptime.physics.computed import DECODE, LATENT_DECODE, LATENT_PREFILL, PRE
 from steptime.physics.engine import Engine
 from steptime.physics.expert_kernels import FOUR, Chain, chain_of, four_bits, multiplied_in
 from steptime.physics.layout import Layout
-from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways, weight_ways
+from steptime.physics.memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
 UNPACKED = ("bf16", "fp16")  # arithmetic to which a chip itself widens narrower weights
@@ -177,7 +177,6 @@ class Pass:
         self.memory = engine.kernels.memory_efficiency * chip_factor(system, "memory", engine)
         self.fills = some(engine.kernels.fill_bytes)
         self._rates: dict[tuple[str, ...], tuple[tuple[str, ...], Any]] = {}
-        self._ways: dict[tuple[str, float], Number] = {}
 
     def rate(self, stored: tuple[str, ...]) -> tuple[tuple[str, ...], Any]:
         """Return the arithmetic in which weights of the arithmetic `stored` are multiplied, and its peak rate [FLOP/s]."""
@@ -186,13 +185,6 @@ class Pass:
             computed = computed_in(self.engine.arithmetic, stored, peak, self.system.chip.vendor)
             self._rates[stored] = computed, peak_rate(peak, computed)
         return self._rates[stored]
-
-    def ways(self, op: Op) -> Number:
-        """Return the ways that the weights of an operator are divided."""
-        key = op.split, op.split_limit
-        if key not in self._ways:
-            self._ways[key] = weight_ways(op, self.layout)
-        return self._ways[key]
 
 
 def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collection[str], vendor: str) -> tuple[str, ...]:
@@ -208,51 +200,41 @@ def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collec
     return (FOUR, *computed[1:]) if narrow else computed
 
 
-def operator_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
-    """Return what an operator with weights asks of the busiest chip for one micro-batch; it stands for so many `instances`."""
-    work, system, layout, engine = of.work, of.system, of.layout, of.engine
+def routed_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
+    """Return what routed experts ask of the busiest chip for one micro-batch; they stand for so many `instances`."""
+    work, system, layout, kernels, experts = of.work, of.system, of.layout, of.engine.kernels, of.engine.experts
     computed, peak = of.rate(op.format.arithmetic)
-    if op.rows in ("none", "lookup"):
-        looked_up = 0.0 if op.rows == "none" else of.rows * op.outputs * ACTIVATION_BYTES / layout.group
-        return Demand(0.0, peak, activations=looked_up * engine.kernels.activation_traffic)
-    if op.rows == "routed":
-        slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
-        copies = slots * layout.ep  # that the tokens choose among
-        touched = experts_touched(slots, slots * op.active / copies, work.everywhere, engine.experts.expert_evenness)
-        share = np.minimum(touched / slots, 1.0)
-        most = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
-        touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), most)
-        touched = np.maximum(touched, np.minimum(work.everywhere, 1.0))  # the busiest chip has at least one
-        rows = work.everywhere * op.active / layout.ep
-        alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
-        rows = np.maximum(largest_of(rows, rows * alone, layout.ep), np.minimum(work.everywhere, 1.0))
-        rows = rows * np.where(np.asarray(layout.ep) > 1, engine.experts.expert_imbalance, 1.0)  # one chip has all rows
-        rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
-        if some(engine.experts.expert_tile_rows):
-            rows = np.hypot(rows, touched * engine.experts.expert_tile_rows)  # a tile is computed whole
-        weights: Number = touched * op.weights
-        efficiency, reading = engine.kernels.expert_efficiency, engine.kernels.expert_memory_efficiency
-    else:
-        sharing, weights = of.ways(op), op.weights
-        efficiency, reading = of.compute, of.memory
-        reading = reading * engine.kernels.narrow_efficiency if op.format.bytes < NARROW else reading
-        rows = of.logits if op.rows == "outputs" else of.rows
+    slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
+    copies = slots * layout.ep  # that the tokens choose among
+    touched = experts_touched(slots, slots * op.active / copies, work.everywhere, experts.expert_evenness)
+    share = np.minimum(touched / slots, 1.0)
+    most = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
+    touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), most)
+    least = np.minimum(work.everywhere, 1.0)  # the busiest chip has at least one
+    touched = np.maximum(touched, least)
+    rows = work.everywhere * op.active / layout.ep
+    alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
+    rows = np.maximum(largest_of(rows, rows * alone, layout.ep), least)
+    rows = rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0)  # one chip has all rows
+    rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
+    if some(experts.expert_tile_rows):
+        rows = np.hypot(rows, touched * experts.expert_tile_rows)  # a tile is computed whole
+    efficiency, reading = kernels.expert_efficiency, kernels.expert_memory_efficiency
     if op.format.bytes < NARROW and computed[0] in UNPACKED:
-        reading = np.minimum(reading, engine.kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
+        reading = np.minimum(reading, kernels.unpack_rate * op.format.bytes / system.chip.hbm.bandwidth)
     if computed[0] in four_bits(system.chip.vendor) and computed[0] in system.chip.peak:
-        efficiency = efficiency * engine.kernels.fp4_efficiency
-    if computed[0] == "fp8" and "fp4" in system.chip.peak and in_blocks(op):
-        efficiency = efficiency * engine.kernels.block_efficiency
+        efficiency = efficiency * kernels.fp4_efficiency
+    if computed[0] == "fp8" and "fp4" in system.chip.peak:
+        efficiency = efficiency * kernels.block_efficiency
     if of.fills:
-        efficiency = efficiency / (
-            1 + engine.kernels.fill_bytes * shortness(op, sharing, instances) / ROW_BYTES.get(computed[0], 2)
-        )
+        sums = shortness(op, sharing, instances) / ROW_BYTES.get(computed[0], 2)
+        efficiency = efficiency / (1 + kernels.fill_bytes * sums)
     activations: Number = 0.0
-    if some(engine.kernels.activation_traffic):
+    if some(kernels.activation_traffic):
         kind = multiplied_in(computed, system.chip.peak)
         moved = moved_values(op, sharing, instances, chain_of(op.format.arithmetic[0], kind, system.chip.vendor))
-        activations = rows * (moved * ACTIVATION_BYTES * engine.kernels.activation_traffic)
-    flops, weights = rows * (op.flops_per_row / sharing), weights * (op.format.bytes / sharing)
+        activations = rows * (moved * ACTIVATION_BYTES * kernels.activation_traffic)
+    flops, weights = rows * (op.flops_per_row / sharing), touched * op.weights * (op.format.bytes / sharing)
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
 
 
@@ -260,17 +242,12 @@ ROW_BYTES = {"fp4": 0.5, "fp6": 0.75, "fp8": 1.0, "int8": 1.0}  # of a value tha
 
 
 def shortness(op: Op, sharing: Number, instances: int) -> Number:
-    """Return the mean of 1 / K over an operator's FLOPs, of products that sum K values; 0 where that is not known.
+    """Return the mean of 1 / K over the FLOPs of routed experts, of products that sum K values; 0 where that is not known.
 
     Products of sums over K bytes reached 1,418 TFLOP/s / (1 + 719 / K) on H800 in FP8, for K from 512 to 16,384 and 4,096 rows,
     grouped ones alike (github.com/deepseek-ai/DeepGEMM, README of 2025-02); writing outputs of two bytes takes 420 of the 719.
     Chips that divide the inner dimension of a block's second product have shorter sums. What is not one product is not known.
     """
-    if op.rows != "routed":
-        product = 2 * op.inputs * op.outputs
-        if not product or abs(product - instances * op.flops_per_row) > 1e-6 * product:
-            return 0.0
-        return (sharing if op.name in SECOND else 1) * instances / op.inputs
     if not op.columns or not op.inputs or not op.flops_per_row:
         return 0.0
     wide, matrices = op.inputs / instances, op.flops_per_row / (2 * op.inputs * op.columns)
@@ -278,16 +255,10 @@ def shortness(op: Op, sharing: Number, instances: int) -> Number:
 
 
 def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Number:
-    """Return the values of 16 bits that go through memory for each row of an operator.
-
-    Chips divide the outputs of a block's first products and the inputs of its second ones, whose sums each has in part; rows of
-    experts are moved by the `chain` of kernels that run them.
-    """
-    if op.rows == "routed":
-        columns = op.columns * instances
-        matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
-        return chain.wide * op.inputs + (chain.narrow + chain.each * matrices) * columns / sharing
-    return op.inputs / sharing + op.outputs if op.name in SECOND else op.inputs + op.outputs / sharing
+    """Return the values of 16 bits that go through memory for each row of routed experts, moved by a `chain` of kernels."""
+    columns = op.columns * instances
+    matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
+    return chain.wide * op.inputs + (chain.narrow + chain.each * matrices) * columns / sharing
 
 
 def in_blocks(op: Op) -> bool:

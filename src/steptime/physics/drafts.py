@@ -66,14 +66,16 @@ def drafted_step(
     engine: Engine,
     apart: bool = True,
     parts: bool = True,
+    legal: bool = False,
 ) -> Step:
     """Return the time of a step that verifies and makes `drafts` tokens for each sequence; the rest is as of `mixed_step`.
 
     A model without layers of its own that draft verifies drafts that come from elsewhere, in no time. apart: whether the time
     of draft passes is a term of its own, or is added to the terms of the model. parts: whether there are terms at all.
+    legal: as of `mixed_step`.
     """
     given: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
-    step = mixed_step(model, system, **given, query=drafts + 1, layout=layout, engine=engine, parts=parts)
+    step = mixed_step(model, system, **given, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
     passes = draft_passes(model, system, given, drafts=drafts, layout=layout, engine=engine, parts=parts)
     return following(step, passes, TERM if apart else None) if passes else step
 

@@ -19,9 +19,10 @@ from steptime.physics.demand import (
     attention_demands,
     chip_factor,
     kernel_counts,
-    operator_demand,
+    routed_demand,
 )
 from steptime.physics.engine import Engine, constant
+from steptime.physics.products import Products, products_demand, products_of, row_of
 from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, overlap, root, smaller_power
 
 AT_ONCE = 1 << 15  # seconds of operators that are joined at once: about what a core keeps in cache
@@ -42,10 +43,15 @@ class Operator:
         return asked if type(self.count) is int and self.count == 1 else self.count * asked
 
 
-def run_layers(clock: Clock, found: Ledger, model: Model, of: Pass) -> None:
+def run_layers(clock: Clock, found: Ledger, model: Model, of: Pass, *, merged: bool) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
     system, engine = of.system, of.engine
-    operators = [Operator(op.term, op.name, operator_demand(op, of, instances=n), instances=n) for op, n in found.layers]
+    run_products(clock, _products(model, of, merged=merged, stem=False), of)
+    operators = [
+        Operator(op.term, op.name, routed_demand(op, of, instances=n), instances=n)
+        for op, n in found.layers
+        if op.rows == "routed"
+    ]
     for mixer, n in found.mixers:
         phases = attention_demands(mixer, of.work, system, of.layout, engine).items()
         operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
@@ -56,19 +62,55 @@ def run_layers(clock: Clock, found: Ledger, model: Model, of: Pass) -> None:
             clock.wait(kernel.replace("_", " "), times, each)
 
 
-def run_stem(clock: Clock, found: Ledger, of: Pass) -> None:
+def run_stem(clock: Clock, model: Model, of: Pass, *, merged: bool) -> None:
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
     engine = of.engine
-    run(
-        clock,
-        [Operator(op.term, op.name, operator_demand(op, of)) for op in found.stem if op.rows != "none"],
-        of.system,
-        engine,
-    )
+    run_products(clock, _products(model, of, merged=merged, stem=True), of)
     if some(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if some(engine.overheads.seconds_per_sequence):
         clock.wait("sequences of a group", of.work.decode, engine.overheads.seconds_per_sequence)
+
+
+def _products(model: Model, of: Pass, *, merged: bool, stem: bool) -> Products:
+    chip = of.system.chip
+    return products_of(model, merged=merged, stem=stem, vendor=chip.vendor, peak=tuple(chip.peak), rules=of.engine.arithmetic)
+
+
+def run_products(clock: Clock, products: Products, of: Pass) -> None:
+    """Add products that run one after another: rows of one array, as many at once as a core keeps in cache."""
+    norm, bandwidth = of.engine.kernels.roofline_norm, of.system.chip.hbm.bandwidth
+    points = math.prod(np.broadcast_shapes(np.shape(norm), np.shape(of.rows), np.shape(of.layout.group)))
+    for part in products.parts(max(1, AT_ONCE // max(1, points))):
+        if not part.ops:
+            continue
+        asked, axes = products_demand(part, of)
+        compute: Array = np.asarray(compute_time(asked.flops, asked.peak, asked.efficiency))
+        traffic = {"weights": memory_time(asked.weights, bandwidth, asked.memory_efficiency)}
+        if some(asked.activations):
+            traffic["activations"] = memory_time(asked.activations, bandwidth, of.engine.kernels.memory_efficiency)
+        memory: Array = np.asarray(_sum([*traffic.values()]))
+        busy = {"compute": np.add.reduce(compute), "memory": np.add.reduce(memory)}
+        if not clock.parts:
+            clock.add({"": np.add.reduce(overlap(compute, memory, norm))}, {}, busy)
+            continue
+        seconds, to_compute, to_memory = (np.asarray(one) for one in overlapped(compute, memory, norm))
+        blame: dict[str, Number] = {"compute": np.add.reduce(to_compute)}
+        if len(traffic) > 1:
+            to_memory = to_memory / np.maximum(memory, TINY)
+            blame |= {what: np.add.reduce(to_memory * delivered) for what, delivered in traffic.items()}
+        else:
+            blame["weights"] = np.add.reduce(to_memory)
+        clock.add({term: np.add.reduce(seconds[rows]) for term, rows in part.by_term().items()}, blame, busy)
+        if clock.explained:
+            compute, memory = np.broadcast_arrays(compute, memory)
+            clock.entries += [
+                Entry(
+                    term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
+                    demand=row_of(asked, row, axes),
+                )
+                for row, (op, n) in enumerate(part.ops)
+            ]  # fmt: skip
 
 
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
@@ -99,7 +141,7 @@ def _sum(parts: Sequence[Number] | Array) -> Number:
     if len(parts) == 1:
         only: Number = parts[0]
         return only
-    return np.sum(parts, axis=0) if isinstance(parts, np.ndarray) else sum(parts[1:], parts[0])
+    return np.add.reduce(parts) if isinstance(parts, np.ndarray) else sum(parts[1:], parts[0])
 
 
 def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:

@@ -137,11 +137,12 @@ def _evaluate(
     whether the step has terms and resources.
     """
     alike = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
-    found = ledger(model, merged=alike if merged is None else merged)
-    layers, stem, links, hops = (Clock(explained=merged is not None, parts=parts) for _ in range(4))
+    explained, merged = merged is not None, alike if merged is None else merged
+    found = ledger(model, merged=merged)
+    layers, stem, links, hops = (Clock(explained=explained, parts=parts) for _ in range(4))
     of = Pass(work, system, layout, engine)
-    run_layers(layers, found, model, of)
-    run_stem(stem, found, of)
+    run_layers(layers, found, model, of, merged=merged)
+    run_stem(stem, model, of, merged=merged)
     run_network(links, model, work, system, layout, engine)
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
@@ -188,6 +189,7 @@ def mixed_step(
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
     parts: bool = True,
+    legal: bool = False,
 ) -> Step:
     """Return the time of a step that decodes `batch` sequences and prefills `prompts` chunks beside them.
 
@@ -196,7 +198,7 @@ def mixed_step(
     The engine is that of the system (`engine.default_engine`) unless named; "ideal" is the bound that physics sets, and
     `uncertainty.step_range` says how sure the time of a real one is. anchor: one's own runs (`st.load_anchor`).
     model and system may be named, as for `load_model` and `load_system`. parts: whether the step has terms and resources, too;
-    without them it takes half as long.
+    without them it takes half as long. legal: whether sizes and layouts are known to be sound, as those of a search.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
     model, system = model_of(model), system_of(system)
@@ -204,10 +206,11 @@ def mixed_step(
     if anchor is not None:
         runs_on = anchored(runs_on, anchor, model=model.name, system=system.name)
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
-    arrays = _checked(inputs, Layout() if layout is None else layout)
+    layout = Layout() if layout is None else layout
+    arrays = _arrays(inputs, layout) if legal else _checked(inputs, layout)
     blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
     if len(blocks) == 1:
-        return _one_block(model, system, runs_on, arrays, parts=parts)
+        return _one_block(model, system, runs_on, arrays, parts=parts, legal=legal)
     return _filled(model, system, runs_on, arrays, blocks, parts=parts)
 
 
@@ -237,8 +240,13 @@ def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
         else:
             at_least_zero(name, value, most=most)
     ways = check_ways(layout)
-    given = inputs | {name: getattr(ways, name) for name in NAMES}
-    check_shapes(**given)
+    arrays = _arrays(inputs, ways)
+    check_shapes(**arrays)
+    return arrays
+
+
+def _arrays(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
+    given = inputs | {name: getattr(layout, name) for name in NAMES}
     return {name: np.asarray(value) for name, value in given.items()}
 
 
@@ -265,15 +273,25 @@ def _filled(
     )
 
 
-def _one_block(model: Model, system: System, engine: Engine, given: dict[str, Any], *, parts: bool) -> Step:
-    return _one_layout(model, system, engine, given, parts=parts)[0]
+def _one_block(
+    model: Model, system: System, engine: Engine, given: dict[str, Any], *, parts: bool, legal: bool = False
+) -> Step:
+    return _one_layout(model, system, engine, given, parts=parts, legal=legal)[0]
 
 
 def _one_layout(
-    model: Model, system: System, engine: Engine, given: dict[str, Any], *, merged: bool | None = None, parts: bool = True
+    model: Model,
+    system: System,
+    engine: Engine,
+    given: dict[str, Any],
+    *,
+    merged: bool | None = None,
+    parts: bool = True,
+    legal: bool = False,
 ) -> tuple[Step, list[Entry]]:
     layout = Layout(**{name: given[name] for name in NAMES})
-    check_rules(layout, model, system)
+    if not legal:
+        check_rules(layout, model, system)
     layout = Layout(**{name: given[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
     step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged, parts=parts)
     for read in tower_passes(model.media, given, layout):

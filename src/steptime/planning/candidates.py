@@ -148,14 +148,14 @@ def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> 
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
     if candidate.mode == DISAGGREGATED:
         return known(case, key, lambda: decoding(case, candidate.layout, batch))
-    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk}
+    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
     given |= {"engine": case.engine, "drafting": case.drafting}
     return known(case, key, lambda: aggregated(case.model, case.system, case.workload, **given))
 
 
 def decoding(case: Case, layout: Layout, batch: Number) -> State:
     """Return the steady state of a replica of `layout` that only decodes."""
-    given: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "drafting": case.drafting}
+    given: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "drafting": case.drafting, "legal": True}
     return decode_pool(case.model, case.system, case.workload, **given)
 
 
@@ -178,9 +178,11 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
     given: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "drafting": case.drafting}
+    given["legal"] = True
     pool = known(case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **given))
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
-    return within_limit(pool, limit, layout.replicas)
+    key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
+    return known(case, key, lambda: within_limit(pool, limit, layout.replicas))
 
 
 def moving(case: Case, layout: Layout) -> Transfer:

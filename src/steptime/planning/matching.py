@@ -104,7 +104,7 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
-    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "drafting": case.drafting}
+    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "drafting": case.drafting, "legal": True}
     pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
     shape = np.shape(pool.rate)
     aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])

@@ -89,12 +89,17 @@ def prefill_pool(
     prompts: Number,
     engine: Engine,
     drafting: Drafting = NONE,
+    legal: bool = False,
 ) -> Prefill:
-    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, without a limit."""
+    """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, without a limit.
+
+    legal: whether layouts and sizes are known to be sound.
+    """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
     given: dict[str, Any] = {
         "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
+        "legal": legal,
     }  # fmt: skip
     step = drafted_step(model, system, prompts=seats, **given, parts=np.ndim(seats) == 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -83,6 +84,17 @@ class PassTime:
             jumped = jumped + self.again * np.maximum(np.ceil(requests / np.maximum(self.kink, 1)) - 2, 0)
         found: Array = jumped + self.more * (side - 1) + self.beyond * (near - side) + self.far * (requests - near)
         return found
+
+    def smooth(self) -> Callable[[Array], Array]:
+        """Return the function of requests that this is where it has no jump, with what does not change found once."""
+        base, side, near, far = self.first - self.more, self.more - self.beyond, self.beyond - self.far, self.far
+
+        def seconds(requests: Array) -> Array:
+            found = base + side * np.minimum(requests, self.kink) + near * np.minimum(requests, self.bend)
+            every: Array = found + far * requests
+            return every
+
+        return seconds
 
     def slope(self, requests: Number) -> Array:
         """Return the seconds that another request adds to so many."""
@@ -188,35 +200,44 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     many = seats > 1
     shape = np.broadcast_shapes(*map(np.shape, (rate, time.first, time.more, time.kink, seats, replicas)))
     seconds = np.broadcast_to(np.asarray(time.first * 1.0), shape)
-    most = time(seats)
+    last, least, most = time.smooth(), time.first, time(seats)
+    none, gap = arrivals(replicas), 1 / np.maximum(rate, 1e-300)
+
+    def nobody(pass_: Array) -> tuple[Array, Array]:
+        """Return how likely a pass of so many seconds ends with nobody waiting, and how long the server then waits [s]."""
+        expected = rate * pass_
+        empty, next_empty = none(expected)
+        idle = next_empty / empty * gap - pass_
+        full = np.minimum(expected / seats, 1.0)
+        return empty * (1 - np.power(full, seats + 1)), np.minimum(np.maximum(idle, 0.0), gap)
 
     def next_pass(before: Array) -> Array:
-        nobody, idle = _nobody(rate, before, seats, replicas)
-        after: Array = np.clip(time(rate * (before + nobody * idle)), time.first, most)
-        return after
+        empty, idle = nobody(before)
+        return np.minimum(np.maximum(last(rate * (before + empty * idle)), least), most)
 
     for _ in range(STEPS):  # Steffensen's: two passes, and where their differences lead
         once = next_pass(seconds)
         twice = next_pass(once)
-        bend = twice - 2 * once + seconds
-        ahead = seconds - np.square(once - seconds) / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
-        before, seconds = seconds, np.where((ahead >= time.first) & (ahead <= most) & (ahead > once), ahead, twice)
+        fell = once - seconds
+        bend = twice - once - fell
+        ahead = seconds - fell * fell / np.where(np.abs(bend) > 1e-15 * seconds, bend, np.inf)
+        before, seconds = seconds, np.where((ahead >= least) & (ahead <= most) & (ahead > once), ahead, twice)
         if np.all(np.abs(seconds - before) <= SETTLED * before):
             break
-    nobody, idle = _nobody(rate, seconds, seats, replicas)
-    prompts = np.maximum(rate * (seconds + nobody * idle), 1e-12)
+    empty, idle = nobody(seconds)
+    prompts = np.maximum(rate * (seconds + empty * idle), 1e-12)
     more = time.slope(prompts)
-    busy = np.where(many, seconds / (seconds + nobody * idle), np.minimum(rate * time.first, 1.0))
+    busy = np.where(many, seconds / (seconds + empty * idle), np.minimum(rate * time.first, 1.0))
     drawn = np.maximum((prompts - 1) * (1 - (prompts - 1) / np.maximum(seats - 1, 1.0)), 0.0) / np.minimum(replicas, MANY)
     carried = np.maximum(1 - np.square(rate * more), 1e-3)  # long passes make long ones
     varied = np.where(many, drawn / carried, 0.0)  # variance of the number in a pass
     service = np.minimum(seconds + more * varied / np.maximum(prompts, 1.0), most)
-    during = np.clip(prompts - nobody, 0.0, None)  # that come during a pass
+    during = np.maximum(prompts - empty, 0.0)  # that come during a pass
     found = during / prompts * np.minimum(during / np.maximum(rate * seconds, 1e-12), 1.0)
     rest = (seconds + np.square(more) * varied / seconds) / 2
     queue = queue_share(rate * service / seats, seats * replicas)
     return Passes(
-        prompts=np.clip(prompts, 1.0, seats),
+        prompts=np.minimum(np.maximum(prompts, 1.0), seats),
         seconds=seconds,
         busy=busy,
         wait=np.where(rate * most < seats, np.where(many, found + busy * queue, queue) * rest, np.inf),
@@ -224,36 +245,35 @@ def _passes(rate: Number, time: PassTime, seats: Number, replicas: Number) -> Pa
     )
 
 
-def _nobody(rate: Number, seconds: Number, seats: Number, replicas: Number) -> tuple[Array, Array]:
-    """Return how likely a pass ends with nobody waiting, and how long the server then waits for somebody [s]."""
-    expected = rate * seconds
-    none, more = none_of(expected, replicas)
-    full = np.minimum(expected / seats, 1.0)
-    idle = more / (none * np.maximum(rate, 1e-300)) - seconds
-    return none * (1 - np.power(full, seats + 1)), np.clip(idle, 0.0, 1 / np.maximum(rate, 1e-300))
+def arrivals(replicas: Number) -> Callable[[Number], tuple[Array, Array]]:
+    r"""Return a function of the requests that are expected: how likely none comes, of every R-th of a Poisson stream.
 
+    And how likely none comes of that stream's next, $P(N < R)$ and $P(N \le R)$ with $N$ Poisson of $R$ times those expected;
+    more than `MANY` replicas are taken for as many.
 
-def none_of(expected: Number, replicas: Number) -> tuple[Array, Array]:
-    r"""Return how likely nobody comes where `expected` are, of every R-th of a Poisson stream, and of that stream's next.
-
-    $P(N < R)$ and $P(N \le R)$ with $N$ Poisson of $R$ times `expected`; more than `MANY` replicas are taken for as many.
-
-    >>> [round(float(x), 4) for x in none_of(0.5, 1)], [round(float(x), 4) for x in none_of(0.5, 8)]
+    >>> [round(float(x), 4) for x in arrivals(1)(0.5)], [round(float(x), 4) for x in arrivals(8)(0.5)]
     ([0.6065, 0.9098], [0.9489, 0.9786])
     """
     count = np.minimum(np.asarray(replicas, dtype=np.int64), MANY)
-    mean = np.clip(expected * count, 1e-300, 700.0)  # of more, none is as unlikely
-    none = np.exp(-mean)
     most = int(np.max(count, initial=1))
-    if most == 1:
-        return np.maximum(none, 1e-250), none * (1 + mean)
-    below = np.zeros(np.shape(mean))
-    for number in range(most - 1, -1, -1):  # Horner's: 1 + m (1 + m/2 (1 + m/3 ...)), as far as a row's count goes
-        below *= mean / (number + 1)
-        below += number < count
-    last = np.exp(count * np.log(mean) - mean) / FACTORIALS[count]
-    below *= none
-    return np.maximum(below, 1e-250), below + last
+    alike = most == int(np.min(count, initial=MANY))
+    terms = [1 / one if alike else (number < count) / one for number, one in enumerate(FACTORIALS[:most])][::-1]
+    factorial = FACTORIALS[count]
+
+    def none(expected: Number) -> tuple[Array, Array]:
+        mean = np.minimum(np.maximum(expected * count, 1e-300), 700.0)  # of more, none is as unlikely
+        never = np.exp(-mean)
+        if most == 1:
+            return np.maximum(never, 1e-250), never * (1 + mean)
+        below = np.zeros(np.shape(mean))
+        for term in terms:  # Horner's: 1 + m (1 + m (1/2 + m (1/6 ...))), as far as a row's count goes
+            below *= mean
+            below += term
+        last = np.exp(count * np.log(mean) - mean) / factorial
+        below *= never
+        return np.maximum(below, 1e-250), below + last
+
+    return none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

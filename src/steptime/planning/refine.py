@@ -254,7 +254,7 @@ def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], *, closer: bo
     whole = _closer(middle, unit) if closer else _about(middle, unit)
     batch = _with_less(whole, unit) if closer else whole
     given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
-    given["drafting"] = case.drafting
+    given |= {"drafting": case.drafting, "legal": True}
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])

@@ -169,6 +169,7 @@ def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: St
         engine=case.engine,
         drafting=case.drafting,
         quick=True,
+        legal=True,
     )
     loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(of.dp))
     loaded = loaded * taken_up

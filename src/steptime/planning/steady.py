@@ -135,11 +135,13 @@ def aggregated(
     engine: Engine,
     drafting: Drafting = NONE,
     quick: bool = False,
+    legal: bool = False,
 ) -> State:
     """Return the steady state in which decode and prefill share the chips.
 
     batch [sequences per replica], chunk [prompt tokens per attention group in a step that has any]; all broadcast. quick: slow
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
+    legal: whether layouts and sizes are known to be sound.
     """
     tokens, chunks, together = chunks_of(workload, chunk)
     steps, slots = decode_steps(workload, drafting), layout.dp * together
@@ -147,6 +149,7 @@ def aggregated(
     coming = others * chunks / steps  # chunks that a step brings
     given: dict[str, Any] = {
         "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+        "legal": legal,
     }  # fmt: skip
     alone = drafted_step(model, system, **given)
 
@@ -230,12 +233,13 @@ def decode_pool(
     batch: Number,
     engine: Engine,
     drafting: Drafting = NONE,
+    legal: bool = False,
 ) -> State:
-    """Return the steady state of a replica that only decodes."""
+    """Return the steady state of a replica that only decodes. legal: whether layouts and sizes are known to be sound."""
     given: dict[str, Any] = {
         "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
     }  # fmt: skip
-    step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
+    step, gained = drafted_step(model, system, batch=batch, **given, legal=legal), step_yield(workload, drafting)
     nothing = np.zeros_like(step.total)
     growing = grown(step, step.total, batch)
     seats = seats_for(workload, batch, growing)
