@@ -15,12 +15,13 @@ from steptime.catalog.schema import (
     RACK_UNITS,
     ChipEntry,
     DomainEntry,
-    FigureEntry,
+    Entry,
     MemoryEntry,
     QuoteEntry,
     RentsEntry,
     SourceEntry,
     SystemEntry,
+    figure_of,
     validated,
 )
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, did_you_mean, expect, shown
@@ -43,8 +44,9 @@ class Reader:
         self.path, self.sources = path, sources
         self.figures: dict[str, Figure] = {}
 
-    def number(self, place: str, entry: FigureEntry, unit: str, gate: Callable[..., Number] = checked) -> float:
+    def number(self, place: str, entry: Entry, unit: str, gate: Callable[..., Number] = checked) -> float:
         """Return the value of `entry` in base units; errors name the file and the place. gate: of what it may be."""
+        entry = figure_of(entry)
         source = SourceEntry(url="", date="", grade="guess")
         if entry.source:
             if entry.source not in self.sources:

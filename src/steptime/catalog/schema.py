@@ -4,51 +4,56 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError
+import msgspec
+from msgspec import Meta, Struct
 
 from steptime.catalog.files import looks_like, read_file
 from steptime.catalog.lines import line_of
-from steptime.errors import DataFileError, did_you_mean, shown
+from steptime.catalog.misfits import TIER_NAME, problem_of
+from steptime.errors import DataFileError
 from steptime.numbers import MOST_CHIPS
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", defer_build=True)
-
-
-Text = Annotated[str, BeforeValidator(lambda v: v.isoformat() if isinstance(v, datetime.date) else v)]
+Grade: TypeAlias = Literal["measured", "vendor", "reported", "recalled", "guess"]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100)]
+Chips: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHIPS)]
 
 
-class SourceEntry(_Strict):
+class _Strict(Struct, forbid_unknown_fields=True):
+    """What a table of a file has, and no other keys."""
+
+
+class SourceEntry(_Strict, kw_only=True):
     """Where figures were read."""
 
     url: str
-    date: Text
-    grade: Literal["measured", "vendor", "reported", "recalled", "guess"]
+    date: str
+    grade: Grade
     note: str = ""
 
 
-class FigureEntry(_Strict):
+class FigureEntry(_Strict, kw_only=True):
     """A figure as written: value with its unit, the name of its source, and what departs from that source."""
 
     value: str | int | float
-    source: str = Field(default="", alias="from")
-    grade: Literal["measured", "vendor", "reported", "recalled", "guess"] | None = None
+    source: str = msgspec.field(name="from", default="")
+    grade: Grade | None = None
     note: str = ""
 
 
-def _as_entry(value: object) -> object:
-    return {"value": value} if isinstance(value, str | int | float) and not isinstance(value, bool) else value
+Entry: TypeAlias = FigureEntry | str | int | float
+"""A figure, or its value alone."""
 
 
-Entry = Annotated[FigureEntry, BeforeValidator(_as_entry)]
+def figure_of(entry: Entry) -> FigureEntry:
+    """Return a figure as a table has it, where its value may stand alone."""
+    return entry if isinstance(entry, FigureEntry) else FigureEntry(value=entry)
 
 
-class _Thing(_Strict):
-    name: str = Field(min_length=1, max_length=100)
-    title: str = Field(default="", max_length=300)
+class _Thing(_Strict, kw_only=True):
+    name: Name
+    title: Annotated[str, Meta(max_length=300)] = ""
     aliases: list[str] = []
     sources: dict[str, SourceEntry] = {}
 
@@ -56,54 +61,53 @@ class _Thing(_Strict):
 TAKEN: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
 
 
-def _free(name: str) -> str:
-    if name in TAKEN:
-        raise ValueError(f"{name!r} names other figures already; take another")
-    return name
-
-
-class MemoryEntry(_Strict):
+class MemoryEntry(_Strict, kw_only=True):
     """One memory tier; its name stands in the paths of its figures."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"), AfterValidator(_free)]
+    name: Annotated[str, Meta(pattern=TIER_NAME)]
     capacity: Entry
     bandwidth: Entry
     latency: Entry | None = None
     usd_per_byte: Entry | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse names that other figures have in their paths."""
+        if self.name in TAKEN:
+            raise ValueError(f"the name {self.name!r} names other figures already; take another")
 
-class SoftwareEntry(_Strict):
+
+class SoftwareEntry(_Strict, kw_only=True):
     """Days on which engines were measured on a chip, and the share of their usual speed that they reached."""
 
-    first: Text
-    last: Text
+    first: str
+    last: str
     share: Entry
 
 
-class ChipEntry(_Thing):
+class ChipEntry(_Thing, kw_only=True):
     """A chip file."""
 
     vendor: str = ""
     year: int = 0
     peak: dict[Literal["fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4", "int4"], Entry]
-    memory: list[MemoryEntry] = Field(min_length=1)
+    memory: Annotated[list[MemoryEntry], Meta(min_length=1)]
     power: dict[Literal["tdp", "whole", "all_in"], Entry] = {}
     reached: dict[Literal["memory", "compute", "capacity"], Entry] = {}
     software: list[SoftwareEntry] = []
 
 
-class DomainEntry(_Strict):
+class DomainEntry(_Strict, kw_only=True):
     """One level of the network."""
 
-    name: str = Field(min_length=1, max_length=100)
+    name: Name
     kind: Literal["scale-up", "pod", "scale-out"]
-    size: int | None = Field(default=None, ge=1, le=MOST_CHIPS)
+    size: Chips | None = None
     topology: Literal["switch", "mesh", "torus", "ring"] = "switch"
     bandwidth: Entry
-    latency: Entry = FigureEntry.model_validate({"value": "0 s"})
+    latency: Entry = "0 s"
 
 
-class RackEntry(_Strict):
+class RackEntry(_Strict, kw_only=True):
     """A rack: what it draws, weighs and holds, and the limits published for it; links: scale-up links of one chip.
 
     host_chips: chips of one host, which one operating system sees.
@@ -117,7 +121,7 @@ class RackEntry(_Strict):
     weight_limit: Entry | None = None
     cable_limit: Entry | None = None
     host_chips: Entry | None = None
-    chips: int | None = Field(default=None, ge=1, le=MOST_CHIPS)
+    chips: Chips | None = None
 
 
 RACK_UNITS = {
@@ -126,70 +130,67 @@ RACK_UNITS = {
 }  # fmt: skip
 
 
-class SystemEntry(_Thing):
+class SystemEntry(_Thing, kw_only=True):
     """A system file."""
 
-    chip: Annotated[
-        Annotated[str, Tag("[name]")] | Annotated[ChipEntry, Tag("[table]")],
-        Discriminator(lambda chip: "[table]" if isinstance(chip, dict | ChipEntry) else "[name]"),
-    ]
-    chips: int = Field(ge=1, le=MOST_CHIPS)
+    chip: str | ChipEntry
+    chips: Chips
     year: int = 0
-    domains: list[DomainEntry] = Field(min_length=1)
+    domains: Annotated[list[DomainEntry], Meta(min_length=1)]
     tiers: list[MemoryEntry] = []
-    rack: RackEntry = RackEntry()
+    rack: RackEntry = msgspec.field(default_factory=RackEntry)
 
 
-class QuoteEntry(_Strict):
+class QuoteEntry(_Strict, kw_only=True):
     """One rent: of a contract the term, of cost of ownership the owner, where the source tells."""
 
     chip: str
     kind: Literal["owned", "contract", "ondemand", "assumed"]
-    term: str = Field(default="", max_length=40)
+    term: Annotated[str, Meta(max_length=40)] = ""
     owner: Literal["", "hyperscaler", "neocloud"] = ""
     rate: Entry
 
 
-class RentsEntry(_Thing):
+class RentsEntry(_Thing, kw_only=True):
     """A list of rents."""
 
-    date: Text
+    date: str
     quotes: list[QuoteEntry]
 
 
-class CurveEntry(_Strict):
+class CurveEntry(_Strict, kw_only=True):
     """How many tokens a step yields with 1, 2, ... drafts; models: names of the catalogue, or "typical" for all others."""
 
-    models: list[str] = Field(min_length=1)
+    models: Annotated[list[str], Meta(min_length=1)]
     method: Literal["mtp", "eagle3", "dspark"]
-    words: str = Field(min_length=1, max_length=200)
-    tokens: list[Entry] = Field(min_length=1, max_length=64)
+    words: Annotated[str, Meta(min_length=1, max_length=200)]
+    tokens: Annotated[list[Entry], Meta(min_length=1, max_length=64)]
 
 
-class AcceptanceEntry(_Thing):
+class AcceptanceEntry(_Thing, kw_only=True):
     """A list of measured acceptances of drafts."""
 
     curves: list[CurveEntry]
 
 
-class SpanEntry(_Strict):
+class SpanEntry(_Strict, kw_only=True):
     """From where to where something was varied in the runs that a law was fitted to."""
 
     least: Entry | None = None
     most: Entry | None = None
 
 
-class SpreadEntry(_Strict):
+class SpreadEntry(_Strict, kw_only=True):
     """How constants scatter together: deviations and correlations by `names`, of the logarithms of those in `logs`."""
 
-    source: str = Field(alias="from")
+    source: str = msgspec.field(name="from")
     names: list[str]
     logs: list[str] = []
     deviations: list[float]
     correlations: list[list[float]]
 
 
-class LawEntry(_Thing):
+class LawEntry(_Thing, kw_only=True):
     """A scaling law: its form, constants with standard errors where published, and the runs that it was fitted to.
 
     counts: the parameters that it means; fixed: inputs of its runs that did not vary.
@@ -198,7 +199,7 @@ class LawEntry(_Thing):
     form: str
     year: int
     counts: Literal["active", "active without embeddings", "total", "compute"]
-    corpus: str = Field(default="", max_length=300)
+    corpus: Annotated[str, Meta(max_length=300)] = ""
     default: bool = False
     constants: dict[str, Entry] = {}
     errors: dict[str, Entry] = {}
@@ -207,21 +208,21 @@ class LawEntry(_Thing):
     domain: dict[Literal["params", "tokens", "compute", "experts", "granularity", "sparsity", "bits", "ratio"], SpanEntry] = {}
 
 
-class TrainedEntry(_Strict):
+class TrainedEntry(_Strict, kw_only=True):
     """An open model and the tokens that it was trained on."""
 
     model: str
     tokens: Entry
 
 
-class TrainedListEntry(_Thing):
+class TrainedListEntry(_Thing, kw_only=True):
     """Tokens that open models were trained on."""
 
     trained: list[TrainedEntry]
 
 
-Schema = TypeVar("Schema", bound=BaseModel)
-NAMES: Final[dict[type[BaseModel], str]] = {
+Schema = TypeVar("Schema", bound=Struct)
+NAMES: Final[dict[type[Struct], str]] = {
     ChipEntry: "a chip",
     SystemEntry: "a system",
     RentsEntry: "a list of rents",
@@ -240,33 +241,20 @@ def validated(schema: type[Schema], path: Path) -> Schema:
     kind = looks_like(data)
     if kind and kind != wanted and not {"a chip", "a system"} >= {kind, wanted}:
         raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}")
+    data = _texts(data)
     try:
-        return schema.model_validate(data)
-    except ValidationError as error:
+        return msgspec.convert(data, schema)
+    except msgspec.ValidationError as error:
         if kind and kind != wanted:
             raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}") from None
-        problem, place = _problem(error, schema)
+        problem, place = problem_of(str(error), data, schema)
         raise DataFileError(path, problem, line_of(path, place)) from None
 
 
-def _problem(error: ValidationError, schema: type[BaseModel]) -> tuple[str, str]:
-    """Return what does not fit a schema, in words, and its place; a misspelt key goes before the one that is missing."""
-    problems = error.errors(include_url=False)
-    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
-    parts = _parts(first)
-    place = ".".join(part if len(part) <= 60 else f"{part[:60]} ..." for part in parts)
-    given = "" if isinstance(first["input"], dict | list) else f", not {shown(first['input'])}"
-    problem = f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}{given}"
-    if first["type"] == "extra_forbidden":
-        lacking = [_parts(p)[-1] for p in problems if p["type"] == "missing" and _parts(p)[:-1] == parts[:-1]]
-        known = [*lacking, *(schema.model_fields if len(parts) == 1 else ())]
-        near = did_you_mean(parts[-1], known, most=1)
-        problem = f"{place}: no such key" + (f"; did you mean {near[0]}?" if near else "")
-    elif first["type"] == "missing":
-        problem = f"{place}: is missing"
-    return problem, ".".join(parts)
-
-
-def _parts(problem: Any) -> list[str]:
-    """Return the keys of a place, without the tags of alternatives."""
-    return [str(part) for part in problem["loc"] if not str(part).startswith("[")]
+def _texts(data: Any) -> Any:
+    """Return data with days as texts, which TOML has as dates."""
+    if isinstance(data, dict):
+        return {key: _texts(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_texts(value) for value in data]
+    return data.isoformat() if isinstance(data, datetime.date) else data

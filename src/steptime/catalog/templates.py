@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel
+import msgspec
 
 from steptime.catalog.files import find
 from steptime.catalog.loading import entry_of_chip
@@ -83,13 +83,10 @@ def _tables(place: str, entries: list[Any], note: str) -> list[str]:
     return lines
 
 
-def _filled(entry: BaseModel) -> dict[str, Any]:
-    """Return the fields of an entry that were given."""
-    return {
-        name: value
-        for name in type(entry).model_fields
-        if name in entry.model_fields_set and (value := getattr(entry, name)) is not None
-    }
+def _filled(entry: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of an entry that are not as they are where nothing is given."""
+    given = {field.name: (getattr(entry, field.name), field.default) for field in msgspec.structs.fields(entry)}
+    return {name: value for name, (value, default) in given.items() if value != default}
 
 
 def _pairs(fields: Mapping[Any, Any]) -> Iterator[str]:

@@ -1,0 +1,127 @@
+"""Says in words what of a file does not fit its schema, and where: the library that checks it hides the keys of some tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from steptime.errors import did_you_mean, shown
+
+TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}$"
+LIKE: Final = {TIER_NAME: "a letter and up to 39 letters, digits, - and _"}
+TOLD: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key)?(?:` in `)?\$?(?P<place>.*)`)?$", re.DOTALL)
+KINDS: Final = {
+    "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
+    "object": "a table",
+}  # fmt: skip
+
+
+def problem_of(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
+    """Return what does not fit a schema, in words, and its place."""
+    found = TOLD.fullmatch(told)
+    assert found is not None
+    what: str = found["what"]
+    parts = _parts(found["place"] or "", told, data, schema)
+    if misspelt := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        known = [f.encode_name for f in msgspec.structs.fields(_type_at(schema, parts))]
+        near = did_you_mean(misspelt[1], known, most=1)
+        parts = [*parts, misspelt[1]]
+        return f"{_place(parts)}: no such key" + (f"; did you mean {near[0]}?" if near else ""), ".".join(parts)
+    if lacking := re.fullmatch(r"Object missing required field `(.*)`", what):
+        parts = [*parts, lacking[1]]
+        return f"{_place(parts)}: is missing", ".".join(parts)
+    if found["key"]:
+        key = re.sub(r"^Invalid enum value '(.*)'$", r"\1", what)
+        keys = get_args(get_args(_type_at(schema, parts))[0])
+        parts = [*parts, key]
+        return f"{_place(parts)}: no such key; known are {', '.join(keys)}", ".".join(parts)
+    return f"{_place(parts)}: {_in_words(what, schema, parts)}{_given(_at(data, parts))}", ".".join(parts)
+
+
+def _in_words(what: str, schema: type[Struct], parts: Sequence[str]) -> str:
+    """Return what is wanted of a value, by what is told of it."""
+    if what.startswith("Invalid enum value"):
+        known = [option for one in _options(_type_at(schema, parts)) for option in get_args(one)]
+        return f"must be {_one_of(known)}"
+    if bound := re.fullmatch(r"Expected `(int|float)` (>=|<=) (.*)", what):
+        return f"must be at {'least' if bound[2] == '>=' else 'most'} {int(bound[3]):,}"
+    if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (.*)", what):
+        of = "characters" if length[1] == "str" else "entries"
+        return f"must have at {'least' if length[2] == '>=' else 'most'} {length[3]} {of}"
+    if like := re.fullmatch(r"Expected `str` matching regex '(.*)'", what):
+        return f"must be {LIKE.get(like[1], like[1])}"
+    if kinds := re.match(r"Expected `(.*?)`", what):
+        wanted = [kind for kind in kinds[1].split(" | ") if kind != "null" and not (kind == "int" and "float" in kinds[1])]
+        return f"must be {_one_of([KINDS.get(kind, kind) for kind in wanted])}"
+    return what
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _given(value: Any) -> str:
+    return "" if isinstance(value, dict | list) else f", not {shown(value)}"
+
+
+def _place(parts: Sequence[str]) -> str:
+    return ".".join(part if len(part) <= 60 else f"{part[:60]} ..." for part in parts)
+
+
+def _parts(place: str, told: str, data: Any, schema: type[Struct]) -> list[str]:
+    """Return the keys of a place such as ".memory[0].bandwidth"; "[...]" is the key alone with which the same is told."""
+    parts: list[str] = []
+    for part in re.findall(r"[^.\[\]]+|\[\.\.\.\]", place):
+        parts.append(
+            part if part != "[...]" else next(key for key in _at(data, parts) if _alone(key, parts, told, data, schema))
+        )
+    return parts
+
+
+def _alone(key: str, parts: Sequence[str], told: str, data: Any, schema: type[Struct]) -> bool:
+    """Whether the same is told of the data where a table has this key alone."""
+    try:
+        msgspec.convert(_with(data, parts, {key: _at(data, [*parts, key])}), schema)
+    except msgspec.ValidationError as error:
+        return str(error) == told
+    return False
+
+
+def _with(data: Any, parts: Sequence[str], value: Any) -> Any:
+    """Return the data with another value at a place."""
+    if not parts:
+        return value
+    first, *rest = parts
+    if isinstance(data, list):
+        return [_with(one, rest, value) if str(at) == first else one for at, one in enumerate(data)]
+    return data | {first: _with(data[first], rest, value)}
+
+
+def _at(data: Any, parts: Sequence[str]) -> Any:
+    """Return what stands at a place of the data."""
+    for part in parts:
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    return data
+
+
+def _type_at(schema: Any, parts: Sequence[str]) -> Any:
+    """Return the type that a schema has at a place: of tables and texts, that of tables."""
+    for part in parts:
+        if isinstance(schema, type) and issubclass(schema, Struct):
+            names = {f.encode_name: f.name for f in msgspec.structs.fields(schema)}
+            schema = get_type_hints(schema)[names[part]]
+        else:
+            schema = get_args(schema)[-1]
+        tables = [one for one in _options(schema) if get_origin(one) or (isinstance(one, type) and issubclass(one, Struct))]
+        schema = tables[0] if tables else schema
+    return schema
+
+
+def _options(of: Any) -> tuple[Any, ...]:
+    """Return the types that a value may have."""
+    return get_args(of) if get_origin(of) in (Union, UnionType) else (of,)
