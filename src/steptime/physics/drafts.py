@@ -115,14 +115,16 @@ def drafted_memory(
     layout: Layout,
     engine: Engine,
     step_tokens: Number | None = None,
+    legal: bool = False,
 ) -> Memory:
     """Return what a chip holds as `memory_per_chip` does, with the weights and the cache of draft layers where they draft.
 
-    step_tokens: by default those that one attention group verifies for its sequences.
+    step_tokens: by default those that one attention group verifies for its sequences. legal: as of `memory_per_chip`.
     """
     sequences = sequences_per_group(batch, layout)
     worked = sequences / layout.microbatches * (drafts + 1) if step_tokens is None else step_tokens
-    held = memory_per_chip(model, system, batch=batch, context=context, layout=layout, engine=engine, step_tokens=worked)
+    given: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": worked, "legal": legal}
+    held = memory_per_chip(model, system, batch=batch, context=context, **given)
     if not drafts or not model.draft:
         return held
     weights, each = draft_bytes(model, context, layout)

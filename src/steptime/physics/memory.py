@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from steptime.catalog.loading import SystemLike, system_of
 from steptime.drawings import stacked
 from steptime.machines.system import System
 from steptime.models.loading import ModelLike, model_of
-from steptime.models.model import Attention, Layer, Model, Op, cache_entries
+from steptime.models.model import Attention, Model, Op, cache_entries
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways, ways_of
@@ -80,7 +81,11 @@ def _bytes(values: Number) -> str:
 
 def weight_ways(op: Op, layout: Layout) -> Number:
     """Ways that the weights of one operator are divided inside an attention group, by the chip that holds most of them."""
-    return 1 if op.split == "replicated" else ways_of(op.split_limit, layout.group)
+    return ways_of(_most_ways(op), layout.group)
+
+
+def _most_ways(op: Op) -> float:
+    return 1.0 if op.split == "replicated" else op.split_limit
 
 
 def expert_slots(op: Op, layout: Layout) -> Number:
@@ -101,8 +106,29 @@ def op_bytes(op: Op, layout: Layout) -> Number:
     return op.total_weights * op.format.bytes / weight_ways(op, layout)
 
 
-def _layer_bytes(layers: tuple[tuple[Layer, int], ...], layout: Layout) -> Number:
-    return sum((n * sum(op_bytes(op, layout) for op in layer.ops) for layer, n in layers), np.asarray(0.0))
+@lru_cache(maxsize=256)
+def _divided(model: Model) -> tuple[dict[float, float], tuple[tuple[Op, int], ...]]:
+    """Return the bytes of weights of all layers by the most ways that they are divided, and routed experts, counted."""
+    plain: dict[float, float] = {}
+    routed = []
+    for layer, n in model.layers:
+        for op in layer.ops:
+            if op.rows == "routed":
+                routed.append((op, n))
+            else:
+                plain[_most_ways(op)] = plain.get(_most_ways(op), 0.0) + n * op.total_weights * op.format.bytes
+    return plain, tuple(routed)
+
+
+@lru_cache(maxsize=256)
+def _widest(model: Model) -> dict[float, float]:
+    """Return the most values that a row reads and writes in an operator, by the most ways that it is divided."""
+    widest: dict[float, float] = {}
+    for layer, _ in model.layers:
+        for op in layer.ops:
+            ways, rows = (1.0, op.active) if op.rows == "routed" else (_most_ways(op), 1)
+            widest[ways] = max(widest.get(ways, 0.0), rows * (op.inputs + op.outputs))
+    return widest
 
 
 def weights_per_chip(model: Model, layout: Layout) -> Number:
@@ -110,7 +136,13 @@ def weights_per_chip(model: Model, layout: Layout) -> Number:
 
     Embedding and head are on the first and the last stage, so that with pipeline stages a chip holds one of them.
     """
-    layers = _layer_bytes(model.layers, layout) * stage_share(model, layout)
+    plain, routed = _divided(model)
+    layers: Number = np.asarray(0.0)
+    for ways, bytes_ in plain.items():
+        layers = layers + bytes_ / ways_of(ways, layout.group)
+    for op, n in routed:
+        layers = layers + n * op_bytes(op, layout)
+    layers = layers * stage_share(model, layout)
     first: Number = np.asarray(0.0)
     last: Number = np.asarray(0.0)
     for op in model.stem:
@@ -150,11 +182,8 @@ def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
 def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number:
     """Bytes of live activations for `tokens` [per attention group]: the residual stream twice, and the largest operator."""
     largest: Number = np.asarray(0.0)
-    for layer, _ in model.layers:
-        for op in layer.ops:
-            rows = op.active if op.rows == "routed" else 1
-            ways = weight_ways(op, layout) if op.rows != "routed" else 1
-            largest = np.maximum(largest, rows * op.inputs / ways + rows * op.outputs / ways)
+    for ways, values in _widest(model).items():
+        largest = np.maximum(largest, values / ways_of(ways, layout.group))
     return tokens * ACTIVATION_BYTES * (2 * model.width + largest)
 
 
@@ -167,19 +196,22 @@ def memory_per_chip(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
+    legal: bool = False,
 ) -> Memory:
     """Return what a chip holds when `batch` sequences of `context` [tokens] are in flight in one replica.
 
     `step_tokens`: tokens that one attention group works on at once (by default one for each of its sequences).
+    legal: whether sizes and layouts are known to be sound, as those of a search.
     Raises LayoutError where the layout cannot run the model.
     """
     model, system = model_of(model), system_of(system)
-    batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
-    context = at_least_zero("context", context, most=MOST_TOKENS)
-    step_tokens = at_least_zero("step tokens", step_tokens)
-    layout, runs_on = check_ways(Layout() if layout is None else layout), engine_for(system, engine)
-    check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
-    check_rules(layout, model, system)
+    layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
+    if not legal:
+        batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
+        context = at_least_zero("context", context, most=MOST_TOKENS)
+        step_tokens, layout = at_least_zero("step tokens", step_tokens), check_ways(layout)
+        check_shapes(batch=batch, context=context, step_tokens=step_tokens, **{name: getattr(layout, name) for name in NAMES})
+        check_rules(layout, model, system)
     sequences = sequences_per_group(batch, layout)
     return Memory(
         weights=weights_per_chip(model, layout),

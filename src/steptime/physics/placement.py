@@ -39,10 +39,12 @@ def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
     return any(sum(each * (many // k) for each, many in pools) <= domain for k in divisors(math.gcd(*(n for _, n in pools))))
 
 
-def pairs(domain: Number, chips: int, first: int, second: int) -> tuple[Array, Array]:
+@lru_cache(maxsize=8192)
+def pairs(domain: float, chips: int, first: int, second: int) -> tuple[Array, Array]:
     """Return how many replicas of `first` and of `second` chips fit together, at least one of each: arrays of one shape.
 
-    Only pairs to whose one number nothing can be added without taking from the other, by rising numbers of the first.
+    Only pairs to whose one number nothing can be added without taking from the other, by rising numbers of the first. They
+    are remembered, and not to be written to.
 
     >>> [n.tolist() for n in pairs(8, 8, 3, 2)], [n.tolist() for n in pairs(8, 32, 6, 6)]
     ([[1, 2], [2, 1]], [[1, 2, 3], [3, 2, 1]])

@@ -208,8 +208,8 @@ def mixed_step(
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     layout = Layout() if layout is None else layout
     arrays = _arrays(inputs, layout) if legal else _checked(inputs, layout)
-    blocks = blocks_of(arrays) if is_scalar(system) else [arrays]
-    if len(blocks) == 1:
+    blocks = blocks_of(arrays)
+    if len(blocks) == 1 or not is_scalar(system):
         return _one_block(model, system, runs_on, arrays, parts=parts, legal=legal)
     return _filled(model, system, runs_on, arrays, blocks, parts=parts)
 

@@ -271,32 +271,35 @@ def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layo
 
     Return which of the readers each row has, too.
     """
-    parts: list[tuple[Array, ...]] = []
-    ends = np.cumsum([len(one.rate) for one in decoders])
-    domain = case.system.scale_up.size
+    domain = float(case.system.scale_up.size)
     alike = case.used // int(domain) if case.alike else 1  # domains, each with as many
-    for number, reader in enumerate(readers):
-        for one, end in zip(decoders, ends, strict=True):
-            counts, replicas = (alike * many for many in pairs(domain, case.used // alike, reader.chips, one.chips))
-            if not len(counts):
-                continue
-            usable = counts * reader.usable[counts - 1]
-            served = delivered(one.rate, one.batch, replicas[:, None], one.most)
-            steady = one.load * in_flight(one.batch, replicas[:, None]) <= MOST_LOADED
-            matched = np.minimum(usable[:, None], np.where(steady, served, 0.0))
-            best = np.argmax(matched, axis=0)
-            row = np.arange(len(best))
-            parts.append((np.full(len(row), number), end - len(row) + row, counts[best], replicas[best], matched[best, row]))
-    if not parts:
+    rows = np.array([len(one.rate) for one in decoders], dtype=np.int64)
+    starts = np.cumsum(rows) - rows
+    sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
+    fits = [pairs(domain, case.used // alike, readers[which].chips, decoders[size].chips) for which, size in sizes]
+    of = np.repeat(np.arange(len(sizes)), [len(counts) for counts, _ in fits])  # of each pair of numbers, its sizes
+    if not len(of):
         return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
-    which, row, counts, replicas, rate = (np.concatenate(column) for column in zip(*parts, strict=True))
-
-    def read(name: str) -> Array:
-        found: Array = np.array([getattr(reader, name) for reader in readers])[which]
-        return found
+    counts, replicas = (alike * np.concatenate(column) for column in zip(*fits, strict=True))
+    reader, decoder = (np.array(column)[of] for column in zip(*sizes, strict=True))
+    firsts = np.cumsum([0, *(len(one.usable) for one in readers[:-1])])
+    usable = counts * np.concatenate([one.usable for one in readers])[firsts[reader] + counts - 1]
+    pair = np.repeat(np.arange(len(of)), rows[decoder])  # and with each row of its decode replicas
+    row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
 
     def decode(name: str) -> Array:
         found: Array = np.concatenate([getattr(one, name) for one in decoders])[row]
+        return found
+
+    many, batch = replicas[pair], decode("batch")
+    served = delivered(decode("rate"), batch, many, decode("most"))
+    steady = decode("load") * in_flight(batch, many) <= MOST_LOADED
+    matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
+    best = _best_of_each(of[pair] * int(rows.sum()) + row, matched)
+    which, counts, replicas, row, rate = reader[pair][best], counts[pair][best], many[best], row[best], matched[best]
+
+    def read(name: str) -> Array:
+        found: Array = np.array([getattr(reader, name) for reader in readers])[which]
         return found
 
     reading = counts * read("chips")

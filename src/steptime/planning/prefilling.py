@@ -123,6 +123,7 @@ def prefill_pool(
             layout=layout,
             engine=engine,
             step_tokens=prompts * fresh / layout.microbatches,
+            legal=legal,
         ),
         step=step,
     )

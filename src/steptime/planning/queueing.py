@@ -17,6 +17,7 @@ SETTLED = 1e-9  # change of the passes that is none
 FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
 SERVERS_EXPONENT = 1.2102  # of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to its exact values within 0.9 %
 LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
+EACH, MANY_ROWS = 4, 40  # where there are so many rows, each fourth level is tried first, and then those next to the limit
 MANY = 16  # replicas beyond which streams that are dealt out to them are as even as they get
 FACTORIALS = np.cumprod(np.maximum(np.arange(MANY + 1.0), 1.0))
 
@@ -455,13 +456,32 @@ def highest_utilisation(
     """
     limit, seats, late, replicas = (np.asarray(x, dtype=np.float64)[..., None] for x in (limit, seats, late, replicas))
     time = PassTime(**{f.name: np.asarray(getattr(time, f.name), dtype=np.float64)[..., None] for f in fields(PassTime)})
-    tried = ceiling * LEVELS
-    found = passes(tried * (seats / time(seats)), time, seats, replicas=replicas)
-    seconds = found.wait + found.service * (1 + late)
-    seconds = np.broadcast_to(seconds, np.broadcast_shapes(seconds.shape, limit.shape))
-    last = np.sum(np.logical_and.accumulate(seconds <= limit, axis=-1), axis=-1, keepdims=True) - 1
-    low, high = np.clip(last, 0, None), np.clip(last + 1, None, len(LEVELS) - 1)
-    before, after = (np.take_along_axis(seconds, at, axis=-1) for at in (low, high))
+    full = seats / time(seats)
+
+    def taken(levels: Array) -> Array:
+        """Return the seconds that a request takes at each of the levels of its row."""
+        found = passes(ceiling * levels * full, time, seats, replicas=replicas)
+        seconds = found.wait + found.service * (1 + late)
+        return np.broadcast_to(seconds, np.broadcast_shapes(seconds.shape, limit.shape))
+
+    levels = LEVELS[::EACH] if full.size >= MANY_ROWS else LEVELS
+    seconds = taken(levels)
+    last = _last(seconds <= limit)
+    if len(levels) < len(LEVELS):  # and between the two levels that the limit lies between
+        first = np.clip(last, 0, len(levels) - 2)
+        low, high = (np.take_along_axis(seconds, first + side, axis=-1) for side in (0, 1))
+        levels = LEVELS[EACH * first + np.arange(EACH + 1)]
+        seconds = np.concatenate([low, taken(levels[..., 1:-1]), high], axis=-1)
+        last = _last(seconds <= limit)
+    levels = np.broadcast_to(levels, seconds.shape)
+    low, high = np.clip(last, 0, None), np.clip(last + 1, None, seconds.shape[-1] - 1)
+    (before, after), (least, most) = ([np.take_along_axis(of, at, axis=-1) for at in (low, high)] for of in (seconds, levels))
     share = np.where(after > before, (limit - before) / np.where(after > before, after - before, 1.0), 0.0)
-    highest: Array = np.where(last < 0, 0.0, tried[low] + np.clip(share, 0.0, 1.0) * (tried[high] - tried[low]))
+    highest: Array = np.where(last < 0, 0.0, ceiling * (least + np.clip(share, 0.0, 1.0) * (most - least)))
     return highest[..., 0]
+
+
+def _last(good: Array) -> Array:
+    """Return the place of the last of those that are good from the first on, along the last axis: -1 where the first is not."""
+    found: Array = np.sum(np.logical_and.accumulate(good, axis=-1), axis=-1, keepdims=True) - 1
+    return found

@@ -203,6 +203,7 @@ def aggregated(
         layout=layout,
         engine=engine,
         step_tokens=(batch * (drafting.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
+        legal=legal,
     )
     return State(
         tpot=tpot,
@@ -237,9 +238,9 @@ def decode_pool(
 ) -> State:
     """Return the steady state of a replica that only decodes. legal: whether layouts and sizes are known to be sound."""
     given: dict[str, Any] = {
-        "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+        "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine, "legal": legal,
     }  # fmt: skip
-    step, gained = drafted_step(model, system, batch=batch, **given, legal=legal), step_yield(workload, drafting)
+    step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
     nothing = np.zeros_like(step.total)
     growing = grown(step, step.total, batch)
     seats = seats_for(workload, batch, growing)
