@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -36,9 +35,15 @@ def legal(
     tried = list(dict.fromkeys(proposed(facts, chips, microbatches)))
     if not tried:
         return []
-    kept = allowed(Layout(**dict(zip(WAYS, np.array(tried).T, strict=True))), facts)
-    found = (Layout(**dict(zip(WAYS, ways, strict=True))) for ways, good in zip(tried, kept, strict=True) if good)
-    return [replace(one, replicas=replicas(system.scale_up.size, chips, int(one.chips))) for one in found]
+    layouts = Layout(**dict(zip(WAYS, np.array(tried).T, strict=True)))
+    sizes = np.broadcast_to(layouts.chips, (len(tried),)).tolist()
+    many = {each: replicas(system.scale_up.size, chips, each) for each in set(sizes)}
+    kept = allowed(layouts, facts)
+    return [
+        Layout(**dict(zip(WAYS, ways, strict=True)), replicas=many[each])
+        for ways, each, good in zip(tried, sizes, kept, strict=True)
+        if good
+    ]
 
 
 WAYS = tuple(name for name in NAMES if name != "replicas")  # of one replica

@@ -121,16 +121,22 @@ class Table:
 
     def row(self, index: int) -> Candidate:
         """Return one row."""
-        candidate = Candidate(
+        apart = self.mode == DISAGGREGATED
+        return Candidate(
             mode=self.mode,
-            layout=replace(self.layouts[self.layout[index]], replicas=int(self.replicas[index])),
+            layout=_times(self.layouts[self.layout[index]], int(self.replicas[index])),
             batch=int(self.batch[index]),
             chunk=int(self.chunk[index]),
+            prefill_layout=_times(self.layouts[self.prefill_layout[index]], int(self.prefill_replicas[index]))
+            if apart
+            else None,
+            prompts=int(self.prefill_prompts[index]) if apart else 0,
         )
-        if self.mode == AGGREGATED:
-            return candidate
-        prefill = replace(self.layouts[self.prefill_layout[index]], replicas=int(self.prefill_replicas[index]))
-        return replace(candidate, prefill_layout=prefill, prompts=int(self.prefill_prompts[index]))
+
+
+def _times(layout: Layout, replicas: int) -> Layout:
+    """Return a layout so many times."""
+    return layout if layout.replicas == replicas else replace(layout, replicas=replicas)
 
 
 COLUMNS = tuple(f.name for f in fields(Table) if f.name not in ("mode", "layouts"))

@@ -96,18 +96,24 @@ def drafting_of(model: Model, drafts: int, acceptance: float | None = None) -> D
     if acceptance is not None:
         return Drafting(drafts=drafts, acceptance=acceptance, source="acceptance as given")
     curve = curve_of(model.name)
-    if drafts > len(curve.tokens):
+    if drafts > len(curve.figures):
         raise RangeError(
-            f"how many of {drafts} drafts {model.name} accepts was not measured; known up to {len(curve.tokens)}: "
+            f"how many of {drafts} drafts {model.name} accepts was not measured; known up to {len(curve.figures)}: "
             "give the tokens that a step yields (--acceptance)"
         )
-    return Drafting(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts))
+    return _measured(curve, drafts)
 
 
 def known_draftings(model: Model) -> tuple[Drafting, ...]:
     """Return every number of drafts whose acceptance is known of a model, none first; none alone without draft layers."""
-    many = min(MOST_DRAFTS, len(curve_of(model.name).tokens)) if model.draft else 0
-    return tuple(drafting_of(model, drafts) for drafts in range(many + 1))
+    if not model.draft:
+        return (Drafting(),)
+    curve = curve_of(model.name)
+    return (Drafting(), *(_measured(curve, drafts) for drafts in range(1, min(MOST_DRAFTS, len(curve.figures)) + 1)))
+
+
+def _measured(curve: Curve, drafts: int) -> Drafting:
+    return Drafting(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts))
 
 
 def drafting_warnings(model: Model, drafting: Drafting) -> tuple[str, ...]:

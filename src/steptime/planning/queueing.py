@@ -17,7 +17,7 @@ SETTLED = 1e-9  # change of the passes that is none
 FULL = 1 - 1e-9  # load of a slot beyond which its queue grows
 SERVERS_EXPONENT = 1.2102  # of sqrt(c) - 1: the wait of M/D/c over that of M/D/1, fitted to its exact values within 0.9 %
 LEVELS = 1 - np.square(np.linspace(1, 0, 25))  # of utilisation that are tried, closer where waits bend
-EACH, MANY_ROWS = 4, 40  # where there are so many rows, each fourth level is tried first, and then those next to the limit
+EACH, MANY_ROWS = 4, 200  # where there are so many rows, each fourth level is tried first, and then those next to the limit
 MANY = 16  # replicas beyond which streams that are dealt out to them are as even as they get
 FACTORIALS = np.cumprod(np.maximum(np.arange(MANY + 1.0), 1.0))
 
