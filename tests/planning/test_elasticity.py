@@ -43,7 +43,7 @@ def worth(given: Case, candidate: Candidate, turns: int = 1) -> dict[str, float]
     if candidate.mode == DISAGGREGATED and candidate.prefill_layout is None:
         candidate = replace(candidate, **reads())
     for _ in range(turns):  # in each of which the batch may grow by half
-        (candidate,) = best(given, [candidate], 1)
+        ((_, _, candidate),) = best(given, [candidate], 1)
     return elasticities(given, [candidate])
 
 

@@ -166,7 +166,8 @@ def test_points_of_one_chip_make_their_batch_times_their_speed():
 def test_the_runner_up_is_another_layout_of_the_same_question():
     found = plan(MODEL, NODES, WORK, engine=engine(compute_efficiency=0.5), levers=False)
     given = replace(case(), engine=engine(compute_efficiency=0.5))
-    ordered = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    peaks = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    ordered = [peak.candidate for peak in peaks]
     assert [c.text for c in ordered[:2]] == [found.layout_text, found.runner_up.layout_text]
     assert found.runner_up.layout_text != found.layout_text
     assert found.runner_up.tokens_per_second_per_user > 0

@@ -87,7 +87,7 @@ def test_a_refined_batch_serves_most_and_is_the_fastest_of_those(candidate, slo,
     every = tried(given, candidate, low, high)
     most = max(rate for rate, *_ in every)
     fastest = min((one for one in every if one[0] >= most * 0.9975), key=lambda one: one[1])
-    found = refined(given, candidate)
+    found = refined(given, candidate).candidate
     if found.batch % 1 and candidate.layout.microbatches > 1:  # half a sequence less than a whole number, which is too many
         assert found.batch + 0.5 not in {batch for _, _, batch, chunk in every if chunk == found.chunk}
         assert found.batch > fastest[2]
@@ -96,9 +96,13 @@ def test_a_refined_batch_serves_most_and_is_the_fastest_of_those(candidate, slo,
     assert replace(found, batch=candidate.batch, chunk=candidate.chunk) == candidate
 
 
+def chosen(given, candidates):
+    return [peak.candidate for peak in best(given, candidates)]
+
+
 def test_what_nothing_near_meets_stays_as_it_is():
     candidate = Candidate(mode=AGGREGATED, layout=Layout(), batch=60, chunk=512)
-    assert refined(case(slo=st.Slo(tpot=1e-9)), candidate) == candidate
+    assert refined(case(slo=st.Slo(tpot=1e-9)), candidate).candidate == candidate
 
 
 def test_rates_of_both_pools_are_matched():
@@ -138,9 +142,9 @@ def test_links_that_are_nine_tenths_full_set_the_rate():
 @pytest.mark.parametrize(("tpot", "alike"), [(3e-3, 1), (np.inf, 3)])
 def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_first(tpot, alike):
     given = case(slo=st.Slo(tpot=tpot))
-    found = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    found = chosen(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
     assert 1 <= len(found) <= 3
-    again = refined(given, found[0])
+    again = refined(given, found[0]).candidate
     assert abs(again.batch / found[0].batch - 1) < 0.02  # as good as it gets
     states = [state_of(given, c, c.batch, max(c.chunk, 1)) for c in found]
     rates = [
@@ -148,6 +152,8 @@ def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_
         for c, state in zip(found, states, strict=True)
     ]
     tpots = [float(state.tpot) for state in states]
+    peaks = best(given, ranked(given, search(given, (AGGREGATED, DISAGGREGATED), fitting(given))))
+    assert [(peak.rate, peak.tpot) for peak in peaks] == [pytest.approx(one) for one in zip(rates, tpots, strict=True)]
     cheap = [i for i, rate in enumerate(rates) if rate >= max(rates) * 0.9975]
     assert cheap == list(range(alike))
     assert [tpots[i] for i in cheap] == sorted(tpots[i] for i in cheap)
@@ -162,26 +168,26 @@ def test_the_most_promising_of_many_are_refined():
         for pp, tp in ((1, 1), (1, 2), (2, 1), (2, 2))
     ]
     good = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=10, prefill_layout=Layout(), prompts=1)
-    assert best(given, [*poor, good])[0].layout == good.layout
+    assert chosen(given, [*poor, good])[0].layout == good.layout
     readers = [replace(one, layout=Layout(), batch=60) for one in poor]  # whose prefill takes no more
     many = replace(good, layout=Layout(), batch=60, prefill_layout=Layout(replicas=3))
-    assert many.prefill_layout in [c.prefill_layout for c in best(given, [*readers, many])]
+    assert many.prefill_layout in [c.prefill_layout for c in chosen(given, [*readers, many])]
     slow = [Candidate(mode=AGGREGATED, layout=Layout(pp=pp), batch=10, chunk=512) for pp in (1, 2, 3, 4)]
     quick = Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=512)
-    assert best(given, [*slow, quick])[0].layout == quick.layout
+    assert chosen(given, [*slow, quick])[0].layout == quick.layout
 
 
 def test_one_candidate_alone_is_the_best():
     for mode in (AGGREGATED, DISAGGREGATED):
         given = case()
         one = ranked(given, search(given, (mode,), fitting(given)))[:1]
-        assert [c.same for c in best(given, one)] == [one[0].same]
+        assert [c.same for c in chosen(given, one)] == [one[0].same]
 
 
 def test_of_equal_speeds_that_cost_the_same_the_one_that_serves_more_comes_first():
     """201 replicas and 200 of one layout differ by less than half a percent; 190 cost more, and come last."""
     given = case()
     made = [Candidate(mode=AGGREGATED, layout=Layout(replicas=n), batch=60, chunk=512) for n in (200, 201, 190)]
-    assert [c.layout.replicas for c in best(given, made)] == [201, 200, 190]
-    assert [c.layout.replicas for c in best(given, made[::-1])] == [201, 200, 190]
-    assert len(best(given, [*made, replace(made[0], layout=Layout(replicas=3))])) == 3
+    assert [c.layout.replicas for c in chosen(given, made)] == [201, 200, 190]
+    assert [c.layout.replicas for c in chosen(given, made[::-1])] == [201, 200, 190]
+    assert len(chosen(given, [*made, replace(made[0], layout=Layout(replicas=3))])) == 3

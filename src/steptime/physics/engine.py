@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,12 @@ class Engine(Result):
     fit: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, Any] = field(default_factory=dict)
     anchor: Anchor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape to which constants of a step that are arrays broadcast: () where all are numbers."""
+        groups = (self.kernels, self.overheads, self.experts)
+        return np.broadcast_shapes(*(np.shape(getattr(group, one.name)) for group in groups for one in fields(group)))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what it is, and the shares of peak rates that it reaches."""

@@ -314,6 +314,15 @@ def times(step: Step, factor: Number) -> Step:
     )
 
 
+def first_of(step: Step) -> Step:
+    """Return the first of several steps, which lie along the first axis."""
+    return Step(
+        terms={name: seconds[0] for name, seconds in step.terms.items()},
+        resources={name: seconds[0] for name, seconds in step.resources.items()},
+        **{name: getattr(step, name)[0] for name in TIMES},
+    )
+
+
 def following(step: Step, passes: Iterable[tuple[Number, Step]], term: str | None) -> Step:
     """Return a step with passes after it, each so many times; their time is of `term`, or of their own terms for None."""
     rows = [(1.0, step), *passes]

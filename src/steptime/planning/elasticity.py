@@ -75,7 +75,7 @@ def elasticities(case: Case, finalists: Sequence[Candidate], others: Iterable[Ca
     near = list({one.same: one for one in (*islice(others, LOOKED_AT), *finalists)}.values())
 
     def worth(better: Case) -> float:
-        after = max(served_by(better, one) for one in (finalists[0], best(better, near, finalists=1)[0]))
+        after = max(served_by(better, finalists[0]), best(better, near, finalists=1)[0].rate)
         return math.log(before / max(after, before)) / math.log(NUDGE)
 
     found = {}

@@ -24,7 +24,7 @@ from steptime.physics.layout import Layout
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
 from steptime.planning.deployment import Lever, Plan
 from steptime.planning.drafting import NONE, Drafting, known_draftings
-from steptime.planning.refine import best, served_by
+from steptime.planning.refine import Peak, best, served_by
 from steptime.planning.search import AS_CHEAP, held_by, lawful, ranked, search
 
 NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
@@ -65,7 +65,7 @@ def lever_of(case: Case, chosen: Candidate, modes: tuple[str, ...], choice: Choi
     tried = _drafted(case, chosen) if choice.option == DRAFTS else choice
     own = tried.case.chips != case.chips
     searched, near = _nearby(tried.case if own else case, chosen, modes)
-    return _lever(tried, _requests_per_chip(case, chosen), _best(tried.case, tried.modes or searched, near))
+    return _lever(tried, served_by(case, chosen) / case.chips, _best(tried.case, tried.modes or searched, near))
 
 
 def by_saving(levers: Iterable[Lever | None]) -> tuple[Lever, ...]:
@@ -134,23 +134,19 @@ def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layou
     return [layout for layout, good in zip(layouts, near, strict=True) if good]
 
 
-def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Candidate | None:
-    """Return the best candidate of some modes among those of some layouts that leave room on a chip."""
+def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
+    """Return the best candidate of some modes, and what it serves, among those of some layouts that leave room on a chip."""
     held = held_by(case, layouts)
     candidates = ranked(case, search(replace(case, front=False), modes, held), ROWS) if held else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 
-def _requests_per_chip(case: Case, candidate: Candidate) -> float:
-    return served_by(case, candidate) / case.chips
-
-
-def _lever(choice: Choice, base: float, candidate: Candidate | None) -> Lever | None:
-    """Return what a choice comes to; None where it meets no limits."""
-    if candidate is None:
+def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
+    """Return what a choice comes to, by the requests per second and chip without it; None where it meets no limits."""
+    if peak is None:
         return None
     case, option = choice.case, choice.option
-    caveat, drafting, rate = "", case.drafting, _requests_per_chip(case, candidate)
+    caveat, drafting, rate = "", case.drafting, peak.rate / case.chips
     if option.startswith(("--weights", "--experts", "--kv")):
         caveat = "if answers stay good enough"
     elif option.startswith(DRAFTS):
@@ -160,7 +156,7 @@ def _lever(choice: Choice, base: float, candidate: Candidate | None) -> Lever | 
         option=option,
         words=choice.words,
         caveat=caveat,
-        layout_text=candidate.text,
+        layout_text=peak.candidate.text,
         tokens_per_second_per_chip=tokens,
         usd_per_million_output_tokens=float(usd_per_million(case.system.rent.typical, tokens)),
         saving=1 - base / rate,
@@ -185,12 +181,12 @@ def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> 
     them, where nothing meets the limits without.
     """
     plain = _best(case, modes, layouts)
-    near = (modes, layouts) if plain is None else _nearby(case, plain, modes)
+    near = (modes, layouts) if plain is None else _nearby(case, plain.candidate, modes)
     rates: list[tuple[float, Drafting]] = []
     for drafting in known_draftings(case.model):
         of = replace(case, drafting=drafting)
         found = _best(of, *near) if drafting.drafts else plain
         if found is not None:
-            rates.append((_requests_per_chip(of, found), drafting))
+            rates.append((found.rate / of.chips, drafting))
     highest = max((rate for rate, _ in rates), default=0.0)
     return next((drafting for rate, drafting in rates if rate >= highest * (1 - AS_CHEAP)), NONE)

@@ -202,7 +202,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     candidates = ranked(case, tables)
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
-    candidate, *others = finalists = best(case, candidates)
+    candidate, *others = finalists = [peak.candidate for peak in best(case, candidates)]
     choices = meanwhile(partial(lever_of, case, candidate, modes), choices_of(case, modes) if levers else [])
     found = replace(
         common,

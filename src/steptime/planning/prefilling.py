@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from steptime.physics.drafts import drafted_memory, drafted_step
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory
-from steptime.physics.step import Step
+from steptime.physics.step import Step, first_of
 from steptime.planning.drafting import NONE, Drafting
 from steptime.planning.queueing import PassTime, highest_utilisation, passes
 from steptime.planning.steady import MOST_UTILISED, fresh_tokens
@@ -43,26 +42,42 @@ class Prefill:
     step: Step
 
 
-def _pass_time(total: Callable[[Number], Array], full: Array, groups: Number, seats: Array) -> PassTime:
+def _looked_at(groups: Number, seats: Array) -> list[Array]:
+    """Return the prompts of passes that are looked at, of pools of `seats` that `groups` share evenly: arrays of one shape.
+
+    All seats, and one prompt, one a group, one more than that, and, for the bend, half of the groups with all of theirs, or a
+    third of the seats of one group or where each has over `MOST_ROWS`; between three rows and those, two prompts a group.
+    """
+    if np.all(seats == 1):
+        return [seats]
+    if np.all(seats == groups):
+        return [seats, np.ones_like(seats)]
+    more_than = np.minimum(groups + 1, seats)
+    few = (groups > 1) & (seats <= BEND * groups)
+    bend = np.where(few, seats - groups // 2, groups + (seats - groups) // BEND)
+    bend = np.clip(np.where(_in_rows(groups, seats), 2 * groups, bend), more_than, seats)
+    return [seats, np.ones_like(seats), groups * np.ones_like(seats), more_than, bend]
+
+
+def _in_rows(groups: Number, seats: Array) -> Array:
+    """Whether passes are looked at by rows of prompts, one of each group: there are a few."""
+    rows = seats / groups
+    found: Array = (np.asarray(groups) > 2) & (rows > 2) & (rows <= MOST_ROWS)
+    return found
+
+
+def _pass_time(looked_at: list[Array], seconds: Array, groups: Number) -> PassTime:
     """Return the time of passes of any number of prompts: by lines between some, with a jump where a group has a second one.
 
-    total: seconds of a pass of so many; full: of `seats`, that many in each of `groups`. Looked at are one prompt, one a group,
-    one more than that, and, for the bend, half of the groups with all of theirs, or a third of the seats of one group
-    or where each has over `MOST_ROWS`; between three rows and those, two prompts a group, and a jump for each further row.
+    seconds of passes with the prompts `looked_at`, rows of one array. Where rows are few, there is a jump for each further one.
     """
-    groups, seats = (np.broadcast_to(x, np.shape(full)) for x in (groups, seats))
-    if np.all(seats == 1):
+    full, seats = seconds[0], looked_at[0]
+    if len(looked_at) == 1:
         return PassTime(first=full)
-    several = groups > 1
-    rows = seats / groups
-    in_rows = (groups > 2) & (rows > 2) & (rows <= MOST_ROWS)
-    more_than = np.minimum(groups + 1, seats)
-    few = several & (seats <= BEND * groups)
-    bend = np.where(few, seats - groups // 2, groups + (seats - groups) // BEND)
-    bend = np.clip(np.where(in_rows, 2 * groups, bend), more_than, seats)
-    one_each = bool(np.all(seats == groups))
-    looked_at = [np.ones_like(seats)] if one_each else [np.ones_like(seats), groups, more_than, bend]
-    one, side, after, bent = [*total(np.stack(looked_at)), *(full,) * 3][:4]
+    groups = np.broadcast_to(groups, np.shape(full))
+    several, in_rows = groups > 1, _in_rows(groups, seats)
+    one, side, after, bent = [*seconds[1:], *(full,) * 3][:4]
+    more_than, bend = looked_at[3:] if len(looked_at) > 2 else (seats, seats)
     beyond = np.maximum(bent - after, 0.0) / np.maximum(bend - more_than, 1)
     jump = np.where(several & (seats > groups), np.maximum(after - side - beyond, 0.0), 0.0)
     beyond = np.where(jump > 0, beyond, np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1))
@@ -101,12 +116,10 @@ def prefill_pool(
         "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
         "legal": legal,
     }  # fmt: skip
-    step = drafted_step(model, system, prompts=seats, **given, parts=np.ndim(seats) == 0)
-
-    def total(prompts: Number) -> Array:
-        return drafted_step(model, system, prompts=prompts, **given, parts=False).total
-
-    time = _pass_time(total, step.total, layout.dp, seats)
+    shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
+    looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))
+    passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **given, parts=np.ndim(seats) == 0)
+    step, time = first_of(passes_), _pass_time(looked_at, passes_.total, layout.dp)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,

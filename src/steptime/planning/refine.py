@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,8 +51,16 @@ def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Lay
     return (state.tpot <= tpot) & (state.ttft + seats.wait <= ttft) & seats.memory.fits & (state.utilisation <= MOST_UTILISED)
 
 
-def refined(case: Case, candidate: Candidate) -> Candidate:
-    """Return the candidate with the batch and the chunk that serve most.
+class Peak(NamedTuple):
+    """The most that a candidate serves: requests per second, its time per token [s] there, and it with that batch and chunk."""
+
+    rate: float
+    tpot: float
+    candidate: Candidate
+
+
+def refined(case: Case, candidate: Candidate) -> Peak:
+    """Return the candidate with the batch and the chunk that serve most; as it is where none keeps the limits.
 
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
@@ -76,11 +84,13 @@ def refined(case: Case, candidate: Candidate) -> Candidate:
     rate = np.where(kept, rate, -np.inf)
     most = np.max(rate)
     if not np.isfinite(most):
-        return candidate
+        state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+        return Peak(served_by(case, candidate), float(state.tpot), candidate)
     as_cheap = rate >= most * (1 - AS_CHEAP / 2)
     full = as_cheap & (np.arange(len(batch)) < len(whole))[:, None]
     i, j = np.unravel_index(int(np.argmin(np.where(full if np.any(full) else as_cheap, state.tpot, np.inf))), rate.shape)
-    return replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
+    at = replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
+    return Peak(float(rate[i, j]), float(np.broadcast_to(state.tpot, rate.shape)[i, j]), at)
 
 
 def _around(middle: float, unit: int) -> Array:
@@ -211,7 +221,7 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
     )  # fmt: skip
 
 
-def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Candidate]:
+def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) -> list[Peak]:
     """Refine the most promising of the candidates that differ in more than batch and chunk, and return them, the best first.
 
     Of candidates that cost the same to within a quarter of a percent, the fastest for the user comes first.
@@ -226,14 +236,9 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     chosen: dict[object, Candidate] = {}
     for _, candidate in sorted(promise, key=lambda one: -one[0]):
         chosen.setdefault(candidate.same, candidate)
-    found = []
-    for candidate in (refined(case, contender) for contender in [*chosen.values()][:finalists]):
-        state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-        prefill = planned_prefill(case, candidate, state.tpot)
-        found.append((float(matched_rate(case, candidate, state, prefill)[0]), float(state.tpot), candidate))
-    highest = max(rate for rate, _, _ in found)
-    found.sort(key=lambda one: (one[1], -one[0]) if one[0] >= highest * (1 - AS_CHEAP / 2) else (np.inf, -one[0]))
-    return [candidate for _, _, candidate in found]
+    found = [refined(case, contender) for contender in [*chosen.values()][:finalists]]
+    enough = max(peak.rate for peak in found) * (1 - AS_CHEAP / 2)
+    return sorted(found, key=lambda peak: (peak.tpot, -peak.rate) if peak.rate >= enough else (np.inf, -peak.rate))
 
 
 def _promising(case: Case, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
