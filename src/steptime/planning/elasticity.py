@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -71,6 +72,11 @@ def elasticities(case: Case, finalists: Sequence[Candidate], others: Iterable[Ca
     come first (within limits a tenth wider), are given the batches that serve most on a machine that is 10 % better in that
     figure alone (with 10 % fewer KV bytes); the best of them is what it is worth.
     """
+    return {name: find() for name, find in worths(case, finalists, others).items()}
+
+
+def worths(case: Case, finalists: Sequence[Candidate], others: Iterable[Candidate] = ()) -> dict[str, Callable[[], float]]:
+    """Return what finds each of the `elasticities`: they do not wait for one another."""
     before = max(served_by(case, one) for one in finalists)
     near = list({one.same: one for one in (*islice(others, LOOKED_AT), *finalists)}.values())
 
@@ -78,17 +84,16 @@ def elasticities(case: Case, finalists: Sequence[Candidate], others: Iterable[Ca
         after = max(served_by(better, finalists[0]), best(better, near, finalists=1)[0].rate)
         return math.log(before / max(after, before)) / math.log(NUDGE)
 
-    found = {}
-    for name in changes_of(case.system):
+    def found(name: str) -> float:
         if name == RENT:
-            found[name] = 1.0  # all is rented
-        elif name == KV_BYTES:
-            found[name] = -worth(replace(case, model=scaled_cache(case.model, 1 / NUDGE)))
-        elif name == "scale_out_bandwidth" and case.used <= case.system.scale_up.size:
-            found[name] = 0.0  # nothing leaves the domain
-        else:
-            found[name] = worth(replace(case, system=scale(case.system, MACHINE[name], NUDGE)))
-    return found
+            return 1.0  # all is rented
+        if name == KV_BYTES:
+            return -worth(replace(case, model=scaled_cache(case.model, 1 / NUDGE)))
+        if name == "scale_out_bandwidth" and case.used <= case.system.scale_up.size:
+            return 0.0  # nothing leaves the domain
+        return worth(replace(case, system=scale(case.system, MACHINE[name], NUDGE)))
+
+    return {name: partial(found, name) for name in changes_of(case.system)}
 
 
 def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:

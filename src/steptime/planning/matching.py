@@ -39,18 +39,21 @@ def batches_of(wide: Layout) -> Array:
     return most
 
 
-def search_disaggregated(case: Case, layouts: list[Layout], decode: State) -> Table:
+def search_disaggregated(
+    case: Case, layouts: list[Layout], decode: State, readers: Callable[[], list[Reader]] | None = None
+) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests.
 
-    decode: of pools that decode alone, with the batches of `batches_of`.
+    decode: of pools that decode alone, with the batches of `batches_of`; readers: what finds `best_readers`.
     """
     table = stacked(layouts)
-    readers, decoders = _best_readers(case, table), _best_decoders(case, table, decode)
-    found, which = _matched(case, readers, decoders, layouts)
-    return replace(found, ttft=_first_tokens(case, found, table, [reader.pool for reader in readers], which))
+    decoders = _best_decoders(case, table, decode)
+    reading = best_readers(case, table) if readers is None else readers()
+    found, which = _matched(case, reading, decoders, layouts)
+    return replace(found, ttft=_first_tokens(case, found, table, reading, which))
 
 
-def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill], which: Array) -> Array:
+def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Reader], which: Array) -> Array:
     """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
     if not len(found):
         return np.zeros(0)
@@ -66,8 +69,8 @@ def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Prefill],
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
-    """A prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, and pool.
+class Reader:
+    """A prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, its pool's figures.
 
     usable: requests/s that each of 1, 2, ... such replicas reads within the limit and its links carry.
     """
@@ -75,7 +78,10 @@ class _Reader:
     chips: int
     layout: int
     prompts: int
-    pool: Prefill
+    time: PassTime
+    late: float
+    seats: float
+    rate: float
     usable: Array
 
 
@@ -95,7 +101,7 @@ def _at(pool: Prefill, index: Any) -> Prefill:
     return replace(pool, time=PassTime(**ways), **figures)
 
 
-def _best_readers(case: Case, table: Layout) -> list[_Reader]:
+def best_readers(case: Case, table: Layout) -> list[Reader]:
     """Return, for each size of a replica, the layouts and passes that prefill most within the limit on TTFT, alone and many.
 
     Without those in whose place others, or several smaller ones, prefill as much on their chips.
@@ -127,12 +133,20 @@ def _best_readers(case: Case, table: Layout) -> list[_Reader]:
     many = [int(case.used // chips[at]) for at in best]
     some = [np.append(numbers[numbers < most], most) for most in many for numbers in [batches(most)]]
     each = usable(np.repeat(best, [len(numbers) for numbers in some]), np.concatenate([*some, best[:0]]))
-    readers: list[_Reader] = []
-    for at, numbers in zip(best, some, strict=True):
+    readers: list[Reader] = []
+    chosen = _at(pool, best)
+    for row, (at, numbers) in enumerate(zip(best, some, strict=True)):
         rates, each = each[: len(numbers)], each[len(numbers) :]
         layout, column = (int(x) for x in np.unravel_index(at, shape))
         rates = np.interp(np.arange(1, numbers[-1] + 1), numbers, rates)
-        one = _Reader(chips=int(chips[at]), layout=layout, prompts=int(prompts[column]), pool=_at(pool, at), usable=rates)
+        one = Reader(
+            chips=int(chips[at]),
+            layout=layout,
+            prompts=int(prompts[column]),
+            time=PassTime(**{f.name: float(getattr(chosen.time, f.name)[row]) for f in fields(PassTime)}),
+            **{name: float(getattr(chosen, name)[row]) for name in _FIGURES},
+            usable=rates,
+        )
         if not any(_replaces(other, one, case.system.scale_up.size) for other in readers):
             readers.append(one)
     return readers
@@ -165,7 +179,7 @@ def _best_of_each(sizes: Array, values: Array) -> Array:
     return order[np.unique(sizes[order], return_index=True)[1]]
 
 
-def _replaces(small: _Reader, large: _Reader, domain: Number) -> bool:
+def _replaces(small: Reader, large: Reader, domain: Number) -> bool:
     """Whether smaller replicas find place on the chips of any number of larger ones, and prefill as much there as they do."""
     if not _finds_place(small.chips, large.chips, domain):
         return False
@@ -266,7 +280,7 @@ def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
     return beaten
 
 
-def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
+def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
     """Divide the chips between prefill and decode replicas of each pair of sizes, for the highest rate that both sustain.
 
     Return which of the readers each row has, too.
@@ -317,7 +331,7 @@ def _matched(case: Case, readers: list[_Reader], decoders: list[_Decoders], layo
         tpot=decode("tpot"),
         ttft=0.0 * rate,  # `_first_tokens` finds them
         rate=rate,
-        utilisation=rate / (counts * np.array([reader.pool.rate for reader in readers])[which]),
+        utilisation=rate / (counts * np.array([reader.rate for reader in readers])[which]),
         input_share=reading / (reading + serving),
         memory=decode("memory"),
     )

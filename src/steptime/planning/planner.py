@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, C
 from steptime.planning.confidence import check_sure, point
 from steptime.planning.deployment import Drafted, Plan, Point, Pool
 from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
-from steptime.planning.elasticity import binding, elasticities, relaxed
+from steptime.planning.elasticity import binding, relaxed, worths
 from steptime.planning.levers import best_drafting, by_saving, choices_of, lever_of, lever_sentence
 from steptime.planning.prefilling import Prefill
 from steptime.planning.ranges import candidate_ranges, distances_of
@@ -179,7 +180,7 @@ def _over(found: Plan, asked: Slo, name: str, sure: float) -> float:
 def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, worth: bool) -> Plan:
     """Return the plan for a case, of those layouts."""
     workload = case.workload
-    tables = search(case, modes, layouts)
+    tables = search(case, modes, layouts, spare=True)
     common = Plan(
         feasible=False,
         model=case.model.name,
@@ -203,19 +204,30 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *others = finalists = [peak.candidate for peak in best(case, candidates)]
-    choices = meanwhile(partial(lever_of, case, candidate, modes), choices_of(case, modes) if levers else [])
+    choices = [partial(lever_of, case, candidate, modes, choice) for choice in (choices_of(case, modes) if levers else ())]
+    figures = worths(case, finalists, ranked(relaxed(case), tables)) if worth else {}
+    tasks: list[Callable[[], Any]] = [*choices, *figures.values()]
+    answers = meanwhile(_called, tasks)
     found = replace(
         common,
         feasible=True,
         binding=binding(case, candidate) if case.beside else (),
-        elasticities=elasticities(case, finalists, ranked(relaxed(case), tables)) if worth else {},
         runner_up=_point(case, others[0]) if others and case.beside else None,
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) and case.beside else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
-    found = replace(found, levers=by_saving(choices()))
+    told = answers()
+    found = replace(
+        found,
+        levers=by_saving(told[: len(choices)]),
+        elasticities=dict(zip(figures, told[len(choices) :], strict=True)),
+    )
     return replace(found, why=why(case, found) + lever_sentence(found) if case.beside else "")
+
+
+def _called(task: Callable[[], Any]) -> Any:
+    return task()
 
 
 def _case_of(
