@@ -13,7 +13,6 @@ from typing import Any
 from steptime.catalog.files import find, is_dir, is_file, looks_like, read_file
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.machines.formats import number_format
-from steptime.models.checkpoint import fitted
 from steptime.models.config import LATENT_FP8_MIXED, Config
 from steptime.models.family import Family, known_families
 from steptime.models.headers import INDEX, Headers, read_headers, signature
@@ -57,6 +56,8 @@ def read_model(
     layers = family.layers(c) if headers is None else ()
     stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
     if headers is not None:
+        from steptime.models.checkpoint import fitted
+
         told = fitted(each, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
         layers, stem, draft, notes = told.layers, told.stem, told.draft, (*notes, *doubts, *told.notes)
         checkpoint = Checkpoint(bytes=0 if headers.missing else told.held.bytes, held=told.held)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from steptime.machines.formats import Format, number_format
-from steptime.models.held import Held
 from steptime.numbers import Number
 from steptime.results import Result
 from steptime.units import show
 
 if TYPE_CHECKING:
+    from steptime.models.held import Held
     from steptime.models.parts_tower import Tower
     from steptime.models.readings import Media
 

@@ -113,13 +113,15 @@ class Wanted:
 
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""
+        if self.launch is None:
+            return ()
         from steptime.errors import UnknownName
         from steptime.launching.commands import ENGINES
 
         not_empty("--launch", self.launch, "an engine: vllm, sglang, trtllm or all")
-        if self.launch is not None and self.launch != "all" and self.launch not in ENGINES:
+        if self.launch != "all" and self.launch not in ENGINES:
             raise UnknownName("engine", self.launch, [*ENGINES, "all"], "Known: vllm, sglang, trtllm, all.")
-        return () if self.launch is None else tuple(ENGINES) if self.launch == "all" else (self.launch,)
+        return tuple(ENGINES) if self.launch == "all" else (self.launch,)
 
 
 @grouped
@@ -248,7 +250,6 @@ def _print(
     launches: tuple[str, ...],
 ) -> None:
     """Print a plan as text."""
-    from steptime.terminal.views.explained import explain_plan
     from steptime.terminal.views.plan import launch_view, plan_brief, plan_view
 
     console = console_of()
@@ -261,6 +262,8 @@ def _print(
     if not found.feasible or wanted.brief or (replayed is not None and not replayed.good):
         return
     if wanted.explain:
+        from steptime.terminal.views.explained import explain_plan
+
         show(explain_plan(model, system, found, engine), console=console)
     if launches:
         console.print(launch_view(found, launches), soft_wrap=True)

@@ -9,8 +9,6 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.launching.asked import NAMES
-from steptime.launching.commands import launch_commands
 from steptime.machines.energy import counted_by, power_in_words
 from steptime.machines.money import usd
 from steptime.machines.rents import kind_and_date, origin_in_words
@@ -379,6 +377,9 @@ def _drafted(plan: Plan) -> list[RenderableType]:
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:
     """Return launch commands, one block an engine."""
+    from steptime.launching.asked import NAMES
+    from steptime.launching.commands import launch_commands
+
     parts: list[RenderableType] = []
     for engine in engines:
         parts += [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cards.steps import StepCard
 from steptime.numbers import Number
 from steptime.physics.anchor import Anchor
 from steptime.physics.layout import show_layout
@@ -16,6 +16,9 @@ from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.terminal.views.widgets import Grid, facts, notes, ranged, share_table, stacked
 from steptime.units import counted, show
+
+if TYPE_CHECKING:
+    from steptime.cards.steps import StepCard
 
 TERM_COLOURS = {
     "projections": "blue",
