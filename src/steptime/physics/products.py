@@ -33,7 +33,7 @@ class Products:
     which a product has. flops [FLOP per row];
     weights [B]; a row reads and writes `whole` values on every chip and `shared` ones divided among them; short: mean of 1 / K
     of its sums over the bytes of a value [1/B], 0 where that is not known; `second`: whose sums chips divide. narrow: whose
-    weights cost bandwidth to unpack, `unpacked`: by the chip itself, of so many bytes each [B], 0 where not. four, blocked:
+    weights cost bandwidth to unpack, `unpacked`: by the chip itself, of so many bytes each [B], inf where not. four, blocked:
     multiplied in four bits, and in blocks of eight. logits: on rows of logits alone.
     """
 
@@ -121,7 +121,8 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
         second=column(second),
         narrow=column(narrow),
         unpacked=column(
-            op.format.bytes if few and kind in UNPACKED else 0.0 for (op, _), kind, few in zip(ops, kinds, narrow, strict=True)
+            op.format.bytes if few and kind in UNPACKED else math.inf
+            for (op, _), kind, few in zip(ops, kinds, narrow, strict=True)
         ),
         four=column(kind in four_bits(vendor) and kind in peak for kind in kinds),
         blocked=column(kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)),
@@ -171,9 +172,8 @@ def products_demand(products: Products, of: Pass) -> tuple[Demand, int]:
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
     if some(products.narrow):
         reading = np.where(column(products.narrow), reading * kernels.narrow_efficiency, reading)
-    if some(products.unpacked):
-        bytes_ = column(products.unpacked)
-        reading = np.where(bytes_ > 0, np.minimum(reading, kernels.unpack_rate * bytes_ / bandwidth), reading)
+    if np.min(products.unpacked, initial=np.inf) < np.inf:
+        reading = np.minimum(reading, kernels.unpack_rate * column(products.unpacked) / bandwidth)
     activations: Number = 0.0
     if some(kernels.activation_traffic):
         moved = column(products.shared) / sharing + column(products.whole)

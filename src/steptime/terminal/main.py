@@ -18,7 +18,7 @@ from steptime.terminal.output import drop, prepare, print_json, problem_json, sa
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
-NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: Input should be a valid (\w+).*")
+NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: .* is not a valid (integer|float)")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
