@@ -105,8 +105,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
         known = product and abs(product - instances * op.flops_per_row) <= EXACT * product
         return instances / op.inputs / ROW_BYTES.get(kind, 2) if known else 0.0
 
-    second = [op.name in SECOND for op, _ in ops]
-    narrow = [op.format.bytes < NARROW for op, _ in ops]
+    def unpacked(op: Op, kind: str) -> float:
+        return op.format.bytes if op.format.bytes < NARROW and kind in UNPACKED else math.inf
+
     return Products(
         ops=ops,
         stored=stored,
@@ -118,12 +119,9 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
         whole=column(0.0 if op.rows == "lookup" else op.outputs if op.name in SECOND else op.inputs for op, _ in ops),
         shared=column(op.inputs if op.name in SECOND and op.rows != "lookup" else op.outputs for op, _ in ops),
         short=column(short(op, n, kind) for (op, n), kind in zip(ops, kinds, strict=True)),
-        second=column(second),
-        narrow=column(narrow),
-        unpacked=column(
-            op.format.bytes if few and kind in UNPACKED else math.inf
-            for (op, _), kind, few in zip(ops, kinds, narrow, strict=True)
-        ),
+        second=column(op.name in SECOND for op, _ in ops),
+        narrow=column(op.format.bytes < NARROW for op, _ in ops),
+        unpacked=column(unpacked(op, kind) for (op, _), kind in zip(ops, kinds, strict=True)),
         four=column(kind in four_bits(vendor) and kind in peak for kind in kinds),
         blocked=column(kind == "fp8" and "fp4" in peak and in_blocks(op) for (op, _), kind in zip(ops, kinds, strict=True)),
         logits=column(op.rows == "outputs" for op, _ in ops),

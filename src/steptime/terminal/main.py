@@ -230,7 +230,7 @@ def _misread(problem: Any) -> int:
 
 def _with_value(found: re.Match[str]) -> str:
     """Say which value is no number, as it was typed."""
-    option, kind = found[1], {"integer": "a whole number"}.get(found[2], f"a {found[2]}")
+    option, kind = found[1], "a whole number" if found[2] == "integer" else "a number"
     given = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
     given += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
     return f"{option} takes {kind} without a unit" + (f", not {shown(given[0])}" if given else "")
