@@ -13,7 +13,7 @@ import pytest
 import steptime as st
 from steptime.catalog.files import files, read_file
 from steptime.models import families
-from steptime.models.family import Family, known_families
+from steptime.models.family import Family, family_named, known_families
 from steptime.models.model import (
     active_parameters,
     cache_bytes,
@@ -68,6 +68,14 @@ def test_no_two_families_read_the_same_kind():
     claimed = [kind for family in every for kind in (*family.model_types, *family.architectures)]
     assert sorted(claimed) == sorted(known_families())
     assert len(claimed) == len(set(claimed))
+
+
+def test_a_family_is_the_same_by_the_name_of_its_module_and_among_all():
+    """Half of the kinds begin as their module is called; the others are found among all."""
+    found = {kind: family_named(kind) for kind in known_families()}
+    assert all(one is known_families()[kind] for kind, one in found.items() if one is not None)
+    assert {"deepseek_v3", "llama", "qwen3_moe", "gpt_oss"} <= {kind for kind, one in found.items() if one is not None}
+    assert family_named("") is family_named("no_such_kind") is None
 
 
 @pytest.mark.parametrize("name", NAMES)

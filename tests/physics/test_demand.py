@@ -306,6 +306,34 @@ def test_short_sums_reach_less_of_the_peak():
     assert demand(unknown, on=slow, **given).efficiency == pytest.approx(0.5)
 
 
+def test_many_products_at_once_ask_for_what_each_does_alone():
+    """Whole, divided and second of a block, narrow, on logits, looked up; points of two axes, constants of a third."""
+    real = engine(
+        compute_efficiency=np.array([0.5, 0.6, 0.7]).reshape(3, 1, 1), fill_bytes=300.0, activation_traffic=0.5,
+        narrow_efficiency=0.8, unpack_rate=1e12,
+    )  # fmt: skip
+    ops = [
+        matrix(weights=4e6, inputs=1000, outputs=4000),
+        matrix(weights=4e6, inputs=4000, outputs=1000, stored="bf16", split="replicated"),
+        replace(matrix(weights=8e6, inputs=2000, outputs=4000), name="down_proj"),
+        matrix(stored="int4", inputs=10, outputs=20, split_limit=3),
+        matrix(rows="outputs", inputs=100, outputs=100),
+        matrix(rows="lookup", outputs=1000),
+    ]
+    layout, given = Layout(tp=np.array([[1], [2], [8]])), {"batch": np.array([1, 8, 64, 512]), "prompts": 1, "tokens": 30}
+    of = Pass(work(layout, **given), machine(), layout, real)
+    every, axes = products_demand(stacked_products([(op, 2) for op in ops], "", of.system.chip.peak, ()), of)
+    assert axes == 3
+    for place, op in enumerate(ops):
+        alone, _ = products_demand(stacked_products([(op, 2)], "", of.system.chip.peak, ()), of)
+        for name in ("flops", "peak", "weights", "activations", "efficiency", "memory_efficiency"):
+            left, right = (getattr(row_of(one, row, 3), name) for one, row in ((every, place), (alone, 0)))
+            assert np.broadcast_to(left, (3, 3, 4)) == pytest.approx(np.broadcast_to(right, (3, 3, 4)), rel=1e-12), (
+                op.name,
+                name,
+            )
+
+
 def test_short_sums_of_experts():
     """Two of three products sum 1,000 values, one 250: a mean of 1 / 500; two layers of them are as one."""
     three = experts(weights=7.5e5, inputs=1000, outputs=1000, columns=250)

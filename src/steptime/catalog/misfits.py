@@ -51,6 +51,8 @@ def _in_words(what: str, schema: type[Struct], parts: Sequence[str]) -> str:
     if bound := re.fullmatch(r"Expected `(int|float)` (>=|<=) (.*)", what):
         return f"must be at {'least' if bound[2] == '>=' else 'most'} {int(bound[3]):,}"
     if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (.*)", what):
+        if (length[2], length[3]) == (">=", "1"):
+            return "must not be empty"
         of = "characters" if length[1] == "str" else "entries"
         return f"must have at {'least' if length[2] == '>=' else 'most'} {length[3]} {of}"
     if like := re.fullmatch(r"Expected `str` matching regex '(.*)'", what):
@@ -66,7 +68,7 @@ def _one_of(words: Sequence[str]) -> str:
 
 
 def _given(value: Any) -> str:
-    return "" if isinstance(value, dict | list) else f", not {shown(value)}"
+    return "" if isinstance(value, dict | list) or value == "" else f", not {shown(value)}"
 
 
 def _place(parts: Sequence[str]) -> str:

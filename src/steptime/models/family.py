@@ -90,12 +90,31 @@ def known_families() -> dict[str, Family]:
     """Return every family by the `model_type` it reads; each module of this package may define one."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(families.__path__):
-        for value in vars(import_module(f"{families.__name__}.{module.name}")).values():
-            if (
-                isinstance(value, type)
-                and issubclass(value, Family)
-                and value is not Family
-                and value.__module__.endswith(module.name)
-            ):
-                found |= dict.fromkeys((*value.model_types, *value.architectures), value())
+        found |= _families_in(module.name)
+    return found
+
+
+@cache
+def family_named(kind: str) -> Family | None:
+    """Return the family that reads a kind of model if its module is named as the kind begins, without importing all others.
+
+    >>> type(family_named("deepseek_v3")).__module__.rpartition(".")[2], family_named("no_such_kind")
+    ('deepseek', None)
+    """
+    words = kind.split("_")
+    begins = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    names = {module.name for module in pkgutil.iter_modules(families.__path__)}
+    for name in dict.fromkeys(one for begin in begins for one in (begin, begin.rstrip("0123456789"))):
+        if name in names and kind in (found := _families_in(name)):
+            return found[kind]
+    return None
+
+
+@cache
+def _families_in(module: str) -> dict[str, Family]:
+    """Return the families of one module, by the kinds that they read."""
+    found: dict[str, Family] = {}
+    for value in vars(import_module(f"{families.__name__}.{module}")).values():
+        if isinstance(value, type) and issubclass(value, Family) and value is not Family and value.__module__.endswith(module):
+            found |= dict.fromkeys((*value.model_types, *value.architectures), value())
     return found

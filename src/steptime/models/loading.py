@@ -14,7 +14,7 @@ from steptime.catalog.files import find, is_dir, is_file, looks_like, read_file
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.machines.formats import number_format
 from steptime.models.config import LATENT_FP8_MIXED, Config
-from steptime.models.family import Family, known_families
+from steptime.models.family import Family, family_named, known_families
 from steptime.models.headers import INDEX, Headers, read_headers, signature
 from steptime.models.model import Checkpoint, Model, stored_formats, with_formats
 from steptime.models.refused import refuse
@@ -108,20 +108,21 @@ def _believed(fields: Mapping[str, Any], name: str, headers: Headers | None) -> 
 
 def family_of(c: Config) -> Family:
     """Return the family that reads a config; raise UnknownName, which lists the known ones, where none does."""
-    return known_families()[kind_of(c)]
+    kind = kind_of(c)
+    return family_named(kind) or known_families()[kind]
 
 
 def kind_of(c: Config) -> str:
     """Return the kind of model by which a family knows a config: its `model_type`, else one of its architectures."""
-    known = known_families()
     kinds = (
         [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
         if isinstance(c.fields.get("architectures"), list | None)
         else [c.fields.get("model_type")]
     )
     for kind in kinds:
-        if isinstance(kind, str) and kind in known:
+        if isinstance(kind, str) and (family_named(kind) is not None or kind in known_families()):
             return kind
+    known = known_families()
     if not any(isinstance(kind, str) and kind for kind in kinds):
         raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
     kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
