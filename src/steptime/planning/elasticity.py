@@ -21,6 +21,7 @@ from steptime.planning.steady import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
 LOOKED_AT = 64  # candidates, the best of a search first, that may be the best where a figure is better
+ROUNDING = 1e-12  # of a rate that is found in two ways
 WORTH = 0.005  # a gain below this is none
 
 
@@ -82,7 +83,7 @@ def worths(case: Case, finalists: Sequence[Candidate], others: Iterable[Candidat
 
     def worth(better: Case) -> float:
         after = max(served_by(better, finalists[0]), best(better, near, finalists=1)[0].rate)
-        return math.log(before / max(after, before)) / math.log(NUDGE)
+        return math.log(before / after) / math.log(NUDGE) if after > before * (1 + ROUNDING) else 0.0
 
     def found(name: str) -> float:
         if name == RENT:
