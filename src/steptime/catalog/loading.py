@@ -244,6 +244,8 @@ def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = Non
     for path in files("rents", catalog).values():
         entry = validated(RentsEntry, path)
         reader = Reader(path, entry.sources)
+        if not is_day(entry.date):
+            raise DataFileError(path, f"date: must be a day such as 2026-01-31, not {shown(entry.date)}", reader.line("date"))
         for n, quote in enumerate(entry.quotes):
             if chip is not None and quote.chip != chip:
                 continue

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from steptime.errors import did_you_mean, shown
 
-TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}$"
+TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}(?!a|[^a])"  # and no character more, such as the line end that $ lets be
 LIKE: Final = {TIER_NAME: "a letter and up to 39 letters, digits, - and _"}
+EMPTY: Final = "must not be empty"
 TOLD: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key)?(?:` in `)?\$?(?P<place>.*)`)?$", re.DOTALL)
 KINDS: Final = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
@@ -22,7 +23,14 @@ KINDS: Final = {
 
 
 def problem_of(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
-    """Return what does not fit a schema, in words, and its place."""
+    """Return what does not fit a schema, in words, and its place; as it is told where keys look like what tells of them."""
+    try:
+        return _problem(told, data, schema)
+    except (KeyError, IndexError, ValueError, TypeError, StopIteration):
+        return shown(told).strip("'\""), ""
+
+
+def _problem(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
     found = TOLD.fullmatch(told)
     assert found is not None
     what: str = found["what"]
@@ -40,19 +48,21 @@ def problem_of(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
         keys = get_args(get_args(_type_at(schema, parts))[0])
         parts = [*parts, key]
         return f"{_place(parts)}: no such key; known are {', '.join(keys)}", ".".join(parts)
-    return f"{_place(parts)}: {_in_words(what, schema, parts)}{_given(_at(data, parts))}", ".".join(parts)
+    words = _in_words(what, schema, parts)
+    given = "" if words in (EMPTY, what) else _given(_at(data, parts))
+    return f"{_place(parts)}: {words}{given}", ".".join(parts)
 
 
 def _in_words(what: str, schema: type[Struct], parts: Sequence[str]) -> str:
     """Return what is wanted of a value, by what is told of it."""
     if what.startswith("Invalid enum value"):
         known = [option for one in _options(_type_at(schema, parts)) for option in get_args(one)]
-        return f"must be {_one_of(known)}"
+        return f"must be {_one_of([option or 'left out' for option in sorted(known, key=lambda option: not option)])}"
     if bound := re.fullmatch(r"Expected `(int|float)` (>=|<=) (.*)", what):
         return f"must be at {'least' if bound[2] == '>=' else 'most'} {int(bound[3]):,}"
     if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (.*)", what):
         if (length[2], length[3]) == (">=", "1"):
-            return "must not be empty"
+            return EMPTY
         of = "characters" if length[1] == "str" else "entries"
         return f"must have at {'least' if length[2] == '>=' else 'most'} {length[3]} {of}"
     if like := re.fullmatch(r"Expected `str` matching regex '(.*)'", what):
@@ -68,11 +78,15 @@ def _one_of(words: Sequence[str]) -> str:
 
 
 def _given(value: Any) -> str:
-    return "" if isinstance(value, dict | list) or value == "" else f", not {shown(value)}"
+    if value is None or isinstance(value, bool | dict | list):
+        words = "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else str(value).lower()
+        return f", not {'null' if value is None else words}"
+    return "" if value == "" else f", not {shown(value)}"
 
 
 def _place(parts: Sequence[str]) -> str:
-    return ".".join(part if len(part) <= 60 else f"{part[:60]} ..." for part in parts)
+    """Write a place as TOML would: keys that are not plain in quotes."""
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in parts)
 
 
 def _parts(place: str, told: str, data: Any, schema: type[Struct]) -> list[str]:

@@ -58,6 +58,7 @@ class _Thing(_Strict, kw_only=True):
     sources: dict[str, SourceEntry] = {}
 
 
+WHOLE: Final = 2.0**53  # below it each whole number is a float
 TAKEN: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
 
 
@@ -244,6 +245,8 @@ def validated(schema: type[Schema], path: Path) -> Schema:
     data = _texts(data)
     try:
         return msgspec.convert(data, schema)
+    except UnicodeEncodeError:
+        raise DataFileError(path, "holds half of a character, such as \\ud800") from None
     except msgspec.ValidationError as error:
         if kind and kind != wanted:
             raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}") from None
@@ -252,9 +255,11 @@ def validated(schema: type[Schema], path: Path) -> Schema:
 
 
 def _texts(data: Any) -> Any:
-    """Return data with days as texts, which TOML has as dates."""
+    """Return data with days as texts, which TOML has as dates, and numbers such as 8.0 as whole ones."""
     if isinstance(data, dict):
         return {key: _texts(value) for key, value in data.items()}
     if isinstance(data, list):
         return [_texts(value) for value in data]
+    if isinstance(data, float) and data.is_integer() and abs(data) < WHOLE:
+        return int(data)
     return data.isoformat() if isinstance(data, datetime.date) else data
