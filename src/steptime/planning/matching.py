@@ -21,6 +21,7 @@ from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivere
 UNKNOWN = 0.03  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
 LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
 MOST_SEQUENCES = 65536
+AT_ONCE = 1 << 16  # pairs of pools that are matched at once: about what a core keeps in cache
 
 
 def batches(most: float, per_octave: int = 2) -> Array:
@@ -291,26 +292,42 @@ def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layou
     starts = np.cumsum(rows) - rows
     sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
     fits = [pairs(domain, case.used // alike, readers[which].chips, decoders[size].chips) for which, size in sizes]
-    of = np.repeat(np.arange(len(sizes)), [len(counts) for counts, _ in fits])  # of each pair of numbers, its sizes
-    if not len(of):
-        return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
-    counts, replicas = (alike * np.concatenate(column) for column in zip(*fits, strict=True))
-    reader, decoder = (np.array(column)[of] for column in zip(*sizes, strict=True))
     firsts = np.cumsum([0, *(len(one.usable) for one in readers[:-1])])
-    usable = counts * np.concatenate([one.usable for one in readers])[firsts[reader] + counts - 1]
-    pair = np.repeat(np.arange(len(of)), rows[decoder])  # and with each row of its decode replicas
-    row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
+    every = np.concatenate([one.usable for one in readers] or [np.zeros(0)])
+    kept = [number for number, (counts, _) in enumerate(fits) if len(counts)]
+    if not kept:
+        return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
+    elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in kept])
+    cuts = np.searchsorted(np.cumsum(elements) // AT_ONCE, np.arange(1, int(elements.sum()) // AT_ONCE + 1))
+    columns = {name: np.concatenate([getattr(one, name) for one in decoders]) for name in ("rate", "batch", "most", "load")}
+    found_: list[tuple[Array, ...]] = []
+    for part in np.split(np.array(kept), cuts):
+        if not len(part):
+            continue
+        many = [len(fits[number][0]) for number in part]
+        of = np.repeat(part, many)  # of each pair of numbers, its sizes
+        counts, replicas = (alike * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
+        reader, decoder = (np.array(column)[of] for column in zip(*sizes, strict=True))
+        usable = counts * every[firsts[reader] + counts - 1]
+        pair = np.repeat(np.arange(len(of)), rows[decoder])  # and with each row of its decode replicas
+        row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
+        rate, batch, most, load = (columns[name][row] for name in ("rate", "batch", "most", "load"))
+        served = delivered(rate, batch, replicas[pair], most)
+        steady = load * in_flight(batch, replicas[pair]) <= MOST_LOADED
+        matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
+        best, start = [], 0
+        for number, pairs_ in zip(part, many, strict=True):
+            wide = int(rows[sizes[number][1]])
+            first = np.argmax(matched[start : start + pairs_ * wide].reshape(pairs_, wide), axis=0)
+            best.append(start + first * wide + np.arange(wide))
+            start += pairs_ * wide
+        at = np.concatenate(best)
+        found_.append((reader[pair][at], counts[pair][at], replicas[pair][at], row[at], matched[at]))
+    which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*found_, strict=True))
 
     def decode(name: str) -> Array:
         found: Array = np.concatenate([getattr(one, name) for one in decoders])[row]
         return found
-
-    many, batch = replicas[pair], decode("batch")
-    served = delivered(decode("rate"), batch, many, decode("most"))
-    steady = decode("load") * in_flight(batch, many) <= MOST_LOADED
-    matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
-    best = _best_of_each(of[pair] * int(rows.sum()) + row, matched)
-    which, counts, replicas, row, rate = reader[pair][best], counts[pair][best], many[best], row[best], matched[best]
 
     def read(name: str) -> Array:
         found: Array = np.array([getattr(reader, name) for reader in readers])[which]
