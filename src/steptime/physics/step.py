@@ -314,12 +314,16 @@ def times(step: Step, factor: Number) -> Step:
     )
 
 
-def first_of(step: Step) -> Step:
-    """Return the first of several steps, which lie along the first axis."""
+def first_of(step: Step, dimensions: int) -> Step:
+    """Return the first of steps along a leading axis that some of a step's parts may have."""
+
+    def one(value: Array) -> Array:
+        return np.asarray(value[0] if np.ndim(value) > dimensions else value)
+
     return Step(
-        terms={name: seconds[0] for name, seconds in step.terms.items()},
-        resources={name: seconds[0] for name, seconds in step.resources.items()},
-        **{name: getattr(step, name)[0] for name in TIMES},
+        terms={name: one(value) for name, value in step.terms.items()},
+        resources={name: one(value) for name, value in step.resources.items()},
+        **{name: one(getattr(step, name)) for name in TIMES},
     )
 
 

@@ -31,7 +31,7 @@ from steptime.physics.anchor import Anchor, Anchors
 from steptime.physics.distance import distances, widening
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
 from steptime.physics.layout import NAMES, Layout
-from steptime.physics.step import TIMES, Step, mixed_step
+from steptime.physics.step import Step, first_of, mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
 WIDE = (0.5, 2.0)  # of an engine without a fit, or of chips that were never measured
@@ -230,16 +230,3 @@ def step_and_range(
     wider = widening(distances(engine, on, layout))
     low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=on, wider=wider)
     return step, (seconds * low, seconds * high)
-
-
-def first_of(step: Step, dimensions: int) -> Step:
-    """Return the first of steps along a leading axis that some of a step's parts may have."""
-
-    def one(value: Array) -> Array:
-        return np.asarray(value[0] if np.ndim(value) > dimensions else value)
-
-    return Step(
-        terms={name: one(value) for name, value in step.terms.items()},
-        resources={name: one(value) for name, value in step.resources.items()},
-        **{name: one(getattr(step, name)) for name in TIMES},
-    )

@@ -208,6 +208,9 @@ class _Decoders:
     memory: Any
 
 
+DECODED = ("layout", "batch", "tpot", "rate", "most", "load", "memory")  # columns of `_Decoders`
+
+
 def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
     """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
 
@@ -299,7 +302,8 @@ def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layou
         return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
     elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in kept])
     cuts = np.searchsorted(np.cumsum(elements) // AT_ONCE, np.arange(1, int(elements.sum()) // AT_ONCE + 1))
-    columns = {name: np.concatenate([getattr(one, name) for one in decoders]) for name in ("rate", "batch", "most", "load")}
+    columns = {name: np.concatenate([getattr(one, name) for one in decoders]) for name in DECODED}
+    reader_of, decoder_of = (np.array(column) for column in zip(*sizes, strict=True))
     found_: list[tuple[Array, ...]] = []
     for part in np.split(np.array(kept), cuts):
         if not len(part):
@@ -307,7 +311,7 @@ def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layou
         many = [len(fits[number][0]) for number in part]
         of = np.repeat(part, many)  # of each pair of numbers, its sizes
         counts, replicas = (alike * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
-        reader, decoder = (np.array(column)[of] for column in zip(*sizes, strict=True))
+        reader, decoder = reader_of[of], decoder_of[of]
         usable = counts * every[firsts[reader] + counts - 1]
         pair = np.repeat(np.arange(len(of)), rows[decoder])  # and with each row of its decode replicas
         row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
@@ -326,7 +330,7 @@ def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layou
     which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*found_, strict=True))
 
     def decode(name: str) -> Array:
-        found: Array = np.concatenate([getattr(one, name) for one in decoders])[row]
+        found: Array = columns[name][row]
         return found
 
     def read(name: str) -> Array:
@@ -334,7 +338,7 @@ def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layou
         return found
 
     reading = counts * read("chips")
-    serving = replicas * np.repeat([one.chips for one in decoders], [len(one.rate) for one in decoders])[row]
+    serving = replicas * np.repeat([one.chips for one in decoders], rows)[row]
     found = Table(
         mode=DISAGGREGATED,
         layouts=layouts,
@@ -348,7 +352,7 @@ def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layou
         tpot=decode("tpot"),
         ttft=0.0 * rate,  # `_first_tokens` finds them
         rate=rate,
-        utilisation=rate / (counts * np.array([reader.rate for reader in readers])[which]),
+        utilisation=rate / (counts * read("rate")),
         input_share=reading / (reading + serving),
         memory=decode("memory"),
     )

@@ -119,7 +119,7 @@ def prefill_pool(
     shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
     looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))
     passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **given, parts=np.ndim(seats) == 0)
-    step, time = first_of(passes_), _pass_time(looked_at, passes_.total, layout.dp)
+    step, time = first_of(passes_, np.ndim(looked_at[0])), _pass_time(looked_at, passes_.total, layout.dp)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,
