@@ -312,6 +312,13 @@ def test_a_spread_that_is_no_matrix_is_refused(tmp_path):
     path.write_text(GOOD + spread.replace("CELL", "0.5"))
     with pytest.raises(DataFileError, match="is no matrix of correlations"):
         load_law(path)
+    path.write_text(GOOD + spread.replace("CELL", "nan"))
+    with pytest.raises(DataFileError, match="is no matrix of correlations"):
+        load_law(path)
+    for wrong in ("-0.1", "nan", "inf"):
+        path.write_text(GOOD + spread.replace("CELL", "1.0").replace("0.1", wrong))
+        with pytest.raises(DataFileError, match=r"mine.toml:\d+: spread.deviations: must be standard deviations"):
+            load_law(path)
     path.write_text(GOOD + spread.replace("CELL", "1.0").replace('["A"]', '["Q"]'))
     with pytest.raises(DataFileError, match=r"mine.toml:16: spread: there is no constant 'Q'"):
         load_law(path)

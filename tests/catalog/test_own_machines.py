@@ -55,11 +55,26 @@ def test_a_chip_may_stand_in_the_file_of_its_system(read, tmp_path):
         (('"5 TB/s"', '"-5 TB/s"'), r"chip\.hbm\.bandwidth must be greater than 0 B/s, not -5,000,000,000,000"),
         (('name = "hbm"', 'name = "peak"'), "'peak' names other figures already"),
         (('name = "hbm"', 'name = "a b"'), r"chip\.memory\.0\.name: must be a letter and"),
+        (("[chip.peak]", "[chip.reached]\nmemory = 5\n[chip.peak]"), r"toml:12: chip\.reached\.memory must be a share"),
+        (("[chip.peak]", "[chip.reached]\ncapacity = 2\n[chip.peak]"), r"chip\.reached\.capacity must be at most 1\.07"),
     ],
 )
 def test_errors_of_a_chip_in_a_system_name_the_place(read, change, says):
     with pytest.raises(DataFileError, match=says):
         read(BOX + CHIP.replace(*change))
+
+
+def test_a_chip_that_is_not_known_is_told_where_the_system_names_it(read):
+    with pytest.raises(DataFileError, match=r"mine\.toml:1: chip: unknown chip 'h1000'; did you mean h100"):
+        read('chip = "h1000"\n' + BOX)
+
+
+def test_quotes_find_their_chip_whatever_its_capitals(tmp_path):
+    (tmp_path / "rents").mkdir()
+    quote = 'name = "mine"\ndate = "2027-01-01"\n[sources.s]\nurl = "u"\ndate = "2027-01-01"\ngrade = "vendor"\n'
+    quote += '[[quotes]]\nchip = "H100"\nkind = "contract"\nrate = { value = "7 USD/h", from = "s" }\n'
+    (tmp_path / "rents" / "mine.toml").write_text(quote)
+    assert load_system("hgx-h100", tmp_path).rent.typical * 3600 == pytest.approx(7.0)
 
 
 def test_a_machine_of_one_domain_is_a_box(read):

@@ -329,8 +329,12 @@ def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number])
         raise DataFileError(
             reader.path, "spread: needs a source, and as many deviations and rows of correlations as names", line
         )
+    wrong = [one for one in entry.deviations if not 0 <= one <= LARGEST]
+    if wrong:
+        problem = f"spread.deviations: must be standard deviations of at least 0, not {shown(wrong[0])}"
+        raise DataFileError(reader.path, problem, reader.line("spread.deviations"))
     matrix = np.asarray(entry.correlations)
-    if not np.allclose(matrix, matrix.T) or not np.allclose(np.diag(matrix), 1.0):
+    if not np.allclose(matrix, matrix.T) or not np.allclose(np.diag(matrix), 1.0) or np.abs(matrix).max() > 1:
         raise DataFileError(reader.path, "spread.correlations: is no matrix of correlations", line)
     return Spread(
         names=tuple(entry.names),

@@ -138,7 +138,10 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
     if folded(name) in aliases:
         return aliases[folded(name)]
     singular, command = NAMED.get(kind, (kind.removesuffix("s"), kind))
-    raise UnknownName(singular, name, [*known, *aliases], f"`steptime {command}` lists them; a path to a file works too.")
+    hint = f"`steptime {command}` lists them; a path to a file works too."
+    if kind == "chips":  # no command lists them; only a system's file names one
+        hint = "A chip is one of the catalogue's, a file beside the system's own, or a table [chip]."
+    raise UnknownName(singular, name, [*known, *aliases], hint)
 
 
 def _aliases(path: Path) -> list[str]:

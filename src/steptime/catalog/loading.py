@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from steptime.catalog.files import files, find, is_file
+from steptime.catalog.files import files, find, folded, is_file
 from steptime.catalog.lines import line_of
 from steptime.catalog.schema import (
     RACK_UNITS,
@@ -24,13 +24,13 @@ from steptime.catalog.schema import (
     figure_of,
     validated,
 )
-from steptime.errors import DataFileError, InputError, RangeError, UnitError, did_you_mean, expect, shown
+from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, shown
 from steptime.machines import rents, what_if
 from steptime.machines.figures import checked
 from steptime.machines.rents import KINDS, OWNERS, RENTED
 from steptime.machines.software import SOFTWARE, is_day
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
-from steptime.numbers import Number
+from steptime.numbers import Number, positive, share
 from steptime.sourced import GRADES, Figure
 from steptime.units import parse, show
 
@@ -101,7 +101,10 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
         )
     _unique(reader, "memory", [tier.name for tier in entry.memory])
     limit = entry.power.get("tdp") or entry.power.get("whole")
-    reached = {kind: reader.number(f"chip.reached.{kind}", share, "") for kind, share in entry.reached.items()}
+    gates = {"capacity": _of_label}
+    reached = {
+        kind: reader.number(f"chip.reached.{kind}", part, "", gates.get(kind, _share)) for kind, part in entry.reached.items()
+    }
     software = _software(entry, reader)
     chip = Chip(
         name=entry.name,
@@ -128,7 +131,7 @@ def _software(entry: ChipEntry, reader: Reader) -> tuple[Software, ...]:
         problem = f"software: first and last days are written as 2025-12-31, period after period, not as {shown(told)}"
         raise DataFileError(reader.path, problem, reader.line("chip.software"))
     return tuple(
-        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, ""))
+        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, "", _share))
         for one in entry.software
     )
 
@@ -198,9 +201,22 @@ def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str
         return entry.chip, Reader(path, {**entry.sources, **entry.chip.sources})
     sibling = path.parent / f"{entry.chip}.toml"
     local = path.parent.name != "systems" and is_file(sibling) and not sibling.samefile(path)
-    place = sibling if local else find("chips", entry.chip, catalog)
+    try:
+        place = sibling if local else find("chips", entry.chip, catalog)
+    except UnknownName as error:
+        raise DataFileError(path, f"chip: {error}", line_of(path, "chip")) from None
     chip = validated(ChipEntry, place)
     return chip, Reader(place, chip.sources)
+
+
+def _share(place: str, value: Number, _: str) -> Number:
+    """Return the share of a figure that is reached, above 0 and at most 1."""
+    return share(place, positive(place, value))
+
+
+def _of_label(place: str, value: Number, _: str) -> Number:
+    """Return the share of the capacity on the label that there is: above 1 where the label's GB are GiB."""
+    return positive(place, value, most=2**30 / 1e9)
 
 
 def _unique(reader: Reader, place: str, names: list[str], what: str = "name", taken: Iterable[str] = ()) -> None:
@@ -247,7 +263,7 @@ def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = Non
         if not is_day(entry.date):
             raise DataFileError(path, f"date: must be a day such as 2026-01-31, not {shown(entry.date)}", reader.line("date"))
         for n, quote in enumerate(entry.quotes):
-            if chip is not None and quote.chip != chip:
+            if chip is not None and folded(quote.chip) != folded(chip):
                 continue
             place = f"quotes.{n}.{quote.chip}"
             reader.number(place, quote.rate, "USD/s")
