@@ -7,16 +7,9 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from steptime.planning.queueing import (
-    PassTime,
-    arrivals,
-    highest_utilisation,
-    passes,
-    queue_share,
-    queue_wait,
-    read_beside,
-    reading,
-)
+from steptime.planning.passes import PassTime, arrivals, highest_utilisation, passes
+from steptime.planning.queueing import queue_share, queue_wait
+from steptime.planning.reading import read_beside, reading
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from steptime.blackboard.experts import experts_touched, largest_of, nodes_hit
-from steptime.planning.queueing import PassTime, passes, reading
+from steptime.planning.passes import PassTime, passes
+from steptime.planning.reading import reading
 
 GOLDEN = tomllib.loads((Path(__file__).parent.parent / "golden" / "monte_carlo.toml").read_text())
 

@@ -14,7 +14,7 @@ from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from steptime.planning.prefilling import first_token, prefill_pool, within_limit
-from steptime.planning.queueing import read_beside
+from steptime.planning.reading import read_beside
 from steptime.planning.steady import (
     State,
     Transfer,

@@ -38,8 +38,8 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, shaped
 from steptime.physics.uncertainty import REGIMES, factors
 from steptime.planning.drafting import NONE, Drafting, drafting_of
+from steptime.planning.passes import passes
 from steptime.planning.prefilling import prefill_pool
-from steptime.planning.queueing import passes
 from steptime.planning.steady import Transfer, decode_pool, transfer_of, ttft_seen
 from steptime.planning.workload import Workload
 

@@ -14,8 +14,8 @@ from steptime.physics.layout import Layout, shaped, stacked, taken
 from steptime.physics.placement import pairs
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
+from steptime.planning.passes import PassTime, passes
 from steptime.planning.prefilling import Prefill, first_token, prefill_pool, within_limit
-from steptime.planning.queueing import PassTime, passes
 from steptime.planning.steady import MOST_LOADED, MOST_UTILISED, State, delivered, fresh_tokens, in_flight, load_of, ttft_seen
 
 UNKNOWN = 0.03  # s per token, of a pool that decodes and is not chosen yet, where no limit says more

@@ -16,7 +16,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step, first_of
 from steptime.planning.drafting import NONE, Drafting
-from steptime.planning.queueing import PassTime, highest_utilisation, passes
+from steptime.planning.passes import PassTime, highest_utilisation, passes
 from steptime.planning.steady import MOST_UTILISED, fresh_tokens
 from steptime.planning.workload import Workload
 

@@ -16,7 +16,8 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory, sequences_per_group
 from steptime.physics.roofline import TINY
 from steptime.planning.candidates import Case
-from steptime.planning.queueing import LEVELS, queue_share, upper_tail
+from steptime.planning.passes import LEVELS, upper_tail
+from steptime.planning.queueing import queue_share
 from steptime.planning.steady import MOST_UTILISED, SPARE_DEVIATIONS, State, in_flight, mean_context
 from steptime.planning.workload import Workload
 

@@ -3,7 +3,7 @@ r"""Steady states of a deployment: what a replica delivers when requests keep co
 **Aggregated.** A token is made among $B$ sequences; each request lives for $O - 1$ steps, so that a step brings $B/(O-1)$ new
 requests and their prompts. An attention group reads prompts in chunks of $c$ tokens beside its decode batch; a step brings
 $a = B n/(O-1)$ of them, $n$ to a prompt. Experts synchronise the groups in every layer, so that a step is slow when any group
-reads: a share $1 - u$ of steps, which `queueing.reading` finds, and
+reads: a share $1 - u$ of steps, which `reading.reading` finds, and
 
 $$ t = u\, t_{decode} + (1 - u)\, t_{mixed}, \qquad t_{mixed} = t(a / (1 - u)) $$
 
@@ -37,7 +37,8 @@ from steptime.physics.layout import Layout
 from steptime.physics.memory import Memory
 from steptime.physics.step import Step
 from steptime.planning.drafting import NONE, Drafting, decode_steps, step_yield
-from steptime.planning.queueing import queue_wait, read_beside, reading
+from steptime.planning.queueing import queue_wait
+from steptime.planning.reading import read_beside, reading
 from steptime.planning.workload import Workload
 
 SPARE_DEVIATIONS = 3.0  # standard deviations of the cache's fill that a deployment keeps free
