@@ -311,24 +311,30 @@ def _find(name: str, catalog: str | os.PathLike[str] | None) -> Path:
         if "/" not in name:
             raise
         fetched = fetch(name)
-        if fetched is None:
-            raise UnknownName(
-                "model",
-                name,
-                unknown.nearest,
-                "`steptime models` lists the catalogue; a path to a config.json works too, and with "
-                "`pip install 'steptime[hub]'` and a network any Hugging Face id.",
-            ) from None
+        if isinstance(fetched, str):
+            hint = f"`steptime models` lists the catalogue; a path to a config.json works too, and {fetched}."
+            raise UnknownName("model", name, unknown.nearest, hint) from None
         return fetched
 
 
-def fetch(name: str) -> Path | None:
-    """Fetch the config.json of a Hugging Face id with `huggingface_hub`, or return None where that cannot be done."""
+def fetch(name: str) -> Path | str:
+    """Fetch the config.json of a Hugging Face id with `huggingface_hub`, or return in words why that cannot be done."""
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import errors, hf_hub_download
     except ImportError:
-        return None
+        return "with `pip install 'steptime[hub]'` and a network any Hugging Face id"
+    known = "any Hugging Face id, but"
     try:
         return Path(hf_hub_download(name, "config.json"))
-    except Exception:
-        return None
+    except errors.GatedRepoError:
+        return f"{known} this one is open only to those whom its owner lets in: ask there, and log in by `hf auth login`"
+    except errors.RepositoryNotFoundError:
+        return f"{known} Hugging Face has none of this name, or keeps it private (`hf auth login`)"
+    except errors.LocalEntryNotFoundError:
+        return f"{known} Hugging Face did not answer"
+    except errors.EntryNotFoundError:
+        return f"{known} this one has no config.json"
+    except errors.HFValidationError:
+        return f"{known} this is none"
+    except Exception as error:  # whatever a network, a proxy or a full disk may raise
+        return f"{known} asking for this one ended with {type(error).__name__}"
