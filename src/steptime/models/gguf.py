@@ -34,9 +34,10 @@ SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"
 STRING, ARRAY = 8, 9
 KEPT: Final = 4096  # values of an array that are kept; of a longer one, or one of texts, only its length is
 MOST_VALUES: Final = 5_000_000  # texts of all arrays together; the largest vocabularies with their merges have a fifth
-MOST_KEYS, MOST_TENSORS, LONGEST_NAME, DEEPEST = 100_000, 1_000_000, 65_535, 4
+MOST_KEYS, MOST_GGUF_TENSORS, LONGEST_NAME, DEEPEST = 10_000, 100_000, 65_535, 4
+# Texts and numbers that stay in memory. Vocabularies and merges do not count: only their lengths stay.
+MOST_KEPT_BYTES: Final = 10_000_000
 LONGEST_PATH: Final = 1_000  # characters of a path that an error repeats
-LONGEST_TEXT: Final = 16_000_000  # bytes of a text, such as a template
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,14 @@ class _Cursor:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.size = path, data, 0, len(data)
-        self.order, self.values = "<", 0
+        self.order, self.values, self.kept = "<", 0, 0
+
+    def keep(self, length: int, what: str) -> None:
+        """Count bytes that stay in memory; raise DataFileError where they are too many."""
+        self.kept += length
+        if self.kept > MOST_KEPT_BYTES:
+            problem = f"{what} has {shown(length)} bytes at byte {self.at:,}"
+            raise DataFileError(self.path, f"{problem}; at most {MOST_KEPT_BYTES:,} of texts and numbers in all are read")
 
     def room(self, length: int, what: str) -> None:
         if length > self.size - self.at:
@@ -81,6 +89,7 @@ class _Cursor:
         if length > most:
             raise DataFileError(self.path, f"{what} has {shown(length)} bytes at byte {self.at:,}; at most {most:,}")
         self.room(length, what)
+        self.keep(length, what)
         raw = self.data[self.at : self.at + length]
         self.at += length
         return raw.decode("utf-8", errors="replace")
@@ -89,7 +98,7 @@ class _Cursor:
         if kind in SCALARS:
             return self.take(SCALARS[kind], what)
         if kind == STRING:
-            return self.text(what, LONGEST_TEXT)
+            return self.text(what, MOST_KEPT_BYTES)
         if kind != ARRAY:
             raise DataFileError(self.path, f"{what} is of the unknown type {shown(kind)} at byte {self.at:,}")
         return self._array(what, depth)
@@ -108,6 +117,7 @@ class _Cursor:
             begin, self.at = self.at, self.at + size
             if length > KEPT:
                 return Long(length)
+            self.keep(8 * length, what)
             return list(struct.unpack_from(f"{self.order}{length}{SCALARS[kind]}", self.data, begin))
         if kind == STRING:
             self._pass_texts(length, what)
@@ -149,7 +159,7 @@ def _read(cursor: _Cursor) -> GgufFile:
     if version not in (2, 3):
         raise DataFileError(cursor.path, f"is a GGUF file of version {shown(version)}; known: 2 and 3")
     tensors, keys = cursor.take("Q", "the number of tensors"), cursor.take("Q", "the number of keys")
-    for count, most, what in ((tensors, MOST_TENSORS, "tensors"), (keys, MOST_KEYS, "keys of metadata")):
+    for count, most, what in ((tensors, MOST_GGUF_TENSORS, "tensors"), (keys, MOST_KEYS, "keys of metadata")):
         if count > most:
             raise DataFileError(cursor.path, f"claims {shown(count)} {what}; at most {most:,}")
     metadata: dict[str, Any] = {}

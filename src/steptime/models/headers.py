@@ -18,8 +18,13 @@ from typing import Any, Final
 from steptime.catalog.files import is_dir, is_file
 from steptime.errors import DataFileError, shown
 
-LONGEST_HEADER: Final = 100_000_000  # bytes; the format's own limit
-LONGEST_INDEX: Final = 200_000_000  # bytes; the longest of today have a fifth of it
+# The format allows 100 MB; the largest published headers have some 5 MB.
+LONGEST_HEADER: Final = 10_000_000  # bytes
+# An index holds the names of all shards: 28 MB for 1 T parameters in NVFP4.
+LONGEST_INDEX: Final = 50_000_000  # bytes
+MOST_TENSORS: Final = 300_000
+# Values, lists and objects of one JSON text. A tensor has about nine; each takes up to 200 bytes of memory.
+MOST_JSON_VALUES: Final = 1_000_000
 MOST_SHARDS: Final = 10_000
 BITS: Final = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16,
@@ -76,7 +81,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
             length = int.from_bytes(begin, "little")
             if length > LONGEST_HEADER:
                 problem = f"is no safetensors file: its first 8 bytes claim a header of {shown(length)} bytes"
-                raise DataFileError(path, f"{problem}; the format allows {LONGEST_HEADER:,}")
+                raise DataFileError(path, f"{problem}; at most {LONGEST_HEADER:,} are read")
             if length > size - 8:
                 raise DataFileError(path, f"is truncated: its header has {length:,} bytes, and {size - 8:,} are there")
             text = file.read(length)
@@ -87,7 +92,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
 
 def _entries(path: Path, text: bytes) -> dict[str, Any]:
     """Return the fields of a header without its metadata."""
-    fields = _json(path, text, "has a header that ", skipped=8)
+    fields = _json(path, text, "has a header that ", skipped=8, most=MOST_JSON_VALUES)
     fields.pop("__metadata__", None)
     return fields
 
@@ -104,8 +109,23 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _json(path: Path, text: bytes, what: str, skipped: int = 0) -> dict[str, Any]:
-    """Return the object that a header or an index holds; `what` begins the error, `skipped` bytes stand before the text."""
+def _json(path: Path, text: bytes, what: str, skipped: int = 0, *, most: int) -> dict[str, Any]:
+    """Return the object that a header or an index holds.
+
+    Args:
+        path: File, for errors.
+        text: JSON text.
+        what: Beginning of an error.
+        skipped: Bytes before the text.
+        most: Largest number of values, lists and objects together.
+
+    Raises:
+        DataFileError: The text is not one JSON object, or has too many values.
+    """
+    # The parser needs up to thirty times the text's size, so values are counted before it starts.
+    values = sum(map(text.count, (b",", b"[", b"{")))
+    if values > most:
+        raise DataFileError(path, f"{what}has {values:,} values, lists and objects; at most {most:,} are read")
     try:
         fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_once)
     except UnicodeDecodeError as error:
@@ -223,8 +243,8 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
     """Return the shards that an index names, the shard of each tensor, and the bytes that it states."""
     try:
         if index.stat().st_size > LONGEST_INDEX:
-            raise DataFileError(index, f"has more than {LONGEST_INDEX:,} bytes; no index of a real checkpoint has as many")
-        data = _json(index, index.read_bytes(), "")
+            raise DataFileError(index, f"has {index.stat().st_size:,} bytes; at most {LONGEST_INDEX:,} are read")
+        data = _json(index, index.read_bytes(), "", most=MOST_TENSORS + MOST_SHARDS)
     except OSError as error:
         raise DataFileError(index, error.strerror or str(error)) from None
     places, metadata = data.get("weight_map"), data.get("metadata")
@@ -241,7 +261,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
     return [index.parent / shard for shard in shards], places, int(total) if whole and total else 0
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) -> Headers | None:
     """Return what the safetensors headers of a folder, or of a file and its shards, tell; None where there are none.
 
@@ -262,6 +282,10 @@ def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) 
             if (place := places.get(tensor.name, file.name)) != file.name:
                 raise DataFileError(file, f"has the tensor {shown(tensor.name)}, which the index says is in {place}")
             by_name[tensor.name] = tensor
+        if len(by_name) > MOST_TENSORS:
+            raise DataFileError(
+                file, f"and the shards before it have more than {MOST_TENSORS:,} tensors, the most that are read"
+            )
     _held(there, by_name, places)
     return Headers(kind="safetensors", tensors=tuple(by_name.values()), files=len(there), missing=missing, total=total)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-from steptime.errors import InputError
+from steptime.errors import InputError, shown
 from steptime.models.config import Config
 from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
 from steptime.models.refused import refuse
@@ -47,17 +46,24 @@ class Tree:
         return tuple(f"{name}.{child}".lstrip(".") for child, _ in module.named_children())
 
 
-def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "", trust_remote_code: bool = False) -> Model:
-    """Return the model that transformers builds from the fields of a config.json, marked as read from code.
+def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "", trusted_place: str = "") -> Model:
+    """Return the model that transformers builds from the fields of a config.json.
 
-    Raises InputError where transformers is missing, does not know the architecture, or where its code cannot be followed.
+    Args:
+        fields: Fields of the config.
+        name: Name of the model.
+        kv_format: Number format of the KV cache; "": the config's.
+        trusted_place: Folder or Hugging Face id whose code may run; "": none. No place that a config names is ever used.
+
+    Raises:
+        InputError: transformers is missing, does not know the architecture, or its code cannot be followed.
     """
     c = Config(fields, name=name, kv_format=kv_format)
     refuse(c)
     if unseen := sorted(key for key in _text(c).fields if COMPRESSED.search(key)):
         raise c.error(unseen[0], "makes entries of many tokens, which prompts as short as those traced do not show")
     torch, transformers = _imported()
-    model, found = _followed(torch, transformers, fields, trust_remote_code)
+    model, found = _followed(torch, transformers, fields, trusted_place)
     tree = Tree(_text(c), model, found, _container(model), _head(model))
     if not found.caches and any(
         flops > 0 and "attention" in _class(tree, module).lower() for module, flops in found.per_pair.items()
@@ -96,7 +102,7 @@ def _imported() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _followed(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted: bool) -> tuple[Any, Trace]:
+def _followed(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted_place: str) -> tuple[Any, Trace]:
     """Build the model without weights and run its prompts: on the meta device, or where the code asks for values of tensors
     that it made itself, with tensors that know their shapes alone.
     """
@@ -106,7 +112,7 @@ def _followed(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted:
     ways: tuple[Callable[[], AbstractContextManager[Any]], ...] = (lambda: torch.device("meta"), lambda: fake)
     refused: InputError | None = None
     for way in ways:
-        model = _built(transformers, fields, trusted, way)
+        model = _built(transformers, fields, trusted_place, way)
         try:
             return model, trace(torch, model, way)
         except InputError as problem:
@@ -121,10 +127,41 @@ def _written(value: Any) -> Any:
     return [_written(part) for part in value] if isinstance(value, list) else value
 
 
+def _check_code_places(fields: Any, place: str) -> None:
+    """Raise InputError where an `auto_map` of a config takes code from another place than the trusted one."""
+    if isinstance(fields, list):
+        for part in fields:
+            _check_code_places(part, place)
+    elif isinstance(fields, Mapping):
+        for key, value in fields.items():
+            if key != "auto_map":
+                _check_code_places(value, place)
+                continue
+            for reference in _texts(value):
+                named, dashes, _ = reference.partition("--")
+                if dashes and named != place:
+                    raise InputError(
+                        f"trust_remote_code: auto_map takes code from another repository, got {shown(reference)}; "
+                        f"only the code of {shown(place)} is trusted"
+                    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
 def _built(
-    transformers: Any, fields: Mapping[str, Any], trusted: bool, device: Callable[[], AbstractContextManager[Any]]
+    transformers: Any, fields: Mapping[str, Any], trusted_place: str, device: Callable[[], AbstractContextManager[Any]]
 ) -> Any:
-    plain = {key: _written(value) for key, value in fields.items() if key != "quantization_config"}
+    trusted = bool(trusted_place)
+    # A config must not say where code comes from, so fields that transformers takes as a place are left out.
+    left_out = ("quantization_config", "auto_map", "_name_or_path", "name_or_path")
+    plain = {key: _written(value) for key, value in fields.items() if key not in left_out}
     kind = plain.pop("model_type", None)
     if not isinstance(kind, str) or (kind not in transformers.CONFIG_MAPPING and not trusted):
         raise InputError(
@@ -136,8 +173,10 @@ def _built(
         if kind in transformers.CONFIG_MAPPING:
             config = transformers.AutoConfig.for_model(kind, **plain)
         else:
-            folder = str(Path(str(fields.get("_name_or_path", "."))))
-            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+            # transformers reads the config of the place itself, which may differ from `fields`.
+            for config_fields in (fields, transformers.PretrainedConfig.get_config_dict(trusted_place)[0]):
+                _check_code_places(config_fields, trusted_place)
+            config = transformers.AutoConfig.from_pretrained(trusted_place, trust_remote_code=True)
         seeing = type(config) in transformers.AutoModelForImageTextToText._model_mapping
         plainly = type(config) in transformers.AutoModelForCausalLM._model_mapping
         auto = transformers.AutoModelForImageTextToText if seeing and not plainly else transformers.AutoModelForCausalLM
@@ -145,6 +184,8 @@ def _built(
             model = auto.from_config(config, attn_implementation="eager", trust_remote_code=trusted).eval()
         if getattr(model, "_can_set_experts_implementation", bool)():
             model.set_experts_implementation("batched_mm")  # shapes that no routing decides
+    except InputError:
+        raise
     except Exception as problem:
         first = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise InputError(f"transformers {transformers.__version__} builds no {kind} from this config: {first[:160]}") from None

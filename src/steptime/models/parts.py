@@ -241,6 +241,10 @@ def experts(
     width = width or c.width
     if active > count + zero:
         raise c.error("num_experts_per_tok", f"must be at most the {count + zero} experts, not {active}")
+    if count % groups[0]:
+        raise c.error("n_group", f"must divide the {count} experts, not {groups[0]}")
+    if groups[1] > groups[0]:
+        raise c.error("topk_group", f"must be at most the {groups[0]} groups, not {groups[1]}")
     outputs = count + zero
     router = linear(
         c, f"{module}.router", router_width or c.width, outputs, term="experts", bias=router_bias, split="replicated"

@@ -29,5 +29,5 @@ def is_sparse(c: Config, index: int, *, dense: int = 0) -> bool:
     """Whether layer `index` has experts: by `mlp_layer_types`, else by the leading dense layers and the period."""
     if c.has("mlp_layer_types"):
         return c.choices("mlp_layer_types", known=("dense", "sparse"), length=index + 1)[index] == "sparse"
-    first = c.integer("first_k_dense_replace", default=dense, least=0)
+    first = c.integer("first_k_dense_replace", default=dense, least=0, most=c.depth)
     return index >= first and index % c.integer("moe_layer_freq", default=1) == 0

@@ -160,7 +160,7 @@ def _read(fields: Mapping[str, Any], name: str) -> Understanding:
     asked: set[str] = set()
     model = read_model(fields, name=name, asked=asked)
     kind = kind_of(Config(fields, name=name))
-    ignored = tuple(_ignored(fields, asked))
+    ignored = tuple(ignored_fields(fields, asked))
     compared = _facts()["compared"].get(kind, 0)
     doubtful = sum(one.doubtful for one in ignored)
     lacking = _lacking(fields, asked, kind)
@@ -226,7 +226,7 @@ def leaves(fields: Mapping[str, Any], within: str = "", entered: frozenset[str] 
             yield full, value
 
 
-def _ignored(fields: Mapping[str, Any], asked: set[str]) -> Iterator[Ignored]:
+def ignored_fields(fields: Mapping[str, Any], asked: set[str]) -> Iterator[Ignored]:
     """Yield the fields that nothing asked for, in their order; those that are null say nothing."""
     entered = frozenset(name.rpartition(".")[0] for name in asked)
     missing = sorted({name for name in asked if _at(fields, name) is None})

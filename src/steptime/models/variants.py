@@ -194,10 +194,12 @@ def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
     told = {
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],
-        "first_k_dense_replace": 0 if sparse else MOST_LAYERS,
     }
     if sparse:
-        told |= {"n_routed_experts": config["num_experts"], "n_shared_experts": 0}
+        told |= {"first_k_dense_replace": 0, "n_routed_experts": config["num_experts"], "n_shared_experts": 0}
+    else:
+        # Longer than any model, since the number of layers may change afterwards.
+        told["mlp_layer_types"] = ["dense"] * MOST_LAYERS
     return {**config, **told, **of_latent}
 
 
