@@ -76,6 +76,8 @@ def read_runs(
                     rows.append(row)
     except OSError as error:
         raise DataFileError(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
     except (csv.Error, ValueError) as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
     if not rows:

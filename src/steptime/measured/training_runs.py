@@ -52,10 +52,10 @@ MODULE_WORDS: Final = {
 LEAST_RECOMPUTED: Final = ("none", "norms+activation", "mlp", "full")
 OUT_OF_MEMORY: Final = "OUT OF MEMORY"
 DROPPED: Final = "tokendrop"  # tokens beyond an expert's share are left out: not the same work
-PORTS: Final = re.compile(r"(\d+)x(\d+) ?Gb/s")
-NODE: Final = re.compile(r"(\d+) ?Gbps node-node")
-CAP: Final = re.compile(r"(\d+) ?W cap")
-MEMORY_RATE: Final = re.compile(r"([\d.]+) ?TB/s")
+PORTS: Final = re.compile(r"(\d{1,9})x(\d{1,9}) ?Gb/s")
+NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
+CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
+MEMORY_RATE: Final = re.compile(r"([\d.]{1,20}) ?TB/s")
 NODE_CHIPS: Final = 8
 
 
@@ -120,7 +120,9 @@ def read_training_runs(
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = [{k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
+    except (OSError, csv.Error) as error:
         raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
     missing = [name for name in NEEDED if rows and name not in rows[0]]
     if missing or not rows:
