@@ -61,6 +61,22 @@ def test_the_median_of_logarithms_counts():
     assert found.tpot.ratio == pytest.approx(1.2, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("tpot", "ttft", "outside"),
+    [([1.0, 1.1], None, ()), ([1.0, 2.8], None, ("r1",)), ([0.3], None, ("r0",)), ([1.0], [9.0], ("r0",))],
+)
+def test_load_anchor_with_a_run_outside_its_range_names_it(tpot, ttft, outside):
+    (found,) = st.load_anchor(measured(tpot, ttft=ttft)).anchors
+    assert found.outside_range == outside
+
+
+def test_own_runs_with_a_run_outside_its_range_warns():
+    from steptime.terminal.views.step import own_runs
+
+    assert len(own_runs(st.load_anchor(measured([1.1])).anchors[0])) == 1
+    assert own_runs(st.load_anchor(measured([2.8])).anchors[0])[1].plain.startswith("WARNING: Your run lies outside the 90 %")
+
+
 def test_runs_are_predicted_by_the_engine_that_is_given():
     from steptime.physics.engine import load_engine, with_constants
 

@@ -142,7 +142,7 @@ def test_first_tokens_have_a_factor_of_their_own():
 
 def test_a_simulation_takes_both_factors():
     pytest.importorskip("numba")
-    names = ("seconds_before_queue", "seconds_before_queue_per_token")
+    names = ("seconds_before_queue", "seconds_before_queue_per_token", "steps_before_answer")
     engine = with_constants(load_engine("vllm"), dict.fromkeys(names, 0.0))
     assert constant(engine, "seconds_before_queue") == 0
     traffic = st.closed_loop(1, 20, st.Lengths(mean=512), st.Lengths(mean=32))

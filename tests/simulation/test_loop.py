@@ -34,7 +34,7 @@ def rates(seats, *, decode=40, each=3, context=1, row=4, pair=0, key=0, tick=TIC
     )
 
 
-def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0)):
+def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0, 0.0)):
     rules = rules_of(policy, coefficients.groups, clients, before)
     replicas = new_replicas(rules, 1)
     n = len(requests)
@@ -44,11 +44,13 @@ def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0)):
 
 
 def rules_of(policy, groups, clients, before):
-    return policy.rules(closed=clients > 0, groups=groups)._replace(before=before[0], before_token=before[1])
+    return policy.rules(closed=clients > 0, groups=groups)._replace(
+        before=before[0], before_token=before[1], extra_delay=before[2]
+    )
 
 
 LENGTH = st_.integers(1, 70)
-BEFORE = st_.tuples(st_.sampled_from([0, 0, 700, 40_000]), st_.sampled_from([0, 60]))
+BEFORE = st_.tuples(st_.sampled_from([0, 0, 700, 40_000]), st_.sampled_from([0, 60]), st_.sampled_from([0, 0, 0.5, 3]))
 REQUEST = st_.tuples(st_.integers(0, 9000), LENGTH, LENGTH, st_.integers(0, 2), st_.integers(0, 60))
 POLICIES = st_.builds(
     lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks, chunk: Policy(
@@ -87,8 +89,8 @@ def made(rows, ranks=3, *, ready=False, tick=TICK):
     return new_requests(arrival, inputs, outputs, [min(r[3], ranks - 1) for r in rows], cached, load)
 
 
-def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=(0, 0)):
-    before = tuple(x * 16 * tick for x in before)
+def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=(0, 0, 0)):
+    before = (before[0] * 16 * tick, before[1] * 16 * tick, float(before[2]))
     decode, each, context, row, pair, groups = numbers
     coefficients = rates(
         policy.max_sequences, decode=decode, each=each, context=context, row=row, pair=pair, key=pair, tick=tick, groups=groups

@@ -108,6 +108,9 @@ def anchors_of(
                 source=source, kept=kept, model=group[0], system=group[1], engine=group[2], version=group[3],
                 runs=tuple(row["id"] for row, tells in zip(members, told, strict=True) if tells),
                 tpot=factor_of(tpot, "tpot"), ttft=factor_of(ttft, "ttft"), left_out=tuple(useless),
+                outside_range=tuple(
+                    row["id"] for row, outside in zip(members, outside_range(members, predictions), strict=True) if outside
+                ),
             )  # fmt: skip
             found.append(anchor)
     if not found:
@@ -138,6 +141,15 @@ def ratios(rows: Sequence[Row], predictions: Predictions) -> tuple[Array, Array]
         np.where(good, measured_of(rows, name) / getattr(predictions, name), np.nan) for name in ("tpot", "ttft", "ttft_median")
     )
     return tpot, np.where(np.isfinite(ttft), ttft, median)
+
+
+def outside_range(rows: Sequence[Row], predictions: Predictions) -> Array:
+    """Return for each row whether a measured time that counts lies outside the 90 % range of its prediction."""
+    outside = np.zeros(len(rows), dtype=bool)
+    for name, ratio in zip(("tpot", "ttft"), ratios(rows, predictions), strict=True):
+        predicted, low, high = (getattr(predictions, f"{name}{end}") for end in ("", "_low", "_high"))
+        outside |= (ratio < low / predicted) | (ratio > high / predicted)
+    return outside
 
 
 def factor_of(found: Array, quantity: str) -> Factor | None:

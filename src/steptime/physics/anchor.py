@@ -89,6 +89,9 @@ class Anchor(Result):
     engine: str = field(metadata=unit("", "name of the engine that predicted them"))
     version: str = field(default="", metadata=unit("", "of the engine, where the runs tell it"))
     runs: tuple[str, ...] = field(metadata=unit("", "the runs by their ids"))
+    outside_range: tuple[str, ...] = field(
+        default=(), metadata=unit("", "runs that measured a time outside the 90 % range of its prediction")
+    )
     left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that were not gone by, with the reason of each"))
     tpot: Factor | None = field(default=None, metadata=unit("", "of the time per token: on every step", key="tpot"))
     ttft: Factor | None = field(default=None, metadata=unit("", "of the time to first token; null: as steps", key="ttft"))

@@ -146,9 +146,10 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
 
 @compiled
 def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
-    """End request `i`; in a closed loop its client sends the next at once."""
+    """End request `i`; in a closed loop its client sends the next when it has seen the last token."""
     q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
-    ask_again(q, p, rules, r, p.seconds[r, CLOCK], following)
+    seen = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
+    ask_again(q, p, rules, r, seen, following)
 
 
 @compiled

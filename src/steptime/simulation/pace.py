@@ -34,6 +34,7 @@ from steptime.simulation.state import Rates
 LEFT_OUT = unit("", "", left_out=True)
 MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
 SAMPLES = 200
+OF_PROMPTS = ("rows", "pair", "key", "chunk", "own", "shared")  # coefficients of prompt work
 SHARED = ("experts", "dispatch", "combine")  # terms on which the attention groups work together
 
 
@@ -47,7 +48,8 @@ class Pace(Result):
     is under way than its last pass takes, through the stages of a pipeline, over that pass. joint: factor on a step with
     prompts, attention to them left out, by decode sequences and by prompt tokens, both powers of two less one.
     before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
-    from the end of its prompt until its first token is seen. waited: factor on first tokens, by own runs.
+    from the end of its prompt until its first token is seen. extra_delay: by what share of the time from a seat to the
+    first token all tokens of a request reach the user later, where measured runs show that (an anchor).
     `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
     """
 
@@ -65,7 +67,7 @@ class Pace(Result):
     before: float = field(default=0.0, metadata=LEFT_OUT)
     before_token: float = field(default=0.0, metadata=LEFT_OUT)
     answer: float = field(default=0.0, metadata=LEFT_OUT)
-    waited: float = field(default=1.0, metadata=LEFT_OUT)
+    extra_delay: float = field(default=0.0, metadata=LEFT_OUT)
     decode_error: float = field(default=0.0, metadata=unit("", "mean error of decode steps, relative to those they stand for"))
     mixed_error: float = field(default=0.0, metadata=unit("", "the same of steps with prompt tokens"))
 
@@ -151,9 +153,31 @@ def slowed(pace: Pace, slowness: float) -> Pace:
         return pace
     if not slowness > 0:
         raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
-    names = ("decode", "context", "rows", "pair", "key", "chunk", "own", "shared")
-    longer: dict[str, Any] = {name: getattr(pace, name) * slowness for name in names if getattr(pace, name) is not None}
-    return replace(pace, **longer)
+    return _scaled(pace, slowness, "decode", "context", *OF_PROMPTS)
+
+
+def with_first_tokens(pace: Pace, factor: float) -> Pace:
+    """Return the pace at which first tokens take `factor` times as long, on the clock of the steps.
+
+    Sooner first tokens mean shorter prompt work. Later ones mean a delay outside the chips, which takes no capacity: the time
+    per token was measured too, and says what a step takes.
+
+    >>> faster, slower = (with_first_tokens(linear_pace(step=0.01, token=2e-5), factor) for factor in (0.5, 2.0))
+    >>> float(slower.seconds(0, 0, 1000)), slower.extra_delay, round(float(faster.seconds(0, 0, 1000)), 6)
+    (0.03, 1.0, 0.015)
+    """
+    if factor == 1:
+        return pace
+    pace = _scaled(pace, factor, "before", "before_token", "answer")
+    if factor < 1:
+        return _scaled(pace, factor, *OF_PROMPTS)
+    return replace(_scaled(pace, factor, "late"), extra_delay=factor - 1)
+
+
+def _scaled(pace: Pace, factor: float, *names: str) -> Pace:
+    """Return the pace with the fields of those names multiplied."""
+    changed: dict[str, Any] = {name: getattr(pace, name) * factor for name in names if getattr(pace, name) is not None}
+    return replace(pace, **changed)
 
 
 def pace_of(
@@ -200,13 +224,12 @@ def pace_of(
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
         answer=float(runs_on.scheduler.steps_before_answer)
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
-        waited=waited(runs_on),
     )
     pace = replace(pace, joint=_joint(model, system, given, pace, (low, high), max_sequences, token_budget * groups))
     if not check:
-        return pace
+        return with_first_tokens(pace, waited(runs_on))
     errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups)
-    return replace(pace, decode_error=errors[0], mixed_error=errors[1])
+    return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), waited(runs_on))
 
 
 def _knots(most: int, dense: int = 64) -> Any:

@@ -62,7 +62,7 @@ def serve(
     if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
         policy = replace(policy, ranks=1 + int(np.max(traffic.ranks)))
     rules = policy.rules(closed=traffic.clients > 0, groups=pace.groups)
-    rules = rules._replace(before=pace.before, before_token=pace.before_token)
+    rules = rules._replace(before=pace.before, before_token=pace.before_token, extra_delay=pace.extra_delay)
     requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, traffic.ranks, cached, load)
     pool = new_replicas(rules, replicas)
     following = np.array([n], dtype=np.int64)
@@ -150,7 +150,8 @@ def serve_apart_closed(
     for _ in range(n + 2):
         part = _begin(traffic, arrival)
         a, pools = serve_apart(part, first, second, sent, **{k: v[: len(part)] for k, v in given.items()})
-        ends = np.where(a["status"] == DONE, a["finish"], a["arrival"])
+        seen = a["finish"] + delays(a, first[1].extra_delay)
+        ends = np.where(a["status"] == DONE, seen, a["arrival"])
         again = np.concatenate([np.zeros(clients), np.sort(ends)[: n - clients]])
         if np.array_equal(again, arrival):
             return a, pools
@@ -158,6 +159,11 @@ def serve_apart_closed(
         if progress is not None:
             progress(len(arrival))
     raise ValueError(f"a closed loop of {clients} clients on two pools has not settled")
+
+
+def delays(requests: Any, extra_delay: float) -> Any:
+    """Return how much later users see the tokens of each request than the chips make them [s]; see `Pace.extra_delay`."""
+    return extra_delay * np.nan_to_num(requests["first"] - requests["scheduled"])
 
 
 def _begin(traffic: Traffic, arrival: Any) -> Traffic:

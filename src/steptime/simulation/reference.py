@@ -261,8 +261,8 @@ def serve(requests: Any, rules: Rules, rates: Rates, *, clients: int = 0) -> lis
     while True:
         until = coming[0].arrival if coming else math.inf
         if server.step(until):
-            for _ in server.done if clients else ():
-                _send(server, later, rules, server.clock)
+            for job in server.done if clients else ():
+                _send(server, later, rules, server.clock + rules.extra_delay * (job.first - job.scheduled))
             server.done = []
             continue
         if not coming:

@@ -31,7 +31,7 @@ from steptime.simulation.metrics import answers, timeline
 from steptime.simulation.outcome import Simulation
 from steptime.simulation.pace import Pace, pace_of, slowed
 from steptime.simulation.policy import Policy
-from steptime.simulation.pools import Server, dealt, serve, serve_apart, serve_apart_closed, serve_tiers
+from steptime.simulation.pools import Server, dealt, delays, serve, serve_apart, serve_apart_closed, serve_tiers
 from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
 from steptime.simulation.state import DONE, Replicas, Rules
 from steptime.simulation.traffic import Traffic, checked
@@ -42,10 +42,10 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
 
     Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
     its first token is seen; and that is `pace.answer` of its own decode steps late, each of which yields `accepted` tokens. The
-    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case. First
-    tokens are sooner or later as one's own runs say (`pace.waited`).
+    tokens after it come with it, and the last is not late: what is sent in groups is sent at the end in any case. All tokens
+    are as much later as measured runs show for the first (`pace.extra_delay`).
     """
-    if pace.waited == 1 and not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
+    if not pace.extra_delay and not pace.answer and not np.any(late) and np.all(np.isnan(requests["moved"])):
         return requests
     later, owed = requests.copy(), requests["outputs"] - 1
     began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
@@ -53,23 +53,10 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
     later["first"] = np.fmax(requests["first"] + late, requests["moved"])
     later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
-    return later if pace.waited == 1 else _waited(later, pace.waited)
-
-
-def _waited(requests: Any, factor: float) -> Any:
-    """Return requests whose first tokens, and all before them, come `factor` times as long after their arrival.
-
-    What comes after a first token is as much later or sooner as that.
-    """
-    longer = (factor - 1) * (requests["first"] - requests["arrival"])
-    away = np.where(np.isnan(requests["moved"]), 0.0, (factor - 1) * (requests["moved"] - requests["arrival"]))
-    for name in ("ready", "scheduled"):
-        requests[name] = requests["arrival"] + factor * (requests[name] - requests["arrival"])
-    requests["moved"] += away
-    requests["resumed"] += away
-    requests["first"] += longer
-    requests["finish"] += longer
-    return requests
+    delay = delays(requests, pace.extra_delay)
+    later["first"] += delay
+    later["finish"] += delay
+    return later
 
 
 def behind(requests: Any, reader: Server) -> Any:

@@ -77,8 +77,16 @@ def step_brief(card: StepCard) -> RenderableType:
 
 
 def own_runs(anchor: Anchor | None) -> list[Text]:
-    """Say by which runs of one's own an answer was set right, where there are any."""
-    return [] if anchor is None else [Text(anchor.text, style="cyan")]
+    """Name the measured runs that an answer is anchored on, and warn of those outside the range of their prediction."""
+    if anchor is None:
+        return []
+    lines = [Text(anchor.text, style="cyan")]
+    if anchor.outside_range:
+        outside, runs = len(anchor.outside_range), len(anchor.runs)
+        subject = "Your run lies" if runs == 1 else f"{outside:,} of your {runs:,} runs {'lies' if outside == 1 else 'lie'}"
+        cure = "check tp, weight format, prefix cache, version"
+        lines.append(Text(f"WARNING: {subject} outside the 90 % range of the prediction: {cure}.", style="bold red"))
+    return lines
 
 
 def title(card: StepCard) -> str:
