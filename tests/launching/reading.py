@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from steptime.physics.layout import Layout
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "engine_flags"
@@ -49,10 +51,10 @@ def commands(lines: list[str]) -> list[Read]:
     found, files, words = [], {}, ""
     rest = iter(lines)
     for line in rest:
-        if match := re.fullmatch(r"cat > (\S+) <<'?END'?", line):
-            text = []
+        if match := re.fullmatch(r"(?:cat|.*\|g\") > (\S+) <<'(END_[0-9a-f]{16})'", line):
+            text, words = [], ""
             for inner in rest:
-                if inner == "END":
+                if inner == match[2]:
                     break
                 text.append(inner)
             files[match[1]] = "\n".join(text)
@@ -108,23 +110,8 @@ def golden(package: str) -> dict[str, Any]:
 
 
 def options_file(text: str) -> dict[str, Any]:
-    """Return a file of nested keys in YAML, as far as launch commands use it."""
-    root: dict[str, Any] = {}
-    levels: list[tuple[int, Any]] = [(-1, root)]
-    for line in text.splitlines():
-        indent = len(line) - len(line.lstrip())
-        while levels[-1][0] >= indent:
-            levels.pop()
-        if line.strip().startswith("- "):
-            continue
-        key, _, value = line.strip().partition(":")
-        inside = levels[-1][1]
-        if value.strip():
-            inside[key] = {"true": True, "false": False}.get(value.strip(), value.strip())
-        else:
-            inside[key] = {}
-            levels.append((indent, inside[key]))
-    return root
+    """Return a file of nested keys in YAML."""
+    return yaml.safe_load(text)
 
 
 # --- what commands say --------------------------------------------------------------------------------------------------

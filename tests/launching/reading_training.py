@@ -32,12 +32,12 @@ def known(package: str) -> tuple[set[str], dict[str, set[str]]]:
 
 def shell_words(command: Command) -> tuple[dict[str, str], list[str]]:
     """Return the environment and the words of a command as a shell takes its lines, here-documents left out."""
-    lines, inside = [], False
+    lines, end = [], ""
     for line in spoken(command):
         if line.startswith("cat > "):
-            inside = True
-        elif inside:
-            inside = line != "END"
+            end = line.split("'")[1]
+        elif end:
+            end = "" if line == end else end
         else:
             lines.append(line)
     words = shlex.split(" ".join(line.removesuffix("\\") for line in lines))

@@ -10,7 +10,7 @@ import steptime as st
 from steptime.launching.asked import longest_request
 from steptime.launching.commands import ENGINES, launch_commands
 from tests.launching.conftest import pool
-from tests.launching.reading import commands
+from tests.launching.reading import commands, options_file
 
 
 def words(lines: list[str]) -> str:
@@ -67,15 +67,12 @@ def test_sglang_on_every_axis(build):
 
 def test_trtllm_on_every_axis(build):
     lines = launch_commands(build(pool(dp=4, ep=4, pp=2, microbatches=2)), "trtllm")
-    assert lines[3:9] == [
-        "cat > serve.yaml <<'END'",
-        "enable_chunked_prefill: true",
-        "enable_attention_dp: true",
-        "kv_cache_config:",
-        "  dtype: auto",
-        "END",
-    ]
-    assert words(lines[9:]) == (
+    end = lines[3].partition("<<")[2].strip("'")
+    assert lines[3] == f"cat > serve.yaml <<'{end}'"
+    assert options_file("\n".join(lines[4 : lines.index(end)])) == {
+        "enable_chunked_prefill": True, "enable_attention_dp": True, "kv_cache_config": {"dtype": "auto"},
+    }  # fmt: skip
+    assert words(lines[lines.index(end) + 1 :]) == (
         "trtllm-serve org/m --tp_size 4 --pp_size 2 --ep_size 4 --max_batch_size 2 --max_num_tokens 258 --max_seq_len 5000 "
         "--extra_llm_api_options serve.yaml --host 0.0.0.0 --port 8000"
     )
@@ -158,11 +155,11 @@ def test_sglang_in_pools(build):
 def test_trtllm_in_pools(build):
     prefill, decode, router = commands(launch_commands(pools(build), "trtllm"))
     assert (prefill.one("--max_batch_size"), prefill.one("--max_num_tokens")) == (2, 2000)
-    assert "disable_overlap_scheduler: true" in prefill.files["prefill.yaml"]
-    assert "cache_transceiver_config:\n  backend: DEFAULT" in decode.files["decode.yaml"]
+    assert options_file(prefill.files["prefill.yaml"])["disable_overlap_scheduler"] is True
+    assert options_file(decode.files["decode.yaml"])["cache_transceiver_config"] == {"backend": "DEFAULT"}
     assert router.program == "trtllm-serve disaggregated"
     assert router.one("-c") == "router.yaml"
-    assert '    - "$PREFILL_0_ADDRESS:8101"' in router.files["router.yaml"]
+    assert options_file(router.files["router.yaml"])["context_servers"]["urls"] == ["@PREFILL_0_ADDRESS@:8101"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -179,7 +176,7 @@ def test_equal_replicas_stand_behind_a_router(build, engine):
 
 def test_shared_prefixes_choose_the_cache_and_the_policy(build):
     shared = st.Workload(input_tokens=1000, output_tokens=201, cached_share=0.5)
-    for engine, flag in (("vllm", "--enable-prefix-caching"), ("trtllm", "enable_block_reuse: true")):
+    for engine, flag in (("vllm", "--enable-prefix-caching"), ("trtllm", '"enable_block_reuse": true')):
         assert flag in words(launch_commands(build(pool(tp=2), workload=shared), engine))
         assert flag not in words(launch_commands(build(pool(tp=2)), engine))
     for engine in ("vllm", "sglang"):
@@ -302,7 +299,7 @@ def test_redundant_experts(build, engine):
     wanted = {
         "vllm": "--enable-eplb --eplb-config '{\"num_redundant_experts\":32}'",
         "sglang": "--ep-num-redundant-experts 32 --enable-eplb",
-        "trtllm": "moe_config: load_balancer: num_slots: 288 layer_updates_per_iter: 1",
+        "trtllm": '"moe_config": { "load_balancer": { "num_slots": 288, "layer_updates_per_iter": 1 } }',
     }
     assert wanted[engine] in words(lines)
     assert "eplb" not in words(launch_commands(build(pool(dp=8, ep=8)), engine))
@@ -375,7 +372,7 @@ def test_formats_of_the_cache(build, kv, stored, vllm, sglang, trtllm):
     plan = build(pool(tp=8), kv=kv, checkpoint_kv=stored)
     assert commands(launch_commands(plan, "vllm"))[0].one("--kv-cache-dtype") == vllm
     assert commands(launch_commands(plan, "sglang"))[0].one("--kv-cache-dtype") == sglang
-    assert f"  dtype: {trtllm}" in launch_commands(plan, "trtllm")
+    assert f'    "dtype": "{trtllm}"' in launch_commands(plan, "trtllm")
     for engine, told in (("vllm", vllm), ("sglang", sglang), ("trtllm", trtllm != "auto" or None)):
         unsaid = kv not in ("bf16", "fp16") and told is None
         assert any(f"keeps no KV cache in {kv}" in note for note in notes(launch_commands(plan, engine))) == unsaid
@@ -388,7 +385,7 @@ def test_a_local_folder_and_a_file_that_names_no_weights(build, tmp_path):
         "CUDA_VISIBLE_DEVICES=0 vllm serve /models/mine"
     )
     lines = launch_commands(build(pool(), checkpoint=""), "sglang")
-    assert "--model-path $CHECKPOINT" in words(lines)
+    assert '--model-path "$CHECKPOINT"' in words(lines)
     assert "CHECKPOINT: id or folder of the weights, in bf16, which the model's file does not name" in notes(lines)
     spaced = words(launch_commands(build(pool(), checkpoint="/my models/it's"), "vllm"))
     assert """vllm serve '/my models/it'"'"'s'""" in spaced

@@ -40,7 +40,7 @@ def test_sglang_verifies_a_window_of_one_token_more(build):
 def test_trtllm_is_told_in_its_options_file(build):
     (read,), (plain,) = drafted(build, "trtllm")
     told = options_file(read.files["serve.yaml"])
-    assert told["speculative_config"] == {"decoding_type": "MTP", "num_nextn_predict_layers": "2"}
+    assert told["speculative_config"] == {"decoding_type": "MTP", "num_nextn_predict_layers": 2}
     models = golden("tensorrt_llm")["objects"]
     assert set(told) <= set(models["BaseLlmArgs"]) | set(models["TorchLlmArgs"])
     assert "speculative_config" not in plain.files["serve.yaml"]
@@ -49,7 +49,7 @@ def test_trtllm_is_told_in_its_options_file(build):
 
 @pytest.mark.parametrize(
     ("engine", "word"),
-    [("vllm", "--speculative-config"), ("sglang", "--speculative-algorithm"), ("trtllm", "speculative_config:")],
+    [("vllm", "--speculative-config"), ("sglang", "--speculative-algorithm"), ("trtllm", '"speculative_config":')],
 )
 def test_every_flag_is_the_engines_own_and_both_pools_draft(build, engine, word):
     made = replace(build(pool("prefill", chunk=0), pool("decode", chunk=0)), drafting=TWO)

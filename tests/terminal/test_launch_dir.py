@@ -98,6 +98,28 @@ def test_no_list_of_files_leads_out_of_the_folder(tmp_path):
     assert (outside / "a.sh").read_text() == "a"
 
 
+def test_write_folder_link_in_place_of_a_file_replaces_the_link(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.write_text("theirs")
+    (inside / "a.sh").symlink_to(outside)
+    with pytest.raises(DataFileError, match="give --force"):
+        write_folder(str(inside), {"a.sh": "a"}, force=False)
+    write_folder(str(inside), {"a.sh": "a"}, force=True)
+    assert (outside.read_text(), (inside / "a.sh").read_text()) == ("theirs", "a")
+    assert not (inside / "a.sh").is_symlink()
+
+
+def test_write_folder_engine_folder_is_a_link_raises(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "vllm").symlink_to(outside)
+    with pytest.raises(DataFileError, match="symbolic link"):
+        write_folder(str(inside), {"vllm/a.sh": "a"}, force=True)
+    assert list(outside.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -126,7 +148,7 @@ def test_formats_asked_for_are_printed():
     assert "--quantization fp8_per_tensor" in shown
     assert "--quantization fp8 " in shown.replace("\\\n    ", "")
     assert shown.replace("\\\n    ", "").count("--kv-cache-dtype fp8") >= 2
-    assert "dtype: fp8" in shown
+    assert '"dtype": "fp8"' in shown
 
 
 @pytest.mark.slow
@@ -141,4 +163,4 @@ def test_a_local_config_is_served_from_its_folder(tmp_path):
     shown = run("plan mine hgx-h100 --chips 1 --launch vllm", folder=tmp_path).stdout
     assert f"vllm serve {(tmp_path / 'mine').resolve()}" in shown
     assert "--trust-remote-code" in shown
-    assert "vllm serve $CHECKPOINT" in run("plan other.json hgx-h100 --chips 1 --launch vllm", folder=tmp_path).stdout
+    assert 'vllm serve "$CHECKPOINT"' in run("plan other.json hgx-h100 --chips 1 --launch vllm", folder=tmp_path).stdout

@@ -10,12 +10,13 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
+from steptime.catalog.entry_names import ENTRY_NAME, NAME_RULE
 from steptime.errors import did_you_mean, shown
 
 TIER_NAME: Final = "^[A-Za-z][A-Za-z0-9_-]{0,39}(?!a|[^a])"  # and no character more, such as the line end that $ lets be
-LIKE: Final = {TIER_NAME: "a letter and up to 39 letters, digits, - and _"}
+LIKE: Final = {TIER_NAME: "a letter and up to 39 letters, digits, - and _", ENTRY_NAME: NAME_RULE}
 EMPTY: Final = "must not be empty"
-TOLD: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key)?(?:` in `)?\$?(?P<place>.*)`)?$", re.DOTALL)
+PLACE: Final = re.compile(r"(?P<key>key)?(?:` in `)?\$?(?P<place>[^`]*)`")
 KINDS: Final = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "array": "a list",
     "object": "a table",
@@ -31,10 +32,11 @@ def problem_of(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
 
 
 def _problem(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
-    found = TOLD.fullmatch(told)
-    assert found is not None
-    what: str = found["what"]
-    parts = _parts(found["place"] or "", told, data, schema)
+    # the last one: what stands before may be text of the file
+    what, separator, rest = told.rpartition(" - at `")
+    found = PLACE.fullmatch(rest) if separator else None
+    what = what if found else told
+    parts = _parts(found["place"] if found else "", told, data, schema)
     if misspelt := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         known = [f.encode_name for f in msgspec.structs.fields(_type_at(schema, parts))]
         near = did_you_mean(misspelt[1], known, most=1)
@@ -43,7 +45,7 @@ def _problem(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
     if lacking := re.fullmatch(r"Object missing required field `(.*)`", what):
         parts = [*parts, lacking[1]]
         return f"{_place(parts)}: is missing", ".".join(parts)
-    if found["key"]:
+    if found and found["key"]:
         key = re.sub(r"^Invalid enum value '(.*)'$", r"\1", what)
         keys = get_args(get_args(_type_at(schema, parts))[0])
         parts = [*parts, key]

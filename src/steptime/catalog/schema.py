@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from steptime.catalog.entry_names import ENTRY_NAME, LONGEST_NAME
 from steptime.catalog.files import looks_like, read_file
 from steptime.catalog.lines import line_of
 from steptime.catalog.misfits import TIER_NAME, problem_of
@@ -17,6 +18,7 @@ from steptime.numbers import MOST_CHIPS
 
 Grade: TypeAlias = Literal["measured", "vendor", "reported", "recalled", "guess"]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100)]
+EntryName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, pattern=ENTRY_NAME)]
 Chips: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_CHIPS)]
 
 
@@ -52,7 +54,7 @@ def figure_of(entry: Entry) -> FigureEntry:
 
 
 class _Thing(_Strict, kw_only=True):
-    name: Name
+    name: EntryName
     title: Annotated[str, Meta(max_length=300)] = ""
     aliases: list[str] = []
     sources: dict[str, SourceEntry] = {}

@@ -133,23 +133,39 @@ def queues(tokens: int) -> dict[str, str]:
 GGUF = "the checkpoint is a GGUF file, which not every engine reads; vLLM wants one file, and --tokenizer of its model"
 
 
+VARIABLE = '"$CHECKPOINT"'  # quoted, so that a folder with a blank stays one word
+
+
 def checkpoint(served: Served, *, quantises: bool) -> tuple[str, list[str]]:
     """Return the word that names the checkpoint, and what it must be where the plan cannot name it.
 
     quantises: whether the engine brings its weights to the plan's formats by itself.
     """
+    place, missing = _checkpoint_place(served)
     same = (served.weights, served.experts) == (served.checkpoint_weights, served.checkpoint_experts)
-    if served.checkpoint and (same or quantises):
-        return shlex.quote(served.checkpoint), [GGUF] if served.checkpoint.endswith(".gguf") else []
+    if place and (same or quantises):
+        return shlex.quote(place), [GGUF] if place.endswith(".gguf") else []
     asked_for = served.weights + (f" with experts in {served.experts}" if served.experts not in ("", served.weights) else "")
-    if not served.checkpoint:
-        return "$CHECKPOINT", [f"CHECKPOINT: id or folder of the weights, in {asked_for}, which the model's file does not name"]
+    if not place:
+        return VARIABLE, [f"CHECKPOINT: id or folder of the weights, in {asked_for}, {missing}"]
     stored = served.checkpoint_weights
     stored += f" with experts in {served.checkpoint_experts}" if served.checkpoint_experts not in ("", stored) else ""
-    return "$CHECKPOINT", [
-        f"CHECKPOINT: id or folder of this model in {asked_for}; {served.checkpoint} is stored in {stored}, and this engine",
+    return VARIABLE, [
+        f"CHECKPOINT: id or folder of this model in {asked_for}; {place} is stored in {stored}, and this engine",
         "brings no such weights to another format while it loads",
     ]
+
+
+def _checkpoint_place(served: Served) -> tuple[str, str]:
+    """Return the checkpoint's id or folder, or "" and why no command names it.
+
+    A terminal acts on control characters in a pasted command, quoted or not.
+    """
+    if not served.checkpoint:
+        return "", "which the model's file does not name"
+    if not served.checkpoint.isprintable():
+        return "", "whose name has characters that no command can hold"
+    return served.checkpoint, ""
 
 
 def too_long(plan: Plan) -> str:

@@ -60,9 +60,10 @@ def commands(run: Run) -> list[Command]:
 def file_text(run: Run) -> str:
     """Return the file of Python that makes the configuration and trains."""
     lora, needs_torch = run.job.task == "lora", any("torch." in line for line in OPTIMIZERS[run.job.optimizer])
+    # The place may be a folder of any name, so that it enters Python only by `repr`.
     place = run.model.checkpoint.place
     trust = ", trust_remote_code=True" if run.model.checkpoint.remote_code else ""
-    lines = [f'"""{place} as a layout of {run.chips} chips asks for it."""', ""]
+    lines = [repr(f"{place} as a layout of {run.chips} chips asks for it."), ""]
     lines += ["import os"] if lora else []
     lines += ["import torch"] if needs_torch or run.pp > 1 else []
     lines += [""] if lora or needs_torch or run.pp > 1 else []
@@ -74,7 +75,7 @@ def file_text(run: Run) -> str:
         "from megatron.bridge.training.gpt_step import forward_step",
         "",
         "config = _pretrain_common()",
-        f'config.model = AutoBridge.from_hf_pretrained("{place}"{trust}).to_megatron_provider(load_weights=False)',
+        f"config.model = AutoBridge.from_hf_pretrained({place!r}{trust}).to_megatron_provider(load_weights=False)",
         *(f"config.{line}" for line in settings(run)),
         "",
         'if __name__ == "__main__":',

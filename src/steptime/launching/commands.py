@@ -12,10 +12,10 @@ from types import ModuleType
 from typing import Final
 
 from steptime.launching import sglang, trtllm, vllm
-from steptime.launching.asked import AMD, NAMES, NVIDIA, Asked, asked, too_long
+from steptime.launching.asked import AMD, NAMES, NVIDIA, VARIABLE, Asked, asked, too_long
 from steptime.launching.hosts import Replica, in_words, placed, racks
-from steptime.launching.manifests import manifest
-from steptime.launching.script import Command, comments, files_written, spoken, wrapped
+from steptime.launching.manifests import manifest, pyyaml_installed
+from steptime.launching.script import Command, comments, escape_markdown, files_written, spoken, wrapped
 from steptime.planning.deployment import Plan, Pool
 
 ENGINES: Final = tuple(NAMES)
@@ -30,7 +30,7 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
     """Return the lines of a shell script: for each pool a comment and the commands of one replica, then the router."""
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
-        return [f"# {reason}"]
+        return comments((reason,))
     replicas = placed(plan)
     lines = comments(_before(plan, engine, replicas))
     ports = _ports(replicas)
@@ -140,7 +140,7 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     """
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
-        return {"README.md": f"# {plan.model} on {plan.system}\n\n{reason}.\n"}
+        return {"README.md": f"# {escape_markdown(f'{plan.model} on {plan.system}')}\n\n{escape_markdown(reason)}.\n"}
     replicas = placed(plan)
     ports = _ports(replicas)
     pools = {pool.role: asked(plan, pool) for pool in plan.pools}
@@ -154,7 +154,7 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
             files[name] = _script(command, _where(replica, rank, command))
     if len(replicas) > 1:
         files["router.sh"] = _script(writer.router(plan, replicas, ports, PORT), ())
-    if plan.served.vendor == NVIDIA:
+    if plan.served.vendor == NVIDIA and pyyaml_installed():
         files["dynamo.yaml"] = manifest(plan, engine, replicas, pools)
     files["README.md"] = _readme(plan, engine, replicas, files)
     return files
@@ -170,7 +170,11 @@ def _where(replica: Replica, rank: int, command: Command) -> tuple[str, ...]:
 
 def _script(command: Command, where: tuple[str, ...]) -> str:
     """Return an executable script of one command."""
-    needed = [': "${CHECKPOINT:?set it to the id or the folder of the weights}"'] if "$CHECKPOINT" in command.words[0] else []
+    needed = (
+        [': "${CHECKPOINT:?set it to the id or the folder of the weights}"']
+        if any(word.endswith(VARIABLE) for word in command.words)
+        else []
+    )
     lines = [
         "#!/bin/sh",
         *comments(command.notes),
@@ -180,7 +184,7 @@ def _script(command: Command, where: tuple[str, ...]) -> str:
         *where,
         *needed,
         *(f"export {name}={value}" for name, value in command.environment.items()),
-        *files_written(command.files),
+        *files_written(command),
         *wrapped((f"exec {command.words[0]}", *command.words[1:])),
     ]
     return "\n".join(lines) + "\n"
@@ -217,7 +221,9 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
         after.append(f"Clients ask the first host on port {PORT}.")
     if "dynamo.yaml" in files:
         after.append("Or, on Kubernetes with NVIDIA Dynamo's operator: `kubectl apply -f dynamo.yaml`, and no script.")
-    title = f"# {plan.model} on {plan.chips} chips of {plan.system}, {NAMES[engine]}"
-    about = [f"{plan.layout_text}.", *(f"\nMind: {note}." for note in _before(plan, engine, replicas))]
+    elif plan.served.vendor == NVIDIA:
+        after.append("A Kubernetes manifest needs PyYAML: `pip install 'steptime[launch]'`, then write this folder again.")
+    title = f"# {escape_markdown(f'{plan.model} on {plan.chips} chips of {plan.system}')}, {NAMES[engine]}"
+    about = [f"{plan.layout_text}.", *(f"\nMind: {escape_markdown(note)}." for note in _before(plan, engine, replicas))]
     text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]
     return "\n".join(text) + "\n"

@@ -12,12 +12,14 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Final
 
+from steptime.errors import InputError
 from steptime.launching import sglang, trtllm, vllm
 from steptime.launching.asked import Asked
 from steptime.launching.hosts import Replica
-from steptime.launching.script import Command, yaml
+from steptime.launching.script import Command, comments
 from steptime.planning.deployment import Plan
 
 RELEASE: Final = "1.6.1"
@@ -26,8 +28,17 @@ LEFT_OUT: Final = ("--port", "--host", "--kv-transfer-config", "--disaggregation
 SECRET: Final = [{"secretRef": {"name": "hf-token-secret"}}]
 
 
+def pyyaml_installed() -> bool:
+    """Whether manifests can be written."""
+    return find_spec("yaml") is not None
+
+
 def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, Asked]) -> str:
-    """Return the text of a manifest."""
+    """Return the text of a manifest; raise InputError without PyYAML."""
+    try:
+        import yaml
+    except ImportError:
+        raise InputError("a manifest needs PyYAML, which is not installed: pip install 'steptime[launch]'") from None
     image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
     components: list[dict[str, Any]] = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
     notes: list[str] = []
@@ -43,14 +54,16 @@ def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapp
         if own[0].nodes > 1:
             component["multinode"] = {"nodeCount": own[0].nodes}
         components.append(component)
-        notes += [f"# {name}: {note}" for note in more]
+        notes += [f"{name}: {note}" for note in more]
     whole = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": _label(plan.model)},
         "spec": {"components": components},
     }
-    return "\n".join([*dict.fromkeys(notes), *yaml(whole)]) + "\n"
+    # A copy shares no lists, for which YAML would write anchors and aliases.
+    text: str = yaml.safe_dump(json.loads(json.dumps(whole)), sort_keys=False, width=2**20)
+    return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text
 
 
 def _label(model: str) -> str:
@@ -64,7 +77,12 @@ def _component(name: str, kind: str, replicas: int, container: dict[str, Any]) -
 
 def _container(image: str, module: str, arguments: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"name": "main", "image": image, "command": ["python3", "-m", module]}
-    return found | ({"args": arguments} if arguments else {}) | {"envFrom": SECRET}
+    return found | ({"args": list(map(_escape_expansion, arguments))} if arguments else {}) | {"envFrom": SECRET}
+
+
+def _escape_expansion(argument: str) -> str:
+    """Return an argument that Kubernetes passes on as it was, which expands `$(NAME)` and reads `$$` as `$`."""
+    return re.sub(r"\$(?=[$(])", "$$", argument)
 
 
 def _arguments(engine: str, asked: Asked, replica: Replica) -> tuple[list[str], Mapping[str, str], tuple[str, ...]]:
@@ -76,7 +94,7 @@ def _arguments(engine: str, asked: Asked, replica: Replica) -> tuple[list[str], 
         return [*_trtllm(asked, command), *role], {}, command.notes
     command = (vllm if engine == "vllm" else sglang).server(asked, alone, 0, 0)
     place = shlex.split(command.words[0])[-1]
-    flags = [word for word in command.words[1:] if word.split()[0] not in LEFT_OUT]
+    flags = [word for word in command.words[1:] if shlex.split(word)[0] not in LEFT_OUT]
     given = [part for word in flags for part in shlex.split(word)]
     if engine == "vllm":
         transfer = [part for word in command.words if word.startswith("--kv-transfer") for part in shlex.split(word)]
@@ -96,7 +114,7 @@ def _trtllm(asked: Asked, command: Command) -> list[str]:
         "--max_num_tokens": "--max-num-tokens",
         "--max_seq_len": "--max-seq-len",
     }
-    words = [word.split() for word in command.words]
+    words = [shlex.split(word) for word in command.words]
     found = ["--model", next(word[1] for word in words if word[0] == "trtllm-serve")]
     for word in words:
         if word[0] in names:

@@ -1,24 +1,48 @@
-"""A command as data, and as lines of a shell script."""
+"""A command as data, and as lines of a shell script; texts from outside stay texts in every language that is written here."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # that YAML reads as something else than texts
-WIDTH = 90  # letters that lines of a command stay within, where a word allows it
+WIDTH: Final = 90  # letters that lines of a command stay within, where a word allows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: `words` (a flag and its value are one), the environment it needs, comments, and files it reads by name."""
+    """One command: `words` (a flag and its value are one), the environment it needs, comments, and files it reads by name.
+
+    variables: names of shell variables, whose values replace `@NAME@` in the files.
+    """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    variables: tuple[str, ...] = ()
+
+
+def escape_unprintable(text: str) -> str:
+    r"""Return a text in one line of printable characters, all others as Python writes them.
+
+    >>> escape_unprintable("a b\nrm\x1b"), escape_unprintable("modèle")
+    ('a b\\nrm\\x1b', 'modèle')
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def escape_markdown(text: str) -> str:
+    r"""Return a text in one line that Markdown shows as it is, without links, code or HTML.
+
+    >>> escape_markdown("org/Model-7B"), escape_markdown("<b>`x`</b>")
+    ('org/Model-7B', '\\<b\\>\\`x\\`\\</b\\>')
+    """
+    return re.sub(r"([\\`*_\[\]<>&|~!#])", r"\\\1", escape_unprintable(text))
 
 
 def wrapped(words: tuple[str, ...]) -> list[str]:
@@ -33,46 +57,41 @@ def wrapped(words: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def comments(notes: tuple[str, ...]) -> list[str]:
-    """Return notes as comment lines."""
-    return [f"# {note}" for note in notes]
+def comments(notes: Iterable[str]) -> list[str]:
+    """Return notes as comment lines, one each."""
+    return [f"# {escape_unprintable(note)}" for note in notes]
 
 
-def files_written(files: Mapping[str, str]) -> list[str]:
-    """Return the lines that write files from the shell, which fills in its variables where a file has any."""
+def files_written(command: Command) -> list[str]:
+    """Return the lines that write a command's files from the shell.
+
+    The shell expands nothing in the texts: the end of each here-document is quoted, and stands nowhere in its text.
+    """
     lines = []
-    for name, text in files.items():
-        end = "END" if "$" in text else "'END'"
-        lines += [f"cat > {name} <<{end}", *text.rstrip("\n").split("\n"), "END"]
+    for name, text in command.files.items():
+        end = _heredoc_end(text)
+        filled = [variable for variable in command.variables if f"@{variable}@" in text]
+        program = wrapped(("sed", *(f'-e "s|@{variable}@|${variable}|g"' for variable in filled))) if filled else ["cat"]
+        program[-1] += f" > {shlex.quote(name)} <<'{end}'"
+        lines += [*program, *text.removesuffix("\n").split("\n"), end]
     return lines
+
+
+def _heredoc_end(text: str) -> str:
+    """Return a word for the end of a here-document that its text does not contain; the same for the same text."""
+    end = salt = ""
+    while not end or end in text:
+        end = "END_" + hashlib.sha256((salt + text).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        salt += "+"
+    return end
 
 
 def spoken(command: Command) -> list[str]:
     """Return a command as lines to paste: files first, then the environment before the words."""
     environment = tuple(f"{name}={value}" for name, value in command.environment.items())
-    return files_written(command.files) + wrapped((*environment, *command.words))
+    return files_written(command) + wrapped((*environment, *command.words))
 
 
-def yaml(value: object, indent: int = 0) -> list[str]:
-    """Return tables, lists, texts, numbers and truth values as lines of YAML, whose quoted texts are those of JSON."""
-    pad = " " * indent
-    if isinstance(value, Mapping):
-        lines = []
-        for key, inner in value.items():
-            nested = isinstance(inner, Mapping | list | tuple) and bool(inner)
-            lines += [f"{pad}{key}:", *yaml(inner, indent + 2)] if nested else [f"{pad}{key}: {scalar(inner)}"]
-        return lines
-    lines = []
-    for item in value if isinstance(value, list | tuple) else ():
-        first, *rest = yaml(item, indent + 2) if isinstance(item, Mapping) else [f"{pad}  {scalar(item)}"]
-        lines += [f"{pad}- {first[indent + 2 :]}", *rest]
-    return lines
-
-
-def scalar(value: object) -> str:
-    """Return a text, a number or a truth value in YAML: a text is quoted where it might be read as something else."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value if re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value) and value.lower() not in WORDS else json.dumps(value)
-    return "[]" if isinstance(value, list | tuple) else "{}" if isinstance(value, Mapping) else str(value)
+def json_file(value: Mapping[str, Any]) -> str:
+    """Return a table as a file of JSON, which readers of YAML read as well."""
+    return json.dumps(value, indent=2) + "\n"

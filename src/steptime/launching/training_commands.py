@@ -11,7 +11,7 @@ from typing import Final
 
 from steptime.errors import LayoutError, UnknownName
 from steptime.launching import bridge, maxtext, megatron, torchtitan
-from steptime.launching.script import Command, comments, spoken
+from steptime.launching.script import Command, comments, escape_unprintable, spoken
 from steptime.launching.training_run import Run, run_of
 from steptime.machines.system import System
 from steptime.models.model import Model
@@ -60,4 +60,4 @@ def _refusal(stack: str, run: Run) -> str:
     if stack not in WRITERS:
         raise UnknownName("training stack to start", stack, STACKS, "Known: " + ", ".join(STACKS) + ".")
     reasons = WRITERS[stack].unable(run)
-    return f"{TITLES[stack]} cannot run this: {'; '.join(reasons)}" if reasons else ""
+    return escape_unprintable(f"{TITLES[stack]} cannot run this: {'; '.join(reasons)}") if reasons else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from steptime.launching.asked import NVIDIA, Asked, checkpoint, unsaid
 from steptime.launching.hosts import Replica
-from steptime.launching.script import Command, yaml
+from steptime.launching.script import Command, json_file
 from steptime.planning.deployment import Plan
 from steptime.planning.served import Served
 
@@ -48,8 +48,8 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     ]
     if asked.served.remote_code:
         words.append("--trust_remote_code")
-    text = "\n".join(yaml(options(asked))) + "\n"
-    return Command(words=tuple(words), notes=(*missing, *_notes(asked, replica)), files={name: text})
+    files = {name: json_file(options(asked))}
+    return Command(words=tuple(words), notes=(*missing, *_notes(asked, replica)), files=files)
 
 
 def _own_chips(asked: Asked, replica: Replica) -> list[str]:
@@ -112,7 +112,8 @@ def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
     """Return the command of the server that parts requests between pools, or of nginx before equal replicas."""
-    urls = {r: f"${r.variable}:{ports[r]}" for r in replicas}
+    urls = {r: f"@{r.variable}@:{ports[r]}" for r in replicas}
+    variables = tuple(r.variable for r in replicas)
     if len(plan.pools) == 1:
         servers = "".join(f" server {url};" for url in urls.values())
         text = f"events {{}}\nhttp {{\n  upstream replicas {{ least_conn;{servers} }}\n"
@@ -120,12 +121,16 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
         text += f"  server {{ listen {port}; location / {{ {passed} }} }}\n}}\n"
         words = ("nginx -g 'daemon off;' -c $PWD/router.conf",)
         return Command(
-            words=words, notes=("TensorRT-LLM has no balancer for equal replicas; nginx is one",), files={"router.conf": text}
+            words=words,
+            notes=("TensorRT-LLM has no balancer for equal replicas; nginx is one",),
+            files={"router.conf": text},
+            variables=variables,
         )
     sides = {
         side: {"num_instances": len(found), "urls": found}
         for side, role in (("context_servers", "prefill"), ("generation_servers", "decode"))
         if (found := [url for r, url in urls.items() if r.role == role])
     }
-    text = "\n".join(yaml({"hostname": "0.0.0.0", "port": port, "backend": "pytorch", **sides})) + "\n"
-    return Command(words=("trtllm-serve disaggregated", "-c router.yaml"), files={"router.yaml": text})
+    text = json_file({"hostname": "0.0.0.0", "port": port, "backend": "pytorch", **sides})
+    files = {"router.yaml": text}
+    return Command(words=("trtllm-serve disaggregated", "-c router.yaml"), files=files, variables=variables)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from steptime.catalog.entry_names import check_entry_name, is_entry_name
 from steptime.catalog.files import find, is_dir, is_file, looks_like, read_file
 from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.machines.formats import number_format
@@ -18,10 +20,12 @@ from steptime.models.family import Family, family_named, known_families
 from steptime.models.headers import INDEX, Headers, read_headers, signature
 from steptime.models.model import Checkpoint, Model, stored_formats, with_formats
 from steptime.models.refused import refuse
+from steptime.units import counted
 
 ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
 
 GGUF, SAFETENSORS = ".gguf", ".safetensors"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 CODE = "transformers:"  # before a name: read it from the code of transformers
 CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
@@ -44,7 +48,7 @@ def read_model(
     steptime does not know.
     """
     named = (fields.get(key) for key in ("_name_or_path", "model_type"))
-    name = name or next((text for text in named if isinstance(text, str) and text), "model")
+    name = name or next(filter(is_entry_name, named), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
     fields, doubts = _believed(fields, name, headers)
@@ -150,7 +154,8 @@ def load_model(
     weights are there, their headers tell formats and exact bytes; no weights are read.
     `weights`, `experts` and `kv` are number formats that replace those of the config: "fp8", "nvfp4", "bf16", ...
     `via="transformers"`, or "transformers:" before the name, reads the model from the code of transformers, built without
-    weights, whatever family knows it; code of its repository runs only with `trust_remote_code`.
+    weights, whatever family knows it. With `trust_remote_code`, the code of the folder or id that `name` gives may run;
+    no other place that a config names is trusted.
     Raises UnknownName with the nearest names, ConfigError with the field, or DataFileError with file and line.
     """
     if not isinstance(name, str | os.PathLike | Mapping):
@@ -231,10 +236,25 @@ def _from_code(
         raise UnknownName("way to read a model", via, ("transformers",), "Known: transformers.")
     from steptime.models.module_tree import read_from_code
 
+    place = _trusted_place(name) if trusted else ""
     fields = name if isinstance(name, Mapping) else config_of(name, catalog)
-    given = str(fields.get("_name_or_path") or fields.get("model_type") or "model")
+    given = next(filter(is_entry_name, (fields.get("_name_or_path"), fields.get("model_type"))), "model")
     label = given if isinstance(name, Mapping) else label_of(name)
-    return read_from_code(fields, name=label, kv_format=kv_format, trust_remote_code=trusted)
+    return read_from_code(fields, name=label, kv_format=kv_format, trusted_place=place)
+
+
+def _trusted_place(name: str | os.PathLike[str] | Mapping[str, Any]) -> str:
+    """Return the folder or the Hugging Face id whose code the user trusts: the one that was named, and no other."""
+    if not isinstance(name, Mapping):
+        folder = folder_of(name)
+        if folder is not None:
+            return str(folder.resolve())
+        if isinstance(name, str) and HUB_ID.fullmatch(name) and not Path(name).exists():
+            return name
+    raise InputError(
+        f"trust_remote_code: needs the place of the code, got {shown(name)}; give a folder with a config.json or a "
+        "Hugging Face id such as owner/model"
+    )
 
 
 def label_of(name: str | os.PathLike[str]) -> str:
@@ -260,7 +280,7 @@ def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | No
 
         return fields_of_file(file_of(path))
     path = _config_at(path)
-    data = read_file(path if is_file(path) else _find(str(name), catalog))
+    data = _read_config(path if is_file(path) else _find(str(name), catalog))
     config = data.get("config", data)
     if not isinstance(config, dict):
         raise DataFileError(path, "config: must be a table of fields")
@@ -276,9 +296,22 @@ def model_of(model: ModelLike) -> Model:
     return load_model(model)
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the fields of a model's file; raise DataFileError for a file that is neither JSON nor a TOML file by its name."""
+    if path.suffix not in (".json", ".toml"):
+        try:
+            with path.open("rb") as file:
+                start = file.read(1000)
+        except OSError as error:
+            raise DataFileError(path, error.strerror or str(error)) from None
+        if not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+            raise DataFileError(path, "is no model's config.json, which begins with a brace; give a config.json or its folder")
+    return read_file(path)
+
+
 @lru_cache(maxsize=256)
 def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tuple[Any, ...]) -> Model:
-    data = read_file(path)
+    data = _read_config(path)
     if not data:
         raise DataFileError(path, "is empty, and no model's config.json")
     kind = looks_like(data)
@@ -287,17 +320,36 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tup
     if "config" not in data:
         in_folder = path.name == "config.json"
         headers = read_headers(weights, held) if held else None
-        model = read_model(data, name=path.parent.name if in_folder else path.stem, kv_format=kv_format, headers=headers)
+        asked: set[str] = set()
+        name = path.parent.name if in_folder else path.stem
+        model = read_model(data, name=name, kv_format=kv_format, headers=headers, asked=asked)
+        if note := _unread_note(data, asked):
+            model = replace(model, notes=(*model.notes, note))
         return _placed(model, str(path.parent.resolve())) if in_folder else model
     if not isinstance(data["config"], dict):
         raise DataFileError(path, "config: must be a table of fields")
     for key in ("source", "published", "remote_code"):
         if not isinstance(data.get(key, {}), dict):
             raise DataFileError(path, f"{key}: must be a table, not {shown(data[key])}")
-    model = read_model(data["config"], name=str(data.get("name", path.stem)), kv_format=kv_format)
+    name = check_entry_name(data["name"], path) if "name" in data else path.stem
+    model = read_model(data["config"], name=name, kv_format=kv_format)
     trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
     model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
     return _placed(model, model.name) if "/" in model.name else model
+
+
+def _unread_note(fields: Mapping[str, Any], asked: set[str]) -> str:
+    """Return a note about the fields of a config that were not read and may be architecture; "" without any."""
+    from steptime.models.understanding import ignored_fields
+
+    unread = [one.name for one in ignored_fields(fields, asked) if one.doubtful]
+    if not unread:
+        return ""
+    more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
+    return (
+        f"its config has {counted(len(unread), 'field')} that may be architecture and {'is' if len(unread) == 1 else 'are'} "
+        f"not read: {', '.join(unread[:4])}{more}; `steptime models --new` shows the values"
+    )
 
 
 def _placed(model: Model, place: str) -> Model:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.catalog.entry_names import check_entry_name
 from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
 from steptime.machines.system import System
@@ -128,7 +129,7 @@ def _load(path: Path, _modified: float) -> Engine:
     constants = data.get("constants", {})
     _check_constants(path, data, constants)
     engine = Engine(
-        name=str(data.get("name", path.stem)),
+        name=check_entry_name(data["name"], path) if "name" in data else path.stem,
         title=str(data.get("title", "")),
         source=data.get("source", {}),
         arithmetic=_read_arithmetic(path, data),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError, InputError
 from steptime.terminal.output import writing, wrote
 
@@ -30,17 +31,19 @@ def check_folder(name: str, text: str | None) -> None:
 
 
 def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
-    """Write texts by name into a folder, those that end in .sh executable, and say so.
+    """Write texts by name into a folder, each whole or not at all, those that end in .sh executable, and say so.
 
+    Symbolic links in the folder are never followed: a link in a file's place is another text, one to another folder an error.
     Other texts of those names stay without `force`. What an earlier call wrote and this one does not is removed with `force`,
     where nobody has changed it since.
     """
     top = Path(folder)
     places = {top / name: text for name, text in files.items()}
     with writing(folder):
+        _check_inside(top, places)
         old = {place: told for place, told in _written(top).items() if place not in places and place.is_file()}
         own = [place for place, told in old.items() if _sum(place.read_bytes()) == told]
-        kept = [place for place, text in places.items() if place.exists() and _other_than(place, text)]
+        kept = [place for place, text in places.items() if os.path.lexists(place) and _other_than(place, text)]
         if kept and not force:
             raise DataFileError(str(kept[0]), "is there already, with another text; give --force to write over it")
         if own and not force:
@@ -50,13 +53,18 @@ def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
         _drop_empty(top, own)
         for place, text in places.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8", newline="\n")
-            if place.suffix == ".sh":
-                place.chmod(0o755)
+            write_text_atomically(place, text, executable=place.suffix == ".sh", follow_symlinks=False)
         sums = "".join(f"{_sum(text.encode())}  {name}\n" for name, text in files.items())
-        (top / WRITTEN).write_text(sums, encoding="utf-8", newline="\n")
+        write_text_atomically(top / WRITTEN, sums, follow_symlinks=False)
     changed = [place for place in old if place not in own]
     wrote(folder, f"{len(files):,} file{'s' if len(files) > 1 else ''}{_left(own, changed)}", replaced=bool(kept))
+
+
+def _check_inside(top: Path, places: Iterable[Path]) -> None:
+    """Raise DataFileError where a symbolic link leads a folder of the files elsewhere."""
+    for folder in {place.parent for place in places} - {top}:
+        if folder.is_symlink():
+            raise DataFileError(str(folder), "is a symbolic link; remove it, or give another --launch-dir")
 
 
 def _left(own: list[Path], changed: list[Path]) -> str:
@@ -91,4 +99,4 @@ def _drop_empty(top: Path, removed: Iterable[Path]) -> None:
 
 
 def _other_than(place: Path, text: str) -> bool:
-    return not place.is_file() or place.read_bytes() != text.encode()
+    return place.is_symlink() or not place.is_file() or place.read_bytes() != text.encode()

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.catalog.entry_names import check_entry_name
 from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, did_you_mean, shown
 from steptime.machines.system import System
@@ -139,6 +140,7 @@ def _load(path: Path, _modified: float) -> TrainingEngine:
     if unknown or not isinstance(data.get("constants"), dict):
         what = f"{unknown[0][:40]!r} is no key of a training stack" if unknown else "has no table [constants]"
         raise DataFileError(path, f"{what}; such a file has {', '.join(known)}")
+    check_entry_name(data.get("name", path.stem), path)
     for key, value in data["constants"].items():
         problem = problem_of(key, value)
         if problem:
