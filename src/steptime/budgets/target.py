@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from steptime.budgets.bill import MOST_SERVED
 from steptime.budgets.laws import Law, loss
 from steptime.errors import InputError, RangeError, UnitError, shown
 from steptime.models.loading import load_model
-from steptime.models.model import active_parameters, total_parameters
+from steptime.models.model import Model, active_parameters, total_parameters
 from steptime.numbers import LARGEST, Number, positive
 from steptime.results import unit
 from steptime.units import count, parse, show
@@ -65,10 +66,13 @@ def read_target(
     loss: float | None = None,
     compute: float | None = None,
     usd: float | None = None,
+    *,
+    load: Callable[[str], Model] = load_model,
 ) -> Target:
     """Return what is aimed at; exactly one is given.
 
-    quality_of: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens.
+    quality_of: "MODEL@TOKENS", such as 100B@200T or llama-3.1-8b@15T, or parameters and tokens. load: returns the model of a
+    name.
 
     >>> read_target("100B@200T").words
     'the loss of 100 B parameters on 200 T tokens'
@@ -81,7 +85,7 @@ def read_target(
             "--loss 1.9, --compute 1e25 or --usd 100M"
         )
     if quality_of is not None:
-        return _of_quality(quality_of)
+        return _of_quality(quality_of, load)
     if loss is not None:
         return Target(loss=positive("loss", loss, most=MOST_LOSS))
     if compute is not None:
@@ -89,7 +93,7 @@ def read_target(
     return Target(usd=positive("usd", float(usd or 0.0), "USD", most=LARGEST))
 
 
-def _of_quality(asked: str | tuple[float, float]) -> Target:
+def _of_quality(asked: str | tuple[float, float], load: Callable[[str], Model]) -> Target:
     if not isinstance(asked, str):
         try:
             params, tokens = asked
@@ -106,7 +110,7 @@ def _of_quality(asked: str | tuple[float, float]) -> Target:
     size = _size(name.strip())
     if size is not None:
         return Target(params=positive("parameters", size, least=LEAST_PARAMS), tokens=tokens)
-    model = load_model(name.strip())
+    model = load(name.strip())
     active, total = float(active_parameters(model)), float(total_parameters(model))
     note = ""
     if total > 1.2 * active:

@@ -1,5 +1,6 @@
 """The command `steptime web`."""
 
+import re
 from typing import Annotated
 
 import typer
@@ -7,11 +8,16 @@ import typer
 from steptime.terminal.options import count, option
 
 HOW = "How it is served"
+HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})|\[[0-9a-fA-F:.]{2,45}\]")
 
 
 def web(
     host: Annotated[str, option("Address to listen on; others than loopback open the page to the network.", HOW)] = "127.0.0.1",
     port: Annotated[int, count("--port", "Port; the next free one where it is taken.", HOW)] = 8421,
+    allow_host: Annotated[
+        list[str] | None,
+        option("Name or address that visitors type, where it is another than --host; repeatable.", HOW, metavar="NAME"),
+    ] = None,
     no_browser: Annotated[bool, option("Do not open a browser.", HOW, "--no-browser")] = False,
     export: Annotated[
         str | None, option("Write a static copy with precomputed answers to a folder, and end.", HOW, metavar="DIR")
@@ -35,6 +41,20 @@ def web(
             made = export_to(export)
         typer.echo(f"{made} answers in {export}; serve the folder with any file server")
         return
-    from steptime.web.serving import serve
+    from steptime.web.serving import answered_hosts, is_loopback, serve
 
-    serve(host, port, browse=not no_browser, told=lambda address: typer.echo(f"steptime at {address} (Ctrl+C ends it)"))
+    allowed = tuple(allow_host or ())
+    for name in allowed:
+        if not HOST_NAME.fullmatch(name):
+            raise InputError(f"--allow-host: must be a host name or an address without a port, got {name!r}")
+    if not is_loopback(host):
+        answered = ", ".join(answered_hosts(host, allowed))
+        typer.echo(
+            f"Warning: --host {host} opens the page to the network, without a password. Requests are answered that name "
+            f"{answered}; --allow-host NAME adds a name.",
+            err=True,
+        )
+    serve(
+        host, port, browse=not no_browser, allowed=allowed,
+        told=lambda address: typer.echo(f"steptime at {address} (Ctrl+C ends it)"),
+    )  # fmt: skip

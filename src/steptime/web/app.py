@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, Final
 
+from anyio import to_thread
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -38,20 +39,24 @@ DESCRIPTION: Final = (
 def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) -> FastAPI:
     """Return the application; it answers requests that name one of `hosts` alone ("*": any)."""
     held = limits or Limits()
-    app = FastAPI(title="steptime", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None)
+    # Redirects would lose the prefix and the scheme of a proxy.
+    app = FastAPI(
+        title="steptime", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
+    )  # fmt: skip
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(Shield, limits=held)
+    app.add_middleware(Shield, limits=held, hosts=tuple(name for name in hosts if name not in (*LOOPBACK, "*")))
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(SteptimeError)(_refused)
     quick, slow = Desk(asyncio.Semaphore(held.workers), held.waiting), Desk(asyncio.Semaphore(1), held.queue)
+    app.state.is_stuck = lambda: any(desk.longest() > held.stuck for desk in (quick, slow))
 
     @app.get("/api/start", tags=["page"], summary="The boards with their inputs, and the names of the catalogue.")
     def start() -> Response:
         return Response(start_bytes(), media_type="application/json")
 
     for board in found().values():
-        _routes(app, board, slow if board.slow else quick, held.seconds)
+        _routes(app, board, slow if board.slow else quick, held)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -79,14 +84,39 @@ def start_bytes() -> bytes:
 
 @dataclass
 class Desk:
-    """Where questions wait to be worked out: `places` at once, at most `most` in line."""
+    """Where questions wait to be worked out: `places` at once, at most `most` in line.
+
+    running: work in threads, with its start. A thread cannot be stopped, so work that was given up keeps its place.
+    """
 
     places: asyncio.Semaphore
     most: int
     line: int = 0
+    running: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
+
+    def longest(self) -> float:
+        """Return how long the oldest work has run [s]."""
+        return monotonic() - min(self.running.values()) if self.running else 0.0
+
+    async def work(self, answer: Callable[[Any], bytes], body: Any, limits: Limits) -> bytes:
+        """Return an answer; raise TimeoutError where no place is free in time, or the work takes too long."""
+        async with asyncio.timeout(limits.stuck):
+            await self.places.acquire()
+        task = asyncio.ensure_future(to_thread.run_sync(answer, body, abandon_on_cancel=True))
+        self.running[task] = monotonic()
+        task.add_done_callback(self._leave)
+        async with asyncio.timeout(limits.seconds):
+            return await asyncio.shield(task)
+
+    def _leave(self, task: asyncio.Future[bytes]) -> None:
+        del self.running[task]
+        self.places.release()
+        # An error of work that nobody waits for any more is not reported.
+        if not task.cancelled():
+            task.exception()
 
 
-def _routes(app: FastAPI, board: Board, desk: Desk, seconds: float) -> None:
+def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
     asked, answer = board.asked, _kept(board)
 
     async def ask(body: Any) -> Response:
@@ -94,10 +124,9 @@ def _routes(app: FastAPI, board: Board, desk: Desk, seconds: float) -> None:
             return _later(f"more than {desk.most} questions wait; try again")
         desk.line += 1
         try:
-            async with desk.places:
-                text = await asyncio.wait_for(run_in_threadpool(answer, body), timeout=seconds)
+            text = await desk.work(answer, body, limits)
         except TimeoutError:
-            return _later(f"no answer within {seconds:g} s; ask for less")
+            return _later(f"no answer within {limits.seconds:g} s; ask for less")
         finally:
             desk.line -= 1
         return Response(text, media_type="application/json")

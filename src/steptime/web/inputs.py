@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 LONGEST: Final = 100_000  # characters of a pasted config.json or TOML
+LONGEST_NAME: Final = 200  # characters of a name of the catalogue
 MODEL, SYSTEM = "deepseek-ai/DeepSeek-V3", "gb200-nvl72"
 
 
@@ -30,6 +32,15 @@ class Shared(Inputs):
     )
     weights: str = Field("", max_length=20, title="weights", description="Number format of the weights; else the config's.")
     kv: str = Field("", max_length=20, title="KV cache", description="Number format of the cache; else the config's.")
+
+    @field_validator("model", "system")
+    @classmethod
+    def _check_length(cls, value: str, info: ValidationInfo) -> str:
+        is_pasted = is_config(value) if info.field_name == "model" else is_toml(value)
+        if len(value) > LONGEST_NAME and not is_pasted:
+            words = {"max_length": LONGEST_NAME}
+            raise PydanticCustomError("string_too_long", "a name has at most {max_length} characters", words)
+        return value
 
 
 def is_config(text: str) -> bool:

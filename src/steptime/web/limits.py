@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 PLOT_STYLE: Final = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
 """The one style that Observable Plot 0.6.17 puts into its pictures."""
@@ -14,6 +16,8 @@ PLOT_STYLE: Final = "'sha256-jSYQUrW7J0b3jPqhZP9C2Xh1PyJKHKXd4s0fpGGKrww='"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """body [bytes] of a request; arrival [s] in which it must have come; seconds of an answer; waiting: requests at once.
+
+    stuck [s]: after this time, work that was given up and still runs makes its process unfit; the watchdog replaces it.
 
     workers: answers of quick boards that are worked out at once; slow boards have one of their own, for which `queue` may wait,
     so that they hold up each other alone.
@@ -25,6 +29,7 @@ class Limits:
     waiting: int = 256
     workers: int = 4
     queue: int = 16
+    stuck: float = 60.0
 
 
 def policy() -> str:
@@ -45,10 +50,13 @@ HEADERS: Final = (
 
 
 class Shield:
-    """Middleware that refuses requests that are too large, too slow or too many, and sets the headers of all answers."""
+    """Middleware that refuses requests that are too large, too slow, too many or of another site; it sets all headers.
 
-    def __init__(self, app: Any, limits: Limits) -> None:
-        self.app, self.limits, self.open = app, limits, 0
+    hosts: names of the server that a proxy may stand for, whatever port the browser uses.
+    """
+
+    def __init__(self, app: Any, limits: Limits, hosts: tuple[str, ...] = ()) -> None:
+        self.app, self.limits, self.hosts, self.open = app, limits, hosts, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -62,6 +70,9 @@ class Shield:
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
+        if scope["path"].startswith("/api/") and self._is_of_another_site(dict(scope["headers"])):
+            await _say(headed, 403, "requests of other sites are not answered; open the page itself")
+            return
         if self.open >= self.limits.waiting:
             await _say(headed, 503, f"more than {self.limits.waiting} requests are waiting; try again")
             return
@@ -84,6 +95,19 @@ class Shield:
             await self.app(scope, again if scope["method"] not in ("GET", "HEAD", "OPTIONS") else receive, headed)
         finally:
             self.open -= 1
+
+    def _is_of_another_site(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a browser sent a request for the page of another site; programs send neither header."""
+        if headers.get(b"sec-fetch-site", b"none") not in (b"same-origin", b"none"):
+            return True
+        if (origin := headers.get(b"origin")) is None:
+            return False
+        try:
+            named = urlsplit(origin.decode("latin-1"))
+            host = named.hostname
+        except ValueError:
+            return True
+        return named.netloc.encode("latin-1") != headers.get(b"host") and host not in self.hosts
 
     async def _body(self, receive: Any) -> bytes | int:
         """Return the body of a request, or the status that refuses it."""

@@ -21,7 +21,7 @@ from steptime.machines.formats import number_format
 from steptime.machines.system import System
 from steptime.models.loading import KV_FORMATS, load_model, read_model
 from steptime.models.model import Model, with_formats
-from steptime.physics.engine import IDEAL, Engine, engine_for
+from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
 from steptime.web.inputs import Shared, is_config, is_toml
 
 LOADED: Final = 256  # subjects that are kept
@@ -59,11 +59,17 @@ def names(kind: str) -> dict[str, str]:
     return found
 
 
-def _named(kind: str, name: str) -> str:
+def _catalog_file(kind: str, name: str) -> Path:
+    """Return the file of a name of the catalogue; a folder or a file of that name elsewhere is never opened."""
     known = names(kind)
     if folded(name) not in known:
         raise UnknownName(kind.removesuffix("s"), name, [*dict.fromkeys(known.values()), *known], "The list shows all.")
-    return known[folded(name)]
+    return files(kind)[known[folded(name)]]
+
+
+def catalog_model(name: str, kv: str = "") -> Model:
+    """Return the model of a name of the catalogue; raise UnknownName for any other text, a path for one."""
+    return load_model(_catalog_file("models", name), kv=kv)
 
 
 def subject_of(asked: Shared) -> Subject:
@@ -99,7 +105,7 @@ def _model(given: str, weights: str, kv: str) -> Model:
             raise InputError("a config.json is one object, in braces")
         found = read_model(fields.get("config", fields), kv_format=kv)
     else:
-        found = load_model(_named("models", given), kv=kv)
+        found = catalog_model(given, kv)
     if not weights:
         return found
     try:
@@ -112,7 +118,7 @@ def _model(given: str, weights: str, kv: str) -> Model:
 @lru_cache(maxsize=LOADED)
 def _system(given: str) -> System:
     if not is_toml(given):
-        return load_system(_named("systems", given))
+        return load_system(_catalog_file("systems", given))
     try:
         data = tomllib.loads(given) if given.count(".") < 10_000 else {}
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -121,7 +127,7 @@ def _system(given: str) -> System:
         raise InputError("the pasted system has a key that is nested too deep")
     chip = data.get("chip")
     if isinstance(chip, str):
-        _named("chips", chip)
+        _catalog_file("chips", chip)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{PASTED}.toml"
         path.write_text(given, encoding="utf-8")
@@ -132,10 +138,12 @@ def _system(given: str) -> System:
 
 
 def _engine(system: System, given: str) -> Engine:
-    known = {**names("engines"), IDEAL.name: IDEAL.name}
-    if given and folded(given) not in known:
-        raise UnknownName("engine", given, known.values(), "The list shows all.")
-    return engine_for(system, known[folded(given)] if given else None)
+    if not given or folded(given) == IDEAL.name:
+        return engine_for(system, IDEAL if given else None)
+    known = names("engines")
+    if folded(given) not in known:
+        raise UnknownName("engine", given, [*known.values(), IDEAL.name], "The list shows all.")
+    return engine_for(system, load_engine(files("engines")[known[folded(given)]]))
 
 
 def listed() -> Iterator[tuple[str, list[dict[str, str]]]]:

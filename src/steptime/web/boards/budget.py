@@ -20,7 +20,7 @@ from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure
 from steptime.web.commands import python
 from steptime.web.inputs import Shared, choice, slider, text
-from steptime.web.subject import WrongField
+from steptime.web.subject import WrongField, catalog_model
 
 LAWS: Final = ("hoffmann", "epoch", "hoffmann-tex", "sardana")
 SERVED: Final = np.geomspace(1e11, 1e16, 61)  # tokens
@@ -100,7 +100,7 @@ def answer(asked: Asked) -> Answer:
 @lru_cache(maxsize=64)
 def _target(quality: str) -> Target:
     try:
-        return read_target(quality)
+        return read_target(quality, load=catalog_model)
     except InputError as error:
         raise WrongField("quality", str(error)) from None
 
