@@ -16,7 +16,7 @@ from steptime.models.model import active_parameters, total_parameters
 from steptime.planning.workload import Slo, Workload
 from steptime.pricing.backward import read_prices
 from steptime.pricing.calibration import known_tiers
-from steptime.pricing.costs import cost_on
+from steptime.pricing.costs import CALIBRATED_MODES, cost_on
 from steptime.pricing.families import families
 from steptime.pricing.shipped import FOLDER, table
 
@@ -145,9 +145,8 @@ def test_shipped_costs_are_what_plans_say(model):
     name, weights = model
     loaded = load_model(name, weights="fp8" if weights == "fp8" else "")
     row = next(r for r in rows("model_costs.csv") if (r["catalogue"], r["weights"], r["system"]) == (name, weights, "hgx-h200"))
-    found = cost_on(
-        load_system("hgx-h200"), model=loaded, workload=Workload(input_tokens=4096, output_tokens=1024), slo=Slo(tpot=1 / 40)
-    )
+    work, slo = Workload(input_tokens=4096, output_tokens=1024), Slo(tpot=1 / 40)
+    found = cost_on(load_system("hgx-h200"), model=loaded, workload=work, slo=slo, modes=CALIBRATED_MODES)
     assert found.usd_per_request == pytest.approx(float(row["usd_per_request"]), rel=0.02)
     assert active_parameters(loaded) == pytest.approx(float(row["active_parameters"]), rel=1e-6)
     assert total_parameters(loaded) == pytest.approx(float(row["total_parameters"]), rel=1e-6)

@@ -75,6 +75,36 @@ def test_margin_is_price_over_cost(llama):
     assert "on Hopper" in llama.text
 
 
+def test_survey_has_mode_chips_layout_and_aggregated_cost_of_each_system(llama):
+    served = [one for one in llama.to_dict()["costs"] if one["feasible"]]
+    assert served
+    for one in served:
+        assert one["mode"] in EITHER
+        assert one["chips"] > 0
+        assert one["layout"]
+        assert one["aggregated_usd_per_request"] >= one["usd_per_request"] * (1 - 1e-9)
+        assert one["mode"] == "disaggregated" or one["aggregated_usd_per_request"] == one["usd_per_request"]
+
+
+def test_survey_plan_and_compare_at_the_same_chips_give_one_cost(llama):
+    cost = next(one for one in llama.costs if one.system == "hgx-h200")
+    weights = "fp8" if llama.weights == "fp8" else ""
+    asked = (llama.mix.workload(), limits(speed=llama.speed))
+    model = st.load_model(llama.model, weights=weights)
+    planned = st.plan(model, "hgx-h200", *asked, chips=cost.chips, levers=False, worth=False)
+    compared = st.compare(model, ["hgx-h200"], *asked, chips=cost.chips).standings[0]
+    assert (planned.mode, planned.layout_text) == (cost.mode, cost.layout_text)
+    assert planned.usd_per_request == pytest.approx(cost.usd_per_request)
+    assert compared.usd_per_million_output_tokens == pytest.approx(planned.usd_per_million_output_tokens)
+
+
+def test_margin_in_aggregated_mode_is_the_one_that_priors_are_fitted_on(llama):
+    alone = {one.system: one.aggregated_usd_per_request for one in llama.costs if one.feasible}
+    for one in llama.margins:
+        cost = math.sqrt(alone["hgx-h100"] * alone["hgx-h200"]) if one.system == "hopper" else alone[one.system]
+        assert one.aggregated == pytest.approx(llama.median_price / cost)
+
+
 @pytest.mark.parametrize("factor", [0.5, 3])
 def test_margins_scale_with_prices(llama, factor):
     scaled = replace(llama, prices=tuple(factor * price for price in llama.prices))

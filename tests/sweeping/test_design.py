@@ -95,8 +95,30 @@ def test_what_is_no_design_is_named():
 
 
 def test_none_that_fits_is_said():
-    with pytest.raises(InputError, match="none fits the memory of a chip"):
+    with pytest.raises(InputError, match=r"no design fits: .* of the memory of a chip"):
         st.design("step", "deepseek-v3", "hgx-h100", {"arch.latent": [256, 512]}, tp=8)
+
+
+def test_design_without_a_layout_of_a_large_model_takes_the_default_one():
+    found = st.design("step", "deepseek-v3", "hgx-h200", {"times.bandwidth": "1:2:3"}, within="power")
+    assert (found.sweep.fixed["tp"], found.sweep.fixed["ep"]) == (8, 8)
+    assert found.front
+    assert found.fits.any()
+
+
+def test_design_of_a_model_that_fits_one_chip_keeps_one_chip():
+    found = st.design("step", "llama-3.1-8b", "hgx-h100", {"times.bandwidth": "1:2:3"})
+    assert "tp" not in found.sweep.fixed
+
+
+def test_design_with_a_given_layout_keeps_it():
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:2:3"}, tp=4)
+    assert found.sweep.fixed["tp"] == 4
+
+
+def test_design_that_does_not_fit_within_a_budget_names_the_memory():
+    with pytest.raises(InputError, match="of the memory of a chip"):
+        st.design("step", "deepseek-v3", "hgx-h200", {"times.bandwidth": [1.0, 4.9]}, within="power", tp=1)
 
 
 def test_rows_and_table_agree():

@@ -16,7 +16,8 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
 from steptime.sweeping import grid
-from steptime.sweeping.sweep import duration, sweep
+from steptime.sweeping.point_limits import duration
+from steptime.sweeping.sweep import sweep
 
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 

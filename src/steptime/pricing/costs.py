@@ -3,8 +3,12 @@
 **Which systems.** Of those rented by contract on the newest lists, one for each maker and memory bandwidth of a chip (the one
 with the largest domain of fast links, then the cheapest), those whose memory reads fastest first, at most `MOST`. Others are
 named with the reason. A plan is for `CHIPS` chips, or one domain if that is more: large mixtures of experts are several times
-dearer on the few that just hold them, and those who sell to many have more. Replicas read and answer (`AGGREGATED`), as most
-hosts run engines; with pools apart large mixtures of experts cost a third to a half of it.
+dearer on the few that just hold them, and those who sell to many have more.
+
+**Which mode.** The cheaper of aggregated and disaggregated serving (`MODES`), as `plan` and `compare` search, so that one
+request costs the same in all three. Priors of margins were fitted on aggregated replicas (`CALIBRATED_MODES`), as most hosts
+run engines: `TokenCost.aggregated_usd_per_request` is the cost that they go with. Disaggregated, large mixtures of experts
+cost a third to a half of it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.aside import spread
 from steptime.catalog.files import files, read_file
 from steptime.catalog.loading import load_system, quotes
 from steptime.errors import InputError
@@ -27,8 +30,9 @@ from steptime.machines.system import Rent, System
 from steptime.models.model import Model
 from steptime.numbers import Number
 from steptime.planning.candidates import AGGREGATED
-from steptime.planning.planner import plan
+from steptime.planning.planner import MODES, plan
 from steptime.planning.workload import Slo, Workload
+from steptime.processes import map_in_processes
 from steptime.results import unit
 from steptime.units import MILLION
 
@@ -37,7 +41,9 @@ CHIPS: Final = 64  # eight boxes of eight, or near a rack: DeepSeek decodes on 1
 HOPPER: Final = ("hgx-h100", "hgx-h200")
 """Systems that margins of the market are calibrated on: what most hosts of the rows rented in 2024 to 2026."""
 
-MODES: Final = (AGGREGATED,)
+CALIBRATED_MODES: Final = (AGGREGATED,)
+"""Modes of the shipped costs (`model_costs.csv`) that priors of margins were fitted on, by `docs/fit_prices.py`."""
+
 LISTED: Final = timedelta(days=90)  # rents older than the newest list by more are not of the same market
 
 
@@ -48,11 +54,18 @@ class TokenCost:
     system: str = field(metadata=unit("", "name of the system"))
     feasible: bool = field(metadata=unit("", "whether it serves the model at that speed"))
     reason: str = field(default="", metadata=unit("", "why it does not"))
+    mode: str = field(default="", metadata=unit("", "aggregated or disaggregated, of the plan"))
     chips: int = field(default=0, metadata=unit("", "chips of the plan"))
     layout_text: str = field(default="", metadata=unit("", "layout in words", key="layout"))
     usd_per_request: float = field(default=math.nan, metadata=unit("USD", "rent of one request", key="usd_per_request"))
     usd_per_request_range: tuple[float, float] | None = field(
         default=None, metadata=unit("USD", "90 % range", key="usd_per_request_range")
+    )
+    aggregated_usd_per_request: float = field(
+        default=math.nan,
+        metadata=unit(
+            "USD", "rent of one request in aggregated mode, which margins are calibrated on; null: not computed, or not served"
+        ),
     )
     input_usd_per_million: float = field(
         default=math.nan, metadata=unit("USD", "rent of the chip-time of prompts", key="input_usd_per_million_tokens")
@@ -114,31 +127,42 @@ def cost_on(
     engine: str | None = None,
     modes: tuple[str, ...] = MODES,
     front: bool = True,
+    aggregated: bool = False,
 ) -> TokenCost:
-    """Return what a model's tokens cost on a system, or why it does not serve them; front: what other speeds cost too."""
+    """Return what a model's tokens cost on a system, or why it does not serve them.
+
+    Args:
+        system: The machine, with its rent.
+        model: The model.
+        workload: The request.
+        slo: Limits of its times.
+        engine: Name of the serving engine; by default that of the system.
+        modes: Modes of serving among which the cheapest is taken.
+        front: Whether the cost at other speeds is computed too.
+        aggregated: Whether the cost in aggregated mode is computed where the cheapest plan is disaggregated.
+
+    Returns:
+        The cost, with the mode, chips and layout of its plan.
+    """
     told: dict[str, Any] = {"system": system.name, "rent": system.rent}
+    searched = partial(
+        plan, model, system, workload, slo, chips=chips_of(system), engine=engine, levers=False, worth=False, beside=False
+    )
     try:
-        found = plan(
-            model,
-            system,
-            workload,
-            slo,
-            chips=chips_of(system),
-            engine=engine,
-            modes=modes,
-            levers=False,
-            worth=False,
-            beside=False,
-            front=front,
-        )
+        found = searched(modes=modes, front=front)
     except InputError as problem:
         return TokenCost(feasible=False, reason=str(problem).rstrip("."), **told)
     if not found.feasible:
         return TokenCost(feasible=False, reason=found.reason.rstrip("."), chips=found.chips, **told)
     per_request = float(workload.output_tokens) / MILLION
     ends = found.cost_range
+    same = found
+    if aggregated and found.mode != AGGREGATED:
+        same = searched(modes=CALIBRATED_MODES, front=False)
     return TokenCost(
         feasible=True,
+        mode=found.mode,
+        aggregated_usd_per_request=same.usd_per_request if same.feasible and same.mode == AGGREGATED else math.nan,
         chips=found.chips,
         layout_text=found.layout_text,
         usd_per_request=found.usd_per_million_output_tokens * per_request,
@@ -170,10 +194,13 @@ def token_costs(
     engine: str | None = None,
     modes: tuple[str, ...] = MODES,
     front: bool = True,
+    aggregated: bool = False,
 ) -> tuple[TokenCost, ...]:
-    """Return what a model's tokens cost on each of some systems, in their order; front: what other speeds cost too."""
-    work = partial(cost_on, model=model, workload=workload, slo=slo, engine=engine, modes=modes, front=front)
-    return tuple(spread(work, systems))
+    """Return what a model's tokens cost on each of some systems, in their order; see `cost_on`."""
+    work = partial(
+        cost_on, model=model, workload=workload, slo=slo, engine=engine, modes=modes, front=front, aggregated=aggregated
+    )
+    return tuple(map_in_processes(work, systems))
 
 
 def cheapest(costs: Iterable[TokenCost]) -> TokenCost | None:
@@ -188,6 +215,7 @@ def scaled(cost: TokenCost, factor: float) -> TokenCost:
     return replace(
         cost,
         usd_per_request=cost.usd_per_request * factor,
+        aggregated_usd_per_request=cost.aggregated_usd_per_request * factor,
         usd_per_request_range=None if ends is None else (ends[0] * factor, ends[1] * factor),
         input_usd_per_million=cost.input_usd_per_million * factor,
         output_usd_per_million=cost.output_usd_per_million * factor,

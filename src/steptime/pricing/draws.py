@@ -73,9 +73,9 @@ def read_margin(text: str | float | Margin | None) -> Margin:
         return text
     if text is None:
         return market_margin()
-    found = re.fullmatch(r"\s*([0-9.eE+-]+?)\s*(?:\.\.\s*([0-9.eE+-]+?)\s*)?", str(text))
+    parts = [part.strip() for part in str(text).split("..", 1)]
     try:
-        ends = [float(one) for one in found.groups() if one is not None] if found else []
+        ends = [float(part) for part in parts] if all(re.fullmatch(r"[0-9.eE+-]+", part) for part in parts) else []
     except ValueError:
         ends = []
     if not ends or not all(1e-6 < one < 1e6 for one in ends):

@@ -14,7 +14,7 @@ from steptime.errors import InputError, shown
 from steptime.models.loading import load_model
 from steptime.numbers import positive
 from steptime.planning.workload import limits
-from steptime.pricing.costs import HOPPER, MODES, token_costs
+from steptime.pricing.costs import HOPPER, token_costs
 from steptime.pricing.families import mean_of_hopper
 from steptime.pricing.finding import find_list
 from steptime.pricing.market import Mix, family_named, read_mix, rent_on
@@ -113,7 +113,10 @@ def price_history(
         not math.isfinite(one.rent) for one in found
     ) else []  # fmt: skip
     if math.isfinite(cost):
-        notes.append("margins: the present engine's cost at the rent of the day; engines of the day were slower")
+        notes.append(
+            "margins: the present engine's cost, of the cheaper of aggregated and disaggregated mode, at the rent of the day; "
+            "engines of the day were slower"
+        )
     return PriceHistory(name=family, rows=found, notes=tuple(notes))
 
 
@@ -123,7 +126,7 @@ def _cost(family: str, mix: Mix, speed: float, catalog: str | None) -> float:
     loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
     machines = [load_system(name, catalog) for name in HOPPER]
     slo = limits(speed=positive("--speed", speed, "tok/s"))
-    costs = token_costs(loaded, machines, mix.workload(), slo, modes=MODES, front=False)
+    costs = token_costs(loaded, machines, mix.workload(), slo, front=False)
     return mean_of_hopper({one.system: one.usd_per_request for one in costs if one.feasible})
 
 

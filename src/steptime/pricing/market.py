@@ -18,8 +18,9 @@ from steptime.machines.system import System
 from steptime.models.loading import load_model
 from steptime.models.model import active_parameters, cache_bytes_read, total_parameters
 from steptime.numbers import positive
+from steptime.planning.planner import MODES
 from steptime.planning.workload import Workload, limits
-from steptime.pricing.costs import MODES, TokenCost, cheapest, plausible, scaled, token_costs
+from steptime.pricing.costs import TokenCost, cheapest, plausible, scaled, token_costs
 from steptime.pricing.dates import NEWEST, read_time
 from steptime.pricing.families import CURRENT, mean_of_hopper
 from steptime.pricing.finding import Offer, offers_of
@@ -79,6 +80,9 @@ class Margins:
 
     system: str = field(metadata=unit("", "name of the system, or hopper: the geometric mean of H100 and H200"))
     median: float = field(metadata=unit("", "of the median seller"))
+    aggregated: float = field(
+        default=math.nan, metadata=unit("", "of the median seller over the cost in aggregated mode, as margins are calibrated")
+    )
     range: tuple[float, float] = field(metadata=unit("", "its 90 % range, by the cost's"))
     lowest: float = field(metadata=unit("", "of the cheapest seller"))
     highest: float = field(metadata=unit("", "of the dearest one"))
@@ -172,11 +176,14 @@ class Market(Tabular):
         if best is None:
             return f"{said}; {each}, and no plausible system serves it at {self.speed:g} tok/s."
         found = {one.system: one for one in self.margins}
-        told = [f"{found[best.system].median:.1f} times its cost on {best.system} ({usd(best.usd_per_request)})"]
+        told = [f"{found[best.system].median:.1f} times its cost on {best.system} ({usd(best.usd_per_request)}, {best.mode})"]
         if "hopper" in found:
             one = found["hopper"]
             told.append(f"{one.median:.1f} times ({one.range[0]:.1f} to {one.range[1]:.1f}) on Hopper")
-        return f"{said}; {each}, {' and '.join(told)}."
+        text = f"{said}; {each}, {' and '.join(told)}."
+        if "hopper" in found and math.isfinite(one.aggregated) and not math.isclose(one.aggregated, one.median, rel_tol=0.05):
+            text += f" In aggregated mode it is {one.aggregated:.1f} times the cost on Hopper."
+        return text
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the sentence and the cheapest offers."""
@@ -210,7 +217,8 @@ def survey_prices(
     """Return a model with open weights at all its sellers, with what its tokens cost and the margin between.
 
     provider: one seller alone. at: the day of prices and rents. speed [tok/s] of each user; mix: the request, such as
-    "4096:1024:0.5". mode: aggregated, disaggregated or both. Costs are a plan on each plausible system (`costs`).
+    "4096:1024:0.5". mode: aggregated, disaggregated or both, of which the cheaper is taken as in `plan`. Costs are a plan on
+    each plausible system (`costs`); each has the cost in aggregated mode with it.
     """
     family, weights, catalogue, variant = family_named(model)
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
@@ -223,7 +231,7 @@ def survey_prices(
     loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
     machines, left = plausible(catalog)
     slo = limits(speed=positive("--speed", speed, "tok/s"))
-    costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False))
+    costs = list(token_costs(loaded, machines, request.workload(), slo, modes=mode, front=False, aggregated=True))
     notes = [] if weights == "native" else ["weights are taken to be in FP8, as most hosts keep them"]
     costs, more = _at_rents(costs, machines, read_time(at), catalog)
     prices = tuple(request.price(one.input, one.output, one.read) for one in offers)
@@ -324,6 +332,8 @@ def margins_of(found: Market) -> list[Margins]:
     able = [one for one in found.costs if one.feasible]
     costs = {one.system: one.usd_per_request for one in able}
     ends = {one.system: one.usd_per_request_range or (one.usd_per_request,) * 2 for one in able}
+    alone = {one.system: one.aggregated_usd_per_request for one in able if math.isfinite(one.aggregated_usd_per_request)}
+    alone["hopper"] = mean_of_hopper(alone)
     rows = [("hopper", mean_of_hopper(costs), tuple(mean_of_hopper({k: v[end] for k, v in ends.items()}) for end in (0, 1)))]
     rows += [(one.system, one.usd_per_request, ends[one.system]) for one in sorted(able, key=lambda one: one.usd_per_request)]
     middle = float(np.median(prices))
@@ -331,6 +341,7 @@ def margins_of(found: Market) -> list[Margins]:
         Margins(
             system=name,
             median=middle / cost,
+            aggregated=middle / alone.get(name, math.nan),
             range=(middle / both[1], middle / both[0]),
             lowest=min(prices) / cost,
             highest=max(prices) / cost,

@@ -40,7 +40,10 @@ def minded(found: Market) -> list[str]:
             "they are far fewer independent draws"
         )
     held = held_of("margin")
-    notes.append(f"on Hopper {held.held} of {held.of} models with at least {LEAST_SELLERS} sellers have margins of 0.5 to 10")
+    notes.append(
+        f"in aggregated mode on Hopper, {held.held} of {held.of} models with at least {LEAST_SELLERS} sellers have margins of "
+        "0.5 to 10: priors of margins are fitted on that cost"
+    )
     notes.append("margin is price over the cost of a busy chip: 30 to 60 % of the day (reported) leave 0.3 to 0.6 of it")
     return notes
 

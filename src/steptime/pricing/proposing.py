@@ -14,7 +14,6 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, ClassVar, Final, NamedTuple
 
-from steptime.aside import spread
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import Impossible, InputError
 from steptime.machines.money import usd
@@ -31,6 +30,7 @@ from steptime.pricing.holding import Tier, tiers
 from steptime.pricing.lists import PriceList, Rates
 from steptime.pricing.market import Mix, family_named, read_mix
 from steptime.pricing.names import family_of
+from steptime.processes import map_in_processes
 from steptime.results import Tabular, table_of, unit
 from steptime.units import HOUR, MILLION, show
 
@@ -67,6 +67,7 @@ class Proposal(Tabular):
     utilisation: float = field(metadata=unit("", "share of the day that interactive chips are busy"))
     mix: Mix = field(metadata=unit("", "the request"))
     speed: float = field(metadata=unit("tok/s", "of each user"))
+    cost: TokenCost = field(metadata=unit("", "of the request on a busy chip, with the mode, chips and layout of its plan"))
     lines: tuple[Line, ...] = field(metadata=unit("", "each price with its reason"))
     list: PriceList = field(metadata=unit("", "the same as a list that can be read backward"))
     notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
@@ -113,7 +114,7 @@ def propose_prices(
     busy = math.sqrt(low * high)
     work = _works(request, loaded)
     ask = partial(_cost, machine, loaded, limits(speed=positive("--speed", speed, "tok/s")), mode)
-    base, *longer = spread(ask, work)
+    base, *longer = map_in_processes(ask, work)
     if not base.feasible:
         raise Impossible(f"{loaded.name} is not served on {machine.name} at {speed:g} tok/s: {base.reason}")
     made = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
@@ -135,10 +136,11 @@ def propose_prices(
     notes = (
         f"interactive chips are taken to be busy {100 * busy:.0f} % of the day (30 to 60 %, reported); prices pay for the rest",
         f"rent {rent_in_words(machine.rent)}",
+        f"a request costs {usd(base.usd_per_request)} in {base.mode} mode on {base.chips:,} chips, {base.layout_text}",
     )
     return Proposal(
         model=loaded.name, system=machine.name, margin=margin, utilisation=busy, mix=request, speed=speed,
-        lines=tuple(lines), list=listed, notes=notes,
+        cost=base, lines=tuple(lines), list=listed, notes=notes,
     )  # fmt: skip
 
 

@@ -136,4 +136,5 @@ PLAN = Question(
     shows=(COST, *BANDS[COST], SPEED, OUTPUT, TTFT, "batch", "layout_text", "reason"),
     bands=BANDS,
     seconds=0.4,
+    limits=tuple(LIMITS),
 )

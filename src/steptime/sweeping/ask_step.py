@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from steptime.errors import RangeError, UnknownName
+from steptime.errors import InputError, RangeError, UnknownName
 from steptime.machines.money import rent_of, usd_per_million
 from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, at_least_zero, positive
+from steptime.physics.default_layout import default_layout
 from steptime.physics.layout import Layout
 from steptime.physics.memory import memory_per_chip
 from steptime.physics.step import mixed_step
 from steptime.physics.uncertainty import has_range, step_range
+from steptime.sweeping.axes import Axis
 from steptime.sweeping.inputs import COUNT, TEXT, Answer, Input, Question
-from steptime.sweeping.subject import DESIGN, MADE, SUBJECT, made, read_subject
+from steptime.sweeping.subject import DESIGN, FORMATS, MADE, SUBJECT, WITHIN, made, read_subject
 
 PHASES = ("decode", "prefill", "mixed")
 WAYS = {
@@ -90,6 +92,35 @@ def ask(given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     if "bound" in wanted:
         found["bound"] = step.bound
     return found | made(model, system, wanted)
+
+
+def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
+    """Return fixed inputs with the default layout of their model and system, where no way is given and it is not one chip.
+
+    Args:
+        question: A question of one layout, or any other, whose inputs stay as they are.
+        fixed: Inputs of every point.
+        axes: Inputs that vary; the least of their values must fit. A model or system that varies keeps one chip.
+
+    Returns:
+        The inputs, with tp, pp and ep where the model does not fit one chip.
+    """
+    values = {**fixed, **{axis.name: axis.values for axis in axes}}
+    named = any(axis.name in ("model", "system", *FORMATS) for axis in axes)
+    if named or "tp" not in question.inputs or set(WAYS) & values.keys() or not {"model", "system"} <= values.keys():
+        return dict(fixed)
+    try:
+        model, system, engine = read_subject({name: value for name, value in fixed.items() if name != WITHIN})
+    except InputError:
+        return dict(fixed)  # the question itself says what is wrong
+    lengths = ("tokens", "prefix") if values.get("phase") == "prefill" else ("context",)
+    if "output" in question.inputs:
+        lengths = ("input", "output")
+    usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256}
+    context = sum(float(np.min(values.get(name, usual[name]))) for name in lengths)
+    batch = values.get("batch", 1) if lengths == ("context",) else 1
+    layout = default_layout(model, system, engine=engine, batch=batch, context=context)
+    return {**fixed, **{name: int(getattr(layout, name)) for name in WAYS if getattr(layout, name) > 1}}
 
 
 def _in_flight(work: Mapping[str, Any]) -> dict[str, Any]:

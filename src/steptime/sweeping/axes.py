@@ -11,8 +11,10 @@ import numpy as np
 from steptime.errors import InputError, RangeError, shown
 from steptime.machines.rents import KINDS
 from steptime.numbers import Array
-from steptime.sweeping.inputs import COUNT, RENT, TEXT, Input, Question, listed, read_one, read_values
+from steptime.sweeping.inputs import COUNT, RENT, TEXT, Input, Question, count_values, listed, read_one, read_values
+from steptime.sweeping.point_limits import check_points
 from steptime.sweeping.questions import input_of, plain_name
+from steptime.units import HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +62,24 @@ def read_axes(
     for name in names:
         if names.count(name) > 1 or name in given:
             raise InputError(f"{name} is given twice; keep one of the two")
+    texts = {name: text for name, text, wide in pairs if wide}
     pairs.sort(key=lambda pair: "." in pair[0])  # a system comes before its figures
     axes: dict[str, Axis] = {}
+    check_texts(question, texts, {**held, **({"system": texts["system"].partition(",")[0]} if "system" in texts else {})})
     for name, text, wide in pairs:
         of = input_of(question, name, _with_system(held, axes))
         if wide:
+            check_points([*(len(axis.values) for axis in axes.values()), count_values(name, text, of)], question.seconds)
             axes[name] = made_axis(name, read_values(name, text, of), of)
         else:
             held[name] = read_one(name, text, of)
     return [axes[name] for name in names if name in axes], held
+
+
+def check_texts(question: Question, texts: Mapping[str, str], known: Mapping[str, Any]) -> None:
+    """Raise RangeError where axes that are given as texts have too many points, before any of their values is made."""
+    plain = {name: text for name, text in texts.items() if "." not in name}
+    check_points([count_values(name, text, input_of(question, name, known)) for name, text in plain.items()], question.seconds)
 
 
 def _with_system(held: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str, Any]:
@@ -130,6 +141,24 @@ def read_held(question: Question, held: Mapping[str, Any], known: Mapping[str, A
         if isinstance(value, str) and of.kind != TEXT:
             found[name] = made_axis(name, [value], of).values[0]
     return found
+
+
+def in_base_units(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of a Python call with bare rents, USD per chip-hour as on the command line, in USD/s.
+
+    given: values, or lists and arrays of them, by input; texts and kinds of rent stay as they are.
+    """
+    rents = {name for name in given if name in question.inputs and question.inputs[name].kind == RENT}
+    return {name: _hourly(value) if name in rents else value for name, value in given.items()}
+
+
+def _hourly(value: Any) -> Any:
+    """Return rents of an hour [USD/h] as rents of a second, whether one, several or an array."""
+    if isinstance(value, list | tuple):
+        return [_hourly(one) for one in value]
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number | np.ndarray):
+        return value
+    return value / HOUR if np.asarray(value).dtype.kind in "iuf" else value
 
 
 def shape_of(axes: Sequence[Axis], *, together: bool) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.aside import spread
 from steptime.blackboard.cost import cost_per_token
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import InputError, RangeError
@@ -39,6 +38,7 @@ from steptime.physics.memory import memory_per_chip, sequences_that_fit
 from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_range
+from steptime.processes import map_in_processes
 from steptime.sweeping.context_walls import LONGEST, ContextWall, ContextWalls
 from steptime.units import MILLION, counted, show
 
@@ -118,7 +118,7 @@ def context_walls(
     if most is None:
         most = math.inf if math.isnan(base.usd_per_million) else base.usd_per_million
     asked = replace(asked, usd=most)
-    found = [(base, curve), *spread(lambda one: _wall(*one, asked), variants)]
+    found = [(base, curve), *map_in_processes(partial(_named_wall, asked=asked), variants)]
     return ContextWalls(
         model=of.name, system=on.name, engine=runs_on.name, kv_format=served.kv_format, chips=chips, context=context, tpot=tpot,
         usd_per_million=most, priced=usd_per_million is not None, max_context=of.max_context,
@@ -161,6 +161,10 @@ class Best:
     batch: Array
     seconds: Array
     row: Array
+
+
+def _named_wall(variant: tuple[str, Model], asked: Asked) -> tuple[ContextWall, tuple[Array, Array]]:
+    return _wall(*variant, asked)
 
 
 def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Array, Array]]:

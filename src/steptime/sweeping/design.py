@@ -23,7 +23,8 @@ from steptime.models.loading import ModelLike
 from steptime.models.variants import BY, EQUAL
 from steptime.numbers import Array
 from steptime.results import Tabular, unit
-from steptime.sweeping.axes import Axis, made_axis, read_held
+from steptime.sweeping.ask_step import with_layout
+from steptime.sweeping.axes import Axis, in_base_units, made_axis, read_held
 from steptime.sweeping.inputs import Question, lower_is_better
 from steptime.sweeping.questions import input_of, plain_name, question_of
 from steptime.sweeping.result import Sweep, column_name
@@ -147,6 +148,7 @@ def design(
     """
     asked = question_of(question)
     fixed = {"model": model, "system": system, **{plain_name(asked, name): value for name, value in held.items()}}
+    fixed, axes = in_base_units(asked, fixed), in_base_units(asked, axes)
     made = [made_axis(name, values, input_of(asked, name, fixed)) for name, values in axes.items()]
     fixed = read_held(asked, fixed, fixed)
     return design_of(asked, made, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress)
@@ -177,6 +179,7 @@ def design_of(
             "a design needs an axis of the model (arch.kv_heads, arch.attention, arch.layers, ...) or of the chip "
             "(times.bandwidth, times.link, ... or a figure of it)"
         )
+    fixed = with_layout(asked, fixed, axes)
     held = {**fixed, **({} if within is None else {WITHIN: within})}
     wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *MADE]))
     found = sweep_of(asked, axes, held, answers=wanted, workers=workers, out=out, progress=progress)
@@ -199,11 +202,16 @@ def is_design(name: str) -> bool:
 def _front(found: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
     """Return the positions that no other beats in all aims, of those that fit and have an answer; best in the first first."""
     gains = [(-1.0 if lower_is_better(name) else 1.0) * found.column(name).values.ravel().astype(float) for name in aims]
-    fits = found.answers["memory_share"].values <= 1 if "memory_share" in found.answers else np.ones(found.shape, dtype=bool)
-    known = fits.ravel() & np.all(np.isfinite(gains), axis=0)
+    known = (_memory_shares(found) <= 1) & np.all(np.isfinite(gains), axis=0)
     if not known.any():
-        why = next(iter(found.refused_because), "none fits the memory of a chip")
-        raise Impossible(f"no design has an answer: {why}")
+        answered = found.points - len(found.reasons)
+        if not answered:
+            raise Impossible(f"no design has an answer: {next(iter(found.refused_because))}")
+        least = float(np.nanmin(np.where(np.all(np.isfinite(gains), axis=0), _memory_shares(found), np.nan)))
+        raise Impossible(
+            f"no design fits: the least that {counted(answered, 'design')} take is {least:.0%} of the memory of a chip; "
+            "give more chips (tp, dp, ep), a smaller batch or a shorter context"
+        )
     places = np.flatnonzero(known)
     table = np.array(gains)[:, places]
     if len(aims) == 1:
@@ -219,6 +227,12 @@ def _front(found: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
         best = np.array([at for at in np.sort(first) if not _beaten(table, int(at))])
         best = best[np.argsort(-table[0][best], kind="stable")]
     return tuple(int(place) for place in places[best])
+
+
+def _memory_shares(found: Sweep) -> Array:
+    """Return the share of a chip's memory that each design takes; 0 where the question has no such answer."""
+    shares = found.answers["memory_share"].values if "memory_share" in found.answers else np.zeros(found.shape)
+    return np.asarray(shares, dtype=float).ravel()
 
 
 def _beaten(table: Array, at: int) -> bool:

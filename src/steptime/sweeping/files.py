@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from steptime.atomic_files import temporary_file
 from steptime.errors import DataFileError, InputError
+from steptime.safe_text import replace_controls, safe_cell
 from steptime.sweeping.axes import label
 from steptime.sweeping.formulas import Cell, Untraceable, formula
 
@@ -58,27 +58,23 @@ def save_picture(path: str, drawn: Callable[[], Any]) -> None:
 
 def replace_with(path: str, write: Callable[[str], None]) -> None:
     """Write beside `path` and put it in its place then; raise DataFileError where that cannot be done."""
-    place = Path(path)
-    beside = place.with_name(f".{place.stem}.{os.getpid()}{place.suffix}")
     try:
-        write(str(beside))
-        if place.is_dir():
-            shutil.rmtree(place)
-        os.replace(beside, place)
+        with temporary_file(path) as beside:
+            write(str(beside))
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
-    finally:
-        if beside.is_dir():
-            shutil.rmtree(beside)
-        elif beside.is_file():
-            beside.unlink()
 
 
 def _csv(sweep: Sweep, path: str) -> None:
     if sweep.points > 20_000 and find_spec("pyarrow") is not None:
+        import pyarrow
         from pyarrow import csv
 
-        csv.write_csv(_arrow(sweep), path)
+        table = _arrow(sweep)
+        for at, field in enumerate(table.schema):
+            if pyarrow.types.is_string(field.type):
+                table = table.set_column(at, field, pyarrow.array(map(safe_cell, table.column(at).to_pylist()), field.type))
+        csv.write_csv(table, path)
         return
     Path(path).write_text(sweep.to_csv(), encoding="utf-8", newline="")
 
@@ -137,18 +133,28 @@ def _zarr(sweep: Sweep, path: str) -> None:
 def _xlsx(sweep: Sweep, path: str) -> None:
     """Write a row for each point; where the answer is a closed form, as a formula over the row and what is held."""
     from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
     from openpyxl.utils import get_column_letter
+
+    def text_cell(sheet: Any, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        # else a text that begins with "=" becomes a formula
+        cell = WriteOnlyCell(sheet, replace_controls(value))
+        cell.data_type = "s"
+        return cell
 
     book = Workbook()
     table, about = book.active, book.create_sheet("held")
     table.title = "sweep"
-    about.append(["asked", sweep.question, sweep.meaning])
+    about.append(["asked", text_cell(about, sweep.question), sweep.meaning])
     about.append(["held", "value", "unit"])
     cells: dict[str, Any] = {}
     for name, value in sweep.fixed.items():
         of = sweep.asked.inputs.get(name)
         number = isinstance(value, int | float | np.number)
-        about.append([name, float(value) if number else label(value), of.unit if of else ""])
+        told = float(value) if number else text_cell(about, label(value))
+        about.append([text_cell(about, name), told, of.unit if of else ""])
         whole = of is not None and not of.broadcasts  # which the closed form takes as a number alone
         cells[name] = value if whole else Cell(f"held!$B${about.max_row}")
     columns = {name: np.asarray(values).tolist() for name, values in sweep.columns().items()}
@@ -157,7 +163,8 @@ def _xlsx(sweep: Sweep, path: str) -> None:
     table.append([*units, "reason"][: len(columns)])
     for at, row in enumerate(zip(*columns.values(), strict=True), start=2):
         cells |= {axis.name: Cell(f"{get_column_letter(i)}{at}") for i, axis in enumerate(sweep.axes, start=1)}
-        table.append([_cell(value) for value in _live(sweep, row, cells)])
+        texts = tuple(text_cell(table, value) for value in row)
+        table.append([_cell(value) for value in _live(sweep, texts, cells)])
     table.freeze_panes = "A2"
     for i, title in enumerate([*units, "reason"][: len(columns)], start=1):
         table.column_dimensions[get_column_letter(i)].width = max(12, len(title) + 2)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from steptime.aside import spread
 from steptime.errors import InputError
 from steptime.machines.formats import number_format
 from steptime.machines.money import usd
@@ -18,6 +17,7 @@ from steptime.physics.cache_format import with_small_cache
 from steptime.planning.deployment import Plan
 from steptime.planning.planner import plan
 from steptime.planning.workload import Slo, Workload
+from steptime.processes import map_in_processes
 from steptime.sweeping.standings import Ranking, Standing
 from steptime.units import show
 
@@ -44,7 +44,7 @@ def flips(found: Ranking, pairs: list[tuple[Model, System, str]], given: dict[st
     else:
         engines = []
     tried = partial(_tried, workload=found.workload, slo=found.slo)
-    plans = spread(tried, jobs)
+    plans = map_in_processes(tried, jobs)
     yield from _format_flips(jobs[:2], plans[:2], tried)
     for name, one, other in zip(engines, plans[2::2], plans[3::2], strict=True):
         yield from _both(f"engine: with {name}", one, other)
@@ -95,7 +95,7 @@ def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], tried: Call
     """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
     options = [lever.option for one in plans if one is not None for lever in one.levers if lever.option.startswith(FORMATS)]
     asked = [(option, job) for option in dict.fromkeys(options) for job in jobs]
-    found = spread(tried, [(_stored(job[0], option), *job[1:3], job[3] | {"levers": False}) for option, job in asked])
+    found = map_in_processes(tried, [(_stored(job[0], option), *job[1:3], job[3] | {"levers": False}) for option, job in asked])
     for at in range(0, len(asked), 2):
         yield from _both(f"format: with {asked[at][0]}", found[at], found[at + 1])
 

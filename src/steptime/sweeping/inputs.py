@@ -6,17 +6,18 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from steptime.errors import RangeError, UnitError, shown
 from steptime.machines.rents import KINDS
 from steptime.numbers import Array
+from steptime.sweeping.point_limits import MOST_POINTS
 from steptime.units import HOUR, count, parse
 
 COUNT, NUMBER, TEXT, RENT = "count", "number", "text", "rent"
-MOST_VALUES: Final = 100_000_000  # of one axis
+MOST_VALUES: Final = MOST_POINTS  # of one axis
 RATIO = re.compile(r"log([0-9.]+)|([0-9_]+)log")
 
 
@@ -55,7 +56,8 @@ class Question:
     `wanted` at least where it tells them; vectorised: whether it takes arrays at all, threads: several of them at once.
     figures: whether a machine's figures ("chip.hbm.bandwidth") are inputs too. needs: inputs that have no default. shows:
     answers that are told unless others are asked for. bands: the answers that hold the 90 % range of another. seconds: what one
-    point takes, about. written: the closed form itself, which a spreadsheet can recompute.
+    point takes, about. written: the closed form itself, which a spreadsheet can recompute. limits: inputs that an answer has to
+    meet, beyond which it costs a multiple or has no answer.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Question:
     bands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     seconds: float = 1.0
     written: Callable[..., Any] | None = None
+    limits: tuple[str, ...] = ()
 
 
 LESS: Final = (
@@ -102,12 +105,30 @@ def read_values(name: str, text: str, of: Input) -> list[Any] | Array:
         raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
     if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
         return list(dict.fromkeys(parts))
-    found = np.concatenate([_values(name, part, of) for part in parts])
-    if len(found) > MOST_VALUES:
-        raise RangeError(f"{name} has {len(found):,} values; at most {MOST_VALUES:,} fit")
+    _check_many(name, count_values(name, text, of))
+    found = np.concatenate([_parsed(name, part, of).build() for part in parts])
     _, first = np.unique(found, return_index=True)
     kept: Array = found[np.sort(first)]
     return kept
+
+
+def count_values(name: str, text: str, of: Input) -> int:
+    """Return how many values a text has at most, without making them.
+
+    >>> count_values("batch", "1:1e9:100000000", Input(kind=COUNT)), count_values("batch", "8,1k:3k:3", Input(kind=COUNT))
+    (100000000, 4)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
+        return len(parts)
+    return sum(_parsed(name, part, of).most for part in parts if part)
+
+
+class _Values(NamedTuple):
+    """Values that are not made yet: how many at most, and what makes them."""
+
+    most: int
+    build: Callable[[], Array]
 
 
 def read_one(name: str, text: str, of: Input) -> Any:
@@ -120,10 +141,11 @@ def read_one(name: str, text: str, of: Input) -> Any:
     return found[0] if isinstance(found, list) else found[0].item()
 
 
-def _values(name: str, part: str, of: Input) -> Array:
+def _parsed(name: str, part: str, of: Input) -> _Values:
     ends = part.split(":")
     if len(ends) == 1:
-        return np.array([_number(name, part, of)])
+        value = _number(name, part, of)
+        return _Values(1, lambda: np.array([value]))
     if len(ends) != 3 or not all(ends):
         raise RangeError(
             f"{name}: {shown(part)} is not LOW:HIGH:N, such as 1k:128k:log2 (doubling), 10:100:10 (10 values) or 10:100:10log"
@@ -134,10 +156,12 @@ def _values(name: str, part: str, of: Input) -> Array:
     if not high > low:
         raise RangeError(f"{name}: {shown(part)} does not rise from {ends[0]} to {ends[1]}")
     made = _spread(name, part, low, high, ends[2].strip())
-    return np.unique(np.round(made)).astype(np.int64) if of.kind == COUNT else made
+    if of.kind != COUNT:
+        return made
+    return _Values(made.most, lambda: np.unique(np.round(made.build())).astype(np.int64))
 
 
-def _spread(name: str, part: str, low: float, high: float, how: str) -> Array:
+def _spread(name: str, part: str, low: float, high: float, how: str) -> _Values:
     ratio = RATIO.fullmatch(how)
     if ratio is not None and low <= 0:
         raise RangeError(f"{name}: {shown(part)} has ratios, and they need a LOW above 0")
@@ -146,19 +170,23 @@ def _spread(name: str, part: str, low: float, high: float, how: str) -> Array:
         if not base > 1:
             raise RangeError(f"{name}: {shown(part)}: a ratio must be above 1, not {ratio[1]}")
         steps = math.floor(math.log(high / low) / math.log(base) * (1 + 1e-12) + 1e-9)
-        rising = low * base ** np.arange(_many(name, steps + 1))
-        return rising if math.isclose(rising[-1], high, rel_tol=1e-9) else np.append(rising, high)
+
+        def rising() -> Array:
+            values = low * base ** np.arange(steps + 1)
+            return values if math.isclose(values[-1], high, rel_tol=1e-9) else np.append(values, high)
+
+        return _Values(steps + 2, rising)
     number = _plain(name, part, ratio[2] if ratio is not None else how)
     if number != int(number) or number < 2:
         raise RangeError(f"{name}: {shown(part)}: the number of values must be a whole one from 2, not {how}")
     spread = np.geomspace if ratio is not None else np.linspace
-    return spread(low, high, _many(name, int(number)))
+    return _Values(int(number), lambda: spread(low, high, int(number)))
 
 
-def _many(name: str, number: int) -> int:
+def _check_many(name: str, number: int) -> None:
+    """Raise RangeError for more values of an axis than fit."""
     if number > MOST_VALUES:
         raise RangeError(f"{name} would have {number:,} values; at most {MOST_VALUES:,} fit")
-    return number
 
 
 def _plain(name: str, part: str, text: str) -> float:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import os
 import pickle
+import time
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError
 from steptime.sweeping.axes import label
 from steptime.sweeping.grid import Found, Job, Region
 
 SUFFIX: Final = ".partial"
+# s between two syncs to the disk
+SYNC_INTERVAL: Final = 1.0
 
 
 class Journal:
@@ -32,6 +38,7 @@ class Journal:
         self.path = Path(results + SUFFIX)
         self.mark = fingerprint(job)
         self.done: dict[Region, Found] = {}
+        self.synced = -math.inf
         try:
             if self.path.exists():
                 self._read()
@@ -62,7 +69,7 @@ class Journal:
             self.done[region] = Found(region=region, answers=answers, reason=told.get("reason", ""))
             kept.append(line)
         if len(kept) < len(lines):
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            write_text_atomically(self.path, "".join(f"{line}\n" for line in kept))
 
     def left(self, regions: Iterable[Region]) -> Iterator[Region]:
         """Yield the regions that were not answered yet."""
@@ -78,9 +85,17 @@ class Journal:
         text = json.dumps(told)
         self.file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
         self.file.flush()
+        # a power cut costs a second of work; a sync of every line would cost more than a short point
+        if time.monotonic() - self.synced >= SYNC_INTERVAL:
+            os.fsync(self.file.fileno())
+            self.synced = time.monotonic()
 
     def close(self, *, finished: bool) -> None:
         """Close the file, and remove it where the results are written."""
+        if not finished:
+            self.file.flush()
+            with suppress(OSError):
+                os.fsync(self.file.fileno())
         self.file.close()
         if finished:
             self.path.unlink(missing_ok=True)

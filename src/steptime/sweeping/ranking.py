@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from steptime.aside import spread
 from steptime.catalog.files import files
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import InputError, RangeError, shown
@@ -22,6 +21,7 @@ from steptime.physics.engine import Engine, engine_for, load_engine
 from steptime.planning.deployment import Plan
 from steptime.planning.planner import MODES, check_limits, plan
 from steptime.planning.workload import Slo, Workload
+from steptime.processes import map_in_processes
 from steptime.sweeping.flips import flips
 from steptime.sweeping.standings import Ranking, Standing
 
@@ -38,7 +38,7 @@ def compare(
     chips: int | str | None = None,
     engine: Engine | str | None = None,
     modes: str | tuple[str, ...] = MODES,
-    rent: str | None = None,
+    rent: str | float | None = None,
     sure: float | None = None,
     catalog: str | None = None,
 ) -> Ranking:
@@ -46,8 +46,8 @@ def compare(
 
     chips: of each system; by default one scale-up domain; "any" for the number that is cheapest, of powers of two up to a
     domain or `SCANNED`, whichever is more. engine: one for all; by default each system's own. rent: of one kind ("owned",
-    "contract", "ondemand") or in USD a chip-hour for all; a system without that kind has none. Others are as for `plan`. Raises
-    InputError for what is wrong with the question as a whole; what is wrong with a pair is its `reason`.
+    "contract", "ondemand") or in USD per chip-hour for all, a number or a text; a system without that kind has none. Others
+    are as for `plan`. Raises InputError for what is wrong with the question as a whole; a pair that is wrong has a `reason`.
     """
     loaded = list({model.name: model for model in map(model_of, _several(models))}.values())
     asked, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
@@ -64,7 +64,7 @@ def compare(
     given: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure, "levers": False, "worth": False}
     pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
     stand = partial(_standing, workload=workload, slo=slo, chips=chips, given=given)
-    standings = tuple(_placed(spread(stand, pairs)))
+    standings = tuple(_placed(map_in_processes(stand, pairs)))
     found = Ranking(workload=workload, slo=slo, standings=standings)
     return replace(found, flips=tuple(flips(found, pairs, given)))
 
@@ -87,14 +87,14 @@ def _told_apart(given: Iterable[SystemLike]) -> tuple[list[System], list[str]]:
     return found, labels
 
 
-def _rented(system: System, rent: str | None) -> System:
+def _rented(system: System, rent: str | float | None) -> System:
     """Return a system with a rent of the kind asked for; with none where none of that kind is known of it."""
     if rent is None:
         return system
     try:
         return rented(system, rent)
     except RangeError:
-        if kind_asked(rent) not in KINDS:
+        if not isinstance(rent, str) or kind_asked(rent) not in KINDS:
             raise
         return replace(system, rent=Rent())
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import pickle
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from steptime.aside import alone
 from steptime.errors import InputError
 from steptime.physics.blocks import keep_memory
+from steptime.processes import can_fork, core_count, end_pool, hold_interrupts, process_pool
 from steptime.sweeping.grid import Found, Gathered, Job, Region, ask_all, size
 from steptime.sweeping.journal import Journal
 
@@ -67,15 +64,11 @@ def _answers(job: Job, regions: Sequence[Region], workers: int | None, client: A
         return in_threads(job, regions, workers)
     if workers is None:
         worth = job.question.seconds * sum(map(size, regions)) > SHORT
-        workers = _cores() if worth and alone() else 1
+        workers = core_count() if worth and can_fork() else 1
     workers = min(workers, len(regions))
     if workers > 1 and _goes_to_others(job):
         return in_processes(job, regions, workers)
     return (found for region in regions for found in ask_all(job, [region]))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _goes_to_others(job: Job) -> bool:
@@ -97,7 +90,7 @@ def _tasks(job: Job, regions: Sequence[Region], workers: int) -> list[Sequence[R
 def in_threads(job: Job, regions: Sequence[Region], workers: int | None) -> Iterator[Found]:
     """Yield answers about arrays, a block a thread: numpy leaves the other threads alone while it reckons."""
     keep_memory()
-    with ThreadPoolExecutor(workers or _cores()) as pool:
+    with ThreadPoolExecutor(workers or core_count()) as pool:
         for found in pool.map(partial(ask_all, job), ([region] for region in regions)):
             yield from found
 
@@ -109,7 +102,6 @@ _JOB: list[Job] = []  # of this process, where it is one that answers
 
 
 def _prepare(told: bytes) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends its processes
     _JOB[:] = [pickle.loads(told)]
 
 
@@ -121,9 +113,10 @@ def in_processes(job: Job, regions: Sequence[Region], workers: int) -> Iterator[
     """Yield answers from several processes as they come; what a process was asked that died is asked again."""
     left = dict(enumerate(_tasks(job, regions, workers)))
     for _ in range(DEATHS + 1):
-        pool = _pool(job, workers)
+        pool = process_pool(workers, _prepare, (pickle.dumps(job),))
         try:
-            futures: dict[Future[list[Found]], int] = {pool.submit(_ask, task): at for at, task in left.items()}
+            with hold_interrupts():
+                futures: dict[Future[list[Found]], int] = {pool.submit(_ask, task): at for at, task in left.items()}
             while futures:
                 for future in wait(futures, return_when=FIRST_COMPLETED).done:
                     at = futures.pop(future)
@@ -134,22 +127,9 @@ def in_processes(job: Job, regions: Sequence[Region], workers: int) -> Iterator[
         except BrokenProcessPool:
             pool.shutdown(wait=False, cancel_futures=True)
         except BaseException:
-            _end(pool)
+            end_pool(pool)
             raise
     raise InputError(f"processes of this sweep were ended {DEATHS + 1} times, perhaps for want of memory; try workers=1")
-
-
-def _pool(job: Job, workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("fork" if alone() else "spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(pickle.dumps(job),))
-
-
-def _end(pool: ProcessPoolExecutor) -> None:
-    """End a pool and what its processes are doing."""
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes:
-        process.terminate()
 
 
 # --- a Dask cluster -----------------------------------------------------------------------------------------------------

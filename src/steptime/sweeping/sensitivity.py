@@ -15,11 +15,13 @@ from steptime.numbers import Array
 from steptime.physics.engine import Engine
 from steptime.sweeping import sobol as indices_of
 from steptime.sweeping import tornado
-from steptime.sweeping.axes import read_held
-from steptime.sweeping.inputs import Question, listed
+from steptime.sweeping.ask_step import WAYS, with_layout
+from steptime.sweeping.axes import in_base_units, read_held
+from steptime.sweeping.cliffs import BEYOND, HALVINGS, Reach, is_missed, reaches
+from steptime.sweeping.inputs import Question, listed, lower_is_better
 from steptime.sweeping.questions import plain_name, question_of
 from steptime.sweeping.running import Progress
-from steptime.sweeping.swings import Sensitivity, Swing
+from steptime.sweeping.swings import Sensitivity, Swing, written
 from steptime.sweeping.uncertain import unsure_inputs, with_ranges
 from steptime.sweeping.unsure import Unsure
 from steptime.sweeping.varied import answers_at
@@ -58,7 +60,8 @@ def sensitivity(
     """Return how far each unsure input swings one answer of a question, and which is worth measuring first.
 
     question: "step", "plan", "blackboard.NAME", or a function of your own, as for `sweep`. of: the answer, by default the cost.
-    vary: ranges by input, "LOW:HIGH" with units or two numbers in base units, beside or in place of those that are known of
+    vary: ranges by input, "LOW:HIGH" with units or two numbers in base units
+    (a rent: USD per chip-hour), beside or in place of those that are known of
     steps and plans: figures of the machine by the grade of their source, the engine's constants by the covariance of their fit
     and its other errors by runs that were left out, rents by dated quotes, one's own traffic as assumed. fixed: other inputs.
 
@@ -73,11 +76,11 @@ def sensitivity(
     [('bandwidth', 0.0267, 0.016)]
     """
     asked = question_of(question, vectorised=vectorised)
-    held = {plain_name(asked, name): value for name, value in fixed.items()}
+    held = in_base_units(asked, {plain_name(asked, name): value for name, value in fixed.items()})
     held = read_held(asked, held, held)
     return sensitivity_of(
-        asked, held, of=of, ranges=tuple((vary or {}).items()), sobol=sobol, samples=samples, seed=seed, workers=workers,
-        progress=progress, announce=announce,
+        asked, held, of=of, ranges=tuple(in_base_units(asked, vary or {}).items()), sobol=sobol, samples=samples, seed=seed,
+        workers=workers, progress=progress, announce=announce,
     )  # fmt: skip
 
 
@@ -104,6 +107,8 @@ def sensitivity_of(
         raise RangeError(f"workers must be a whole number of at least 1, not {shown(workers)}")
     answer = chosen(asked, of)
     ranges = list(ranges)
+    if not {plain_name(asked, name) for name, _ in ranges} & {*WAYS, "model", "system"}:
+        held = with_layout(asked, held)
     _check_needs(asked, held, [name for name, _ in ranges])
     given, known = unsure_inputs(asked, held, answer)
     inputs = with_ranges(asked, given, known, ranges)
@@ -116,7 +121,8 @@ def sensitivity_of(
     if not ask.quick:
         say(f"one at a time: {counted(plans, 'point')}, some {ask.time(plans)} ...")
     answers, reasons = ask(inputs, tornado.points(inputs))
-    swings = _swings(inputs, answers, reasons)
+    met = _reached(ask, inputs, answers, given)
+    swings = _swings(inputs, answers, reasons, met)
     share = _memory_share(asked, held)
     over = (f"it does not fit: {share:.0%} of the memory of a chip would be taken",) if share > 1 else ()
     found = Sensitivity(
@@ -127,7 +133,7 @@ def sensitivity_of(
         unit=asked.answers[answer].unit if answer in asked.answers else "",
         base=float(answers[0]),
         swings=tuple(swings),
-        evaluations=plans,
+        evaluations=plans + HALVINGS * len(met),
         fixed=dict(held),
         fits=share <= 1,
         notes=(*over, *_notes(swings, given, inputs)),
@@ -159,7 +165,7 @@ class _Asking:
 
     def time(self, points: int) -> str:
         """Say how long so many points take, as those before did."""
-        from steptime.sweeping.sweep import duration
+        from steptime.sweeping.point_limits import duration
 
         return duration(points * self.each)
 
@@ -232,15 +238,37 @@ def _answered(ask: _Asking, inputs: Sequence[Unsure]) -> str:
     return name
 
 
-def _swings(inputs: Sequence[Unsure], answers: Array, reasons: Mapping[int, str]) -> list[Swing]:
+def _reached(ask: _Asking, inputs: Sequence[Unsure], answers: Array, given: Mapping[str, Any]) -> dict[tuple[int, int], Reach]:
+    """Return the last value that meets the limits, of each end that misses them; none where nothing is limited."""
+    if not any(given.get(name) is not None for name in ask.question.limits):
+        return {}
+    less = lower_is_better(ask.answer)
+    missed = is_missed(answers[1:], float(answers[0]), lower_is_better=less)
+    ends = [(int(at) // 2, int(at) % 2) for at in np.flatnonzero(missed)]
+    if not ends:
+        return {}
+    return reaches(inputs, ends, float(answers[0]), lambda some, points: ask(some, points)[0], lower_is_better=less)
+
+
+def _swings(
+    inputs: Sequence[Unsure], answers: Array, reasons: Mapping[int, str], met: Mapping[tuple[int, int], Reach]
+) -> list[Swing]:
     """Return the swing of each input, the largest first; one with an end that has no answer before all others."""
-    low, high = answers[1::2], answers[2::2]
-    alone = tornado.deviations(low, high, np.array([one.deviations for one in inputs]))
+    low, high = answers[1::2].copy(), answers[2::2].copy()
+    kept = [list(one.ends) for one in inputs]
+    for (at, side), one in met.items():
+        (low, high)[side][at] = one.answer
+        kept[at][side] = one.value
+    halves = np.array([one.deviations for one in inputs])
+    logs = tornado.logged(low, high)
+    alone = tornado.deviations(logs[0], logs[1], halves)
     shares = tornado.shares(alone)
     found = [
         Swing(
             name=one.name, what=one.what, unit=one.unit, low=one.ends[0], base=one.base, high=one.ends[1], even=one.even,
-            basis=one.basis, learn=one.learn, at_low=float(low[i]), at_high=float(high[i]), share=float(shares[i]),
+            basis=one.basis, learn=one.learn, at_low=float(answers[1 + 2 * i]), at_high=float(answers[2 + 2 * i]),
+            missed="".join(word for word, side in (("low", 0), ("high", 1)) if (i, side) in met).replace("lowhigh", "both"),
+            met=(kept[i][0], kept[i][1]), at_met=(float(low[i]), float(high[i])), share=float(shares[i]),
             reason=reasons.get(1 + 2 * i, "") or reasons.get(2 + 2 * i, ""),
         )
         for i, one in enumerate(inputs)
@@ -250,12 +278,25 @@ def _swings(inputs: Sequence[Unsure], answers: Array, reasons: Mapping[int, str]
 
 def _notes(swings: Sequence[Swing], given: Mapping[str, Any], inputs: Sequence[Unsure]) -> list[str]:
     """Say where an end of a range has no answer, and what correlations of an engine's constants would change."""
-    found = [f"{one.name}: no answer at an end of its range: {one.reason}" for one in swings if one.reason]
+    found = [f"{one.name}: no answer at an end of its range: {one.reason}" for one in swings if one.reason and not one.missed]
+    for one in swings:
+        for side in (0, 1):
+            if one.misses(side):
+                end, answer = (one.low, one.high)[side], (one.at_low, one.at_high)[side]
+                costs = one.reason if math.isnan(answer) else f"met at more than {BEYOND:g} times the answer as asked alone"
+                found.append(
+                    f"{one.name}: limits are met from {written(one.base, one.unit)} to {written(one.met[side], one.unit)}; at "
+                    f"{written(end, one.unit)} they are missed ({costs}), which is no part of the variance"
+                )
     engine = given.get("engine")
     fit = engine.fit if isinstance(engine, Engine) else {}
     names = list(fit.get("names", ()))
     as_fitted = {one.name for one in inputs if one.basis.startswith("fitted")}
-    signed = {one.name: (one.at_high - one.at_low) / 2 for one in swings if one.name in as_fitted and not math.isnan(one.swing)}
+    signed = {
+        one.name: math.copysign(math.sqrt(one.share), one.at_met[1] - one.at_met[0])
+        for one in swings
+        if one.name in as_fitted and not math.isnan(one.swing)
+    }
     if len(signed) > 1:
         ratio = tornado.correlated(signed, names, np.asarray(fit["covariance"]))
         share = sum(one.share for one in swings if one.name in signed)
@@ -284,7 +325,7 @@ def _with_indices(
     if not ask.quick:
         say(f"Sobol's indices of {counted(len(inputs), 'input')}: {counted(points, 'point')}, some {ask.time(points)} ...")
     drawn = indices_of.rows(samples, len(inputs), seed)
-    values = {one.name: one.values(drawn[:, :, i].ravel()) for i, one in enumerate(inputs)}
+    values = {one.name: np.clip(one.values(drawn[:, :, i].ravel()), *_within(swings[one.name])) for i, one in enumerate(inputs)}
     answers, reasons = ask(inputs, values)
     table = answers.reshape(len(inputs) + 2, samples)
     whole = np.isfinite(table).all(axis=0)
@@ -293,7 +334,8 @@ def _with_indices(
         why = f"; the first reason: {next(iter(reasons.values()))}" if reasons else ""
         words = f"{lost:.0%} of {samples:,} samples have no answer: there are no indices, which would say little of the others"
         return replace(found, notes=(*found.notes, words + why), evaluations=found.evaluations + points)
-    told = indices_of.indices(table[:, whole], seed)
+    (logs,) = tornado.logged(table[:, whole])
+    told = indices_of.indices(logs, seed)
     spread = np.quantile(table[:2, whole], (0.05, 0.5, 0.95))
     for i, one in enumerate(inputs):
         swings[one.name] = replace(
@@ -311,6 +353,11 @@ def _with_indices(
         found, swings=tuple(swings[one.name] for one in found.swings), notes=tuple(notes), samples=int(whole.sum()), seed=seed,
         evaluations=found.evaluations + points, spread=(float(spread[0]), float(spread[2])), median=float(spread[1]),
     )  # fmt: skip
+
+
+def _within(one: Swing) -> tuple[float, float]:
+    """Return the least and the most of an input that samples take: a side with a missed limit ends where it is met."""
+    return one.met[0] if one.misses(0) else -math.inf, one.met[1] if one.misses(1) else math.inf
 
 
 def _pair(ends: Array) -> tuple[float, float]:

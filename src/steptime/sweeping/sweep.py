@@ -9,17 +9,16 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName, expect
-from steptime.sweeping.axes import Axis, check_needs, made_axis, read_held
+from steptime.sweeping.ask_step import with_layout
+from steptime.sweeping.axes import Axis, check_needs, check_texts, in_base_units, made_axis, read_held
 from steptime.sweeping.grid import Job
 from steptime.sweeping.inputs import COUNT, Question
 from steptime.sweeping.journal import Journal
+from steptime.sweeping.point_limits import check_points
 from steptime.sweeping.questions import input_of, plain_name, question_of
 from steptime.sweeping.result import Sweep, columns_of
 from steptime.sweeping.running import Progress, run
-from steptime.units import DAY, HOUR, MINUTE, in_digits
 
-MOST_POINTS: Final = 50_000_000  # whose answers fit in the memory of a laptop
-LONGEST: Final = 30 * DAY  # s of work that is begun
 BANDED: Final = 20_000  # points up to which ranges of arrays are told without being asked for
 
 
@@ -41,7 +40,8 @@ def sweep(
     question: "step", "plan", "simulate", "blackboard.NAME", the function of steptime that it is (`st.plan`), or a function of
     your own that takes keywords and returns a number or a dict. axes: values by input name, in base units or as texts
     ("1k:128k:log2", "4TB/s:32TB/s:9"), figures of the machine ("chip.hbm.bandwidth") among them. fixed: the other inputs;
-    those with a dot as **{"chip.hbm.bandwidth": 8e12}. answers: what is told; by default the main ones. together: the axes go
+    those with a dot as **{"chip.hbm.bandwidth": 8e12}. A rent that is a bare number
+    is USD per chip-hour. answers: what is told; by default the main ones. together: the axes go
     in step, one point a position, in place of each with each. vectorised: whether a function of your own takes arrays.
     workers: processes of this machine, by default all its cores where that is safe; client: of a Dask cluster instead.
     out: a file of results (`Sweep.save` tells which endings); answers are kept beside it while the sweep runs, so that one
@@ -56,9 +56,10 @@ def sweep(
     """
     asked = question_of(question, vectorised=vectorised)
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
-    held = {plain_name(asked, name): value for name, value in fixed.items()}
-    seen = {plain_name(asked, name): values for name, values in axes.items()}
+    held = in_base_units(asked, {plain_name(asked, name): value for name, value in fixed.items()})
+    seen = in_base_units(asked, {plain_name(asked, name): values for name, values in axes.items()})
     known = {**held, **({"system": _first(seen["system"])} if "system" in seen else {})}
+    check_texts(asked, {name: values for name, values in seen.items() if isinstance(values, str)}, known)
     made = [made_axis(name, _values(values), input_of(asked, name, known)) for name, values in seen.items()]
     held = read_held(asked, held, known)
     for name, value in held.items():
@@ -104,6 +105,7 @@ def sweep_of(
     if not axes:
         raise InputError("a sweep needs an axis: the input that changes, with its values")
     check_needs(asked, axes, fixed)
+    fixed = with_layout(asked, fixed, axes)
     if workers is not None and (not isinstance(workers, int) or workers < 1):
         raise RangeError(f"workers must be a whole number of at least 1, not {workers}")
     if together and len({len(axis.values) for axis in axes}) > 1:
@@ -111,7 +113,7 @@ def sweep_of(
         raise RangeError(f"axes that go together must be of one length; they have {lengths}")
     wanted = told(asked, tuple(answers))
     job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
-    check_size(job)
+    check_points(job.shape, asked.seconds)
     if (not answers if banded is None else banded) and job.points <= BANDED:
         wanted = with_bands(asked, wanted)
         job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
@@ -160,31 +162,3 @@ def with_bands(asked: Question, wanted: tuple[str, ...]) -> tuple[str, ...]:
     for name in wanted:
         found += [name, *(asked.bands.get(name, ()))]
     return tuple(dict.fromkeys(found))
-
-
-def check_size(job: Job) -> None:
-    """Raise RangeError for more points than fit in memory, or than can be waited for: how many, and how long they take."""
-    takes = job.points * job.question.seconds
-    product = " x ".join(f"{n:,}" for n in job.shape)
-    if job.points > MOST_POINTS:
-        raise RangeError(
-            f"{product} are {job.points:,} points; they would take some {duration(takes)}, and at most {MOST_POINTS:,} fit in "
-            "memory: give fewer values, or sweep in parts"
-        )
-    if takes > LONGEST:
-        raise RangeError(
-            f"{product} are {job.points:,} points, and would take some {duration(takes)} on one core: give fewer values"
-        )
-
-
-def duration(seconds: float) -> str:
-    """Write a time as people say it.
-
-    >>> duration(0.2), duration(200), duration(5 * 86400), duration(4e11)
-    ('less than a second', '3.3 minutes', '5 days', '12,700 years')
-    """
-    for size, name in ((365.25 * DAY, "years"), (DAY, "days"), (HOUR, "hours"), (MINUTE, "minutes")):
-        if seconds >= 2 * size:
-            digits = 2 if seconds < 100 * size else 3
-            return f"{in_digits(seconds / size, digits)} {name}"
-    return "less than a second" if seconds < 1 else f"{in_digits(seconds, 2)} seconds"

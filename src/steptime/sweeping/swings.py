@@ -13,7 +13,7 @@ from steptime.results import unit as of
 from steptime.units import in_digits, show
 
 PREFIXED: Final = ("s", "B", "B/s", "FLOP/s", "USD/s", "W", "tok/s")
-MATTERS: Final = 0.01  # of the largest swing: what is smaller has no row and no bar
+MATTERS: Final = 0.03  # of the largest swing, 0.1 % of the variance: what is smaller has no row and no bar
 UNSURE: Final = 0.05  # half of the range of an index from which it is told beside
 WORTH: Final = 0.01  # of the variance: a share below is not worth a measurement
 
@@ -39,7 +39,7 @@ class Swing:
     """One unsure input: its range and what that rests on, the answer at both ends, and the shares of the variance it makes."""
 
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "swing": of("", "how far apart the answers at both ends are"),
+        "swing": of("", "how far apart the answers at both ends are, or where limits are still met"),
     }
 
     name: str = field(metadata=of("", "the input"))
@@ -56,9 +56,19 @@ class Swing:
     at_low: float = field(metadata=of("", "the answer at the lower end, the other inputs at their base; null: none"))
     at_high: float = field(metadata=of("", "the answer at the upper end"))
     reason: str = field(default="", metadata=of("", "why an end has no answer"))
-    share: float = field(
-        metadata=of("", "of the answer's variance, by the swings alone: exact where the answer is a sum of its inputs")
+    missed: str = field(
+        default="",
+        metadata=of(
+            "",
+            "end at which limits are missed, or met at a multiple of the cost alone: low, high or both; empty: none",
+        ),
     )
+    met: tuple[float, float] = field(metadata=of("", "range within which limits are met; low to high where none is missed"))
+    at_met: tuple[float, float] = field(metadata=of("", "the answers at its ends"))
+    share: float = field(
+        metadata=of("", "of the variance of the answer's logarithm within `met`, by the swings alone; of the answer's own "
+                        "where it may be 0 or less")
+    )  # fmt: skip
     first: float | None = field(
         default=None,
         metadata=of("", "Sobol's first index: share of the variance that goes if the input is known", key="first_index"),
@@ -75,8 +85,12 @@ class Swing:
 
     @property
     def swing(self) -> float:
-        """How far apart the answers at both ends are."""
-        return abs(self.at_high - self.at_low)
+        """How far apart the answers at both ends are, or where limits are still met."""
+        return abs(self.at_met[1] - self.at_met[0])
+
+    def misses(self, side: int) -> bool:
+        """Whether limits are missed at an end: 0 for the low one, 1 for the high one."""
+        return self.missed in (("low", "high")[side], "both")
 
     @property
     def worth(self) -> float:
@@ -151,7 +165,9 @@ class Sensitivity(Tabular):
             goes += f" ({max(first.first_range[0], 0.0):.0%} to {min(first.first_range[1], 1.0):.0%})"
         goes = goes.replace("%", " %")
         how = f" By {first.learn}." if first.learn else ""
-        return f"{_verb(first)} {first.what} first ({first.name}): knowing it takes {goes} of the variance away.{how}"
+        missed = [one.name for one in self.swings if one.missed]
+        limits = f" Limits are missed at an end of {', '.join(missed)}." if missed else ""
+        return f"{_verb(first)} {first.what} first ({first.name}): knowing it takes {goes} of the variance away.{limits}{how}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what was asked, the answer with its range, and what to learn first."""
@@ -165,6 +181,9 @@ class Sensitivity(Tabular):
     def columns(self) -> dict[str, Any]:
         """Return a row for each input, the largest swing first."""
         found = table_of(Swing, self.swings)
+        for name in ("met", "at_met"):
+            pairs = found.pop(name)
+            found |= {f"{name}_low": [low for low, _ in pairs], f"{name}_high": [high for _, high in pairs]}
         for name in ("first_index", "total_index"):
             ends = [pair or (math.nan, math.nan) for pair in found.pop(f"{name}_range")]
             found[name] = [math.nan if value is None else value for value in found[name]]

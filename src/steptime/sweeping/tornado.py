@@ -5,7 +5,9 @@ $\sqrt 3$ for an even range), the answer's variance is about the sum of those th
 
 $$ \sigma_i = \frac{|\Delta_i|}{2 k_i}, \qquad \text{share}_i = \frac{\sigma_i^2}{\sum_j \sigma_j^2} $$
 
-exact where the answer is linear in independent inputs. Products and thresholds are what Sobol's indices are for (`sobol`).
+with the answer's logarithm for $y$ where all answers are above 0, as costs, times and rates are: products of inputs are then
+sums. Exact where $y$ is linear in independent inputs. A swing ends where a limit is missed (`cliffs`): what lies beyond is no
+variance, but another question. Products and thresholds are what Sobol's indices are for (`sobol`).
 """
 
 from __future__ import annotations
@@ -31,6 +33,17 @@ def points(inputs: Sequence[Unsure]) -> dict[str, Array]:
         column[1 + 2 * position : 3 + 2 * position] = one.ends
         found[one.name] = column
     return found
+
+
+def logged(*answers: Array) -> tuple[Array, ...]:
+    """Return the logarithms of answers, or the answers themselves where one is not above 0.
+
+    >>> logged(np.array([1.0, np.e]))[0].tolist(), logged(np.array([-1.0, 2.0]))[0].tolist()
+    ([0.0, 1.0], [-1.0, 2.0])
+    """
+    if any(np.any(one <= 0) for one in answers):
+        return answers
+    return tuple(np.log(one) for one in answers)
 
 
 def deviations(low: Array, high: Array, halves: Array) -> Array:

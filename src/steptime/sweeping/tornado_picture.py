@@ -63,7 +63,8 @@ def _swings(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
 
     for row, one in enumerate(bars):
         for end, colour, hatch, value, side in (
-            (one.at_low, COLOURS[0], "", one.low, one.at_high), (one.at_high, COLOURS[4], "////", one.high, one.at_low),
+            (one.at_met[0], COLOURS[0], "", one.met[0], one.at_met[1]),
+            (one.at_met[1], COLOURS[4], "////", one.met[1], one.at_met[0]),
         ):  # fmt: skip
             if not math.isfinite(end):
                 continue

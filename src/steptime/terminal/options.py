@@ -1,7 +1,7 @@
 """Options that several commands take, and how what was asked for is read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -249,18 +249,36 @@ class Load:
 class Ways:
     """How one replica is laid over chips."""
 
-    tp: Annotated[int, count("--tp", "Tensor parallel ways.", LAYOUT)] = 1
-    pp: Annotated[int, count("--pp", "Pipeline stages.", LAYOUT)] = 1
-    dp: Annotated[int, count("--dp", "Attention groups (data parallel attention).", LAYOUT)] = 1
-    ep: Annotated[int, count("--ep", "Expert parallel ways.", LAYOUT)] = 1
-    cp: Annotated[int, count("--cp", "Context parallel ways.", LAYOUT)] = 1
+    tp: Annotated[
+        int | None,
+        count("--tp", "Tensor parallel ways.", LAYOUT, show_default="1; the fewest that hold the model if no way is given"),
+    ] = None
+    pp: Annotated[int | None, count("--pp", "Pipeline stages.", LAYOUT, show_default="1")] = None
+    dp: Annotated[int | None, count("--dp", "Attention groups (data parallel attention).", LAYOUT, show_default="1")] = None
+    ep: Annotated[int | None, count("--ep", "Expert parallel ways.", LAYOUT, show_default="1")] = None
+    cp: Annotated[int | None, count("--cp", "Context parallel ways.", LAYOUT, show_default="1")] = None
 
     def layout(self, **more: int) -> "Layout":
         """Return the layout, with as many micro-batches in flight as stages unless told otherwise."""
         from steptime.physics.layout import Layout
 
-        ways = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp, "microbatches": self.pp}
-        return Layout(**(ways | more))
+        given = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp}
+        ways = {name: 1 if value is None else value for name, value in given.items()}
+        return Layout(**({**ways, "microbatches": ways["pp"]} | more))
+
+    def layout_for(
+        self, model: "Model", system: "System", engine: "Engine", *, batch: float, context: float, **more: int
+    ) -> "Layout":
+        """Return the layout that is given, or the default one of a model on a system, and say which that is."""
+        if any(way is not None for way in (self.tp, self.pp, self.dp, self.ep, self.cp)):
+            return self.layout(**more)
+        from steptime.physics.default_layout import default_layout
+        from steptime.physics.layout import show_layout
+
+        layout = default_layout(model, system, engine=engine, batch=batch, context=context)
+        if layout.chips > 1:
+            typer.echo(f"steptime: layout {show_layout(layout)}: the smallest that holds {model.name}; --tp sets it", err=True)
+        return replace(layout, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,16 +51,7 @@ class Sold:
 
     speed: Annotated[float, option("Output speed for each user, in tok/s.", ASK)] = 40.0
     mix: Annotated[str, option("Prompt, answer, and cached share of the prompt.", ASK, metavar="IN:OUT[:CACHED]")] = "4096:1024"
-    mode: Annotated[
-        str | None,
-        option(
-            "aggregated, disaggregated, or any.", ASK, show_default="aggregated, as margins are calibrated; any for a proposal"
-        ),
-    ] = None
-
-    def modes(self, usual: str) -> tuple[str, ...]:
-        """Return the modes that are asked for, else the usual ones."""
-        return modes_of(usual if self.mode is None else self.mode)
+    mode: Annotated[str, option("aggregated, disaggregated, or any: the cheaper of both.", ASK)] = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +144,7 @@ def _check(ctx: typer.Context, what: What, sold: Sold, backward: Backward, *, re
             "text, not --json": (not backward.json, "brief"),
         },
     )
-    sold.modes("any")
+    modes_of(sold.mode)
     check_outputs({"--csv": backward.csv}, [what.list_] if what.list_ else [])
 
 
@@ -201,7 +192,7 @@ def _surveyed(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _Vi
             at=what.at,
             speed=sold.speed,
             mix=sold.mix,
-            mode=sold.modes("aggregated"),
+            mode=modes_of(sold.mode),
             hold=read_holds(backward.hold),
             catalog=what.catalog,
             update=what.update,
@@ -239,7 +230,7 @@ def _proposed(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _Vi
             margin=float(what.target_margin or 0),
             speed=sold.speed,
             mix=sold.mix,
-            mode=sold.modes("any"),
+            mode=modes_of(sold.mode),
             hold=read_holds(backward.hold),
             catalog=what.catalog,
         )

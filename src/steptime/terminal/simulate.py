@@ -187,11 +187,11 @@ class Pools(Ways):
     ] = 0
     prefill_tp: Annotated[int | None, count("--prefill-tp", "Their tensor parallel ways; by default --tp.", LAYOUT)] = None
 
-    def prefill(self) -> "Layout | None":
+    def prefill(self, tp: int) -> "Layout | None":
         """Return the layout of the replicas that only read prompts, where there are any."""
         from steptime.physics.layout import Layout
 
-        ways = self.tp if self.prefill_tp is None else self.prefill_tp
+        ways = tp if self.prefill_tp is None else self.prefill_tp
         return Layout(tp=ways, replicas=self.prefill_replicas) if self.prefill_replicas else None
 
     def fast(self, schedule: "Policy") -> dict[str, Any]:
@@ -240,7 +240,9 @@ def simulate(
     played = None if drawn_for_search else asking.traffic(asking.rate, asking.requests, asking.concurrency, more=more)
     prompt = float(sizes[0].mean + more if played is None or asking.trace is None else max(played.inputs))
     model = held.read(model, sizes[0].mean if played is None else max(1.0, float(played.inputs.mean()) - more))
-    policy, layout, prefill = schedule.read(engine, system, prompt), pools.layout(replicas=pools.replicas), pools.prefill()
+    policy, context = schedule.read(engine, system, prompt), prompt + (sizes[1].mean if played is None else max(played.outputs))
+    layout = pools.layout_for(model, system, engine, batch=1, context=context, replicas=pools.replicas)
+    prefill = pools.prefill(int(layout.tp))
     given: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": read_limits(answering.speed, answering.ttft),
         "prefill": prefill, "cache": schedule.cache(system, prefill or layout), "quantile": answering.quantile,

@@ -68,8 +68,12 @@ def step(
     )
     check_outputs({"--csv": csv}, subject.files())
     model, system, engine = subject.read()
-    layout = ways.layout() if ways.microbatches is None else ways.layout(microbatches=ways.microbatches)
-    given: dict[str, Any] = asked_of(layout=layout, **vars(asked))
+    parts = {} if ways.microbatches is None else {"microbatches": ways.microbatches}
+    # what is wrong with the pass is said before a layout is searched
+    given: dict[str, Any] = asked_of(layout=ways.layout(**parts), **vars(asked))
+    context = given.get("context", asked.tokens + asked.prefix)
+    layout = ways.layout_for(model, system, engine, batch=given.get("batch", 1), context=context, **parts)
+    given = dict[str, Any](asked_of(layout=layout, **vars(asked)))
     if "tokens" in given:
         more = held.tokens(model)
         model = held.read(model, given["tokens"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from steptime.lecture.pairs import domain_of
+from steptime.physics.default_layout import most_spread
 from steptime.physics.layout import Layout
 from steptime.physics.search_space import legal
 from steptime.web.inputs import Shared, bar_of
@@ -28,6 +29,4 @@ def _layout(shared: Shared, chips: int) -> Layout:
     found = [x for x in legal(model, system, most, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
     if not found:
         raise WrongField("chips", f"{model.name} cannot be laid over {most:,} chips of {system.name}")
-    size = max(int(x.chips) for x in found)
-    alike = [x for x in found if int(x.chips) == size]
-    return max(alike, key=lambda x: (int(x.ep), -int(x.tp) if x.ep > 1 else int(x.tp)))
+    return most_spread(found)

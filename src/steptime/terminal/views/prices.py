@@ -79,31 +79,29 @@ def _offers(found: Market) -> Grid:
 
 def _costs(found: Market) -> Grid:
     shown = table(
-        "System", "Request (90 %)", "Margin", "Range", "Cheapest", "In", "Out", "Chips", "Rent per chip", "Layout",
+        "System", "Request", "Mode", "Chips", "Margin", "Range", "Aggregated", "Layout", "90 %", "Cheapest", "In", "Out",
+        "Rent per chip",
         title="Cost on plausible systems, and the median seller's margin over it (a busy chip)",
-        numbers=(1, 2, 3, 4, 5, 6, 7), first_to_go=(9, 8, 7, 5, 6, 4),
+        numbers=(1, 3, 4, 5, 6, 8, 9, 10, 11), first_to_go=(12, 10, 11, 9, 8, 5),
     )  # fmt: skip
     margins = {one.system: one for one in found.margins}
     if "hopper" in margins:
         one = margins["hopper"]
         shown.add_row(
-            "Hopper, both",
-            "",
-            f"{one.median:.2g}",
-            f"{one.range[0]:.2g} to {one.range[1]:.2g}",
-            f"{one.lowest:.2g}",
-            style="green",
-        )
+            "Hopper, both", "", "", "", f"{one.median:.2g}", f"{one.range[0]:.2g} to {one.range[1]:.2g}", "", "", "",
+            f"{one.lowest:.2g}", style="green",
+        )  # fmt: skip
     for cost in sorted(found.costs, key=lambda one: (not one.feasible, one.usd_per_request)):
         if not cost.feasible:
             shown.add_row(cost.system, Text(cost.reason.partition(";")[0][:60], style="bright_black"))
             continue
         one, ends = margins[cost.system], cost.usd_per_request_range
-        span = f" ({usd(ends[0])} to {usd(ends[1])})" if ends else ""
+        span = f"{usd(ends[0])} to {usd(ends[1])}" if ends else ""
         shown.add_row(
-            cost.system, f"{usd(cost.usd_per_request)}{span}", f"{one.median:.2g}", f"{one.range[0]:.2g} to {one.range[1]:.2g}",
-            f"{one.lowest:.2g}", dollars(cost.input_usd_per_million), dollars(cost.output_usd_per_million), f"{cost.chips:,}",
-            f"{show(float(cost.rent.typical), 'USD/s')} {kind_and_date(cost.rent)}", cost.layout_text,
+            cost.system, usd(cost.usd_per_request), cost.mode, f"{cost.chips:,}", f"{one.median:.2g}",
+            f"{one.range[0]:.2g} to {one.range[1]:.2g}", dollars(cost.aggregated_usd_per_request), cost.layout_text, span,
+            f"{one.lowest:.2g}", dollars(cost.input_usd_per_million), dollars(cost.output_usd_per_million),
+            f"{show(float(cost.rent.typical), 'USD/s')} {kind_and_date(cost.rent)}",
         )  # fmt: skip
     return shown
 

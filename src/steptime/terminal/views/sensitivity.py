@@ -50,7 +50,9 @@ def _table(found: Sensitivity, rows: list[Swing], width: int) -> Grid:
     made = table(*heads, numbers=range(1 + len(told), len(heads)), first_to_go=(len(heads) - 1,) if found.samples else ())
     made.whole = (0,)
     for one in rows:
-        ends = [written(value, found.unit) for value in (one.at_low, one.at_high)]
+        ends = [
+            "missed" if one.misses(side) else written(value, found.unit) for side, value in enumerate((one.at_low, one.at_high))
+        ]
         value = ranged(one.base, (one.low, one.high), partial(written, unit=one.unit))
         basis = one.basis.replace(" %", "\N{NO-BREAK SPACE}%")
         cells = [value, basis] if wide else [f"{value}: {basis}"]
@@ -77,7 +79,7 @@ def _percent(share: float) -> str:
 
 def _tornado(found: Sensitivity, rows: list[Swing], width: int) -> list[RenderableType]:
     """Return the swings as bars about the answer as asked, the largest first."""
-    ends = [end for one in rows for end in (one.at_low, one.at_high) if math.isfinite(end)]
+    ends = [end for one in rows for end in one.at_met if math.isfinite(end)]
     low, high = min([found.base, *ends]), max([found.base, *ends])
     if not high > low:
         return []
@@ -92,7 +94,7 @@ def _tornado(found: Sensitivity, rows: list[Swing], width: int) -> list[Renderab
     for one in rows:
         row = Text(one.name[:names].rjust(names) + " ")
         glyphs = [(" ", "")] * cells
-        for end, glyph, colour in ((one.at_low, LOW, "blue"), (one.at_high, HIGH, "yellow")):
+        for end, glyph, colour in zip(one.at_met, (LOW, HIGH), ("blue", "yellow"), strict=True):
             if math.isfinite(end):
                 first, last = sorted((middle, at(end)))
                 for cell in range(first, last + 1):
@@ -101,11 +103,13 @@ def _tornado(found: Sensitivity, rows: list[Swing], width: int) -> list[Renderab
         glyphs[middle] = ("│", "bold")
         for glyph, colour in glyphs:
             row.append(glyph, style=colour)
-        if not math.isfinite(one.swing):
+        if one.missed or not math.isfinite(one.swing):
             row.append(" !")
         lines.append(row)
     lines.append(_axis(found, names, cells, low, high, middle))
     legend = Text.assemble((LOW, "blue"), " input at its low  ", (HIGH, "yellow"), " at its high  │ as asked")
+    if any(one.missed for one in rows):
+        legend.append("  ! ends where limits are missed")
     return [*lines, legend]
 
 
@@ -149,5 +153,5 @@ def _meaning(found: Sensitivity) -> str:
             f"bootstrap of {found.samples:,} samples."
         )
     else:
-        words.append("Variance: share by swings alone, as if the answer were a sum of its inputs; --sobol tells without that.")
+        words.append("Variance: share by swings alone, as if the answer were a product; --sobol does without that.")
     return " ".join(words)

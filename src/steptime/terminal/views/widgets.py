@@ -9,15 +9,27 @@ from dataclasses import dataclass, field
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from steptime.safe_text import replace_controls
 from steptime.units import show
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 FILLS = "█▓▒="  # of the parts of a stacked bar, in turn: told apart without colour
 BETWEEN, EDGES = 3, 2  # columns between two columns of a table, and at its ends
 WORD = 16  # columns that a word of text may need before it is broken
+
+
+class SafeConsole(Console):
+    """A console that prints control characters of texts as replacement characters: names come from files of others."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render an object to segments."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else replace_controls(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style)
 
 
 @dataclass
