@@ -166,7 +166,7 @@ def test_what_is_no_count_is_refused_by_name(text, error):
         ({"chip.hbm.bandwidth": -1e12}, "chip.hbm.bandwidth must be greater than 0 B/s"),
         ({"chip.hbm.bandwidth": np.array([1e12, -1e12])}, "chip.hbm.bandwidth must be greater than 0 B/s"),
         ({"chip.hbm.bandwidth": "8 TB/s"}, "chip.hbm.bandwidth must be a number"),
-        ({"chip.hbm.capacity": 1e-300}, "chip.hbm.capacity must be at least 1 B"),
+        ({"chip.hbm.capacity": 1e-300}, "chip.hbm.capacity must be at least 1,000,000 B"),
         ({"scale_up.size": 2.5}, "scale_up.size must be a whole number of at least 1 chip, not 2.5"),
         ({"scale_up.size": np.array([8, 0])}, "scale_up.size must be at least 1 chip, not 0"),
         ({"scale_up.size": 64, "scale_out.size": 8}, "64 chips of nvlink are more than the 8 of infiniband"),

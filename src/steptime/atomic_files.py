@@ -1,15 +1,18 @@
-"""Text files that are written whole or not at all."""
+"""Files that are written whole or not at all: a crash or a full disk leaves the old file as it was."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+FilePath = str | os.PathLike[str]
 
-def write_text_atomically(
-    path: str | os.PathLike[str], text: str, *, executable: bool = False, follow_symlinks: bool = True
-) -> None:
+
+def write_text_atomically(path: FilePath, text: str, *, executable: bool = False, follow_symlinks: bool = True) -> None:
     """Write a text as UTF-8, line ends as they are, beside `path`, then put it in its place.
 
     A full disk or a kill leaves the old file as it was. A pipe or a device is written directly.
@@ -23,20 +26,104 @@ def write_text_atomically(
     Raises:
         OSError: the file cannot be written.
     """
+    write_bytes_atomically(path, text.encode(), executable=executable, follow_symlinks=follow_symlinks)
+
+
+def write_bytes_atomically(path: FilePath, data: bytes, *, executable: bool = False, follow_symlinks: bool = True) -> None:
+    """Write bytes as `write_text_atomically` writes text."""
+    with temporary_file(path, executable=executable, follow_symlinks=follow_symlinks) as beside:
+        beside.write_bytes(data)
+
+
+@contextmanager
+def temporary_file(path: FilePath, *, executable: bool = False, follow_symlinks: bool = True) -> Iterator[Path]:
+    """Yield a path beside `path` to write a file or a folder to, and put it in the place of `path` at the end.
+
+    The path has the ending of `path`. After an exception it is removed, and `path` is as it was. The path of a pipe or a
+    device is yielded itself. `write_text_atomically` says what the arguments mean.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     place = Path(os.path.realpath(path) if follow_symlinks else path)
-    if follow_symlinks and Path(path).exists() and not Path(path).is_file() and not place.is_dir():
-        Path(path).write_text(text, encoding="utf-8", newline="")
+    if follow_symlinks and place.exists() and not place.is_file() and not place.is_dir():
+        # `/dev/stdout` is a link to a pipe, whose real path cannot be opened
+        yield Path(path)
         return
-    mode = place.stat().st_mode & 0o777 if place.is_file() and not place.is_symlink() else None
-    beside = place.with_name(f".{place.name[:100]}.{secrets.token_hex(8)}.partial")
+    beside = place.with_name(_temporary_name(place.suffix))
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        mode = beside.stat().st_mode & 0o777 if mode is None else mode
-        # The execute bits follow the read bits, so that the user's umask holds for them too.
-        beside.chmod(mode | ((mode & 0o444) >> 2) if executable else mode)
+        yield beside
+        if beside.is_file():
+            _set_mode(beside, place, executable)
+            _sync(beside)
+        if place.is_dir() and not place.is_symlink() and beside.is_dir():
+            shutil.rmtree(place)
         os.replace(beside, place)
+        _sync_folder(place.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        _remove(beside)
+
+
+def create_text_exclusively(path: FilePath, text: str) -> None:
+    """Write a text as UTF-8 to a file that is not there yet, whole or not at all.
+
+    Of several processes that create one file at once, one succeeds.
+
+    Raises:
+        FileExistsError: the file is there.
+        OSError: it cannot be written.
+    """
+    place = Path(path)
+    # readers of the folder must not take it for a finished file, so that it has another ending
+    beside = place.with_name(_temporary_name(".partial"))
+    try:
+        beside.write_bytes(text.encode())
+        _sync(beside)
+        try:
+            os.link(beside, place)
+        except FileExistsError:
+            raise
+        except OSError:
+            # a file system without hard links: the name is taken first, then the empty file replaced
+            os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            os.replace(beside, place)
+        _sync_folder(place.parent)
+    finally:
+        _remove(beside)
+
+
+def _temporary_name(suffix: str) -> str:
+    return f".steptime-{secrets.token_hex(8)}{suffix}"
+
+
+def _set_mode(beside: Path, place: Path, executable: bool) -> None:
+    """Give a new file the mode of the old one; the execute bits follow the read bits, for which the umask holds."""
+    old = place if place.is_file() and not place.is_symlink() else beside
+    mode = old.stat().st_mode & 0o777
+    wanted = mode | ((mode & 0o444) >> 2) if executable else mode
+    if old is place or wanted != mode:
+        beside.chmod(wanted)
+
+
+def _sync(path: Path) -> None:
+    # Windows syncs only files that are open for writing
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power cut, where the system can."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.errors import InputError, SteptimeError
+from steptime.safe_text import safe_cell
 
 SUFFIXES = {
     "s": "_s", "B": "_bytes", "B/s": "_bytes_per_s", "FLOP": "_flop", "FLOP/s": "_flop_per_s", "W": "_w", "kg": "_kg",
@@ -172,7 +173,7 @@ class Tabular(Result):
         written = io.StringIO()
         columns = self.columns()
         writer = csv.writer(written, lineterminator="\n")
-        writer.writerow(columns)
+        writer.writerow(map(safe_cell, columns))
         cells = (np.asarray(values).tolist() for values in columns.values())
         writer.writerows([_cell(value) for value in row] for row in zip(*cells, strict=True))
         return written.getvalue()
@@ -187,7 +188,7 @@ class Tabular(Result):
 
 
 def _cell(value: Any) -> Any:
-    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else value
+    return "" if value is None or (isinstance(value, float) and not math.isfinite(value)) else safe_cell(value)
 
 
 def table_of(kind: type, rows: Sequence[Any]) -> dict[str, list[Any]]:

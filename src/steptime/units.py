@@ -49,7 +49,7 @@ SYMBOLS: Final[dict[str, tuple[str, float, bool]]] = {
 CONTRACTIONS: Final = {"FLOPS": "FLOP/s", "OPS": "OP/s", "bps": "b/s", "Bps": "B/s"}  # TFLOPS is TFLOP/s
 
 _NUMBER = re.compile(
-    r"([-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,9})?)\s*([^\s0-9].*)?"
+    r"([-+]?(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]++(?:_[0-9]++)*+)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,9})?)\s*([^\s0-9].*)?"
 )
 COUNTS: Final[dict[str, float]] = {
     "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "ki": 2.0**10, **BINARY_PREFIXES,

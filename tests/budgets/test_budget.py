@@ -102,7 +102,7 @@ def test_no_traffic_gives_the_law_s_own_best():
 
 def test_usd_are_flop_at_the_rent():
     rent = 2 / 3600
-    system = st.vary("hgx-h100", {"rent": rent})
+    system = st.vary("hgx-h100", {"rent": 2})
     money = budget(read_target(usd=100e6), SPOKEN, law="epoch", system=system).choice
     flop = 100e6 / rent * system.chip.peak["bf16"] * 0.43
     same = budget(read_target(compute=flop), SPOKEN, law="epoch", system=system).choice

@@ -111,9 +111,39 @@ def test_a_rent_is_read_as_people_write_it(words):
     assert float(st.with_rent("hgx-h100", words).rent.typical) == pytest.approx(2.10 / 3600)
 
 
-def test_a_number_is_no_rent_in_usd_an_hour():
-    with pytest.raises(st.InputError, match="vary takes a number of USD/s"):
-        st.with_rent("hgx-h100", 2.1)
+def test_a_bare_number_is_usd_per_chip_hour_wherever_python_takes_a_rent():
+    per_second = pytest.approx(2.1 / 3600)
+    work, slo = st.Workload(input_tokens=500, output_tokens=100), st.Slo(speed=40)
+    assert float(st.with_rent("hgx-h100", 2.1).rent.typical) == per_second
+    assert float(st.vary("hgx-h100", {"rent": 2.1}).rent.typical) == per_second
+    assert float(st.compare("llama-3.1-8b", "hgx-h100", work, slo, rent=2.1).standings[0].rent.typical) == per_second
+    asked = {
+        "model": "llama-3.1-8b",
+        "system": "hgx-h100",
+        "context": 1024,
+        "engine": "ideal",
+        "answers": ["usd_per_million_tokens"],
+    }
+    held = st.sweep("step", {"batch": [8]}, rent=2.1, **asked)
+    text = st.sweep("step", {"batch": [8]}, rent="2.1 USD/h", **asked)
+    axis = st.sweep("step", {"rent": [2.1, "4.2 USD/h"]}, batch=8, **asked)
+    cost = text.answers["usd_per_million_tokens"].values.ravel()[0]
+    assert held.answers["usd_per_million_tokens"].values.ravel() == pytest.approx([cost])
+    assert axis.answers["usd_per_million_tokens"].values.ravel() == pytest.approx([cost, 2 * cost])
+
+
+@pytest.mark.parametrize("odd", [True, None, [2.1]])
+def test_with_rent_of_no_amount_is_refused(odd):
+    with pytest.raises(st.InputError, match="a rent is a kind, or USD per chip-hour"):
+        st.with_rent("hgx-h100", odd)
+
+
+def test_vary_with_a_rent_in_usd_per_second_is_refused():
+    with pytest.raises(st.InputError, match="rent"):
+        st.vary("hgx-h100", {"rent": 2.1 / 3600})
+
+
+def test_with_rent_without_a_system_or_a_kind_is_refused():
     with pytest.raises(st.InputError, match="known: none"):
         st.with_rent("cs-3", "owned")
     with pytest.raises(st.InputError, match="a system is a name"):

@@ -63,7 +63,7 @@ def test_the_median_of_logarithms_counts():
 
 @pytest.mark.parametrize(
     ("tpot", "ttft", "outside"),
-    [([1.0, 1.1], None, ()), ([1.0, 2.8], None, ("r1",)), ([0.3], None, ("r0",)), ([1.0], [9.0], ("r0",))],
+    [([1.0, 1.1], None, ()), ([1.0, 2.8], None, ("r1",)), ([0.72], None, ("r0",)), ([1.0], [9.0], ("r0",))],
 )
 def test_load_anchor_with_a_run_outside_its_range_names_it(tpot, ttft, outside):
     (found,) = st.load_anchor(measured(tpot, ttft=ttft)).anchors

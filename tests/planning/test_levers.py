@@ -151,6 +151,6 @@ def test_a_cache_in_another_format_is_that_of_the_config_read_with_it(name):
 
 def test_rent_scales_costs_and_no_choice():
     once = plan(one_matrix(heads=4), NODES, WORK, engine="ideal")
-    twice = plan(one_matrix(heads=4), st.vary(NODES, {"rent": 4 / 3600}), WORK, engine="ideal")
+    twice = plan(one_matrix(heads=4), st.vary(NODES, {"rent": 4}), WORK, engine="ideal")
     assert twice.usd_per_million_output_tokens == pytest.approx(2 * once.usd_per_million_output_tokens)
     assert [lever.saving for lever in twice.levers] == pytest.approx([lever.saving for lever in once.levers])

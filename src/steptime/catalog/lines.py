@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-_TABLE: Final = re.compile(r"\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
-_KEY: Final = re.compile(r"\s*([\w.\"' -]+?)\s*=\s*(.*)$")
+# both run on every line of a file from anywhere: they read stripped text, and no two repeats share a character
+_TABLE: Final = re.compile(r"(\[{1,2})([^\[\]]+)\]{1,2}\s*(?:#.*)?")
+_KEY: Final = re.compile(r"[\w.\"' -]+")
 Key = tuple[str, ...]
 
 
@@ -35,24 +36,35 @@ def _keys(text: str) -> Iterator[tuple[int, Key]]:
     names: list[Key] = [()]
     counts: dict[Key, int] = {}
     for number, line in enumerate(lines, 1):
-        if opened := _TABLE.match(line):
+        if opened := _TABLE.fullmatch(line.strip()):
             table = _parts(opened[2])
             names = [table]
             if len(opened[1]) == 2:
                 n = counts[table] = counts.get(table, -1) + 1
-                names = [(*table, str(n)), *((*table[:-1], name) for name in _names(lines[number:]))]
+                names = [(*table, str(n)), *((*table[:-1], name) for name in _names(lines, number))]
             yield from ((number, name) for name in names)
-        elif pair := _KEY.match(line):
-            yield from ((number, (*name, *_parts(pair[1]))) for name in names)
+        elif key := _key_and_value(line)[0]:
+            yield from ((number, (*name, *_parts(key))) for name in names)
 
 
-def _names(lines: list[str]) -> Iterator[str]:
+def _names(lines: list[str], start: int) -> Iterator[str]:
     """Yield what an entry of a list of tables goes by in places: its name, and its kind with low lines."""
-    for line in lines:
-        if _TABLE.match(line):
+    sought = {"name", "kind"}
+    for at in range(start, len(lines)):
+        if not sought or _TABLE.fullmatch(lines[at].strip()):
             return
-        if (pair := _KEY.match(line)) and pair[1] in ("name", "kind"):
-            yield pair[2].partition("#")[0].strip().strip("\"'").replace("-", "_" if pair[1] == "kind" else "-")
+        key, value = _key_and_value(lines[at])
+        if key in sought:
+            # only the first counts: a text block may repeat such a line without end
+            sought.remove(key)
+            yield value.partition("#")[0].strip().strip("\"'").replace("-", "_" if key == "kind" else "-")
+
+
+def _key_and_value(line: str) -> tuple[str, str]:
+    """Return the key of a line and its value, two empty texts where the line has no key."""
+    before, equals, value = line.partition("=")
+    key = before.strip()
+    return (key, value.strip()) if equals and _KEY.fullmatch(key) else ("", "")
 
 
 def _parts(key: str) -> Key:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from steptime.catalog.files import files, find, folded, is_file
 from steptime.catalog.lines import line_of
@@ -32,7 +33,7 @@ from steptime.machines.software import SOFTWARE, is_day
 from steptime.machines.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
 from steptime.numbers import Number, positive, share
 from steptime.sourced import GRADES, Figure
-from steptime.units import parse, show
+from steptime.units import HOUR, parse, show
 
 SystemLike = System | str | os.PathLike[str]
 
@@ -185,13 +186,22 @@ def system_of(system: SystemLike) -> System:
     return load_system(system)
 
 
-def with_rent(system: SystemLike, rent: str) -> System:
-    """Return a system, or the one that is named, with a rent of another kind or amount, as `machines.rents.with_rent` does."""
+def with_rent(system: SystemLike, rent: str | float) -> System:
+    """Return a system, or the one that is named, with a rent of another kind or amount, as `machines.rents.with_rent` does.
+
+    rent: a kind, or USD per chip-hour: 2.10, "2.10" or "2.10 USD/h".
+    """
     return rents.with_rent(system_of(system), rent)
 
 
 def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
-    """Return a system, or the one that is named, with other figures, as `machines.what_if.vary` does."""
+    """Return a system, or the one that is named, with other figures, as `machines.what_if.vary` does.
+
+    changes: values in base units by figure, such as {"chip.hbm.bandwidth": 16e12}; a "rent" is USD per chip-hour.
+    """
+    if isinstance(changes, Mapping) and "rent" in changes:
+        rent: Any = changes["rent"]
+        changes = {**changes, "rent": positive("rent", rent, "USD/h") / HOUR}
     return what_if.vary(system_of(system), changes)
 
 

@@ -28,7 +28,7 @@ def read_electricity(price: str | float) -> float:
     (0.08, 0.08)
     """
     if isinstance(price, str):
-        text = re.sub(r"\s*/\s*", "/", price.strip())
+        text = "/".join(part.strip() for part in price.split("/"))
         bare = re.fullmatch(r"[-+0-9.,eE_]+", text)
         value = _priced(f"{text} USD/kWh" if bare else re.sub(r"^([-+0-9.,eE_]+)/", r"\1 USD/", text), price)
     elif isinstance(price, bool) or not isinstance(price, int | float):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from steptime.numbers import LARGEST, MOST_CHIPS, Number, between, positive, whole
+from steptime.units import HOUR
 
-SMALLEST: Final = {"B": 1.0, "B/s": 1.0, "FLOP/s": 1.0, "W": 1e-3, "kg": 1e-3}  # of what must be above 0
+# of what must be above 0: far below any machine that serves a model, so that a slipped prefix is no answer
+SMALLEST: Final = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9, "W": 0.1, "kg": 1e-3}
 SCALED: Final = 1e3 * LARGEST  # of a figure that was multiplied to see what it is worth
-MOST: Final = {"s": 1e6, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
-DEAREST: Final = 1e6  # USD/s
+MOST: Final = {"s": 100.0, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
+# USD/s of a chip; a number that was meant in USD/h lies outside
+CHEAPEST: Final = 0.01 / HOUR
+DEAREST: Final = 1.0
 DEAREST_ENERGY: Final = 10 / 3.6e6  # USD/J: 10 USD/kWh
 
 
@@ -28,7 +32,7 @@ def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Nu
     if unit == "" and name.endswith("size"):
         return whole(name, value, most=MOST_CHIPS, unit="chip")
     if unit == "USD/s":
-        return positive(name, value, unit, least=1e-12, most=DEAREST)
+        return positive(name, value, unit, least=CHEAPEST, most=DEAREST)
     if unit in MOST:
         return between(name, value, 0.0, MOST[unit], unit)
     return positive(name, value, unit, least=SMALLEST.get(unit, 1e-9), most=most)

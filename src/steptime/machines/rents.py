@@ -13,7 +13,7 @@ from steptime.machines.figures import checked
 from steptime.machines.system import Rent, System
 from steptime.results import in_words
 from steptime.sourced import GIVEN
-from steptime.units import parse, show
+from steptime.units import HOUR, parse, show
 
 KINDS: Final = ("owned", "contract", "ondemand", "assumed")
 """Kinds of rent that a data file may state."""
@@ -76,18 +76,17 @@ def kind_asked(text: str) -> str:
     return text.strip().casefold().replace("-", "").replace(" ", "")
 
 
-def with_rent(system: System, rent: str) -> System:
+def with_rent(system: System, rent: str | float) -> System:
     """Return `system` with another rent: of a kind (`KINDS`) that is known of it, or so much per chip-hour.
 
-    rent: "owned", "contract", "ondemand", or USD per chip-hour such as "2.10" or "2.10 USD/h"; `vary` takes USD/s.
+    rent: "owned", "contract", "ondemand", or USD per chip-hour such as 2.10, "2.10" or "2.10 USD/h".
     Raises RangeError, naming the kinds that are known, where the system has no rent of that kind.
     """
-    if not isinstance(rent, str):
-        raise InputError(f"a rent is a kind or a text such as '2.10 USD/h', not {shown(rent)}; vary takes a number of USD/s")
-    asked = kind_asked(rent)
-    if asked in KINDS:
+    if isinstance(rent, bool) or not isinstance(rent, str | int | float):
+        raise InputError(f"a rent is a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', not {shown(rent)}")
+    if isinstance(rent, str) and (asked := kind_asked(rent)) in KINDS:
         return replace(system, rent=_of_kind(system, asked))
-    value = _per_second(rent)
+    value = _per_second(rent) if isinstance(rent, str) else rent / HOUR
     if value <= 0:
         raise RangeError(f"a rent must be greater than 0 USD/h, not {shown(rent)}")
     paid = checked("rent", value, "USD/s")
@@ -108,7 +107,10 @@ def _per_second(text: str) -> float:
     if not any(character.isdigit() for character in text):
         hint = "A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10."
         raise UnknownName("kind of rent", text, KINDS, hint)
-    paid = re.fullmatch(r"\s*\$?\s*([^\s$/]+?)\s*(?:\$|USD)?\s*(?:(?:/|per)\s*(?:h|hr|hour)\.?)?\s*", text, re.IGNORECASE)
+    # single blanks first: adjacent `\s*` would try every way to share a long run of them
+    paid = re.fullmatch(
+        r"\$? ?([^\s$/]+?) ?(?:\$|USD)? ?(?:(?:/|per) ?(?:h|hr|hour)\.?)?", " ".join(text.split()), re.IGNORECASE
+    )
     try:
         return parse(paid[1], "") / 3600 if paid else parse(text, "USD/s")
     except UnitError:

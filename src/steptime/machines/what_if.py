@@ -91,9 +91,9 @@ def is_single(system: System) -> bool:
 def vary(system: System, changes: Mapping[str, Number]) -> System:
     """Return `system` with other figures: {"chip.hbm.bandwidth": 16e12, "scale_up.size": 144, "rent": 2 / 3600}.
 
-    Values are in base units and may be arrays; their grade is "given" from then on. Raises UnknownName for a figure that the
-    system lacks, RangeError for a value that no machine has, such as a negative bandwidth, half a chip or domains that do not
-    grow outwards.
+    Values are in base units, a rent in USD/s (`st.vary` takes USD per chip-hour), and may be arrays; their grade is "given"
+    from then on. Raises UnknownName for a figure that the system lacks, RangeError for a value that no machine has, such as a
+    negative bandwidth, half a chip or domains that do not grow outwards.
     """
     expect("a system to vary", system, System, "a System, as load_system gives it")
     expect("a change", changes, Mapping, 'a dict, such as {"chip.hbm.bandwidth": 16e12}')

@@ -8,6 +8,8 @@ Runs that are kept lie in `anchors/` of the user's folder of the catalogue, one 
 from __future__ import annotations
 
 import csv
+import io
+import logging
 import math
 import os
 import re
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from steptime.atomic_files import create_text_exclusively
 from steptime.catalog.files import files, is_dir, is_file, own_folder
 from steptime.catalog.loading import load_system
 from steptime.errors import DataFileError, InputError, UnknownName, shown
@@ -32,6 +35,7 @@ from steptime.models.model import Model
 from steptime.numbers import Array
 from steptime.physics.anchor import SPREAD, WITHIN, Anchor, Anchors, Factor
 from steptime.physics.engine import Engine
+from steptime.safe_text import replace_controls
 
 KEPT = "anchors"  # the folder of the catalogue
 SKIP = re.compile("; --skip-bad leaves such (runs|rows) out")
@@ -187,24 +191,36 @@ def _numbers(version: str) -> tuple[int, ...]:
 def kept_anchor(model: Model, system: System, engine: Engine, catalog: str | None = None) -> Anchor | None:
     """Return what the runs that are kept say about a model on a system by an engine; None where there are none of them."""
     asked, origin, rows = (model.name, system.name, engine.name), dict[int, str](), []
-    for name, path in files(KEPT, catalog).items():
-        for group, members in _groups(_kept_rows(path, catalog), catalog).items():
+    kept = files(KEPT, catalog)
+    for name, path in kept.items():
+        try:
+            groups = _groups(_kept_rows(path, catalog), catalog)
+        except InputError as problem:
+            _note_skipped(path, problem)
+            continue
+        for group, members in groups.items():
             rows += members if group[:3] == asked else []
             origin |= {id(row): name for row in members}
     if not rows:
         return None
     newest = list(_groups(rows, catalog).values())[-1]
     names = ", ".join(dict.fromkeys(origin[id(row)] for row in newest))
-    return anchors_of(newest, names, engine=engine, kept=True, catalog=catalog).anchors[0]
+    try:
+        return anchors_of(newest, names, engine=engine, kept=True, catalog=catalog).anchors[0]
+    except InputError as problem:
+        for name in dict.fromkeys(origin[id(row)] for row in newest):
+            _note_skipped(kept[name], problem)
+        return None
 
 
 def kept_anchors(catalog: str | None = None) -> Anchors:
     """Return what all runs say that are kept, file by file."""
-    found = [
-        anchor
-        for name, path in files(KEPT, catalog).items()
-        for anchor in anchors_of(_kept_rows(path, catalog), name, kept=True, catalog=catalog).anchors
-    ]
+    found: list[Anchor] = []
+    for name, path in files(KEPT, catalog).items():
+        try:
+            found += anchors_of(_kept_rows(path, catalog), name, kept=True, catalog=catalog).anchors
+        except InputError as problem:
+            _note_skipped(path, problem)
     return Anchors(source="runs that are kept", anchors=tuple(found))
 
 
@@ -219,21 +235,25 @@ def keep(
     if not NAME.fullmatch(called):
         raise InputError(f"runs are kept under a name of letters, digits, '.', '_' and '-', not {shown(called)}; give --name")
     path = own_folder(KEPT, catalog) / f"{called}.csv"
+    taken = f"is there already; `steptime anchors remove {called}` removes it, or give another --name"
     if path.exists():
-        raise DataFileError(path, f"is there already; `steptime anchors remove {called}` removes it, or give another --name")
+        raise DataFileError(path, taken)
     try:
         rows, _ = rows_of(runs, told, False, catalog)
     except DataFileError as problem:
         raise DataFileError(problem.path, SKIP.sub("", problem.problem), problem.line) from None
     rows = [row | {name: _lasting(row[name]) for name in ("model", "system")} for row in rows]
     found = anchors_of(rows, called, kept=True, catalog=catalog)
-    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, text in row.items() if text)]))
+    columns = list(dict.fromkeys([*COLUMNS, *(key for row in rows for key, cell in row.items() if cell)]))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
-            writer.writeheader()
-            writer.writerows(rows)
+        create_text_exclusively(path, text.getvalue())
+    except FileExistsError:
+        raise DataFileError(path, taken) from None
     except OSError as problem:
         raise DataFileError(path, f"cannot be written: {problem.strerror}") from None
     return path, found
@@ -266,5 +286,15 @@ def _kept_rows(path: Path, catalog: str | None) -> list[dict[str, str]]:
     try:
         return read_runs(path, catalog=catalog)[0]
     except DataFileError as problem:
-        way = f"`steptime anchors remove {path.stem}` removes it, --no-anchor leaves it out"
-        raise DataFileError(problem.path, f"{in_own_words(problem.problem)}; {way}", problem.line) from None
+        raise DataFileError(problem.path, in_own_words(problem.problem), problem.line) from None
+
+
+def _note_skipped(path: Path, problem: InputError) -> None:
+    """Log that a file of kept runs is left out."""
+    _warn_once(path, str(problem) if str(problem).startswith(str(path)) else f"{path}: {problem}")
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(path: Path, told: str) -> None:
+    way = f"`steptime anchors remove {path.stem}` removes it"
+    logging.getLogger(__name__).warning("%s", replace_controls(f"steptime: {told}; these kept runs are left out; {way}"))

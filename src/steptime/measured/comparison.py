@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from steptime.atomic_files import temporary_file
 from steptime.measured.kinds import label_of
 from steptime.numbers import Array
 from steptime.results import Tabular, in_words, unit
+from steptime.safe_text import safe_cell
 from steptime.units import show
 
 TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
@@ -139,11 +141,11 @@ def _order(value: str) -> tuple[float, str]:
 def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, str]], predictions: Predictions) -> None:
     """Write a line for every row as CSV: its id and all columns but the regime, nothing where none is known."""
     found = {name: values for name, values in predictions.columns().items() if name != "regime"}
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["id", *found])
-        columns = [values.tolist() if values.dtype == object else _texts(values) for values in found.values()]
-        writer.writerows(zip((row["id"] for row in rows), *columns, strict=True))
+        columns = [map(safe_cell, values) if values.dtype == object else _texts(values) for values in found.values()]
+        writer.writerows(zip((safe_cell(row["id"]) for row in rows), *columns, strict=True))
 
 
 def _texts(values: Array) -> Iterable[str]:

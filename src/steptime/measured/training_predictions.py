@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from steptime.atomic_files import temporary_file
 from steptime.errors import InputError
 from steptime.measured.training_runs import LEAST_RECOMPUTED, TrainingRun
+from steptime.safe_text import safe_cell
 from steptime.training.engine import TrainingEngine, on_chip, training_engine
 from steptime.training.layout import WAYS, TrainingLayout
 from steptime.training.memory import TrainingMemory, training_memory
@@ -127,7 +129,7 @@ def rows_of(found: Sequence[Predicted]) -> list[dict[str, Any]]:
 
 def write_training_predictions(path: str | os.PathLike[str], found: Sequence[Predicted]) -> None:
     """Write a row for each run."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows_of(found))
+        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows_of(found))

@@ -191,7 +191,7 @@ def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
             f"attention=latent is for models whose layers are alike and attend to the whole context, of the kinds "
             f"{', '.join((*DENSE, *SPARSE))} and DeepSeek's, and not for {name}"
         )
-    told = {
+    told: dict[str, Any] = {
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],
     }

@@ -49,6 +49,8 @@ GROUPS: Final = (
     ("attention", r"attn|attention|\bmixer\b|\bsinks$|\bmamba\b|[qkvo]_proj"),
     ("feed-forward", r"\bmlp|ffn|feed_forward|(?:gate|up|down)_proj|\bw[123]$"),
 )
+# characters; real names have at most some 150, and the time of a search may grow with their square
+LONGEST_MODULE: Final = 500
 _GROUPS: Final = tuple((name, re.compile(pattern)) for name, pattern in GROUPS)
 
 
@@ -75,7 +77,7 @@ class Weight:
 @lru_cache(maxsize=4096)
 def _parts_of(module: str) -> tuple[str, str]:
     """Return which part of a model a module is of, and which of its layer, by its name without numbers."""
-    found = [name for name, pattern in _GROUPS if pattern.search(module)]
+    found = [name for name, pattern in _GROUPS if pattern.search(module[:LONGEST_MODULE])]
     return next(iter(found), "other"), next((name for name in found if name != DRAFT), "other")
 
 

@@ -40,16 +40,14 @@ def batches_of(wide: Layout) -> Array:
     return most
 
 
-def search_disaggregated(
-    case: Case, layouts: list[Layout], decode: State, readers: Callable[[], list[Reader]] | None = None
-) -> Table:
+def search_disaggregated(case: Case, layouts: list[Layout], decode: State) -> Table:
     """Match prefill replicas and decode replicas of all sizes to one rate of requests.
 
-    decode: of pools that decode alone, with the batches of `batches_of`; readers: what finds `best_readers`.
+    decode: of pools that decode alone, with the batches of `batches_of`.
     """
     table = stacked(layouts)
     decoders = _best_decoders(case, table, decode)
-    reading = best_readers(case, table) if readers is None else readers()
+    reading = best_readers(case, table)
     found, which = _matched(case, reading, decoders, layouts)
     return replace(found, ttft=_first_tokens(case, found, table, reading, which))
 

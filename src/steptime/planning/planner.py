@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from steptime.aside import meanwhile
 from steptime.catalog.loading import SystemLike, system_of
 from steptime.errors import Impossible, RangeError, expect
 from steptime.frontier import pareto
@@ -180,7 +177,7 @@ def _over(found: Plan, asked: Slo, name: str, sure: float) -> float:
 def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, worth: bool) -> Plan:
     """Return the plan for a case, of those layouts."""
     workload = case.workload
-    tables = search(case, modes, layouts, spare=True)
+    tables = search(case, modes, layouts)
     common = Plan(
         feasible=False,
         model=case.model.name,
@@ -204,10 +201,8 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
     candidate, *others = finalists = [peak.candidate for peak in best(case, candidates)]
-    choices = [partial(lever_of, case, candidate, modes, choice) for choice in (choices_of(case, modes) if levers else ())]
+    choices = choices_of(case, modes) if levers else ()
     figures = worths(case, finalists, ranked(relaxed(case), tables)) if worth else {}
-    tasks: list[Callable[[], Any]] = [*choices, *figures.values()]
-    answers = meanwhile(_called, tasks)
     found = replace(
         common,
         feasible=True,
@@ -217,17 +212,12 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
-    told = answers()
     found = replace(
         found,
-        levers=by_saving(told[: len(choices)]),
-        elasticities=dict(zip(figures, told[len(choices) :], strict=True)),
+        levers=by_saving([lever_of(case, candidate, modes, choice) for choice in choices]),
+        elasticities={name: figure() for name, figure in figures.items()},
     )
     return replace(found, why=why(case, found) + lever_sentence(found) if case.beside else "")
-
-
-def _called(task: Callable[[], Any]) -> Any:
-    return task()
 
 
 def _case_of(

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from steptime.aside import aside
 from steptime.numbers import Array, Number, distinct
 from steptime.physics.facts import facts_of
 from steptime.physics.layout import Layout, shaped, stacked, taken
@@ -19,7 +16,7 @@ from steptime.physics.search_space import legal, not_tried
 from steptime.planning.aims import aims_of
 from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, joined, known
 from steptime.planning.drafting import decode_steps
-from steptime.planning.matching import LARGEST_PASS, batches_of, best_readers, search_disaggregated
+from steptime.planning.matching import LARGEST_PASS, batches_of, search_disaggregated
 from steptime.planning.seating import most_seats, seated
 from steptime.planning.steady import (
     MOST_LOADED,
@@ -104,13 +101,12 @@ def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
     return kept
 
 
-def search(case: Case, modes: tuple[str, ...], layouts: list[Layout], *, spare: bool = False) -> list[Table]:
-    """Evaluate the candidates of all modes asked for. spare: whether another core has nothing to do."""
+def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
+    """Evaluate the candidates of all modes asked for."""
     table = stacked(layouts)
     wide = shaped(table, 1)
-    readers = aside(partial(best_readers, case, table)) if spare and DISAGGREGATED in modes else None
     decode = decoding(case, wide, batches_of(wide))
-    apart = search_disaggregated(case, layouts, decode, readers) if DISAGGREGATED in modes else None
+    apart = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
         return [apart] if apart is not None else []
     together = search_aggregated(case, layouts, decode, apart if case.sure is None else None)

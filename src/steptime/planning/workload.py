@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
+from typing import Final
 
 import numpy as np
 
-from steptime.numbers import MOST_TOKENS, between, check_shapes, limit, share
+from steptime.errors import InputError
+from steptime.numbers import MOST_TOKENS, between, check_shapes, limit, positive, share
 from steptime.results import unit
+from steptime.units import DAY
+
+LONGEST_TPOT: Final = 10.0  # s; a longer one was meant as a speed
+SLACK: Final = 1.01  # for searches that move a limit a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +36,33 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """Limits on the mean time to first token `ttft` [s] and time per output token `tpot` [s]."""
+    """Limits on the mean time to first token `ttft` [s] and time per output token `tpot` [s].
+
+    speed [tok/s]: the least output speed for each user, in place of `tpot`.
+
+    >>> Slo(speed=50, ttft=2)
+    Slo(ttft=2, tpot=0.02)
+    """
 
     ttft: float = field(default=math.inf, metadata=unit("s", "longest mean time to first token; null: no limit"))
     tpot: float = field(default=math.inf, metadata=unit("s", "longest time per output token; null: no limit"))
 
-    def __post_init__(self) -> None:
+    speed: InitVar[float | None] = None
+
+    def __post_init__(self, speed: float | None) -> None:
+        if speed is not None:
+            if self.tpot != math.inf:
+                raise InputError("speed and tpot are one limit, tpot = 1 / speed; give one of the two")
+            object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", least=1 / LONGEST_TPOT))
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
+        for name, value, most, fix in (
+            ("tpot", self.tpot, LONGEST_TPOT, "for a speed in tok/s give Slo(speed=...)"),
+            ("ttft", self.ttft, DAY, "it is a time in s; for a speed in tok/s give Slo(speed=...)"),
+        ):
+            longest = np.max(value, where=np.isfinite(value), initial=0.0)
+            if longest > most * SLACK:
+                raise InputError(f"{name} must be at most {most:g} s, got {longest:g}; {fix}")
 
 
 def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
@@ -46,4 +71,4 @@ def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:
     >>> limits(speed=50)
     Slo(ttft=inf, tpot=0.02)
     """
-    return Slo(tpot=math.inf if speed is None else 1 / speed, ttft=math.inf if ttft is None else ttft)
+    return Slo(speed=speed, ttft=math.inf if ttft is None else ttft)

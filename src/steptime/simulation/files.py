@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steptime.atomic_files import temporary_file, write_text_atomically
 from steptime.errors import DataFileError, InputError
 from steptime.simulation.outcome import Simulation, request_columns
 from steptime.simulation.state import DONE
@@ -40,9 +41,10 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
                 from pyarrow import parquet
             except ImportError:
                 raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file") from None
-            parquet.write_table(pyarrow.table(columns), place)
+            with temporary_file(place) as beside:
+                parquet.write_table(pyarrow.table(columns), beside)
             return
-        with place.open("w", newline="", encoding="utf-8") as file:
+        with temporary_file(place) as beside, beside.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
             writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
@@ -92,7 +94,7 @@ def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, 
             for t, v in zip(line["seconds"].tolist(), line[name].tolist(), strict=True)
         ]
     try:
-        Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+        write_text_atomically(path, json.dumps({"traceEvents": events}))
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror}") from None
     return len(every) - len(done)

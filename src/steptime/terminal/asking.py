@@ -103,7 +103,7 @@ def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] 
 @contextmanager
 def told() -> Iterator[Callable[[int, int], None]]:
     """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
-    from steptime.sweeping.sweep import duration
+    from steptime.sweeping.point_limits import duration
 
     state = {"first": 0, "total": -1, "started": time.perf_counter()}
     bar: Any = None

@@ -1,11 +1,11 @@
 """The command `steptime calibrate`: an engine fitted to measured runs."""
 
 import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError, InputError
 from steptime.terminal.groups import grouped
 from steptime.terminal.measured_runs import FILES, SKIP, Told
@@ -47,7 +47,7 @@ def calibrate(
         rows, engines = list(found.rows), (found.prior, found.engine)
         tables = {one.name: report(rows, predict(rows, engine=one, catalog=catalog)) for one in engines}
     with writing(path):
-        Path(path).write_text(found.toml, encoding="utf-8")
+        write_text_atomically(path, found.toml)
     show(calibration_view(*engines, tables, len(rows), list(found.left_out)))
     show(f"Written to {path}: use it with --engine {path}")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError, InputError
+from steptime.safe_text import replace_controls
 from steptime.terminal.output import writing, wrote
 
 WRITTEN = "steptime.sha256"  # names and sums of what was written last, as `sha256sum --check` reads them
@@ -38,6 +39,7 @@ def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
     where nobody has changed it since.
     """
     top = Path(folder)
+    files = {name: replace_controls(text) for name, text in files.items()}
     places = {top / name: text for name, text in files.items()}
     with writing(folder):
         _check_inside(top, places)

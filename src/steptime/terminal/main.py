@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,7 +19,7 @@ from steptime.terminal.output import drop, prepare, print_json, problem_json, sa
 ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
 OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
 FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
-NOT_A_NUMBER = re.compile(r"Invalid value for '(--?[\w-]+)'[^:]*: .* is not a valid (integer|float)")
+NOT_A_NUMBER = re.compile(r"\AInvalid value for '(--?[\w-]+)'[^:]*: .* is not a valid (integer|float)")
 UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
@@ -173,6 +174,8 @@ def main() -> None:
         code = _answered()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    # the answer is out: Ctrl-C must not break into the end of the program
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     left = unwritten() if sys.stdout is not None else ""
     if left:
         say(f"steptime: {left}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import re
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from steptime.atomic_files import write_text_atomically
 from steptime.errors import DataFileError, InputError
+from steptime.safe_text import escape_controls, replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -88,9 +91,9 @@ def drop() -> None:
 
 def console_of() -> Console:
     """Return where text is printed."""
-    from rich.console import Console
+    from steptime.terminal.views.widgets import SafeConsole
 
-    return Console(highlight=False, width=_columns(), height=24)
+    return SafeConsole(highlight=False, width=_columns(), height=24)
 
 
 def show(*parts: RenderableType, console: Console | None = None) -> None:
@@ -101,7 +104,12 @@ def show(*parts: RenderableType, console: Console | None = None) -> None:
 def say(words: str) -> None:
     """Say something about the work, beside the answer."""
     if sys.stderr is not None:
-        sys.stderr.write(words + "\n")
+        sys.stderr.write(replace_controls(words) + "\n")
+
+
+def write_out(text: str) -> None:
+    """Print plain text as it is, but for control characters."""
+    sys.stdout.write(replace_controls(text))
 
 
 # --- JSON and CSV -------------------------------------------------------------------------------------------------------
@@ -111,7 +119,7 @@ def print_json(value: Any) -> None:
     """Print a value as JSON."""
     from steptime.results import to_json
 
-    text = to_json(value)
+    text = escape_controls(to_json(value))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
@@ -131,7 +139,7 @@ def write_csv(path: str, table: Tabular) -> None:
     text = table.to_csv()
     existed = os.path.exists(path)
     with writing(path):
-        Path(path).write_text(text, encoding="utf-8", newline="")
+        write_text_atomically(path, text)
     rows = text.count("\n") - 1
     wrote(path, f"{rows:,} row{'' if rows == 1 else 's'}", replaced=existed)
 
@@ -199,6 +207,9 @@ def _try(place: Path) -> None:
     os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     if not existed:
         place.unlink()
+    elif not os.access(place.parent, os.W_OK | os.X_OK):
+        # the new file is written beside the old one
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _inputs(names: Iterable[str]) -> Iterator[Path]:
@@ -245,7 +256,7 @@ def patience(words: str, seconds: float | None = None, *, unless: Any = None) ->
         finally:
             timer.cancel()
         return
-    before = signal.signal(signal.SIGALRM, speak)  # no second thread: work may be shared with copies of this process (`aside`)
+    before = signal.signal(signal.SIGALRM, speak)  # no second thread: a process with threads is not forked
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

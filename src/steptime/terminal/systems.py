@@ -1,6 +1,5 @@
 """The command `steptime systems`."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -18,7 +17,7 @@ from steptime.terminal.options import (
     refuse_idle,
     with_rent,
 )
-from steptime.terminal.output import check_outputs, print_json, show, write_csv
+from steptime.terminal.output import check_outputs, print_json, show, write_csv, write_out
 
 
 def systems(
@@ -49,7 +48,7 @@ def systems(
         if toml:
             from steptime.catalog.templates import template
 
-            sys.stdout.write(template(name, catalog))
+            write_out(template(name, catalog))
             return
         card = cards.system_card(with_rent(read_system(name, set_, catalog), rent, set_))
         if json:

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
+from steptime.atomic_files import write_text_atomically
 from steptime.errors import RangeError
 from steptime.terminal.output import check_outputs, console_of, patience, print_json, show, write_csv, writing, wrote
 
@@ -53,6 +53,6 @@ def calibrate_training_file(path: str, name: str, prior: str | None, out: str, c
     with patience(f"reading the runs and fitting {name}"):
         made, text, runs = calibrate_training(path, name=name, prior=prior, catalog=catalog)
     with writing(out):
-        Path(out).write_text(text, encoding="utf-8")
+        write_text_atomically(out, text)
     show(f"{name}: fitted to {runs:,} training runs; speed {float(made.speed):.3g} of the prior's constants")
     show(f"Written to {out}: use it with `steptime train --engine {out}`")
