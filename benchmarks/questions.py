@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 import steptime as st
-from steptime.budgets.laws import loss
+from steptime.scaling.scaling_laws import loss
 
 WORK = st.Workload(input_tokens=2048, output_tokens=512)
 SERVING = st.Serving(

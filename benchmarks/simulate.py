@@ -15,15 +15,15 @@ import numba
 import numpy as np
 
 import steptime as st
-from steptime.measured.loops import closed_loops
 from steptime.simulation import reference
-from steptime.simulation.pace import pace_of
-from steptime.simulation.policy import Policy
+from steptime.simulation.loop_state import new_requests
 from steptime.simulation.prefix_cache import Cache, Tier
-from steptime.simulation.run import simulate
-from steptime.simulation.state import new_requests
-from steptime.simulation.traces import read_trace
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulator import simulate
+from steptime.simulation.step_time_model import pace_of
+from steptime.simulation.trace_files import read_trace
 from steptime.simulation.traffic import Lengths, closed_loop, open_loop
+from steptime.validation.ttft_fit import closed_loops
 
 TRACES = Path(__file__).parents[2] / "shared/data/traces"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import steptime as st
 from steptime.physics.layout import NAMES, shaped, stacked
-from steptime.physics.search_space import legal
+from steptime.physics.layout_space import legal
 
 MAIN = ["plan", "deepseek-ai/DeepSeek-V3", "gb200-nvl72", "--input", "8192", "--output", "1024", "--speed", "50", "--ttft", "2"]
 

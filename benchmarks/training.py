@@ -6,8 +6,8 @@ Prints layouts evaluated, seconds (the best of five) and layouts a second.
 import time
 
 import steptime as st
-from steptime.training.planner import job_of
-from steptime.training.search import search
+from steptime.training.training_planner import job_of
+from steptime.training.training_search import search
 
 CASES = (
     ("llama-3.1-405b", "hgx-h100", 1024, 8192, 1024, "bf16"),

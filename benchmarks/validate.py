@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.measured.comparison import write_predictions
-from steptime.measured.runs import read_runs
-from steptime.measured.validation import predict
+from steptime.validation.error_summary import write_predictions
+from steptime.validation.predictions import predict
+from steptime.validation.run_table import read_runs
 
 RUNS = Path(__file__).parents[2] / "shared/data/measured/serving.csv"
 ROWS = 100_000

@@ -12,12 +12,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.files import files
+from steptime.catalog.data_files import files
 from steptime.errors import InputError
-from steptime.models.family import known_families
-from steptime.models.loading import config_of, read_model
+from steptime.models.config_coverage import _at, is_trifle, leaves, plain
+from steptime.models.family_registry import known_families
 from steptime.models.model import total_parameters
-from steptime.models.understanding import _at, is_trifle, leaves, plain
+from steptime.models.model_loading import config_of, read_model
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "steptime" / "data" / "config_fields.json"

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from fit_engines import fitted_rows
 
-from steptime.measured.calibration import BETWEEN, DEVIATIONS, NAMES, SMALL_KV, USUAL, engine_from, fit, log_tpot
-from steptime.measured.runs import read_runs
-from steptime.measured.validation import Runs, grouped, predict_runs
-from steptime.numbers import Array
-from steptime.physics.anchor import WITHIN
-from steptime.physics.constants import DESCRIPTIONS
+from steptime.number_checks import Array
+from steptime.physics.bias_correction import WITHIN
+from steptime.physics.engine_parameters import DESCRIPTIONS
+from steptime.validation.engine_fit import BETWEEN, DEVIATIONS, NAMES, SMALL_KV, USUAL, engine_from, fit, log_tpot
+from steptime.validation.predictions import Runs, grouped, predict_runs
+from steptime.validation.run_table import read_runs
 
 HERE = Path(__file__).parent
 FREE = -30.0  # logarithm of an overhead that takes no time

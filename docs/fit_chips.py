@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from steptime.catalog.loading import load_chip
-from steptime.machines.system import Chip
+from steptime.catalog.hardware_loading import load_chip
+from steptime.hardware.system import Chip
 
 CHIPS = {
     "a100_sxm": "a100", "l40s": "l40s", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300",

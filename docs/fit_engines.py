@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.catalog.loading import system_of
-from steptime.measured.calibration import engine_file
-from steptime.measured.kinds import DRAFTED, LOOPS, POOLS, kind_of
-from steptime.measured.leaving_out import LEFT_OUT as WHOLE
-from steptime.measured.leaving_out import Calibration, fit_all
-from steptime.measured.runs import MEASURED, read_runs
-from steptime.measured.settings import looks_rarely
-from steptime.measured.validation import grouped, predict, predict_runs
-from steptime.numbers import Number
+from steptime.catalog.hardware_loading import system_of
+from steptime.number_checks import Number
 from steptime.physics.engine import IDEAL, TYPICAL, Engine
 from steptime.physics.uncertainty import LEFT_OUT, REGIMES, factors
+from steptime.validation.cross_validation import LEFT_OUT as WHOLE
+from steptime.validation.cross_validation import Calibration, fit_all
+from steptime.validation.engine_fit import engine_file
+from steptime.validation.predictions import grouped, predict, predict_runs
+from steptime.validation.published_deployments import looks_rarely
+from steptime.validation.run_kinds import DRAFTED, LOOPS, POOLS, kind_of
+from steptime.validation.run_table import MEASURED, read_runs
 
 HERE = Path(__file__).parent
 ENGINES = HERE.parent / "src" / "steptime" / "data" / "engines"
@@ -55,7 +55,7 @@ NOT_MODELLED = """## What is not modelled
   decode steps late at the median below 16 clients and 17 from there on, where medians are recorded, and two to three times as
   late where means are: InferenceMAX starts those with a scheduler that looks for requests every 10 steps, or 30 from 16 clients
   on (`--scheduler-recv-interval`, which is 1 unless set). A file of runs tells it as `stream_interval`; those runs have none,
-  so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them (`measured/settings.py`):
+  so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them (`validation/published_deployments.py`):
   12 % off at the median where medians are recorded, 31 % where means are. Those of
   TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
   eight. With attention groups its public runs wait until each has a prompt, 60 steps at most

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.models.loading import load_model
 from steptime.models.model import active_parameters, cache_bytes_read, kv_bytes_per_token, total_parameters
+from steptime.models.model_loading import load_model
 from steptime.planning.workload import Slo, Workload
-from steptime.pricing.costs import CALIBRATED_MODES, plausible, token_costs
-from steptime.pricing.shipped import FOLDER, open_rows, table
-from steptime.simulation.traces import read_trace
+from steptime.pricing.bundled_prices import FOLDER, open_rows, table
+from steptime.pricing.serving_costs import CALIBRATED_MODES, plausible, token_costs
+from steptime.simulation.trace_files import read_trace
 
 SPEEDS = (15, 20, 25, 30, 40, 50, 60, 80, 100, 125, 150, 200)  # tok/s of the fronts
 FAR = 500_000  # tokens of context between which the bytes that a token adds to a read are told: 1 and 2 times
@@ -79,7 +79,7 @@ def main() -> None:
     if sys.argv[1:] == ["costs"]:
         costs()
         return
-    from steptime.pricing.calibration import priors_text
+    from steptime.pricing.prior_calibration import priors_text
 
     Path(FOLDER / "priors.toml").write_text(priors_text(), encoding="utf-8")
 

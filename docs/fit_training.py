@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.measured.training_fit import NAMES, Fitted, Runs, fit, from_free, left_out, predicted
-from steptime.measured.training_outcomes import validate_training
-from steptime.measured.training_predictions import layout_of
-from steptime.measured.training_runs import TrainingRun, read_training_runs
-from steptime.numbers import Array
-from steptime.training.engine import IDEAL, TrainingEngine, year_of
+from steptime.number_checks import Array
+from steptime.training.training_stack import IDEAL, TrainingEngine, year_of
+from steptime.validation.training_run_table import TrainingRun, read_training_runs
+from steptime.validation.training_stack_fit import NAMES, Fitted, Runs, fit, from_free, left_out, predicted
+from steptime.validation.training_validation import layout_of, validate_training
 
 HERE = Path(__file__).parent
 STACKS = HERE.parent / "src" / "steptime" / "data" / "stacks"

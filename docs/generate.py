@@ -21,29 +21,29 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ["STEPTIME_CATALOG"] = str(HERE)  # holds no data files: a home folder changes no page
 
-from steptime.budgets.budget import Budget
-from steptime.budgets.moe import MoeBoard
-from steptime.budgets.refit import Refit
-from steptime.budgets.rl import RlStep
-from steptime.budgets.told import Losses
-from steptime.cards.cache_trade import CacheTrade
-from steptime.cards.configs import ConfigCard
-from steptime.cards.engines import EngineCard, EngineTable
-from steptime.cards.images import ImageCost
-from steptime.cards.laws import LawCard, LawTable
-from steptime.cards.models import Comparison, ModelCard, ModelTable
-from steptime.cards.steps import StepCard
-from steptime.cards.systems import SystemCard, SystemTable
-from steptime.catalog.files import files
-from steptime.lecture.checking import Lecture, Verdicts
-from steptime.lecture.entries import Section
-from steptime.lecture.roofline import Roofline
-from steptime.measured.outcomes import Calibrated, Validation
-from steptime.measured.training_outcomes import TrainingValidation
-from steptime.models.loading import load_model
+from steptime.scaling.model_sizing import Budget
+from steptime.scaling.moe_vs_dense import MoeBoard
+from steptime.scaling.law_fit import Refit
+from steptime.scaling.rl_step import RlStep
+from steptime.scaling.law_comparison import Losses
+from steptime.describe.kv_tradeoff import CacheTrade
+from steptime.describe.config_summary import ConfigCard
+from steptime.describe.engine_summary import EngineCard, EngineTable
+from steptime.describe.image_cost import ImageCost
+from steptime.describe.law_summary import LawCard, LawTable
+from steptime.describe.model_summary import Comparison, ModelCard, ModelTable
+from steptime.describe.step_summary import StepCard
+from steptime.describe.system_summary import SystemCard, SystemTable
+from steptime.catalog.data_files import files
+from steptime.lecture.lecture_check import Lecture, Verdicts
+from steptime.lecture.lecture_content import Section
+from steptime.lecture.pair_roofline import Roofline
+from steptime.validation.validate_api import Calibrated, Validation
+from steptime.validation.training_validation import TrainingValidation
+from steptime.models.model_loading import load_model
 from steptime.errors import InputError
-from steptime.physics.anchor import Anchors
-from steptime.physics.constants import DESCRIPTIONS, GROUPS
+from steptime.physics.bias_correction import Anchors
+from steptime.physics.engine_parameters import DESCRIPTIONS, GROUPS
 from steptime.physics.engine import Engine, constant, load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.models.model import (
@@ -54,31 +54,31 @@ from steptime.models.model import (
     state_bytes,
     total_parameters,
 )
-from steptime.physics.memory import Memory
-from steptime.planning.deployment import Plan
-from steptime.pricing.backward import PriceReading
-from steptime.pricing.history import PriceHistory
-from steptime.pricing.lists import PriceList
+from steptime.physics.chip_memory import Memory
+from steptime.planning.plan_result import Plan
+from steptime.pricing.price_inversion import PriceReading
+from steptime.pricing.price_history import PriceHistory
+from steptime.pricing.price_list import PriceList
 from steptime.pricing.market import Market
-from steptime.pricing.proposing import Proposal
-from steptime.pricing.reading import Reading
-from steptime.results import entries
+from steptime.pricing.price_proposal import Proposal
+from steptime.pricing.price_estimate import Reading
+from steptime.result_base import entries
 from steptime.reversible.avalanche import Mixing
 from steptime.reversible.sboxes import SboxCard
 from steptime.reversible.stack_results import Stacks
-from steptime.simulation.compared import Compared
-from steptime.simulation.outcome import Simulation
-from steptime.simulation.rates import HighestRate
-from steptime.simulation.replays import Replay
-from steptime.sweeping.context_walls import ContextWalls
-from steptime.sweeping.design import Design
-from steptime.sweeping.ranking import Ranking
-from steptime.sweeping.result import Sweep
-from steptime.sweeping.swings import Sensitivity
-from steptime.training.memory import TrainingMemory
-from steptime.training.planner import Training
-from steptime.training.result import TrainingStep
-from steptime.training.scaling import Scaling
+from steptime.simulation.plan_vs_simulation import Compared
+from steptime.simulation.simulation_result import Simulation
+from steptime.simulation.max_rate import HighestRate
+from steptime.simulation.plan_replay import Replay
+from steptime.sweep.context_limit_result import ContextWalls
+from steptime.sweep.design import Design
+from steptime.sweep.ranking import Ranking
+from steptime.sweep.sweep_result import Sweep
+from steptime.sweep.sensitivity_result import Sensitivity
+from steptime.training.training_memory import TrainingMemory
+from steptime.training.training_planner import Training
+from steptime.training.training_result import TrainingStep
+from steptime.training.chip_scaling import Scaling
 from tests.published import DIFFERENT, GOLDEN, KV, RATIOS, agrees, counted, ratios
 from lecture_page import page as lecture_page
 from training_page import page as training_page
@@ -119,7 +119,7 @@ ANSWERS: dict[type, str] = {
     HighestRate: "`steptime simulate --find-rate`. The command adds `model`, `system`, `engine`, `layout`, "
     "`anchor` and `policy`.",
     Replay: "`steptime plan --simulate`, under `simulated`; `st.replay`.",
-    Compared: "`steptime.simulation.replays.compare`.",
+    Compared: "`steptime.simulation.plan_replay.compare`.",
     Anchors: "`steptime anchors`, `st.load_anchor`.",
     Validation: "`steptime validate`, `st.validate`.",
     TrainingValidation: "`steptime validate` of a file of training runs.",
@@ -132,23 +132,23 @@ ANSWERS: dict[type, str] = {
     SystemTable: "`steptime systems`.",
     Budget: "`steptime budget`, `st.budget`.",
     MoeBoard: "`steptime laws --moe`, `st.moe_board`.",
-    Losses: "`steptime laws --params --tokens` as CSV; `steptime.budgets.told.losses_of`.",
+    Losses: "`steptime laws --params --tokens` as CSV; `steptime.scaling.law_comparison.losses_of`.",
     RlStep: "`steptime rl`, `st.rl_step`.",
-    Refit: "`steptime.budgets.refit.refit`.",
+    Refit: "`steptime.scaling.law_fit.refit`.",
     LawCard: "`steptime laws NAME`. With `--params` and `--tokens` the command adds `losses`, what laws say of that model.",
     LawTable: "`steptime laws`.",
     EngineCard: "`steptime engines NAME`.",
     EngineTable: "`steptime engines`.",
-    Stacks: "`steptime reversible`, `steptime.reversible.stacks.measure_stacks`.",
+    Stacks: "`steptime reversible`, `steptime.reversible.reversible_stacks.measure_stacks`.",
     Mixing: "`steptime reversible mixing`, `steptime.reversible.avalanche.mixing`.",
     SboxCard: "`steptime reversible sboxes`, `steptime.reversible.sboxes.sbox_card`.",
     Lecture: "`steptime lecture`.",
     Section: "`steptime lecture 3`.",
     Verdicts: "`steptime lecture --check`.",
     Roofline: "`steptime roofline`, `st.roofline`.",
-    ConfigCard: "`steptime models --new FILE`, `steptime.cards.configs.config_card`.",
+    ConfigCard: "`steptime models --new FILE`, `steptime.describe.config_summary.config_card`.",
     ContextWalls: "`steptime context`, `st.context_walls`.",
-    CacheTrade: "`steptime reversible cache`, `steptime.cards.cache_trade.cache_trade`.",
+    CacheTrade: "`steptime reversible cache`, `steptime.describe.kv_tradeoff.cache_trade`.",
 }
 WORDS = {
     "float": "number", "int": "whole number", "Number": "number or list", "Array": "number or list", "str": "text",
@@ -365,7 +365,7 @@ def engines_page() -> str:
     lines = [
         "# Engines",
         "",
-        "An engine is a few constants, each physical and shared by all models and chips (`physics/constants.py`). The ideal",
+        "An engine is a few constants, each physical and shared by all models and chips (`physics/engine_parameters.py`). The ideal",
         "engine has the defaults: every efficiency 1, every overhead 0. Shipped engines are fitted to public runs",
         "([validation.md](validation.md)): constants in *italics* are fitted, the others are held at what kernels take that",
         "are measured alone. An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (what",

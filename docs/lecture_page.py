@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steptime.lecture.entries import LECTURE, Statement, cards, claims, sections
-from steptime.terminal.views.lecture import between, said
+from steptime.cli.views.lecture_view import between, said
+from steptime.lecture.lecture_content import LECTURE, Statement, cards, claims, sections
 
 HEAD = "| number | said | computed | verdict | why |\n|---|---:|---:|---|---|"
 

@@ -12,8 +12,8 @@ import numpy as np
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.planning.deployment import Plan
-from steptime.simulation.compared import Compared, compare
+from steptime.planning.plan_result import Plan
+from steptime.simulation.plan_vs_simulation import Compared, compare
 
 HERE = Path(__file__).parent
 SEED, DRAWN, COUNTED = 11, 60, 6000

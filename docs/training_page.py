@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from steptime.catalog.files import files
-from steptime.catalog.loading import load_system
-from steptime.training.engine import CONSTANTS, training_engine
-from steptime.training.job import OPTIMIZERS
-from steptime.training.planner import train
-from steptime.training.runs import Phase
+from steptime.catalog.data_files import files
+from steptime.catalog.hardware_loading import load_system
 from steptime.training.schedules.schedule import known_schedules
+from steptime.training.training_job import OPTIMIZERS
+from steptime.training.training_planner import train
+from steptime.training.training_runs import Phase
+from steptime.training.training_stack import CONSTANTS, training_engine
 
 HERE = Path(__file__).parent
 INTRO = """# Training

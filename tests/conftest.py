@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import steptime as st
-from steptime.machines.formats import number_format
-from steptime.machines.system import Chip, Domain, Link, MemoryTier, Rent, System
+from steptime.cli import output
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Rent, System
 from steptime.models.model import Attention, Layer, Model, Op
 from steptime.physics.engine import IDEAL, Engine, with_constants
-from steptime.terminal import output
 
 os.environ["STEPTIME_CATALOG"] = str(Path(__file__).parent / "golden")  # holds no data files: a home folder changes no test
 

@@ -33,7 +33,7 @@ ROOMS = ("physics", "planning")
 RELOADED = ("steptime.", "tests.")  # what a mutant imports anew, but for the rooms below physics
 KEPT = ("models", "machines", "catalog", "errors", "units", "sourced", "numbers", "frontier", "results", "data")
 OTHERS = (
-    "tests/physics", "tests/planning", "tests/measured/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard",
+    "tests/physics", "tests/planning", "tests/validation/test_measured_runs.py", "tests/test_golden.py", "tests/blackboard",
     "tests/test_results.py::test_the_page_of_keys_is_up_to_date",
 )  # fmt: skip
 SLOW = "not a_fit_says_what_its_runs_hold"  # compiles the simulator, which is in neither room

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
-from steptime.machines import money as cost
+from steptime.hardware import unit_cost as cost
 from steptime.models.model import active_parameters, draft_parameters, total_parameters
+from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.layout import Layout
-from steptime.physics.memory import memory_per_chip
 from steptime.physics.step import decode_step, prefill_step
 from tests.published import DIFFERENT, KV, RATIOS, agrees, counted, ratios
 
@@ -139,7 +139,7 @@ def test_expert_parallel_bound_of_the_isca_paper():
 
     DeepSeek, arXiv 2505.09343, section 2.3.2: (1 B + 2 B) x 32 x 9 x 7K / 50 GB/s = 120.96 us a micro-batch.
     """
-    from steptime.blackboard.experts import exchange_bytes
+    from steptime.blackboard.expert_activation import exchange_bytes
 
     seconds = 32 * 9 * 7000 * 3 / 50e9
     assert seconds == pytest.approx(120.96e-6, rel=1e-4)

@@ -9,8 +9,19 @@ import pytest
 
 import steptime as st
 from steptime.errors import RangeError, UnitError, shown
-from steptime.machines.what_if import read_figure, vary
-from steptime.numbers import MOST_CHIPS, at_least_zero, between, check_shapes, limit, of_each, positive, share, single, whole
+from steptime.hardware.what_if import read_figure, vary
+from steptime.number_checks import (
+    MOST_CHIPS,
+    at_least_zero,
+    between,
+    check_shapes,
+    limit,
+    of_each,
+    positive,
+    share,
+    single,
+    whole,
+)
 from steptime.units import count
 
 

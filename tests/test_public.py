@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.catalog.files import find, read_file
+from steptime.catalog.data_files import find, read_file
 from steptime.errors import InputError, UnknownName
 
 WORK, LIMITS = st.Workload(input_tokens=512, output_tokens=128), st.Slo(tpot=0.05)

@@ -19,27 +19,27 @@ import pytest
 from typer.testing import CliRunner
 
 import steptime as st
-from steptime.budgets.optimum import optimal
-from steptime.budgets.told import losses_of
-from steptime.cards.cache_trade import cache_trade
-from steptime.cards.configs import config_card
-from steptime.cards.engines import engine_card, engine_table
-from steptime.cards.laws import law_card, law_table
-from steptime.cards.models import compared, model_card, model_table
-from steptime.cards.steps import step_card
-from steptime.cards.systems import system_card, system_table
-from steptime.drawings import curve, stacked
+from steptime.cli.main import app_for
+from steptime.describe.config_summary import config_card
+from steptime.describe.engine_summary import engine_card, engine_table
+from steptime.describe.kv_tradeoff import cache_trade
+from steptime.describe.law_summary import law_card, law_table
+from steptime.describe.model_summary import compared, model_card, model_table
+from steptime.describe.step_summary import step_card
+from steptime.describe.system_summary import system_card, system_table
 from steptime.errors import DataFileError, UnknownName
-from steptime.lecture.checking import check, contents
-from steptime.lecture.entries import section
-from steptime.models.loading import config_of
+from steptime.lecture.lecture_check import check, contents
+from steptime.lecture.lecture_content import section
+from steptime.models.model_loading import config_of
 from steptime.planning.planner import DoesNotFit
-from steptime.pricing.history import price_history
-from steptime.results import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
+from steptime.pricing.price_history import price_history
+from steptime.result_base import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
 from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
-from steptime.terminal.main import app_for
+from steptime.scaling.compute_optimal import optimal
+from steptime.scaling.law_comparison import losses_of
+from steptime.svg import curve, stacked
 
 ROOT = Path(__file__).parents[1]
 KEYS = tomllib.loads((ROOT / "tests" / "golden" / "json_keys.toml").read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def simulated():
 
 def highest():
     pytest.importorskip("numba")
-    from steptime.simulation.rates import highest_rate, rates
+    from steptime.simulation.max_rate import highest_rate, rates
 
     traffic = partial(st.open_loop, inputs=st.Lengths(mean=256), outputs=st.Lengths(mean=32))
     run = rates(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), traffic, requests=100, slo=st.Slo(tpot=0.02))
@@ -68,7 +68,7 @@ def highest():
 
 def replayed():
     pytest.importorskip("numba")
-    from steptime.simulation.replays import replay_pools
+    from steptime.simulation.plan_replay import replay_pools
 
     plan = st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1)
     things = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -78,7 +78,7 @@ def replayed():
 
 def held_against_its_replay():
     pytest.importorskip("numba")
-    from steptime.simulation.replays import compare
+    from steptime.simulation.plan_replay import compare
 
     return compare(st.plan("llama-3.1-8b", "hgx-h100", WORK, chips=1), requests=50)
 
@@ -90,14 +90,14 @@ def calibrated():
 
 def refitted():
     pytest.importorskip("scipy")
-    from steptime.budgets.refit import refit
+    from steptime.scaling.law_fit import refit
 
     params, tokens = np.geomspace(1e8, 1e10, 12), np.geomspace(1e11, 1e9, 12)
     return refit(params, tokens, 1.8 + 400 / params**0.34 + 500 / tokens**0.28, bootstraps=6)
 
 
 def scaled():
-    from steptime.training.scaling import scaling_of
+    from steptime.training.chip_scaling import scaling_of
 
     found = st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64)
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -115,7 +115,7 @@ TRAINING_RUN = {
 def held_against_training():
     from tempfile import TemporaryDirectory
 
-    from steptime.measured.training_outcomes import validate_training
+    from steptime.validation.training_validation import validate_training
 
     with TemporaryDirectory() as folder:
         path = f"{folder}/runs.csv"

@@ -19,53 +19,53 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from steptime import blackboard
-    from steptime.budgets.bill import Demand
-    from steptime.budgets.budget import Budget, budget
-    from steptime.budgets.laws import Law, load_law
-    from steptime.budgets.moe import moe_board
-    from steptime.budgets.optimum import equivalent_dense
-    from steptime.budgets.rl import rl_step
-    from steptime.budgets.served import Serving
-    from steptime.budgets.target import Target, read_target
-    from steptime.cards.images import image_cost, with_images
-    from steptime.catalog.loading import load_system, vary, with_rent
+    from steptime.catalog.hardware_loading import load_system, vary, with_rent
+    from steptime.describe.image_cost import image_cost, with_images
     from steptime.errors import InputError
-    from steptime.lecture.roofline import roofline
-    from steptime.machines.system import System
-    from steptime.measured.anchors import load_anchor
-    from steptime.measured.outcomes import calibrate, validate
-    from steptime.models.loading import load_model
+    from steptime.hardware.system import System
+    from steptime.lecture.pair_roofline import roofline
+    from steptime.models.kv_compression import with_techniques
     from steptime.models.model import Model
-    from steptime.models.techniques import with_techniques
+    from steptime.models.model_loading import load_model
+    from steptime.physics.chip_memory import Memory, memory_per_chip
     from steptime.physics.engine import Engine, load_engine
     from steptime.physics.layout import Layout
-    from steptime.physics.memory import Memory, memory_per_chip
     from steptime.physics.step import Step, decode_step, mixed_step, prefill_step
     from steptime.physics.uncertainty import step_range
-    from steptime.planning.deployment import Plan
+    from steptime.planning.plan_result import Plan
     from steptime.planning.planner import plan
     from steptime.planning.workload import Slo, Workload
-    from steptime.pricing.backward import PriceReading, read_prices
-    from steptime.pricing.lists import PriceList
     from steptime.pricing.market import Market, survey_prices
-    from steptime.pricing.proposing import propose_prices
-    from steptime.pricing.reading import Reading
-    from steptime.simulation.outcome import Simulation
-    from steptime.simulation.policy import Policy
-    from steptime.simulation.replays import replay
-    from steptime.simulation.run import simulate
-    from steptime.simulation.traces import read_trace
+    from steptime.pricing.price_estimate import Reading
+    from steptime.pricing.price_inversion import PriceReading, read_prices
+    from steptime.pricing.price_list import PriceList
+    from steptime.pricing.price_proposal import propose_prices
+    from steptime.scaling.compute_optimal import equivalent_dense
+    from steptime.scaling.lifetime_compute import Demand
+    from steptime.scaling.model_sizing import Budget, budget
+    from steptime.scaling.moe_vs_dense import moe_board
+    from steptime.scaling.quality_target import Target, read_target
+    from steptime.scaling.rl_step import rl_step
+    from steptime.scaling.scaling_laws import Law, load_law
+    from steptime.scaling.size_cost import Serving
+    from steptime.simulation.plan_replay import replay
+    from steptime.simulation.scheduling_policy import Policy
+    from steptime.simulation.simulation_result import Simulation
+    from steptime.simulation.simulator import simulate
+    from steptime.simulation.trace_files import read_trace
     from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop
-    from steptime.sweeping.blocks import in_blocks
-    from steptime.sweeping.contexts import context_walls
-    from steptime.sweeping.design import design
-    from steptime.sweeping.ranking import compare
-    from steptime.sweeping.sweep import sweep
-    from steptime.training.engine import training_engine
-    from steptime.training.layout import TrainingLayout
-    from steptime.training.planner import Training, train, training_step
-    from steptime.training.result import TrainingStep
-    from steptime.training.runs import Phase, Reliability
+    from steptime.sweep.array_blocks import in_blocks
+    from steptime.sweep.context_limit import context_walls
+    from steptime.sweep.design import design
+    from steptime.sweep.ranking import compare
+    from steptime.sweep.sweep import sweep
+    from steptime.training.training_layout import TrainingLayout
+    from steptime.training.training_planner import Training, train, training_step
+    from steptime.training.training_result import TrainingStep
+    from steptime.training.training_runs import Phase, Reliability
+    from steptime.training.training_stack import training_engine
+    from steptime.validation.user_calibration import load_anchor
+    from steptime.validation.validate_api import calibrate, validate
 
 __all__ = [
     "Budget", "Demand", "Engine", "InputError", "Law", "Layout", "Lengths", "Market", "Memory", "Model", "Phase", "Plan",
@@ -80,54 +80,54 @@ __all__ = [
 
 _HOMES = {
     "blackboard": "blackboard",
-    "budgets.bill": "Demand",
-    "budgets.budget": "Budget budget",
-    "budgets.laws": "Law load_law",
-    "budgets.machine": "Serving",
-    "budgets.moe": "moe_board",
-    "budgets.optimum": "equivalent_dense",
-    "budgets.rl": "rl_step",
-    "budgets.target": "Target read_target",
-    "cards.images": "image_cost with_images",
-    "catalog.loading": "load_system vary with_rent",
+    "scaling.lifetime_compute": "Demand",
+    "scaling.model_sizing": "Budget budget",
+    "scaling.scaling_laws": "Law load_law",
+    "scaling.sizing_on_system": "Serving",
+    "scaling.moe_vs_dense": "moe_board",
+    "scaling.compute_optimal": "equivalent_dense",
+    "scaling.rl_step": "rl_step",
+    "scaling.quality_target": "Target read_target",
+    "describe.image_cost": "image_cost with_images",
+    "catalog.hardware_loading": "load_system vary with_rent",
     "errors": "InputError",
-    "lecture.roofline": "roofline",
-    "machines.system": "System",
-    "measured.anchors": "load_anchor",
-    "measured.outcomes": "calibrate validate",
-    "models.loading": "load_model",
+    "lecture.pair_roofline": "roofline",
+    "hardware.system": "System",
+    "validation.user_calibration": "load_anchor",
+    "validation.validate_api": "calibrate validate",
+    "models.model_loading": "load_model",
     "models.model": "Model",
-    "models.techniques": "with_techniques",
+    "models.kv_compression": "with_techniques",
     "physics.engine": "Engine load_engine",
     "physics.layout": "Layout",
-    "physics.memory": "Memory memory_per_chip",
+    "physics.chip_memory": "Memory memory_per_chip",
     "physics.step": "Step decode_step mixed_step prefill_step",
     "physics.uncertainty": "step_range",
-    "planning.deployment": "Plan",
+    "planning.plan_result": "Plan",
     "planning.planner": "plan",
     "planning.workload": "Slo Workload",
-    "pricing.backward": "PriceReading read_prices",
-    "pricing.lists": "PriceList",
+    "pricing.price_inversion": "PriceReading read_prices",
+    "pricing.price_list": "PriceList",
     "pricing.market": "Market survey_prices",
-    "pricing.proposing": "propose_prices",
-    "pricing.reading": "Reading",
-    "simulation.outcome": "Simulation",
-    "simulation.policy": "Policy",
-    "simulation.replays": "replay",
-    "simulation.run": "simulate",
-    "simulation.traces": "read_trace",
+    "pricing.price_proposal": "propose_prices",
+    "pricing.price_estimate": "Reading",
+    "simulation.simulation_result": "Simulation",
+    "simulation.scheduling_policy": "Policy",
+    "simulation.plan_replay": "replay",
+    "simulation.simulator": "simulate",
+    "simulation.trace_files": "read_trace",
     "simulation.traffic": "Lengths Traffic closed_loop open_loop",
-    "sweeping.design": "design",
-    "sweeping.blocks": "in_blocks",
-    "sweeping.contexts": "context_walls",
-    "sweeping.ranking": "compare",
-    "sweeping.sweep": "sweep",
-    "sweeping.sensitivity": "sensitivity",
-    "training.engine": "training_engine",
-    "training.layout": "TrainingLayout",
-    "training.planner": "Training train training_step",
-    "training.result": "TrainingStep",
-    "training.runs": "Phase Reliability",
+    "sweep.design": "design",
+    "sweep.array_blocks": "in_blocks",
+    "sweep.context_limit": "context_walls",
+    "sweep.ranking": "compare",
+    "sweep.sweep": "sweep",
+    "sweep.sensitivity": "sensitivity",
+    "training.training_stack": "training_engine",
+    "training.training_layout": "TrainingLayout",
+    "training.training_planner": "Training train training_step",
+    "training.training_result": "TrainingStep",
+    "training.training_runs": "Phase Reliability",
 }  # the module of each public name
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -8,7 +8,7 @@ import signal
 def main() -> None:
     """Run the command line; Ctrl-C ends it with 130, also while its modules are imported."""
     try:
-        from steptime.terminal.main import main as run
+        from steptime.cli.main import main as run
 
         run()
     except KeyboardInterrupt:

@@ -8,7 +8,13 @@ from math import comb
 import numpy as np
 import pytest
 
-from steptime.blackboard.experts import distinct_hit, exchange_bytes, experts_per_chip, experts_touched, weights_touched
+from steptime.blackboard.expert_activation import (
+    distinct_hit,
+    exchange_bytes,
+    experts_per_chip,
+    experts_touched,
+    weights_touched,
+)
 
 
 @pytest.mark.parametrize(("experts", "active", "groups"), [(8, 2, 4), (8, 3, 2), (12, 4, 3), (6, 1, 6), (6, 6, 3)])

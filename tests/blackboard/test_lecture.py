@@ -1,4 +1,4 @@
-"""The acceptance checks of the lecture (Reiner Pope, 2026-04-29), sections 1-17 but 6 (tests/budgets), by their numbers."""
+"""The acceptance checks of the lecture (Reiner Pope, 2026-04-29), sections 1-17 but 6 (tests/scaling), by their numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from steptime import blackboard as bb
+from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.layout import Layout
-from steptime.physics.memory import memory_per_chip
 from steptime.physics.step import decode_step
 from tests.conftest import machine, one_matrix
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files, find, read_file
-from steptime.catalog.loading import load_chip, load_system
+from steptime.catalog.data_files import files, find, read_file
+from steptime.catalog.hardware_loading import load_chip, load_system
 from steptime.errors import DataFileError, RangeError, UnitError, UnknownName
-from steptime.machines.what_if import read_changes, read_figure, settable, vary
-from steptime.sourced import GRADES
+from steptime.hardware.what_if import read_changes, read_figure, settable, vary
+from steptime.provenance import GRADES
 
 CHIPS = (
     "a100",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from steptime.catalog.data_files import FOLDERS, files, find
 from steptime.catalog.entry_names import is_entry_name
-from steptime.catalog.files import FOLDERS, files, find
-from steptime.catalog.loading import load_system
+from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError
 from steptime.physics.engine import load_engine
-from steptime.training.engine import stack_of
+from steptime.training.training_stack import stack_of
 
 BAD = ("a b", "a\nb", "$(x)", "-x", "..", "a/../b", "..", "a;b", "é", "a\x1bb", "a`b`", "a\u202eb", "")
 

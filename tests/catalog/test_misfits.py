@@ -7,8 +7,8 @@ import copy
 import msgspec
 import pytest
 
-from steptime.catalog.misfits import problem_of
 from steptime.catalog.schema import ChipEntry, LawEntry, SystemEntry
+from steptime.catalog.schema_errors import problem_of
 
 SOURCE = {"url": "u", "date": "2026-01-01", "grade": "vendor"}
 CHIP = {

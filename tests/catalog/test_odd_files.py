@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files, find, folders, read_file
-from steptime.catalog.loading import load_chip, load_system
+from steptime.catalog.data_files import files, find, folders, read_file
+from steptime.catalog.hardware_loading import load_chip, load_system
 from steptime.errors import DataFileError, InputError, UnknownName
 
 LLAMA = json.loads(find("models", "llama-3.1-8b").read_text())["config"]

@@ -7,13 +7,13 @@ import math
 import pytest
 
 import steptime as st
-from steptime.cards.systems import system_card
-from steptime.catalog.loading import load_system
-from steptime.catalog.templates import template
+from steptime.catalog.hardware_loading import load_system
+from steptime.catalog.system_template import template
+from steptime.describe.system_summary import system_card
 from steptime.errors import DataFileError, InputError, RangeError, UnknownName
-from steptime.machines.what_if import settable, vary
-from steptime.planning.sentences import warnings_of_step
-from tests.terminal.test_commands import run
+from steptime.hardware.what_if import settable, vary
+from steptime.planning.plan_messages import warnings_of_step
+from tests.cli.test_commands import run
 
 CHIP = '[chip]\nname = "mine"\n[chip.peak]\nbf16 = "1 PFLOP/s"\nfp8 = "2 PFLOP/s"\n'
 CHIP += '[[chip.memory]]\nname = "hbm"\ncapacity = "100 GB"\nbandwidth = "5 TB/s"\n'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.catalog.files import files
-from steptime.catalog.loading import load_system
-from steptime.catalog.templates import template
+from steptime.catalog.data_files import files
+from steptime.catalog.hardware_loading import load_system
+from steptime.catalog.system_template import template
 
 
 @pytest.mark.parametrize("name", files("systems"))

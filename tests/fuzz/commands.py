@@ -10,8 +10,8 @@ from typing import Any
 import typer.main
 from typer.testing import CliRunner
 
+from steptime.cli.main import app_for
 from steptime.errors import InputError
-from steptime.terminal.main import app_for
 from tests.fuzz.damage import TEXTS
 
 WRITES = (

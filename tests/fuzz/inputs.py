@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 
 import steptime as st
-from steptime.cards.systems import system_card
-from steptime.catalog.files import PACKAGED
-from steptime.catalog.loading import load_chip, load_system, quotes
-from steptime.catalog.templates import template
+from steptime.catalog.data_files import PACKAGED
+from steptime.catalog.hardware_loading import load_chip, load_system, quotes
+from steptime.catalog.system_template import template
+from steptime.describe.system_summary import system_card
 from steptime.errors import InputError
-from steptime.machines.what_if import read_changes, settable, vary
-from steptime.measured.load_generators import read_files
-from steptime.measured.runs import COLUMNS, read_runs
+from steptime.hardware.what_if import read_changes, settable, vary
 from steptime.models import model as counted
-from steptime.models.loading import read_model
-from steptime.physics.memory import sequences_that_fit
-from steptime.results import plain
-from steptime.simulation.policy import Policy
+from steptime.models.model_loading import read_model
+from steptime.physics.chip_memory import sequences_that_fit
+from steptime.result_base import plain
 from steptime.simulation.prefix_cache import Cache, Tier
-from steptime.simulation.run import simulate
-from steptime.simulation.traces import read_trace
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulator import simulate
+from steptime.simulation.trace_files import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop, scaled, with_sessions
 from steptime.units import count, parse, show
+from steptime.validation.bench_results import read_files
+from steptime.validation.run_table import COLUMNS, read_runs
 from tests.fuzz.damage import FIGURES, LITERALS, NUMBERS, TEXTS, in_file
 from tests.models.test_fuzz_configs import configs, damaged, shortened
 

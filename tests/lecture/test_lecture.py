@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from steptime.cli.main import app_for
 from steptime.errors import DataFileError, RangeError
-from steptime.lecture import entries
-from steptime.lecture.checking import check, statements
-from steptime.lecture.entries import Statement, function_of, section, sections
-from steptime.lecture.today import microbatches_without_idle
-from steptime.lecture.verdicts import verdict
-from steptime.terminal.main import app_for
+from steptime.lecture import lecture_content
+from steptime.lecture.claim_verdicts import verdict
+from steptime.lecture.current_figures import microbatches_without_idle
+from steptime.lecture.lecture_check import check, statements
+from steptime.lecture.lecture_content import Statement, function_of, section, sections
 
 CHECKS = {  # acceptance checks of the lecture: number, what it must come to, relative tolerance
     1: (295, 0.02), 2: (2400, 0), 3: (5441, 1e-3), 4: (0.5, 0.01), 5: (14.4e-3, 1e-12), 6: (0.040, 0), 7: (128_000, 0),
@@ -105,20 +105,20 @@ def test_wrong_words_are_refused():
 
 
 def test_a_file_that_does_not_fit_is_told(tmp_path, monkeypatch):
-    text = (entries.FOLDER / "03-batch.toml").read_text(encoding="utf-8")
+    text = (lecture_content.FOLDER / "03-batch.toml").read_text(encoding="utf-8")
     (tmp_path / "03-batch.toml").write_text(text.replace('verdict = "holds"', 'verdict = "true"', 1), encoding="utf-8")
-    monkeypatch.setattr(entries, "FOLDER", tmp_path)
+    monkeypatch.setattr(lecture_content, "FOLDER", tmp_path)
     with pytest.raises(DataFileError, match="not 'true'"):
-        entries._section("03-batch.toml")
+        lecture_content._section("03-batch.toml")
     (tmp_path / "03-batch.toml").write_text(text.replace("title =", "tilte =", 1), encoding="utf-8")
     with pytest.raises(DataFileError, match="tilte"):
-        entries._section("03-batch.toml")
+        lecture_content._section("03-batch.toml")
 
 
 def test_claims_and_cards_are_all_there():
-    assert [one.number for one in entries.claims()] == list(range(1, 13))
-    assert [one.number for one in entries.cards()] == list(range(1, 28))
-    for card in entries.cards():
+    assert [one.number for one in lecture_content.claims()] == list(range(1, 13))
+    assert [one.number for one in lecture_content.cards()] == list(range(1, 28))
+    for card in lecture_content.cards():
         assert card.question.endswith(("?", ".")), card.number
         assert card.answer, card.number
         assert card.watch, card.number
@@ -132,7 +132,7 @@ VERDICTS_OF_CLAIMS = {  # as the science of the lecture has them (section 19), b
 
 
 def test_verdicts_on_claims():
-    assert {one.number: one.statement.found for one in entries.claims()} == VERDICTS_OF_CLAIMS
+    assert {one.number: one.statement.found for one in lecture_content.claims()} == VERDICTS_OF_CLAIMS
 
 
 def test_quiz_judges_numbers_and_ends_with_its_input():
@@ -149,7 +149,7 @@ def test_quiz_judges_numbers_and_ends_with_its_input():
 
 def test_flops_of_training_a_token_by_hand():
     """Llama-3.1-8B: 7.5 B multiplied weights, and 32 layers of 4,096 wide attention to half of 8,192 tokens."""
-    from steptime.lecture.today import training_flops_per_parameter
+    from steptime.lecture.current_figures import training_flops_per_parameter
 
     weights, attention = 6 * (8.03e9 - 0.525e9), 3 * 32 * 4 * 4096 * 4096.5
     assert training_flops_per_parameter("llama-3.1-8b", 8192) == pytest.approx((weights + attention) / 8.03e9, rel=2e-3)

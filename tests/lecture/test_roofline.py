@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import steptime as st
+from steptime.cli.main import app_for
 from steptime.errors import RangeError
-from steptime.lecture.pairs import pair_of
-from steptime.lecture.roofline import price_of_speed, roofline, seconds_of
-from steptime.terminal.main import app_for
+from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.pair_roofline import price_of_speed, roofline, seconds_of
 
 # gb200-nvl72 by its data sheet: 72 chips of 5,000 TFLOP/s dense in FP8, 8 TB/s and 186 GB; DeepSeek-V3 by its config
 

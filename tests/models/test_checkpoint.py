@@ -68,7 +68,7 @@ def test_a_config_without_a_name_tells_no_place():
 
 @pytest.mark.parametrize(("system", "chips"), [("gb200-nvl72", 4), ("hgx-h100", 8), ("gh200-nvl32", 2), ("rtx-pro-6000-2", 2)])
 def test_hosts_are_as_large_as_the_file_says_or_as_the_domain(system, chips):
-    from steptime.planning.served import what_is_served
+    from steptime.planning.launch_facts import what_is_served
 
     assert what_is_served(st.load_model("qwen3-14b"), st.load_system(system)).host_chips == chips
 

@@ -10,7 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.models.family import Family, known_families
+from steptime.models.family_registry import Family, known_families
 from steptime.models.model import (
     active_parameters,
     growing_kv_bytes_per_token,

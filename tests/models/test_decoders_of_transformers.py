@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import steptime as st
-from steptime.models.family import known_families
-from steptime.models.loading import read_model
+from steptime.models.family_registry import REFUSED, known_families
 from steptime.models.model import active_parameters, total_parameters
-from steptime.models.refused import REFUSED
+from steptime.models.model_loading import read_model
 from tests.models.test_oracle_transformers import EXPERTS, TOWERS, auto, routed_share, spare
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

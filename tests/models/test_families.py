@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files, read_file
+from steptime.catalog.data_files import files, read_file
 from steptime.models import families
-from steptime.models.family import Family, family_named, known_families
+from steptime.models.family_registry import Family, family_named, known_families
 from steptime.models.model import (
     active_parameters,
     cache_bytes,
@@ -27,9 +27,9 @@ from steptime.models.model import (
     total_parameters,
     weight_bytes,
 )
+from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout
-from steptime.physics.memory import weights_per_chip
-from steptime.physics.search_space import legal
+from steptime.physics.layout_space import legal
 
 NAMES = tuple(files("models"))
 BASES = ("Family",)

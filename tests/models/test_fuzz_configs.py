@@ -16,7 +16,7 @@ import pytest
 
 from steptime.errors import InputError
 from steptime.models import model as counted
-from steptime.models.loading import read_model
+from steptime.models.model_loading import read_model
 from tests.fuzz.damage import in_time
 
 SECONDS = 10.0

@@ -11,11 +11,11 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError, UnknownName
-from steptime.machines.formats import GGML, number_format
-from steptime.models.gguf import BLOCKS, NAMES, Long, read_gguf
+from steptime.hardware.number_formats import GGML, number_format
 from steptime.models.gguf_config import ARCHITECTURES
-from steptime.models.loading import config_of
+from steptime.models.gguf_header import BLOCKS, NAMES, Long, read_gguf
 from steptime.models.model import total_parameters, weight_bytes
+from steptime.models.model_loading import config_of
 from tests.models import gguf_files
 
 MADE = (gguf_files.llama, gguf_files.qwen3moe, gguf_files.deepseek2)

@@ -11,10 +11,10 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError
-from steptime.models.headers import read_header
-from steptime.models.loading import config_of, read_model
+from steptime.models.checkpoint_weights import weights_of
 from steptime.models.model import draft_bytes, draft_parameters, total_parameters, weight_bytes
-from steptime.models.weights import weights_of
+from steptime.models.model_loading import config_of, read_model
+from steptime.models.safetensors_header import read_header
 from tests.models import checkpoints
 
 EXACT = {
@@ -147,7 +147,7 @@ def test_scales_and_zero_points_are_told_apart_from_values(tmp_path):
 
 def test_words_of_other_tools_hold_as_many_parameters_as_their_matrices():
     def one(held, **told):
-        from steptime.models.headers import Tensor
+        from steptime.models.safetensors_header import Tensor
 
         tensors = [Tensor(f"model.layers.0.mlp.up_proj.{name}", dtype, shape, 1) for name, (dtype, shape) in held.items()]
         (weight,) = weights_of(tensors, depth=1, **told)

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import steptime as st
-from steptime.models.images import Medium
-from steptime.models.readings import read_media, tower_flops
+from steptime.models.image_tokens import Medium
+from steptime.models.multimodal_inputs import read_media, tower_flops
 from tests.models.test_images import FUYU, LLAMA4
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -167,7 +167,7 @@ def counted(run: Any) -> float:
 
 def vision_config(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a config of the catalogue with few layers of its tower, and the part that describes that."""
-    from steptime.models.loading import config_of
+    from steptime.models.model_loading import config_of
 
     fields = dict(config_of(name))
     vision = dict(fields["vision_config"])
@@ -263,7 +263,7 @@ def test_flops_of_a_conformer_equal_the_reference() -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModel
 
-    from steptime.models.loading import config_of
+    from steptime.models.model_loading import config_of
 
     fields = dict(config_of("google/gemma-4-E2B-it"))
     audio = dict(fields["audio_config"]) | {"num_hidden_layers": 3}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from steptime.models.loading import read_model
 from steptime.models.model import cache_bytes, matmul_flops_per_token, total_parameters
+from steptime.models.model_loading import read_model
 from tests.models.test_oracle_transformers import BASE, GEMMA, LATENT, MIXED, SHARED, auto, built, expected_flops, flops_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files, read_file
-from steptime.models.loading import read_model
+from steptime.catalog.data_files import files, read_file
 from steptime.models.model import active_parameters, cache_bytes, matmul_flops_per_token, pairs, prefill_flops, total_parameters
+from steptime.models.model_loading import read_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.blackboard.context_wall import sparse_reads
+from steptime.blackboard.long_context import sparse_reads
 from steptime.errors import InputError
+from steptime.models.kv_compression import WAYS, caveats_of, words_of
 from steptime.models.model import (
     cache_bytes,
     cache_bytes_read,
@@ -20,8 +21,7 @@ from steptime.models.model import (
     prefill_flops,
     total_parameters,
 )
-from steptime.models.techniques import WAYS, caveats_of, words_of
-from steptime.models.variants import variant
+from steptime.models.model_variants import variant
 
 FIGURES = (total_parameters, kv_bytes_per_token, matmul_flops_per_token)
 LENGTHS = (100, 5_000, 131_072)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files
+from steptime.catalog.data_files import files
 from steptime.errors import ConfigError, UnknownName
-from steptime.models.headers import read_headers
-from steptime.models.loading import config_of
+from steptime.models.config_coverage import EXACT, GUESS, LIKELY, understand
 from steptime.models.model import total_parameters
-from steptime.models.understanding import EXACT, GUESS, LIKELY, understand
+from steptime.models.model_loading import config_of
+from steptime.models.safetensors_header import read_headers
+from tests.cli.test_commands import run
 from tests.models import checkpoints
-from tests.terminal.test_commands import run
 
 ROOT = Path(__file__).parents[2]
 LLAMA = {

@@ -13,9 +13,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import ConfigError, DataFileError, InputError
-from steptime.models.headers import LONGEST_HEADER, LONGEST_INDEX, MOST_TENSORS, read_header, read_headers
-from steptime.models.loading import config_of, load_model
-from steptime.models.module_tree import _built
+from steptime.models.from_transformers import _built
+from steptime.models.model_loading import config_of, load_model
+from steptime.models.safetensors_header import LONGEST_HEADER, LONGEST_INDEX, MOST_TENSORS, read_header, read_headers
 from tests.models import checkpoints
 
 # The interpreter with steptime takes some 60 MB of it.
@@ -24,8 +24,8 @@ READ = """
 import sys
 from pathlib import Path
 from steptime.errors import InputError
-from steptime.models.gguf import read_gguf
-from steptime.models.headers import read_headers
+from steptime.models.gguf_header import read_gguf
+from steptime.models.safetensors_header import read_headers
 path = Path(sys.argv[1])
 try:
     read_gguf(path) if path.suffix == ".gguf" else read_headers(path)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from steptime.errors import InputError, RangeError, UnknownName
-from steptime.models.loading import load_model
 from steptime.models.model import active_parameters, kv_bytes_per_token, total_parameters, weight_bytes
-from steptime.models.variants import variant
+from steptime.models.model_loading import load_model
+from steptime.models.model_variants import variant
 
 LLAMA, DEEPSEEK, QWEN = "llama-3.3-70b", "deepseek-v3", "qwen3-235b-a22b"
 

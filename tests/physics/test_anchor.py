@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.cards.steps import step_card
+from steptime.describe.step_summary import step_card
 from steptime.errors import InputError
-from steptime.physics.anchor import SPREAD, WITHIN, Anchor, Anchors, Factor, chosen
-from steptime.physics.distance import distances
+from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor, chosen
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
+from steptime.physics.extrapolation import distances
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import WIDE, factors
-from steptime.planning.explanation import explain_step
+from steptime.planning.step_explanation import explain_step
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
 STEP = {"batch": 64, "context": 4096}
@@ -158,7 +158,7 @@ def test_a_simulation_takes_both_factors():
 
 def test_a_plan_is_replayed_with_the_runs_that_it_rests_on():
     pytest.importorskip("numba")
-    from steptime.simulation.planned import things_of
+    from steptime.simulation.plan_as_traffic import things_of
 
     plan = st.plan(MODEL, SYSTEM, WORK, chips=1, anchor=anchor(1.3))
     assert things_of(plan)[2].anchor == plan.anchor

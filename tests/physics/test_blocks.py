@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from steptime.physics.blocks import BLOCK, blocks_of, in_threads
+from steptime.physics.chunked_evaluation import BLOCK, blocks_of, in_threads
 
 
 def shapes(**given) -> list[dict[str, tuple[int, ...]]]:

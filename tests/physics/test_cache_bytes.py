@@ -9,8 +9,8 @@ import pytest
 
 import steptime as st
 from steptime.models.model import Attention
+from steptime.physics.chip_memory import cache_per_sequence, cache_ways, state_ways, weight_ways
 from steptime.physics.layout import Layout, ways_of
-from steptime.physics.memory import cache_per_sequence, cache_ways, state_ways, weight_ways
 from steptime.physics.step import decode_step
 from tests.conftest import engine, machine, matrix, model_of
 

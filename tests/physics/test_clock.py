@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steptime.physics.clock import Clock, Entry, accumulate
+from steptime.physics.time_ledger import Clock, Entry, accumulate
 
 
 def test_a_clock_adds_up_its_entries():

@@ -10,11 +10,11 @@ import pytest
 
 import steptime as st
 from steptime.models.model import Attention
-from steptime.physics.clock import Clock
 from steptime.physics.collectives import run_collective
 from steptime.physics.layout import Layout
-from steptime.physics.network import Traffic
+from steptime.physics.network_time import Traffic
 from steptime.physics.step import mixed_step, prefill_step
+from steptime.physics.time_ledger import Clock
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     FULL,

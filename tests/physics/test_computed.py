@@ -8,9 +8,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError
-from steptime.machines.formats import number_format
+from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention
-from steptime.physics.computed import (
+from steptime.physics.compute_dtype import (
     CHIPS,
     DECODE,
     KINDS,

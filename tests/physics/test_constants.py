@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from steptime.physics.constants import CONSTANTS, DESCRIPTIONS, GROUP_OF, GROUPS, WAIT_NAMES, problem_of
+from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_OF, GROUPS, WAIT_NAMES, problem_of
 from tests.conftest import engine
 
 PEAK = (0.001, 1.25)  # shares of a data sheet's peak: boost clocks reach a little more than it states

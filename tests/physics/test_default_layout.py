@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
+from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.default_layout import default_layout
-from steptime.physics.memory import memory_per_chip
 
 
 @pytest.mark.parametrize(

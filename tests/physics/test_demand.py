@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.machines.formats import number_format
+from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, Layer
-from steptime.physics.demand import (
+from steptime.physics.gemm_work import is_product, products_demand, row_of, stacked_products
+from steptime.physics.layout import Layout
+from steptime.physics.op_work import (
     Pass,
     Work,
     attention_demands,
@@ -24,8 +26,6 @@ from steptime.physics.demand import (
     shortness,
     work_of,
 )
-from steptime.physics.layout import Layout
-from steptime.physics.products import is_product, products_demand, row_of, stacked_products
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 NOTHING = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}

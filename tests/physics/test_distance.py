@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.physics.distance import APART, FEW_RUNS, GROUPS, STAGED, WIDE, distances, widening
 from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.extrapolation import APART, FEW_RUNS, GROUPS, STAGED, WIDE, distances, widening
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import factors
 from tests.conftest import engine, machine

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from steptime.models.model import Attention, Layer
-from steptime.physics.drafts import cache_moved, drafted_memory, drafted_sequences, drafted_step, drafter
+from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import IDEAL
 from steptime.physics.layout import Layout
-from steptime.physics.memory import memory_per_chip, sequences_that_fit
+from steptime.physics.speculative_step import cache_moved, drafted_memory, drafted_sequences, drafted_step, drafter
 from steptime.physics.step import decode_step, mixed_step, prefill_step
 from tests.conftest import engine, machine, matrix, model_of
 

@@ -8,8 +8,8 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, RangeError
-from steptime.physics.constants import CONSTANTS
 from steptime.physics.engine import IDEAL, default_engine, engine_for, load_engine, named, with_constants, with_imbalance
+from steptime.physics.engine_parameters import CONSTANTS
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
 from tests.conftest import engine, machine, one_matrix, sparse_matrix

@@ -10,10 +10,10 @@ import pytest
 import steptime as st
 from steptime.physics.engine import load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
-from steptime.physics.facts import ENGINE, FREE, KNOWN, Facts, facts_of, near
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.rules import allowed, broken, reasons
-from steptime.physics.search_space import legal
+from steptime.physics.layout_constraints import ENGINE, FREE, KNOWN, Facts, facts_of, near
+from steptime.physics.layout_rules import allowed, broken, reasons
+from steptime.physics.layout_space import legal
 
 DENSE = Facts(model="m", domain=72, heads=40, kv_heads=10, kv_kinds=(10,), depth=8, columns=17_920)
 SPARSE = Facts(model="m", heads=64, kv_heads=4, kv_kinds=(4,), depth=8, experts=128, expert_columns=1536, expert_block=128)

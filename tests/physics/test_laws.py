@@ -11,17 +11,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 
 import steptime as st
-from steptime.blackboard.experts import distinct_hit, experts_touched
-from steptime.machines.what_if import scale
+from steptime.blackboard.expert_activation import distinct_hit, experts_touched
+from steptime.hardware.what_if import scale
 from steptime.models.model import decode_flops_per_token, matmul_flops_per_token, prefill_flops, weight_bytes
+from steptime.physics.chip_memory import memory_per_chip, weights_per_chip
 from steptime.physics.engine import IDEAL, Engine, with_constants
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.memory import memory_per_chip, weights_per_chip
-from steptime.physics.network import all_reduce, members_by_level
+from steptime.physics.layout_space import legal
+from steptime.physics.network_time import all_reduce, members_by_level
 from steptime.physics.roofline import overlap
-from steptime.physics.search_space import legal
 from steptime.physics.step import decode_step, mixed_step, prefill_step
-from steptime.planning import steady as serving
+from steptime.planning import steady_state as serving
 from tests.conftest import machine, one_matrix, sparse_matrix
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b", "qwen3-30b-a3b", "gpt2")

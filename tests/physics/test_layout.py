@@ -10,11 +10,11 @@ import pytest
 import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import Attention
-from steptime.numbers import divisors
+from steptime.number_checks import divisors
 from steptime.physics.layout import Layout, check_ways, exchanges_experts, shaped, show_layout, stacked, taken
-from steptime.physics.placement import replicas
-from steptime.physics.rules import check
-from steptime.physics.search_space import legal
+from steptime.physics.layout_rules import check
+from steptime.physics.layout_space import legal
+from steptime.physics.replica_placement import replicas
 from tests.conftest import experts, machine, matrix, model_of
 
 COUNTS = {

@@ -10,8 +10,7 @@ import pytest
 import steptime as st
 from steptime.errors import LayoutError, RangeError
 from steptime.models.model import Attention, Layer
-from steptime.physics.layout import Layout
-from steptime.physics.memory import (
+from steptime.physics.chip_memory import (
     Memory,
     activations_per_chip,
     cache_per_sequence,
@@ -24,6 +23,7 @@ from steptime.physics.memory import (
     weight_ways,
     weights_per_chip,
 )
+from steptime.physics.layout import Layout
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix, sparse_matrix
 
 GB = 1e9

@@ -8,8 +8,8 @@ from math import comb
 import numpy as np
 import pytest
 
-from steptime.machines.system import Domain, Link
-from steptime.physics.network import Traffic, all_gather, all_reduce, exchange, members_by_level, messages, point_to_point
+from steptime.hardware.system import Domain, Link
+from steptime.physics.network_time import Traffic, all_gather, all_reduce, exchange, members_by_level, messages, point_to_point
 from tests.conftest import machine
 
 UP, OUT = 1e11, 1e10

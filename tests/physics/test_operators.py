@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.machines.formats import number_format
-from steptime.physics import operators
-from steptime.physics.clock import Clock
-from steptime.physics.demand import Demand
+from steptime.hardware.number_formats import number_format
+from steptime.physics import operator_time
 from steptime.physics.layout import Layout
-from steptime.physics.operators import Operator, overlapped, run
+from steptime.physics.op_work import Demand
+from steptime.physics.operator_time import Operator, overlapped, run
 from steptime.physics.step import mixed_step, prefill_step
+from steptime.physics.time_ledger import Clock
 from tests.conftest import engine, machine, matrix, model_of, one_matrix, sparse_matrix
 from tests.physics.passes import (
     CHIP,
@@ -240,7 +240,7 @@ def test_operators_joined_in_one_array_add_up_as_one_by_one(monkeypatch, at_once
     asked = [Operator(term, "name", demand, count) for count, (term, demand) in enumerate(zip(terms, demands, strict=True), 1)]
     for one in asked:
         run(apart, [one], CHIP, real)
-    monkeypatch.setattr(operators, "AT_ONCE", at_once)
+    monkeypatch.setattr(operator_time, "AT_ONCE", at_once)
     run(joined, asked, CHIP, real)
     shape = (2, 3)
     for kind in ("terms", "resources", "busy"):

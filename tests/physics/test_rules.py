@@ -12,12 +12,12 @@ import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import Attention, Layer
 from steptime.physics.engine import load_engine
-from steptime.physics.facts import ENGINE, MODEL, Facts, facts_of, facts_of_engine
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.rules import RULES, allowed, check, reasons
-from steptime.physics.search_space import legal, not_tried
-from steptime.planning.candidates import Case
-from steptime.planning.search import absent_because, fitting
+from steptime.physics.layout_constraints import ENGINE, MODEL, Facts, facts_of, facts_of_engine
+from steptime.physics.layout_rules import RULES, allowed, check, reasons
+from steptime.physics.layout_space import legal, not_tried
+from steptime.planning.plan_problem import Case
+from steptime.planning.plan_search import absent_because, fitting
 from tests.conftest import experts, machine, matrix, model_of
 
 BROKEN = {  # one layout for each rule of scope "model" or "search", of DeepSeek-V3 (128 heads, 61 layers) on a rack of 72

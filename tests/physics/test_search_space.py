@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from steptime.models.model import Attention
-from steptime.numbers import divisors
-from steptime.physics.facts import Facts
+from steptime.number_checks import divisors
 from steptime.physics.layout import Layout
-from steptime.physics.search_space import WAYS, expert_ways, groups, legal, not_tried, proposed
+from steptime.physics.layout_constraints import Facts
+from steptime.physics.layout_space import WAYS, expert_ways, groups, legal, not_tried, proposed
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 

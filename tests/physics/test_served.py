@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.machines.formats import number_format
+from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, kv_bytes_per_token, weight_bytes, with_formats
-from steptime.physics.cache_format import as_served, is_narrow, with_small_cache
-from steptime.simulation.run import simulate
+from steptime.physics.kv_dtype import as_served, is_narrow, with_small_cache
+from steptime.simulation.simulator import simulate
 from steptime.simulation.traffic import Lengths, open_loop
 from tests.conftest import engine, experts, machine, matrix, model_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.models.readings import read_media
+from steptime.models.multimodal_inputs import read_media
 from steptime.physics.step import ledger_of_step
 
 MODEL, SYSTEM, TEXT = "qwen3-vl-8b-instruct", "hgx-h100", 500
@@ -71,7 +71,7 @@ def test_images_of_two_sizes_and_layouts_of_two_widths():
 
 def test_drafts_run_no_tower():
     seeing = st.with_images("qwen3.5-397b-a17b", "1024x1024", text=TEXT)
-    from steptime.physics.drafts import drafter
+    from steptime.physics.speculative_step import drafter
 
     assert drafter(seeing).media is None
 

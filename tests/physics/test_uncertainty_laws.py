@@ -167,8 +167,8 @@ def test_variance_of_a_sum_of_constants():
 def test_a_fit_says_what_its_runs_hold():
     """The mean variance over the fitted runs and the makers of their chips, which the ranges of other runs are measured by."""
     pytest.importorskip("scipy")
-    from steptime.measured.calibration import calibrated_engine, known_from
-    from steptime.measured.validation import grouped, predict
+    from steptime.validation.engine_fit import calibrated_engine, known_from
+    from steptime.validation.predictions import grouped, predict
 
     row = {
         "id": "a", "model": "llama-3.1-8b", "system": "mi300x-8", "engine": "vllm", "input_tokens": "1024",

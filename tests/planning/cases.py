@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import steptime as st
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Case
-from steptime.planning.deployment import Plan
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Case
+from steptime.planning.plan_result import Plan
 from steptime.planning.planner import plan
 from tests.conftest import engine, machine, one_matrix
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import steptime as st
 from steptime.physics.engine import load_engine
-from steptime.planning.candidates import Case
-from steptime.planning.search import absent_because, fitting
+from steptime.planning.plan_problem import Case
+from steptime.planning.plan_search import absent_because, fitting
 
 
 def test_copies_of_experts_are_those_that_make_them_even():

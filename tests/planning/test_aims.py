@@ -12,8 +12,8 @@ import pytest
 import steptime as st
 from steptime.errors import RangeError
 from steptime.physics.layout import Layout
-from steptime.planning.aims import aims_of, ways_of
 from steptime.planning.planner import plan
+from steptime.planning.slo_probability import aims_of, ways_of
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, WORK, case
 

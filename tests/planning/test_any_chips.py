@@ -10,8 +10,8 @@ import steptime as st
 from steptime.errors import InputError
 from steptime.models.model import Attention
 from steptime.physics.engine import IDEAL, Engine, load_engine
-from steptime.planning.candidates import DISAGGREGATED, Case
-from steptime.planning.search import fitting, search
+from steptime.planning.plan_problem import DISAGGREGATED, Case
+from steptime.planning.plan_search import fitting, search
 from tests.conftest import machine, matrix, model_of
 from tests.physics.test_placement import fits
 

@@ -9,7 +9,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.candidates import (
+from steptime.planning.plan_problem import (
     AGGREGATED,
     COLUMNS,
     DISAGGREGATED,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from steptime.errors import RangeError
-from steptime.planning.confidence import check_sure, deviations, likelihood, point
+from steptime.planning.slo_probability import check_sure, deviations, likelihood, point
 
 RANGE = (0.008, 0.015)  # of a figure of 10 ms
 

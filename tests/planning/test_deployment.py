@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.machines.system import Rent
-from steptime.planning.deployment import (
+from steptime.hardware.system import Rent
+from steptime.planning.plan_result import (
     best_change,
     chosen_point,
     cost_changes,

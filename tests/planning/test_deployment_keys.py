@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout
-from steptime.physics.memory import Memory
 from steptime.physics.step import Step
-from steptime.planning.deployment import Plan, Point, Pool
+from steptime.planning.plan_result import Plan, Point, Pool
 from steptime.planning.workload import Slo, Workload
-from steptime.results import entries
+from steptime.result_base import entries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
 

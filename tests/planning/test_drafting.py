@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.catalog.acceptance import curve_of, curves
+from steptime.catalog.acceptance_lengths import curve_of, curves
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.models.model import Layer
 from steptime.physics.engine import IDEAL, engine_for
 from steptime.physics.layout import Layout
-from steptime.planning.drafting import NONE, Drafting, decode_steps, drafting_of, known_draftings, step_yield
 from steptime.planning.planner import plan
-from steptime.planning.steady import aggregated, answer_tokens, decode_pool
+from steptime.planning.speculative_config import NONE, Drafting, decode_steps, drafting_of, known_draftings, step_yield
+from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
 from tests.conftest import engine, machine, matrix, one_matrix
 
 DRAFT = ((Layer(name="draft", ops=(matrix(weights=5e8),)), 1),)
@@ -199,7 +199,7 @@ def test_a_model_without_draft_layers_is_refused(asked):
 @pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
 def test_a_replay_agrees_with_the_plan(mode, deepseek):
     pytest.importorskip("numba")
-    from steptime.simulation.compared import compare
+    from steptime.simulation.plan_vs_simulation import compare
 
     workload, limits = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=0.03, ttft=3)
     chips = 32 if mode == "disaggregated" else 8

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.launching.commands import launch_commands
-from steptime.physics.drafts import cache_moved
-from steptime.planning.candidates import Candidate, state_of
+from steptime.launch.launch_commands import launch_commands
+from steptime.physics.speculative_step import cache_moved
+from steptime.planning.admission import filled, seated
+from steptime.planning.plan_problem import Candidate, state_of
 from steptime.planning.planner import plan
-from steptime.planning.seating import filled, seated
 from tests.planning.cases import case
 
 SHORT = st.Workload(input_tokens=8192, output_tokens=16)
@@ -96,7 +96,7 @@ def test_seats_are_those_of_all_replicas():
 def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most):
     """DeepSeek-V3 on eight H200: alone 9.2 ms, two at once 9.93; with seats to spare a token meets 0.9 others at 101 tok/s."""
     pytest.importorskip("numba")
-    from steptime.simulation.replays import compare
+    from steptime.simulation.plan_replay import compare
 
     work, slo = st.Workload(input_tokens=1024, output_tokens=1024), st.Slo(tpot=1 / speed, ttft=0.2)
     found = plan("deepseek-v3", "hgx-h200", work, slo, levers=False)
@@ -111,7 +111,7 @@ def test_a_token_may_be_made_among_less_than_two_in_the_mean(speed, least, most)
 def test_a_token_may_be_made_among_five_and_a_half_in_the_mean():
     """GLM-4.5 on eight H200 at 60 tok/s: among five a million tokens cost 25.7 USD, and six are too many for 16.7 ms."""
     pytest.importorskip("numba")
-    from steptime.simulation.replays import compare
+    from steptime.simulation.plan_replay import compare
 
     work = st.Workload(input_tokens=4096, output_tokens=512)
     found = plan("glm-4.5", "hgx-h200", work, st.Slo(tpot=1 / 60, ttft=2), levers=False)

@@ -13,11 +13,11 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case
 from steptime.planning.elasticity import binding, changes_of, elasticities, scaled_cache
-from steptime.planning.prefilling import prefill_pool
-from steptime.planning.refine import best
-from steptime.planning.steady import decode_pool
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case
+from steptime.planning.prefill_pool import prefill_pool
+from steptime.planning.refinement import best
+from steptime.planning.steady_state import decode_pool
 from tests.conftest import engine, machine, one_matrix, sparse_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)  # 200 steps at a mean context of 1,100.5

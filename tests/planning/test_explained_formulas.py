@@ -8,7 +8,7 @@ import pytest
 
 import steptime as st
 from steptime.physics.engine import load_engine
-from steptime.planning.explanation import explain_step
+from steptime.planning.step_explanation import explain_step
 
 POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3, "µ": 1e-6, "n": 1e-9, "p": 1e-12}
 

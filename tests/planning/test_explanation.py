@@ -8,7 +8,7 @@ import pytest
 import steptime as st
 from steptime.physics.engine import load_engine
 from steptime.physics.step import mixed_step
-from steptime.planning.explanation import explain_step
+from steptime.planning.step_explanation import explain_step
 
 ENGINES = ("ideal", "vllm", "sglang", "trtllm", "typical")
 GIVEN = {

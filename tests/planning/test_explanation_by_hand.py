@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.cli.views.explain_view import explain_json
 from steptime.models.model import Attention, Layer
-from steptime.physics.cache_format import as_served
+from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
-from steptime.planning.deployment import Pool
-from steptime.planning.explanation import equations, explain_step, sources, step_given
+from steptime.planning.plan_result import Pool
 from steptime.planning.planner import plan
-from steptime.planning.steady import aggregated
-from steptime.terminal.views.explained import explain_json
+from steptime.planning.steady_state import aggregated
+from steptime.planning.step_explanation import equations, explain_step, sources, step_given
 from tests.conftest import engine, experts, machine, matrix, model_of, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201, cached_share=0.25)

@@ -11,7 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.machines.what_if import scale, settable
+from steptime.hardware.what_if import scale, settable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 from replayed_plans import questions

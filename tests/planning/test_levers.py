@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.machines.formats import number_format
-from steptime.machines.system import Rent
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.system import Rent
 from steptime.models.model import with_kv
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED
-from steptime.planning.deployment import Lever
-from steptime.planning.levers import best_lever, lever_sentence
+from steptime.planning.plan_alternatives import best_lever, lever_sentence
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
+from steptime.planning.plan_result import Lever
 from steptime.planning.planner import plan
 from tests.conftest import machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, shared

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.frontier import pareto
-from steptime.launching.commands import ENGINES, launch_commands
-from steptime.machines.what_if import scale
+from steptime.hardware.what_if import scale
+from steptime.launch.launch_commands import ENGINES, launch_commands
+from steptime.pareto import pareto
+from steptime.planning.batch_queue import queue_wait
 from steptime.planning.planner import DoesNotFit
-from steptime.planning.queueing import queue_wait
-from steptime.planning.smallest import smallest_system
+from steptime.planning.smallest_system import smallest_system
 from tests.conftest import machine, one_matrix
 
 CHAT = st.Workload(input_tokens=8192, output_tokens=1024)

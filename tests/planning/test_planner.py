@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, prefill_of, state_of
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, prefill_of, state_of
+from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.planner import plan
-from steptime.planning.prefilling import first_token
-from steptime.planning.refine import best
-from steptime.planning.search import fitting, ranked, search
+from steptime.planning.prefill_pool import first_token
+from steptime.planning.refinement import best
 from tests.conftest import engine, machine
 from tests.planning.cases import MODEL, NODES, USD, WORK, apart, case, shared
 

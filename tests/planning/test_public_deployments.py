@@ -13,8 +13,8 @@ from __future__ import annotations
 import pytest
 
 import steptime as st
-from steptime.physics.distance import distances, widening
 from steptime.physics.engine import with_constants
+from steptime.physics.extrapolation import distances, widening
 from steptime.physics.uncertainty import factors
 
 PAPER = "deepseek-v3"

@@ -7,9 +7,8 @@ from math import exp, sqrt
 import numpy as np
 import pytest
 
-from steptime.planning.passes import PassTime, arrivals, highest_utilisation, passes
-from steptime.planning.queueing import queue_share, queue_wait
-from steptime.planning.reading import read_beside, reading
+from steptime.planning.batch_queue import PassTime, arrivals, highest_utilisation, passes, queue_share, queue_wait
+from steptime.planning.chunked_prefill import read_beside, reading
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.blackboard.experts import experts_touched, largest_of, nodes_hit
-from steptime.planning.passes import PassTime, passes
-from steptime.planning.reading import reading
+from steptime.blackboard.expert_activation import experts_touched, largest_of, nodes_hit
+from steptime.planning.batch_queue import PassTime, passes
+from steptime.planning.chunked_prefill import reading
 
 GOLDEN = tomllib.loads((Path(__file__).parent.parent / "golden" / "monte_carlo.toml").read_text())
 

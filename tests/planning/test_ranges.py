@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.machines.money import usd_per_million
+from steptime.hardware.unit_cost import usd_per_million
 from steptime.physics.layout import Layout
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.plan_intervals import candidate_ranges
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
 from steptime.planning.planner import plan
-from steptime.planning.ranges import candidate_ranges
-from steptime.planning.refine import matched_rate
+from steptime.planning.refinement import matched_rate
 from tests.conftest import engine, machine, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)

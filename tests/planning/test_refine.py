@@ -9,10 +9,10 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
-from steptime.planning.prefilling import first_token
-from steptime.planning.refine import best, first_token_of, matched_rate, prefill_rate, refined, seats_of, within
-from steptime.planning.search import chunk_sizes, fitting, ranked, search
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.plan_search import chunk_sizes, fitting, ranked, search
+from steptime.planning.prefill_pool import first_token
+from steptime.planning.refinement import best, first_token_of, matched_rate, prefill_rate, refined, seats_of, within
 from tests.conftest import engine, machine, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.physics.facts import ENGINE, facts_of_engine
+from steptime.physics.chip_memory import sequences_per_group
 from steptime.physics.layout import Layout
-from steptime.physics.memory import sequences_per_group
-from steptime.physics.rules import reasons
-from steptime.physics.search_space import legal
-from steptime.planning import matching
-from steptime.planning.candidates import AGGREGATED, COLUMNS, DISAGGREGATED, Case, prefill_of, state_of
-from steptime.planning.matching import batches
-from steptime.planning.prefilling import first_token, prefill_pool, within_limit
-from steptime.planning.refine import matched_rate
-from steptime.planning.search import PROMISING, chunk_sizes, fitting, ranked, search
-from steptime.planning.steady import aggregated, decode_pool
+from steptime.physics.layout_constraints import ENGINE, facts_of_engine
+from steptime.physics.layout_rules import reasons
+from steptime.physics.layout_space import legal
+from steptime.planning import pd_matching
+from steptime.planning.pd_matching import batches
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Case, prefill_of, state_of
+from steptime.planning.plan_search import PROMISING, chunk_sizes, fitting, ranked, search
+from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
+from steptime.planning.refinement import matched_rate
+from steptime.planning.steady_state import aggregated, decode_pool
 from tests.conftest import engine, experts, machine, model_of, one_matrix, sparse_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)
@@ -112,7 +112,7 @@ SPARSE = model_of(experts(weights=1e7, count=16, active=2), attention=sparse_mat
     ],
 )
 def test_prompts_that_share_chips_are_tried_in_every_layout_batch_and_chunk(monkeypatch, model, workload):
-    monkeypatch.setattr("steptime.planning.search.FIRST", 0.0)
+    monkeypatch.setattr("steptime.planning.plan_search.FIRST", 0.0)
     given = case(model, machine(size=4, capacity=11e9), workload=workload)
     layouts = fitting(given)
     (table,) = search(given, (AGGREGATED,), layouts)
@@ -238,7 +238,7 @@ def test_what_is_outdone_is_not_missed(monkeypatch, model, ttft):
     )
     layouts = fitting(given)
     (found,) = search(given, (AGGREGATED,), layouts)
-    monkeypatch.setattr("steptime.planning.search.FIRST", 0.0)
+    monkeypatch.setattr("steptime.planning.plan_search.FIRST", 0.0)
     (every,) = search(given, (AGGREGATED,), layouts)
     assert len(found) < len(every)
     mine, all_ = (np.nonzero((table.ttft <= ttft) & (table.memory <= 1))[0] for table in (found, every))
@@ -254,8 +254,8 @@ def test_sizes_that_smaller_ones_replace_are_not_missed(monkeypatch, model, size
     given = case({"dense": one_matrix(heads=12), "sparse": SPARSE}[model], machine(size=size, capacity=11e9), chips=16)
     layouts = [m for m in fitting(given) if m.microbatches == m.pp]
     (found,) = search(given, (DISAGGREGATED,), layouts)
-    monkeypatch.setattr(matching, "_beaten", lambda tpot, *_: np.zeros(len(tpot), dtype=bool))
-    monkeypatch.setattr(matching, "_replaces", lambda *_: False)
+    monkeypatch.setattr(pd_matching, "_beaten", lambda tpot, *_: np.zeros(len(tpot), dtype=bool))
+    monkeypatch.setattr(pd_matching, "_replaces", lambda *_: False)
     (every,) = search(given, (DISAGGREGATED,), layouts)
     assert len(found) < len(every)
     for tpot, rate in zip(every.tpot, every.rate, strict=True):
@@ -286,7 +286,7 @@ def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that
     given = case(slo=slo)
     tables = search(given, (AGGREGATED, DISAGGREGATED), fitting(given))
     promising = ranked(given, tables, most=10**6)
-    monkeypatch.setattr("steptime.planning.search.PROMISING", 0.0)
+    monkeypatch.setattr("steptime.planning.plan_search.PROMISING", 0.0)
     found = ranked(given, tables, most=10**6)
     kept = [
         (float(table.rate[i]), float(table.tpot[i]))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import steptime as st
+from steptime.planning.admission import queued
 from steptime.planning.planner import plan
-from steptime.planning.seating import queued
 
 
 def served(rate, fixed, each, seats, arrivals, seed):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.machines.system import Rent
+from steptime.hardware.system import Rent
 from steptime.models.model import Attention
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED
-from steptime.planning.deployment import mean_resources
+from steptime.planning.plan_messages import warnings_of_step
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED
+from steptime.planning.plan_result import mean_resources
 from steptime.planning.planner import DoesNotFit, plan
-from steptime.planning.sentences import warnings_of_step
 from tests.conftest import engine, machine, matrix, model_of, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK, apart
 

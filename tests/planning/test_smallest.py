@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import steptime as st
-from steptime.catalog.files import files
-from steptime.machines.system import Rent, System
+from steptime.catalog.data_files import files
+from steptime.hardware.system import Rent, System
 from steptime.models.model import Attention, weight_bytes
-from steptime.planning.smallest import REQUEST, smallest_system
+from steptime.planning.smallest_system import REQUEST, smallest_system
 from tests.conftest import machine, matrix, model_of, one_matrix
 
 MODEL = one_matrix(heads=8)  # 10 GB

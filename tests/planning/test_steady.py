@@ -13,9 +13,9 @@ from steptime.errors import RangeError
 from steptime.models.model import Attention
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step, mixed_step, prefill_step
-from steptime.planning.prefilling import first_token, prefill_pool, within_limit
-from steptime.planning.reading import read_beside
-from steptime.planning.steady import (
+from steptime.planning.chunked_prefill import read_beside
+from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
+from steptime.planning.steady_state import (
     State,
     Transfer,
     aggregated,

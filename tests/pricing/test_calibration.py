@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steptime.catalog.loading import load_system
-from steptime.models.loading import load_model
+from steptime.catalog.hardware_loading import load_system
 from steptime.models.model import active_parameters, total_parameters
+from steptime.models.model_loading import load_model
 from steptime.planning.workload import Slo, Workload
-from steptime.pricing.backward import read_prices
-from steptime.pricing.calibration import known_tiers
-from steptime.pricing.costs import CALIBRATED_MODES, cost_on
-from steptime.pricing.families import families
-from steptime.pricing.shipped import FOLDER, table
+from steptime.pricing.bundled_prices import FOLDER, table
+from steptime.pricing.open_model_market import families
+from steptime.pricing.price_inversion import read_prices
+from steptime.pricing.prior_calibration import known_tiers
+from steptime.pricing.serving_costs import CALIBRATED_MODES, cost_on
 
 HOPPER = ("hgx-h100", "hgx-h200")
 

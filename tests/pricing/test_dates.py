@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 
 from steptime.errors import InputError, RangeError
-from steptime.pricing import packaged
-from steptime.pricing.finding import find_list, offers_of
-from steptime.pricing.names import family_of
-from steptime.pricing.shipped import open_rows
+from steptime.pricing import genai_prices_package
+from steptime.pricing.bundled_prices import open_rows
+from steptime.pricing.model_names import family_of
+from steptime.pricing.price_lookup import find_list, offers_of
 
 HAVE = importlib.util.find_spec("genai_prices") is not None
 WAYS = [
@@ -22,7 +22,7 @@ WAYS = [
 @pytest.fixture(params=WAYS, ids=["package", "shipped"])
 def way(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(packaged, "installed", lambda: False)
+        monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
     return request.param
 
 
@@ -112,13 +112,13 @@ def test_the_package_and_the_normaliser_agree():
     at = datetime(2026, 11, 21, 12, tzinfo=UTC)
     names = sorted({(row.catalogue, row.family) for row in open_rows()})
     agreed = 0
-    for seller in packaged.snapshot().providers:
+    for seller in genai_prices_package.snapshot().providers:
         for catalogue, _ in names:
             found = seller.find_model(catalogue)
             if found is None:
                 continue
             ours = family_of(found.id)
-            taken = packaged.find(packaged.NAMES.get(seller.id, seller.id), catalogue, at)
+            taken = genai_prices_package.find(genai_prices_package.NAMES.get(seller.id, seller.id), catalogue, at)
             if ours[0] and ours == family_of(catalogue):
                 agreed += 1
             elif ours[0]:
@@ -135,7 +135,7 @@ def test_the_network_is_used_for_update_alone(monkeypatch):
 
     monkeypatch.setattr(genai_prices.UpdatePrices, "fetch", fetch)
     monkeypatch.setattr(genai_prices.UpdatePrices, "start", fetch)
-    packaged._fetched.cache_clear()
+    genai_prices_package._fetched.cache_clear()
     assert find_list("openai/gpt-6-sol").base.input == 2
     with pytest.raises(InputError, match="could not fetch prices: no network"):
         find_list("openai/gpt-6-sol", update=True)

@@ -6,9 +6,9 @@ import pytest
 
 import steptime as st
 from steptime import blackboard as bb
-from steptime.machines.money import revenue, usd_per_million
-from steptime.pricing.backward import read_prices
-from steptime.pricing.holding import holds, tiers
+from steptime.hardware.unit_cost import revenue, usd_per_million
+from steptime.pricing.kv_storage_cost import holds, tiers
+from steptime.pricing.price_inversion import read_prices
 
 
 def test_a_petabyte_read():

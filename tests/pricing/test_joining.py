@@ -7,11 +7,10 @@ import math
 
 import pytest
 
-from steptime.pricing import packaged
-from steptime.pricing.finding import find_list
-from steptime.pricing.joining import joined, own_leads
-from steptime.pricing.lists import PRICES, PriceList, Rates
-from steptime.pricing.shipped import Row, closed_rows
+from steptime.pricing import genai_prices_package
+from steptime.pricing.bundled_prices import Row, closed_rows
+from steptime.pricing.price_list import PRICES, PriceList, Rates, joined, own_leads
+from steptime.pricing.price_lookup import find_list
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("genai_prices") is None, reason="genai-prices (extra [prices]) is not installed"
@@ -79,7 +78,7 @@ def test_the_package_takes_nothing_away(monkeypatch):
     """Of every closed model each service, tier and price of caches of the shipped rows stands in the list with the package."""
     names = sorted({(row.provider, row.model) for row in closed_rows()})
     withs = {name: find_list("/".join(name)) for name in names}
-    monkeypatch.setattr(packaged, "installed", lambda: False)
+    monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
     for name in names:
         for line in find_list("/".join(name)).rates:
             twin = next((r for r in withs[name].of(line.service) if abs(r.above_tokens - line.above_tokens) <= 1), None)
@@ -112,7 +111,7 @@ def test_both_stand_where_sources_disagree(name, paid, said):
 
 @needs_package
 def test_a_fast_mode_and_the_long_lifetime_are_read_with_the_package():
-    from steptime.pricing.backward import read_prices
+    from steptime.pricing.price_inversion import read_prices
 
     opus, sol = read_prices("anthropic/claude-opus-4-6"), read_prices("openai/gpt-6-sol")
     assert opus["fast_mode"].identifiable
@@ -122,5 +121,5 @@ def test_a_fast_mode_and_the_long_lifetime_are_read_with_the_package():
 
 
 def test_a_past_day_has_the_prices_of_caches_that_held_then(monkeypatch):
-    monkeypatch.setattr(packaged, "installed", lambda: False)
+    monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
     assert find_list("openai/gpt-6-sol", at="2026-11-01").base.cache_write_long == 5

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from steptime.pricing.backward import read_prices
-from steptime.pricing.lists import PriceList, Rates, checked
-from steptime.pricing.shipped import table
+from steptime.pricing.bundled_prices import table
+from steptime.pricing.price_inversion import read_prices
+from steptime.pricing.price_list import PriceList, Rates, checked
 
 prices = some.floats(0.05, 50)
 factors = some.floats(0.2, 5)

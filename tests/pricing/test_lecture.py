@@ -7,9 +7,9 @@ import math
 import pytest
 
 from steptime import blackboard as bb
-from steptime.pricing.backward import read_prices
-from steptime.pricing.ideal import Ideal
-from steptime.pricing.lists import PriceList, Rates
+from steptime.pricing.lecture_inversion import Ideal
+from steptime.pricing.price_inversion import read_prices
+from steptime.pricing.price_list import PriceList, Rates
 
 TIERED = PriceList(
     provider="a", model="b",

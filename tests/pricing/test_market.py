@@ -12,33 +12,32 @@ import pytest
 from typer.testing import CliRunner
 
 import steptime as st
-from steptime.catalog.loading import load_system
+from steptime.catalog.hardware_loading import load_system
+from steptime.cli.main import app_for
 from steptime.errors import Impossible, InputError, RangeError, UnknownName
 from steptime.planning.planner import MODES as EITHER
 from steptime.planning.workload import Workload, limits
-from steptime.pricing import packaged
-from steptime.pricing.costs import HOPPER, MOST, cost_on, plausible
-from steptime.pricing.finding import Offer
-from steptime.pricing.history import price_history
-from steptime.pricing.holding import holds, tiers
-from steptime.pricing.market import Market, Mix, family_named, margins_of, rent_on
-from steptime.pricing.minding import minded, uncounted
-from steptime.pricing.own_list import list_from
-from steptime.pricing.proposing import Point, _loaded, held_by_life, propose_prices, steps
-from steptime.pricing.shipped import open_rows
-from steptime.terminal.main import app_for
+from steptime.pricing import genai_prices_package
+from steptime.pricing.bundled_prices import open_rows
+from steptime.pricing.kv_storage_cost import holds, tiers
+from steptime.pricing.market import Market, Mix, family_named, margins_of, minded, rent_on, uncounted
+from steptime.pricing.price_history import price_history
+from steptime.pricing.price_list import list_from
+from steptime.pricing.price_lookup import Offer
+from steptime.pricing.price_proposal import Point, _loaded, held_by_life, propose_prices, steps
+from steptime.pricing.serving_costs import HOPPER, MOST, cost_on, plausible
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     """Answers of the shipped rows, whether or not the package is there."""
-    monkeypatch.setattr(packaged, "installed", lambda: False)
+    monkeypatch.setattr(genai_prices_package, "installed", lambda: False)
 
 
 @pytest.fixture(scope="module")
 def llama():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packaged, "installed", lambda: False)
+        patch.setattr(genai_prices_package, "installed", lambda: False)
         return st.survey_prices("llama-3.3-70b")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from steptime.reversible.blocks import ReversibleBlock, ReversibleSequence
+from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence
 
 # Blocks of each of three stages, channels of stem and stages, bottlenecks, reversible: memcnn/config/experiments.json.
 RESNETS = {

@@ -12,7 +12,7 @@ from steptime.errors import InputError, RangeError
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'steptime[torch]'")
 nn = torch.nn
 
-from steptime.reversible.blocks import ReversibleBlock, ReversibleSequence, halves  # noqa: E402
+from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence, halves  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the stage that has PyTorch
 

@@ -11,8 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from steptime.errors import InputError, RangeError
-from steptime.reversible.feistel import ADD, XOR, couple, decrypt, encrypt, forward, inverse, modular, split, uncouple
-from steptime.reversible.rounding import UNIT_ROUNDOFF, growth, recovery_bound
+from steptime.reversible.feistel import (
+    ADD,
+    UNIT_ROUNDOFF,
+    XOR,
+    couple,
+    decrypt,
+    encrypt,
+    forward,
+    growth,
+    inverse,
+    modular,
+    recovery_bound,
+    split,
+    uncouple,
+)
 
 
 def hashed(seed: int, number: int):

@@ -12,8 +12,8 @@ from steptime.errors import InputError, RangeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra: pip install 'steptime[torch]'")
 
-from steptime.reversible.stacks import gradient_errors, measure_stacks  # noqa: E402
-from steptime.reversible.tracking import FlopCount, LiveBytes, SavedBytes  # noqa: E402
+from steptime.reversible.reversible_stacks import gradient_errors, measure_stacks  # noqa: E402
+from steptime.reversible.torch_memory import FlopCount, LiveBytes, SavedBytes  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the stage that has PyTorch
 
@@ -160,7 +160,7 @@ def test_without_pytorch_the_extra_is_named():
 import sys
 sys.modules["torch"] = None
 sys.argv = ["steptime", "reversible", "--depth", "4"]
-from steptime.terminal.main import main
+from steptime.cli.main import main
 main()
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -7,31 +7,31 @@ import pytest
 
 from steptime import blackboard
 from steptime.errors import InputError
-from steptime.reversible import trade
+from steptime.reversible import memory_tradeoff
 
 
 def test_one_more_forward_pass_is_a_third_more():
     """8 N D against 6 N D; a forward pass is a third of a step."""
     for kind, ratio in (("none", 1.0), ("full", 4 / 3), ("reversible", 4 / 3)):
-        assert trade.arithmetic_ratio(trade.forwards_of(kind)) == pytest.approx(ratio)
-    assert trade.LAYER_BYTES == 0
+        assert memory_tradeoff.arithmetic_ratio(memory_tradeoff.forwards_of(kind)) == pytest.approx(ratio)
+    assert memory_tradeoff.LAYER_BYTES == 0
 
 
 def test_depth_is_in_all_but_the_reversible_form():
     layers = np.array([8, 64, 512])
-    plain, full = trade.plain_bytes(layers, 34.0), trade.checkpointed_bytes(layers, 2.0, 34.0)
+    plain, full = memory_tradeoff.plain_bytes(layers, 34.0), memory_tradeoff.checkpointed_bytes(layers, 2.0, 34.0)
     np.testing.assert_array_equal(plain, 34 * layers)
     np.testing.assert_array_equal(full, 2 * layers + 34)
-    assert trade.reversible_bytes(2.0, 34.0) == 38
-    best = trade.best_checkpoint(layers, 2.0, 34.0)
-    least = trade.checkpointed_bytes(layers, 2.0, 34.0, every=best)
+    assert memory_tradeoff.reversible_bytes(2.0, 34.0) == 38
+    best = memory_tradeoff.best_checkpoint(layers, 2.0, 34.0)
+    least = memory_tradeoff.checkpointed_bytes(layers, 2.0, 34.0, every=best)
     np.testing.assert_allclose(least, 2 * np.sqrt(layers * 2.0 * 34.0))
     for near in (0.9, 1.1):
-        assert (trade.checkpointed_bytes(layers, 2.0, 34.0, every=near * best) > least).all()
+        assert (memory_tradeoff.checkpointed_bytes(layers, 2.0, 34.0, every=near * best) > least).all()
 
 
 def test_a_stream_is_tokens_by_width():
-    assert trade.reversible_bytes(trade.stream_bytes(2048, 12288, 2)) == 2 * 2048 * 12288 * 2
+    assert memory_tradeoff.reversible_bytes(memory_tradeoff.stream_bytes(2048, 12288, 2)) == 2 * 2048 * 12288 * 2
 
 
 def test_in_a_chips_own_memory_it_is_the_lectures_break_even():
@@ -40,15 +40,15 @@ def test_in_a_chips_own_memory_it_is_the_lectures_break_even():
     macs = 300 * bandwidth  # R = 300 with one byte a weight
     balanced = active / (300 * kappa)
     lecture = blackboard.break_even_hold(288e9 / bandwidth, balanced)
-    rate = trade.exchange_rate(2 * active, kappa)
-    assert trade.break_even_seconds(rate, 288e9, 2 * macs) == pytest.approx(lecture)
+    rate = memory_tradeoff.exchange_rate(2 * active, kappa)
+    assert memory_tradeoff.break_even_seconds(rate, 288e9, 2 * macs) == pytest.approx(lecture)
 
 
 def test_reading_back_costs_time_too():
-    found = trade.break_even_seconds(1e6, 1e12, 1e15, np.array([np.inf, 2e9, 1e9, 0.5e9]))
+    found = memory_tradeoff.break_even_seconds(1e6, 1e12, 1e15, np.array([np.inf, 2e9, 1e9, 0.5e9]))
     np.testing.assert_allclose(found, [1000.0, 500.0, 0.0, 0.0])
 
 
 def test_an_unknown_kind_is_named():
     with pytest.raises(InputError, match="unknown kind of recomputation 'reversable'; did you mean reversible"):
-        trade.forwards_of("reversable")
+        memory_tradeoff.forwards_of("reversable")

@@ -9,12 +9,12 @@ import pytest
 import steptime as st
 from steptime.errors import InputError
 from steptime.physics.engine import load_engine
-from steptime.simulation import compiling
-from steptime.simulation.metrics import latencies
-from steptime.simulation.policy import policy_for
+from steptime.simulation import jit
+from steptime.simulation.loop_state import DONE, REJECTED, REQUEST
+from steptime.simulation.max_rate import find_rate
 from steptime.simulation.prefix_cache import cache_of
-from steptime.simulation.rates import find_rate
-from steptime.simulation.state import DONE, REJECTED, REQUEST
+from steptime.simulation.run_metrics import latencies
+from steptime.simulation.scheduling_policy import policy_for
 from steptime.simulation.traffic import Lengths, drawn
 
 SIZES = Lengths(mean=128), Lengths(mean=16)
@@ -95,7 +95,7 @@ def test_a_rate_is_found_with_so_many_requests_a_replica():
     assert any(point.rate == found.rate and point.good for point in found.points)
     assert {50, 200} <= set(seen)
     seen.clear()
-    with patch("steptime.simulation.rates.highest_rate", lambda run, **more: (run(1.0), more["longer"](1.0))):
+    with patch("steptime.simulation.max_rate.highest_rate", lambda run, **more: (run(1.0), more["longer"](1.0))):
         find_rate(model, system, traffic, **given)
     assert {seen[0], seen[-1]} == {8000, 32_000}
 
@@ -109,6 +109,6 @@ def test_without_a_place_for_its_cache_the_simulator_still_compiles():
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    with patch.object(compiling, "njit", njit):
-        assert compiling.compiled(abs) is abs
+    with patch.object(jit, "njit", njit):
+        assert jit.compiled(abs) is abs
     assert kinds == [True, False]

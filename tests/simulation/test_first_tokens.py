@@ -12,10 +12,10 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 import steptime as st
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
-from steptime.planning.prefilling import first_token, prefill_pool
-from steptime.planning.steady import aggregated
-from steptime.simulation.policy import Policy
-from steptime.simulation.run import simulate
+from steptime.planning.prefill_pool import first_token, prefill_pool
+from steptime.planning.steady_state import aggregated
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulator import simulate
 from steptime.simulation.traffic import Lengths, Traffic, open_loop
 from tests.conftest import engine, machine, one_matrix
 from tests.planning.cases import MODEL, NODES, WORK

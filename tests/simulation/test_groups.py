@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.simulation.policy import Policy
+from steptime.simulation.scheduling_policy import Policy
 
 INPUT, OUTPUT, CHUNK = 1024, 257, 256
 

@@ -9,8 +9,8 @@ import pytest
 
 import steptime as st
 from steptime.errors import UnknownName
-from steptime.simulation.limits import MET, MISSED, judge
-from steptime.simulation.metrics import OVERLOADED, STABLE, Answers, ClassAnswers, Quantiles, latencies
+from steptime.simulation.run_metrics import OVERLOADED, STABLE, Answers, ClassAnswers, Quantiles, latencies
+from steptime.simulation.slo_check import MET, MISSED, judge
 
 
 def steps(of: float) -> Quantiles:

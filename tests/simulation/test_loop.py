@@ -11,10 +11,10 @@ from hypothesis import strategies as st_
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
-from steptime.simulation import loop, reference
-from steptime.simulation.policy import Policy
-from steptime.simulation.pools import dealt
-from steptime.simulation.state import DONE, REJECTED, Rates, new_replicas, new_requests
+from steptime.simulation import event_loop, reference
+from steptime.simulation.loop_state import DONE, REJECTED, Rates, new_replicas, new_requests
+from steptime.simulation.replica_pools import dealt
+from steptime.simulation.scheduling_policy import Policy
 
 TICK = 2.0**-20  # s; times that are multiples of it add up without rounding
 
@@ -39,7 +39,7 @@ def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0, 0.0)):
     replicas = new_replicas(rules, 1)
     n = len(requests)
     following = dealt(n, clients, 1)[1] if clients else np.array([n])
-    loop.serve(requests, replicas, rules, coefficients, np.zeros(n, dtype=np.int64), following, 0, n + 1)
+    event_loop.serve(requests, replicas, rules, coefficients, np.zeros(n, dtype=np.int64), following, 0, n + 1)
     return replicas
 
 

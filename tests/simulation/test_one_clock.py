@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 import steptime as st
-from steptime.physics.anchor import Anchor, Factor
-from steptime.simulation.pace import linear_pace, with_first_tokens
-from steptime.simulation.policy import Policy
+from steptime.physics.bias_correction import Anchor, Factor
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.step_time_model import linear_pace, with_first_tokens
 from steptime.simulation.traffic import Traffic, scaled
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
@@ -82,7 +82,7 @@ def test_with_first_tokens_later_leaves_capacity_as_it_was():
     pace = linear_pace(step=0.01, sequence=1e-4, token=2e-5)
     later = with_first_tokens(pace, 3.0)
     traffic = st.open_loop(50, 2000, st.Lengths(mean=500), st.Lengths(mean=50))
-    from steptime.simulation.pools import serve
+    from steptime.simulation.replica_pools import serve
 
     (one, _, busy), (two, _, same) = (serve(traffic, Policy(), each) for each in (pace, later))
     np.testing.assert_array_equal(one["finish"], two["finish"])

@@ -10,8 +10,8 @@ import pytest
 
 import steptime as st
 from steptime.errors import RangeError
+from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest
 from steptime.simulation.prefix_cache import Cache, Tier
-from steptime.simulation.rates import find_clients, find_rate, find_scale, highest
 from steptime.simulation.traffic import repeated_share, scaled, with_sessions
 
 SIZES = {"inputs": st.Lengths(mean=512), "outputs": st.Lengths(mean=64)}

@@ -9,11 +9,11 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, InputError, RangeError
-from steptime.simulation import compiling
-from steptime.simulation.policy import Policy
+from steptime.simulation import jit
 from steptime.simulation.prefix_cache import Cache, Tier
-from steptime.simulation.run import simulate
-from steptime.simulation.traces import read_trace
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulator import simulate
+from steptime.simulation.trace_files import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, checked, closed_loop, open_loop, scaled, with_sessions
 
 ONE = Lengths(mean=64)
@@ -142,6 +142,6 @@ def test_code_is_compiled_anew_where_it_cannot_be_kept(monkeypatch):
 
         return decorated
 
-    monkeypatch.setattr(compiling, "njit", without_a_place)
-    assert compiling.compiled(lambda x: x + 1)(1) == 2
+    monkeypatch.setattr(jit, "njit", without_a_place)
+    assert jit.compiled(lambda x: x + 1)(1) == 2
     assert asked == [True, False]

@@ -10,9 +10,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError, RangeError
-from steptime.simulation import compared
-from steptime.simulation.compared import compare
-from steptime.simulation.state import DONE, REQUEST
+from steptime.simulation import plan_vs_simulation
+from steptime.simulation.loop_state import DONE, REQUEST
+from steptime.simulation.plan_vs_simulation import compare
 
 WORK = st.Workload(input_tokens=1024, output_tokens=256)
 LIMITS = st.Slo(tpot=0.02, ttft=1.0)
@@ -173,15 +173,15 @@ def rows(*times) -> np.ndarray:
 def test_tokens_and_sequences_between_two_times_by_hand():
     """One request makes its first token at 1 s and ten more until 11 s; another its only one at 4 s."""
     requests = rows((0.0, 1.0, 11.0, 11), (3.0, 4.0, 4.0, 1))
-    by = partial(compared._delivered, requests)
+    by = partial(plan_vs_simulation._delivered, requests)
     assert [by(t) for t in (0.5, 1.0, 3.5, 6.0, 20.0)] == [0, 1, 3.5, 7, 12]
-    assert compared._decoding(requests, 2.0, 6.0) == 4
-    assert compared._decoding(requests, 0.0, 20.0) == 10
+    assert plan_vs_simulation._decoding(requests, 2.0, 6.0) == 4
+    assert plan_vs_simulation._decoding(requests, 0.0, 20.0) == 10
 
 
 def test_the_error_of_a_mean_that_drifts_is_larger():
     even = np.random.default_rng(0).normal(10, 1, 4000)
     drifting = even + np.linspace(-3, 3, 4000)
-    assert compared._error(even) == pytest.approx(1 / 10 / np.sqrt(4000), rel=0.5)
-    assert compared._error(drifting) > 10 * compared._error(even)
-    assert np.isnan(compared._error(even[:5]))
+    assert plan_vs_simulation._error(even) == pytest.approx(1 / 10 / np.sqrt(4000), rel=0.5)
+    assert plan_vs_simulation._error(drifting) > 10 * plan_vs_simulation._error(even)
+    assert np.isnan(plan_vs_simulation._error(even[:5]))

@@ -15,25 +15,25 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
 import steptime as st
 from steptime.errors import DataFileError, Impossible, InputError, RangeError
-from steptime.measured.loops import closed_loops
-from steptime.measured.loops import fit as fit_first_tokens
-from steptime.physics.constants import RUN_WAITS
+from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import load_engine, named, with_constants
-from steptime.physics.memory import memory_per_chip
-from steptime.planning.steady import aggregated
-from steptime.simulation import loop, reference
-from steptime.simulation.files import write_chrome_trace, write_requests
-from steptime.simulation.metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
-from steptime.simulation.pace import Pace, linear_pace, pace_of
-from steptime.simulation.policy import Policy
-from steptime.simulation.pools import PORTION, serve, serve_apart, serve_apart_closed, serve_tiers
+from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.planning.steady_state import aggregated
+from steptime.simulation import event_loop, reference
+from steptime.simulation.loop_state import DONE, REJECTED, TOKEN_STEPS
+from steptime.simulation.max_rate import highest_rate, meets, rates
+from steptime.simulation.plan_replay import replay_pools
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
-from steptime.simulation.rates import highest_rate, meets, rates
-from steptime.simulation.replays import replay_pools
-from steptime.simulation.run import as_seen, kv_room, simulate
-from steptime.simulation.state import DONE, REJECTED, TOKEN_STEPS
-from steptime.simulation.traces import read_trace
+from steptime.simulation.replica_pools import PORTION, serve, serve_apart, serve_apart_closed, serve_tiers
+from steptime.simulation.run_export import write_chrome_trace, write_requests
+from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.simulator import as_seen, kv_room, simulate
+from steptime.simulation.step_time_model import Pace, linear_pace, pace_of
+from steptime.simulation.trace_files import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
+from steptime.validation.ttft_fit import closed_loops
+from steptime.validation.ttft_fit import fit as fit_first_tokens
 
 TRACES = Path(__file__).parents[3] / "shared/data/traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
@@ -340,7 +340,7 @@ def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, e
     found = pace_of(model, system, max_sequences=batch, token_budget=1200, contexts=(2000.0, 2500.0), **given).rates
     pairs = tokens * (tokens + 1) / 2
     sums = prompts * tokens, prompts * pairs, float(prompts * tokens), prompts
-    took = loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens, 1200)
+    took = event_loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens, 1200)
     expected = st.mixed_step(model, system, batch=batch, context=context, prompts=prompts, tokens=tokens, **given).total
     assert took == pytest.approx(float(expected), rel=0.045)
 
@@ -357,17 +357,17 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
         ).total
         rows = prompts * 1000
         sums = batch, batch * 1150.0, rows, rows * 1001 / 2, float(rows)
-        assert loop.mixed_time(pace.rates, *sums, prompts, 1000, 0.0, 2048) == pytest.approx(float(step), rel=0.01)
+        assert event_loop.mixed_time(pace.rates, *sums, prompts, 1000, 0.0, 2048) == pytest.approx(float(step), rel=0.01)
         assert float(pace.seconds(*sums, prompts)) == pytest.approx(float(step), rel=0.01)
-        assert loop.mixed_time(apart.rates, *sums, prompts, 1000, 0.0, 2048) > 1.005 * float(step)
+        assert event_loop.mixed_time(apart.rates, *sums, prompts, 1000, 0.0, 2048) > 1.005 * float(step)
 
 
 @pytest.mark.parametrize(("batch", "rows"), [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])
 def test_the_factor_of_joint_steps_lies_between_powers_of_two(batch, rows):
     table = np.random.default_rng(3).uniform(0.8, 1.2, (7, 8))
-    assert loop.joint_factor(table, batch, rows) == pytest.approx(reference._joint(table, batch, rows))
-    assert loop.joint_factor(table, 3, 7) == pytest.approx(table[2, 3])
-    assert loop.joint_factor(np.ones((1, 1)), batch, rows) == 1
+    assert event_loop.joint_factor(table, batch, rows) == pytest.approx(reference._joint(table, batch, rows))
+    assert event_loop.joint_factor(table, 3, 7) == pytest.approx(table[2, 3])
+    assert event_loop.joint_factor(np.ones((1, 1)), batch, rows) == 1
 
 
 def test_overload_is_told_and_ends(llama):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import steptime as st
-from steptime.machines.system import System
-from steptime.models.loading import read_model
+from steptime.hardware.system import System
 from steptime.models.model import Attention, Model
-from steptime.training.engine import IDEAL, TrainingEngine
-from steptime.training.job import TrainingJob
-from steptime.training.layout import TrainingLayout
+from steptime.models.model_loading import read_model
+from steptime.training.training_job import TrainingJob
+from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_stack import IDEAL, TrainingEngine
 from tests.conftest import machine, matrix, model_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "training.toml"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from steptime.training.schedules.order import Order
+from steptime.training.pipeline_simulator import Walk, walk
 from steptime.training.schedules.schedule import Schedule, known_schedules
-from steptime.training.walk import Walk, walk
+from steptime.training.schedules.work_order import Order
 
 NAMES = ("1f1b", "dualpipe", "dualpipev", "gpipe", "interleaved", "v-half", "v-min", "zb-h1", "zb-h2", "zbv")
 SHAPES = tuple((p, m, v) for p in (2, 3, 4, 6, 8) for m in (p, 2 * p, 4 * p, 8 * p) for v in (1, 2, 3))

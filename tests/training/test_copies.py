@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.training.copies import Held, copies_sharing, exposed, optimizer_seconds
-from steptime.training.layout import TrainingLayout
+from steptime.training.data_parallel import Held, copies_sharing, exposed, optimizer_seconds
+from steptime.training.training_layout import TrainingLayout
 from tests.conftest import machine
 from tests.training.cases import LINKED, job, lossy
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import prefill_flops
-from steptime.training.copies import Held, copies_sharing, exposed
-from steptime.training.engine import on_chip, training_engine
-from steptime.training.flops import forward_flops
-from steptime.training.layout import SHARDINGS, TrainingLayout
-from steptime.training.memory import training_memory
-from steptime.training.passes import ALTERNATE
-from steptime.training.rules import check_layout
+from steptime.training.data_parallel import Held, copies_sharing, exposed
+from steptime.training.layer_profile import MODULES, sheets, stem_of
+from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import known_schedules
-from steptime.training.sheet import MODULES, sheets, stem_of
-from steptime.training.step import held_by_sheet, step_seconds
+from steptime.training.training_flops import forward_flops
+from steptime.training.training_layout import SHARDINGS, TrainingLayout
+from steptime.training.training_memory import training_memory
+from steptime.training.training_rules import check_layout
+from steptime.training.training_stack import on_chip, training_engine
+from steptime.training.training_step import held_by_sheet, step_seconds
 from tests.training.cases import LINKED, SMALL, SPARSE, job, lossy, model, system
 
 MODELS = (SMALL, SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b")

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.training.engine import IDEAL, training_engine
-from steptime.training.layout import TrainingLayout
-from steptime.training.memory import PARTS, kept_bytes, training_memory
+from steptime.training.layer_profile import sheets
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.sheet import sheets
-from steptime.training.step import held_by_sheet, held_by_stage
+from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_memory import PARTS, kept_bytes, training_memory
+from steptime.training.training_stack import IDEAL, training_engine
+from steptime.training.training_step import held_by_sheet, held_by_stage
 from tests.training.cases import CHIP, SMALL, SPARSE, golden, job, llama, model, system, toy
 
 LAYERS, WEIGHTS = 8, 1e9

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from steptime.models.model import Attention
-from steptime.training.engine import IDEAL
-from steptime.training.layout import TrainingLayout
-from steptime.training.passes import (
+from steptime.training.layer_profile import MODULES, Stem, sheets
+from steptime.training.layer_time import (
     FLASH_BACKWARD,
     aligned,
     layer_passes,
@@ -17,7 +16,8 @@ from steptime.training.passes import (
     stem_passes,
     sustained,
 )
-from steptime.training.sheet import MODULES, Stem, sheets
+from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_stack import IDEAL
 from tests.conftest import experts, machine, model_of
 from tests.training.cases import ALONE, CHIP, LINKED, ROWS, SMALL, SPARSE, job, lossy, model, system, toy
 

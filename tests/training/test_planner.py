@@ -9,14 +9,13 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, UnknownName
-from steptime.training.engine import CONSTANTS, IDEAL, aged, capped, on_chip, problem_of, training_engine, year_of
-from steptime.training.flops import model_flops
-from steptime.training.layout import NAMES, show_training_layout
-from steptime.training.levers import ENOUGH
-from steptime.training.range import WIDEST, range_of
-from steptime.training.result import EXPOSED
-from steptime.training.scaling import scaling_of
-from steptime.training.step import step_seconds
+from steptime.training.chip_scaling import scaling_of
+from steptime.training.training_alternatives import ENOUGH
+from steptime.training.training_flops import model_flops
+from steptime.training.training_layout import NAMES, show_training_layout
+from steptime.training.training_result import EXPOSED, WIDEST, range_of
+from steptime.training.training_stack import CONSTANTS, IDEAL, aged, capped, on_chip, problem_of, training_engine, year_of
+from steptime.training.training_step import step_seconds
 from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system, toy
 
 ASKED = {"seq": 4096, "batch": 64}

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.measured.training_outcomes import validate_training
-from steptime.measured.training_predictions import predict_training
-from steptime.measured.training_runs import read_training_runs
-from steptime.training.engine import training_engine
-from steptime.training.flops import forward_flops, model_flops
-from steptime.training.planner import answer, job_of
+from steptime.training.training_flops import forward_flops, model_flops
+from steptime.training.training_planner import answer, job_of
+from steptime.training.training_stack import training_engine
+from steptime.validation.training_run_table import read_training_runs
+from steptime.validation.training_validation import predict_training, validate_training
 from tests.training.cases import SHARED, golden, gpt, job, model, system
 
 WITHIN = 0.12
@@ -205,8 +204,8 @@ def test_errors_of_models_and_systems_left_out(group, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
     import fit_training as page
 
-    from steptime.measured.training_fit import Runs, fit, left_out
-    from steptime.measured.training_predictions import layout_of
+    from steptime.validation.training_stack_fit import Runs, fit, left_out
+    from steptime.validation.training_validation import layout_of
 
     runs = [run for run in read_training_runs(SHARED)[0] if page.usable(run)]
     layouts = [layout_of(run, page.traits(run.stack)) for run in runs]

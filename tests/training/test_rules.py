@@ -10,9 +10,9 @@ import pytest
 
 import steptime as st
 from steptime.errors import Impossible, InputError, LayoutError, RangeError, UnknownName
-from steptime.training.infeasible import NothingFits
-from steptime.training.job import DTYPES, OPTIMIZERS
-from steptime.training.rules import near
+from steptime.training.infeasibility import NothingFits
+from steptime.training.training_job import DTYPES, OPTIMIZERS
+from steptime.training.training_rules import near
 from tests.training.cases import SMALL, SPARSE, system
 
 BIG = "llama-3.1-405b"

@@ -12,7 +12,6 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.models.model import total_parameters
-from steptime.training.flops import model_flops
 from steptime.training.reliability import (
     FAILURES_PER_CHIP_SECOND,
     daly_interval,
@@ -20,7 +19,8 @@ from steptime.training.reliability import (
     mean_time_between_failures,
     young_interval,
 )
-from steptime.training.runs import Phase, Reliability, cost_of, phase_seconds
+from steptime.training.training_flops import model_flops
+from steptime.training.training_runs import Phase, Reliability, cost_of, phase_seconds
 from tests.conftest import RENT
 from tests.training.cases import CHIP, SMALL, job, model, system
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptime.blackboard.pipeline import bubble_fraction
+from steptime.blackboard.pipeline_stages import bubble_fraction
 from steptime.errors import LayoutError, RangeError, UnknownName
-from steptime.training.schedules.order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, around, order_of
+from steptime.training.pipeline_simulator import peak_in_flight, walk
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.walk import peak_in_flight, walk
+from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, around, order_of
 from tests.training.shapes import (
     FEW,
     NAMES,

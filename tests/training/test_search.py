@@ -10,12 +10,12 @@ import pytest
 
 import steptime as st
 from steptime.errors import LayoutError
-from steptime.numbers import divisors
-from steptime.training.engine import on_chip, training_engine
-from steptime.training.layout import WAYS, TrainingLayout
-from steptime.training.planner import job_of
+from steptime.number_checks import divisors
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.search import MARGIN, even_chunks, proposed, search, with_virtual
+from steptime.training.training_layout import WAYS, TrainingLayout
+from steptime.training.training_planner import job_of
+from steptime.training.training_search import MARGIN, even_chunks, proposed, search, with_virtual
+from steptime.training.training_stack import on_chip, training_engine
 from tests.training.cases import SMALL, SPARSE, job, model, system
 
 FEW = {"recomputes": ("none", "full"), "shardings": ("zero1", "zero3"), "schedules": ("1f1b", "interleaved", "zb-h1")}

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from steptime.models.loading import read_model
 from steptime.models.model import active_parameters, matmul_flops_per_token, total_parameters
-from steptime.training.sheet import MODULES, draft_sheets, sheets, stem_of
+from steptime.models.model_loading import read_model
+from steptime.training.layer_profile import MODULES, draft_sheets, sheets, stem_of
 from tests.training.cases import SMALL, SPARSE, golden, gpt, model
 
 EVERY = (SMALL, "llama-3.1-405b", SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b", "openai/gpt-oss-120b")

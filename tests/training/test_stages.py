@@ -13,14 +13,14 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.errors import LayoutError
-from steptime.training.engine import IDEAL
-from steptime.training.layout import TrainingLayout, read_layers, show_layers
-from steptime.training.passes import layer_passes, stem_passes
+from steptime.training.layer_profile import sheets, stem_of
+from steptime.training.layer_time import layer_passes, stem_passes
+from steptime.training.pipeline_simulator import walk
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.sheet import sheets, stem_of
-from steptime.training.stages import SLOTS, chunks_possible, deal, prologue, shares, stages_of
-from steptime.training.step import held_by_stage, step_seconds
-from steptime.training.walk import walk
+from steptime.training.stage_balance import SLOTS, chunks_possible, deal, prologue, shares, stages_of
+from steptime.training.training_layout import TrainingLayout, read_layers, show_layers
+from steptime.training.training_stack import IDEAL
+from steptime.training.training_step import held_by_stage, step_seconds
 from tests.training.cases import SPARSE, job, model
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from steptime.cli.views.schedule_view import schedule_picture
 from steptime.errors import DataFileError, InputError
-from steptime.terminal.views.schedule import schedule_picture
+from steptime.training.schedule_timeline import IDLE, Timeline, plot, timeline
 from steptime.training.schedules.schedule import known_schedules
-from steptime.training.timeline import IDLE, Timeline, plot, timeline
 from tests.training.shapes import NAMES, equal, legal
 
 KNOWN = known_schedules()

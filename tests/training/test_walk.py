@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
-from steptime.training.schedules.order import BACKWARD, FORWARD, around, order_of
+from steptime.training.pipeline_simulator import peak_in_flight, walk
 from steptime.training.schedules.schedule import known_schedules
-from steptime.training.walk import peak_in_flight, walk
+from steptime.training.schedules.work_order import BACKWARD, FORWARD, around, order_of
 from tests.training.shapes import NAMES, by_hand, equal, legal
 
 KNOWN = known_schedules()

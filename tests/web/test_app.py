@@ -18,12 +18,12 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.catalog.templates import template
+from steptime.catalog.system_template import template
 from steptime.web.app import app_for
 from steptime.web.board import found
-from steptime.web.export import along, grid
-from steptime.web.inputs import Shared, described
-from steptime.web.limits import Limits
+from steptime.web.board_inputs import Shared, described
+from steptime.web.page_export import along, grid
+from steptime.web.request_limits import Limits
 
 BOARDS = sorted(found())
 CLIENT = TestClient(app_for(hosts=("*",)))

@@ -11,8 +11,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("playwright")
 
 from steptime.web.board import found
-from steptime.web.export import export_to
-from steptime.web.inputs import described
+from steptime.web.board_inputs import described
+from steptime.web.page_export import export_to
 from tests.web.browsing import CHROMIUM, browser, page_of, served, shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]

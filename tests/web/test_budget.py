@@ -8,7 +8,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.budgets.laws import loss, tokens_for
+from steptime.scaling.scaling_laws import loss, tokens_for
 from steptime.web.app import app_for
 
 ROUTE = "/api/boards/budget"

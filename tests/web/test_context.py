@@ -6,8 +6,8 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.pairs import pair_of
-from steptime.physics.memory import sequences_that_fit
+from steptime.lecture.model_on_system import pair_of
+from steptime.physics.chip_memory import sequences_that_fit
 from steptime.web.app import app_for
 
 client = TestClient(app_for(hosts=("*",)))

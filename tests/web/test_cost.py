@@ -6,7 +6,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.pairs import pair_of
+from steptime.lecture.model_on_system import pair_of
 from steptime.web.app import app_for
 
 client = TestClient(app_for(hosts=("*",)))

@@ -10,7 +10,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.physics.network import exchange
+from steptime.physics.network_time import exchange
 from steptime.web.app import app_for
 
 CLIENT = TestClient(app_for(hosts=("*",)))

@@ -7,8 +7,8 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
+from steptime.training.pipeline_simulator import walk
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.walk import walk
 from steptime.web.app import app_for
 from steptime.web.boards.schedule import NAMES
 

@@ -17,15 +17,15 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from steptime.web.serving import answered_hosts, is_loopback
+from steptime.web.server import answered_hosts, is_loopback
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")
 SERVER = """
 import re
 from steptime.web import app
 from steptime.web.board import Board, found
-from steptime.web.limits import Limits
-from steptime.web.serving import Patience, serve
+from steptime.web.request_limits import Limits
+from steptime.web.server import Patience, serve
 
 def frozen(asked):
     # The matcher of regular expressions lets no other thread run.

@@ -9,8 +9,8 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.lecture.pairs import pair_of
-from steptime.lecture.roofline import seconds_of
+from steptime.lecture.model_on_system import pair_of
+from steptime.lecture.pair_roofline import seconds_of
 from steptime.web.app import app_for
 
 CLIENT = TestClient(app_for(hosts=("*",)))

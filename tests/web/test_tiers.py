@@ -6,8 +6,8 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.cards.cache_trade import cache_trade
-from steptime.pricing.holding import tiers
+from steptime.describe.kv_tradeoff import cache_trade
+from steptime.pricing.kv_storage_cost import tiers
 from steptime.web.app import app_for
 
 client = TestClient(app_for(hosts=("*",)))

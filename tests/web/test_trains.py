@@ -8,7 +8,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 
 import steptime as st
-from steptime.simulation.policy import Policy
+from steptime.simulation.scheduling_policy import Policy
 from steptime.web.app import app_for
 
 ROUTE = "/api/boards/trains"

@@ -12,13 +12,13 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
-from steptime.models.loading import config_of
+from steptime.models.model_loading import config_of
 from steptime.web import board as boards
-from steptime.web import subject
+from steptime.web import page_subject
 from steptime.web.app import app_for
 from steptime.web.board import found
-from steptime.web.inputs import LONGEST, LONGEST_NAME, described
-from steptime.web.limits import Limits
+from steptime.web.board_inputs import LONGEST, LONGEST_NAME, described
+from steptime.web.request_limits import Limits
 
 BOARDS = sorted(found())
 CLIENT = TestClient(app_for(), base_url="http://localhost:8421")
@@ -106,7 +106,7 @@ def test_text_inputs_open_no_file_of_the_server(board, field, tmp_path, monkeypa
 
 def test_name_of_the_catalogue_is_not_taken_from_the_working_folder(tmp_path, monkeypatch):
     before = CLIENT.post("/api/boards/step", json={"model": "gpt2", "system": "hgx-h100", "engine": "vllm"}).json()
-    for cached in (subject._model, subject._system, subject.names):
+    for cached in (page_subject._model, page_subject._system, page_subject.names):
         cached.cache_clear()
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps({**config_of("gpt2"), "n_layer": 3}))

@@ -13,7 +13,6 @@ with balance $R = F b_w / W$ and sparsity $\sigma = N_{tot}/N_{act}$. The sectio
 not spoken.
 """
 
-from steptime.blackboard.batch import balanced_context, optimal_batch
 from steptime.blackboard.cache_tiers import (
     break_even_hits,
     break_even_hold,
@@ -23,10 +22,7 @@ from steptime.blackboard.cache_tiers import (
     recompute_cost,
     retrieve_cost,
 )
-from steptime.blackboard.context_wall import attention_equals_weights, sparse_reads
-from steptime.blackboard.cost import batch_for_cost, cost_per_token, unbatched_penalty
-from steptime.blackboard.drafts import free_drafts, tokens_per_pass
-from steptime.blackboard.equalisation import (
+from steptime.blackboard.compute_allocation import (
     chinchilla_tokens,
     cost_at_equality,
     overtraining,
@@ -34,9 +30,8 @@ from steptime.blackboard.equalisation import (
     tokens_equal_to_rl,
     tokens_equal_to_serving,
 )
-from steptime.blackboard.experts import distinct_hit, exchange_bytes, experts_per_chip, experts_touched, weights_touched
-from steptime.blackboard.fast_mode import batch_ratio, kv_over_weights, speed_ceiling
-from steptime.blackboard.latency import (
+from steptime.blackboard.critical_batch import balanced_context, optimal_batch
+from steptime.blackboard.decode_latency import (
     compute_seconds,
     kv_read_seconds,
     memory_over_compute,
@@ -45,9 +40,17 @@ from steptime.blackboard.latency import (
     utilisation,
     weight_seconds,
 )
-from steptime.blackboard.machine import balance, drain_seconds, multiplies
-from steptime.blackboard.pipeline import bubble_fraction, kv_bytes_per_chip, token_latency, weight_bytes_per_chip
-from steptime.blackboard.price_reading import (
+from steptime.blackboard.expert_activation import (
+    distinct_hit,
+    exchange_bytes,
+    experts_per_chip,
+    experts_touched,
+    weights_touched,
+)
+from steptime.blackboard.ideal_machine import balance, drain_seconds, multiplies
+from steptime.blackboard.long_context import attention_equals_weights, sparse_reads
+from steptime.blackboard.pipeline_stages import bubble_fraction, kv_bytes_per_chip, token_latency, weight_bytes_per_chip
+from steptime.blackboard.price_signals import (
     active_from_input,
     decode_utilisation,
     joint_balanced_context,
@@ -60,8 +63,17 @@ from steptime.blackboard.price_reading import (
     usd_per_byte_read,
     usd_per_flop,
 )
-from steptime.blackboard.racks import across_racks, floor_of_domain, pipeline_condition
-from steptime.blackboard.trains import mean_wait, worst_wait
+from steptime.blackboard.scale_out import across_racks, floor_of_domain, pipeline_condition
+from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
+from steptime.blackboard.speculative_decoding import free_drafts, tokens_per_pass
+from steptime.blackboard.token_cost import (
+    batch_for_cost,
+    batch_ratio,
+    cost_per_token,
+    kv_over_weights,
+    speed_ceiling,
+    unbatched_penalty,
+)
 
 __all__ = [
     "across_racks",

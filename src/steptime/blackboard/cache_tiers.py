@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steptime.numbers import Number
+from steptime.number_checks import Number
 
 
 def recompute_cost(active: Number, mac_rate: Number, rent: Number) -> Number:

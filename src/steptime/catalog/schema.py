@@ -9,12 +9,11 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from steptime.catalog.data_files import looks_like, read_file
 from steptime.catalog.entry_names import ENTRY_NAME, LONGEST_NAME
-from steptime.catalog.files import looks_like, read_file
-from steptime.catalog.lines import line_of
-from steptime.catalog.misfits import TIER_NAME, problem_of
+from steptime.catalog.schema_errors import TIER_NAME, line_of, problem_of
 from steptime.errors import DataFileError
-from steptime.numbers import MOST_CHIPS
+from steptime.number_checks import MOST_CHIPS
 
 Grade: TypeAlias = Literal["measured", "vendor", "reported", "recalled", "guess"]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=100)]

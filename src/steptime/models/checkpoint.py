@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from steptime.models.fitting import Counted, Fit, differences, fitted_draft, fitted_layers, fitted_ops
-from steptime.models.headers import Headers, Tensor
-from steptime.models.held import Difference, Held, HeldDtype, HeldGroup
+from steptime.models.checkpoint_summary import Difference, Held, HeldDtype, HeldGroup
+from steptime.models.checkpoint_weights import DRAFT, VISION, Weight, weights_of
+from steptime.models.dtype_assignment import Counted, Fit, differences, fitted_draft, fitted_layers, fitted_ops
 from steptime.models.model import Layer, Op
-from steptime.models.weights import DRAFT, VISION, Weight, weights_of
+from steptime.models.safetensors_header import Headers, Tensor
 from steptime.units import counted, show
 
 SHOWN = 4  # names of files or layers that a note repeats
@@ -45,7 +45,7 @@ def fitted(
     weights = weights_of(headers.tensors, depth=len(each), bits=bits, named=named)
     held = _held(headers, weights)
     if headers.missing:
-        from steptime.models.family import grouped
+        from steptime.models.family_registry import grouped
 
         return Fitted(layers=grouped(each), stem=stem, draft=draft, held=held, notes=(_partial(headers),))
     fit = Fit()

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from steptime.errors import ConfigError, InputError, did_you_mean, shown
-from steptime.machines.formats import Format, number_format
-from steptime.models.packing import stored
+from steptime.hardware.number_formats import Format, number_format
+from steptime.models.dtype_assignment import stored
 from steptime.models.quantization import Quantization
 
 LARGEST: Final = 1e12  # no size of a real model comes near; larger ones are slips of the pen or of a fuzzer

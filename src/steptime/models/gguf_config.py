@@ -1,22 +1,59 @@
-"""Turns the metadata of a GGUF file into the fields of a config.json, checked against the shapes of its tensors.
+"""What a GGUF file calls modules, and what they are called here (gguf-py/gguf/constants.py of llama.cpp, TENSOR_NAMES).
+
+Turns the metadata of a GGUF file into the fields of a config.json, checked against the shapes of its tensors.
 
 Keys and what each architecture means by them: gguf-py/gguf/constants.py and convert_hf_to_gguf.py of llama.cpp.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from steptime.catalog.files import is_dir, is_file
+from steptime.catalog.data_files import is_dir, is_file
 from steptime.errors import DataFileError, UnknownName, shown
-from steptime.models.gguf import Long, read_shards, shards_of
-from steptime.models.gguf_names import named_here
-from steptime.models.headers import SHARD, Headers, Tensor
+from steptime.models.gguf_header import Long, read_shards, shards_of
 from steptime.models.model import Model
+from steptime.models.safetensors_header import SHARD, Headers, Tensor
+
+BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)")
+EXPERT: Final = re.compile(r"ffn_(gate|up|down)\.(\d+)")  # of files older than one tensor for all experts
+AROUND: Final = {
+    "token_embd": "embed_tokens", "output": "lm_head", "output_norm": "final_norm", "position_embd": "position_embeddings",
+    "token_embd_norm": "embed_norm",
+}  # fmt: skip
+INSIDE: Final = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj", "attn_sinks": "self_attn.sinks", "attn_gate": "self_attn.gate_proj",
+    "attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj", "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.kv_b_proj", "attn_v_b": "self_attn.kv_b_proj",
+    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.router",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "exp_probs_b": "mlp.e_score_correction",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj", "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj", "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+}  # fmt: skip
+
+
+def named_here(module: str) -> str:
+    """Return what a module of a GGUF file is called here.
+
+    >>> named_here("blk.3.attn_kv_a_mqa"), named_here("blk.0.ffn_norm"), named_here("token_embd"), named_here("rope_freqs")
+    ('layers.3.self_attn.kv_a_proj_with_mqa', 'layers.0.ffn_norm', 'embed_tokens', 'rope_freqs')
+    """
+    found = BLOCK.fullmatch(module)
+    if found is None:
+        return AROUND.get(module, module)
+    inside = found[2]
+    if expert := EXPERT.fullmatch(inside):
+        return f"layers.{found[1]}.mlp.experts.{expert[2]}.{expert[1]}_proj"
+    return f"layers.{found[1]}.{INSIDE.get(inside, inside)}"
+
 
 Fields = dict[str, Any]
 
@@ -287,7 +324,7 @@ def _stem(path: Path) -> str:
 @lru_cache(maxsize=64)
 def model_of_file(path: Path, _signature: tuple[Any, ...], kv_format: str = "") -> Model:
     """Return the model of a GGUF file, each layer in the types of its tensors."""
-    from steptime.models.loading import read_model
+    from steptime.models.model_loading import read_model
 
     meta, files = _meta(path)
     headers = Headers(kind="gguf", tensors=tuple(meta.tensors.values()), files=files)

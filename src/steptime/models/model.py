@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from steptime.machines.formats import Format, number_format
-from steptime.numbers import Number
-from steptime.results import Result
+from steptime.hardware.number_formats import Format, number_format
+from steptime.number_checks import Number
+from steptime.result_base import Result
 from steptime.units import show
 
 if TYPE_CHECKING:
-    from steptime.models.held import Held
-    from steptime.models.parts_tower import Tower
-    from steptime.models.readings import Media
+    from steptime.models.blocks_vision import Tower
+    from steptime.models.checkpoint_summary import Held
+    from steptime.models.multimodal_inputs import Media
 
 Rows = Literal["tokens", "outputs", "routed", "lookup", "none"]
 """What the rows of an operator's input are: every token of the step; tokens whose logits are needed; token-expert pairs
@@ -314,7 +314,7 @@ def cache_bytes_read(model: Model, context: Number) -> Number:
 def matmul_flops_per_token(model: Model, *, logits: bool = True) -> float:
     """FLOPs per token in operators with weights; a prompt token needs no `logits`.
 
-    >>> from steptime.machines.formats import number_format
+    >>> from steptime.hardware.number_formats import number_format
     >>> op = Op(name="up", term="feed-forward", weights=100, flops_per_row=200, format=number_format("bf16"))
     >>> matmul_flops_per_token(Model(name="m", layers=((Layer(name="l", ops=(op,)), 3),), width=10, vocabulary=1))
     600.0

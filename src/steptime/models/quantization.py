@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from steptime.errors import shown
-from steptime.machines.formats import Format, Packing, number_format
-from steptime.models import packing
-from steptime.models.patterns import Patterns
+from steptime.hardware.number_formats import Format, Packing, number_format
+from steptime.models import dtype_assignment
+from steptime.models.module_patterns import Patterns
 
 NEVER: Final = ("embed_tokens", "lm_head", "norm", "router", "gate", "shared_expert_gate", "eh_proj")
 ALGORITHMS: Final = {
@@ -106,18 +106,20 @@ class Quantization:
         if block is None:
             fixed = fields.get("activation_scheme") == "static"
             plain = method_of(fields) == "fbgemm_fp8"
-            self._default = packing.per_output("fp8", scale=4) if plain else packing.per_matrix("fp8", scales=1 + fixed)
+            self._default = (
+                dtype_assignment.per_output("fp8", scale=4) if plain else dtype_assignment.per_matrix("fp8", scales=1 + fixed)
+            )
             return
         if not isinstance(block, list) or not block or not all(isinstance(n, int) and n > 0 for n in block):
             raise self._error("quantization_config.weight_block_size", f"must be two whole numbers, not {shown(block)}")
-        self._default = packing.fp8_blocks((block[0], block[-1]) if len(block) > 1 else (1, block[0]))
+        self._default = dtype_assignment.fp8_blocks((block[0], block[-1]) if len(block) > 1 else (1, block[0]))
 
     def _read_mxfp4(self, fields: Mapping[str, Any]) -> None:
-        self._default = packing.small_blocks("mxfp4")
+        self._default = dtype_assignment.small_blocks("mxfp4")
         self._skipped = self._strings(fields, "modules_to_not_convert")
 
     def _read_mxfp8(self, fields: Mapping[str, Any]) -> None:
-        self._default = packing.small_blocks("mxfp8")
+        self._default = dtype_assignment.small_blocks("mxfp8")
         self._skipped = self._strings(fields, "modules_to_not_convert", "ignored_layers")
 
     def _read_gguf(self, fields: Mapping[str, Any]) -> None:
@@ -130,18 +132,18 @@ class Quantization:
             raise self._error("quantization_config.bits", f"must be 4 or 8, not {shown(bits)}")
         group = fields.get("group_size", 128)
         values = group if isinstance(group, int) and group > 0 else 0
-        self._default = packing.integers(bits, values, zeros=True, index=method_of(fields) == "gptq")
+        self._default = dtype_assignment.integers(bits, values, zeros=True, index=method_of(fields) == "gptq")
         self._skipped = self._strings(fields, "modules_to_not_convert")
 
     def _read_bitsandbytes(self, fields: Mapping[str, Any]) -> None:
         self._skipped = self._strings(fields, "modules_to_not_convert", "llm_int8_skip_modules")
         if fields.get("load_in_8bit"):
-            self._default = packing.per_output("int8", scale=4, fixed=1)
+            self._default = dtype_assignment.per_output("int8", scale=4, fixed=1)
             return
         kind = fields.get("bnb_4bit_quant_type", "fp4")
         if kind not in ("nf4", "fp4"):
             raise self._error("quantization_config.bnb_4bit_quant_type", f"must be nf4 or fp4, not {shown(kind)}")
-        self._default = packing.bitsandbytes_4bit(kind, nested=bool(fields.get("bnb_4bit_use_double_quant")))
+        self._default = dtype_assignment.bitsandbytes_4bit(kind, nested=bool(fields.get("bnb_4bit_use_double_quant")))
 
     def _read_modelopt(self, fields: Mapping[str, Any]) -> None:
         if "config_groups" in fields and "quant_algo" not in fields and "quantization" not in fields:
@@ -173,13 +175,13 @@ class Quantization:
         kind, algorithm = ALGORITHMS[name.upper()], name.upper()
         if kind in ("nvfp4", "mxfp4", "mxfp8"):
             scalars = 0 if kind != "nvfp4" else 1 if "W4A16" in algorithm else 2
-            return packing.small_blocks(kind, scalars=scalars)
+            return dtype_assignment.small_blocks(kind, scalars=scalars)
         if algorithm == "FP8":
-            return packing.per_matrix("fp8", scales=2)
+            return dtype_assignment.per_matrix("fp8", scales=2)
         if algorithm in ("FP8_PB_WO", "FP8_PB_REAL"):
-            return packing.fp8_blocks((128, 128))
+            return dtype_assignment.fp8_blocks((128, 128))
         if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-            return packing.per_output("fp8", scale=4)
+            return dtype_assignment.per_output("fp8", scale=4)
         if kind == "int4":
             return number_format(kind, values_per_scale=self._positive(fields or {}, "group_size", 128), scale_bytes=2)
         return number_format(kind)
@@ -211,15 +213,19 @@ class Quantization:
         group = self._positive(weights, "group_size", 0)
         if bits == 8:
             if kind == "float" and group == 32:
-                return packing.small_blocks("mxfp8")
+                return dtype_assignment.small_blocks("mxfp8")
             return self._eight_bits("fp8" if kind == "float" else "int8", weights, fixed=fixed)
         if bits == 4 and kind == "float":
-            return packing.small_blocks("mxfp4") if group == 32 else packing.small_blocks("nvfp4", scalars=1 + bool(inputs))
+            return (
+                dtype_assignment.small_blocks("mxfp4")
+                if group == 32
+                else dtype_assignment.small_blocks("nvfp4", scalars=1 + bool(inputs))
+            )
         if bits == 4:
             whole = weights.get("strategy") == "channel"
             ordered = weights.get("actorder") in ("group", True)
             zeros = weights.get("symmetric") is False
-            return packing.integers(4, 0 if whole else group or 128, zeros=zeros, index=ordered, fixed=16)
+            return dtype_assignment.integers(4, 0 if whole else group or 128, zeros=zeros, index=ordered, fixed=16)
         raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {shown(bits)}")
 
     def _eight_bits(self, name: str, weights: Mapping[str, Any], *, fixed: bool) -> Format:
@@ -231,8 +237,8 @@ class Quantization:
                 packing=Packing(columns=block[1], rows=block[0], scale=2),
             )
         if strategy == "channel":
-            return packing.per_output(name, scale=2, fixed=2 * fixed)
-        return packing.per_matrix(name, scales=1 + fixed, scale=self._scalar)
+            return dtype_assignment.per_output(name, scale=2, fixed=2 * fixed)
+        return dtype_assignment.per_matrix(name, scales=1 + fixed, scale=self._scalar)
 
     def _read_quark(self, fields: Mapping[str, Any]) -> None:
         every = fields.get("global_quant_config")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.blackboard.experts import distinct_hit
-from steptime.machines.system import System
+from steptime.blackboard.expert_activation import distinct_hit
+from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op
-from steptime.numbers import Number, some
-from steptime.physics import network
-from steptime.physics.clock import Clock
-from steptime.physics.demand import Work, ledger
+from steptime.number_checks import Number, some
+from steptime.physics import network_time
+from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout, ways_of
-from steptime.physics.memory import ACTIVATION_BYTES
-from steptime.physics.network import Traffic
+from steptime.physics.network_time import Traffic
+from steptime.physics.op_work import Work, ledger
+from steptime.physics.time_ledger import Clock
 
 SUM_BYTES = 4  # of a sum of squares, in fp32 (vLLM 0.19, model_executor/layers/mamba/linear_attn.py: forward_qk)
 NORMS = "norms over all heads"
@@ -38,7 +38,7 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
                 _all_reduce(clock, layout.tp, squares, n, system, engine, name=NORMS)
             if attention.gathered:
                 values = rows * attention.gathered * ACTIVATION_BYTES
-                each = network.all_gather(system, layout.tp, values / 2)  # of queries, and of keys
+                each = network_time.all_gather(system, layout.tp, values / 2)  # of queries, and of keys
                 run_collective(clock, "all-reduce", each * (2 * n), system, engine, name=f"{NORMS}, gathered", count=2 * n)
     if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
@@ -54,7 +54,7 @@ def run_hops(clock: Clock, model: Model, work: Work, system: System, layout: Lay
     """Add the hops of a micro-batch from stage to stage."""
     if np.any(np.asarray(layout.pp) > 1):
         bytes_ = (work.decode + work.prefill) * model.width * ACTIVATION_BYTES / layout.group
-        traffic = network.point_to_point(system, layout.pp, bytes_, layout.stage)
+        traffic = network_time.point_to_point(system, layout.pp, bytes_, layout.stage)
         run_collective(clock, "pipeline", traffic, system, engine)
 
 
@@ -97,18 +97,18 @@ def _all_reduce(
 ) -> None:
     """Add `count` all-reduces of so many bytes [B per chip] over groups of `size` chips."""
     phase, reached = engine.overheads.seconds_per_collective, engine.kernels.network_efficiency
-    once = network.all_reduce(system, size, bytes_, overhead=phase, efficiency=reached)
+    once = network_time.all_reduce(system, size, bytes_, overhead=phase, efficiency=reached)
     run_collective(clock, "all-reduce", once * count, system, engine, name=name, count=count)
 
 
 def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) -> Traffic:
     """Gather queries over the chips that divide a context, scatter partial outputs, and gather the cache of prompt prefixes."""
     values = work.decode * (a.query_values + a.output_values) / layout.tp * ACTIVATION_BYTES
-    gathered = network.all_gather(system, layout.cp, values)
+    gathered = network_time.all_gather(system, layout.cp, values)
     if not some(work.prompts):
         return gathered
     cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / ways_of(a.kv_shards, layout.tp)
-    return gathered + network.all_gather(system, layout.cp, cached)
+    return gathered + network_time.all_gather(system, layout.cp, cached)
 
 
 def _run_exchange(
@@ -117,7 +117,7 @@ def _run_exchange(
     """Add dispatch of tokens to their experts and combination of what comes back, which differ in bytes only."""
     sharing, active = layout.stage / layout.ep, round(op.active)
     groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
-    per_byte = network.exchange(
+    per_byte = network_time.exchange(
         system,
         layout.ep,
         work.everywhere / layout.stage,
@@ -131,7 +131,7 @@ def _run_exchange(
     gathered = None
     if np.any(sharing > 1):
         rows = work.everywhere * distinct_hit(op.experts, active, layout.ep) / layout.ep
-        gathered = network.all_gather(system, sharing, rows * model.width) * count
+        gathered = network_time.all_gather(system, sharing, rows * model.width) * count
     per_byte = per_byte * count
     for term, value_bytes in (
         ("dispatch", min(ACTIVATION_BYTES, max(1.0, op.format.bytes))),

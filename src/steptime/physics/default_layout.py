@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from steptime.machines.system import System
+from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.numbers import Number
+from steptime.number_checks import Number
+from steptime.physics.chip_memory import memory_per_chip
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.memory import memory_per_chip
-from steptime.physics.search_space import legal
+from steptime.physics.layout_space import legal
 
 MOST_CHIPS: Final = 1024  # of one replica: eight racks of 72 hold every model of the catalogue
 WAYS: Final = ("tp", "pp", "dp", "ep", "cp")

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from steptime.catalog.data_files import find, read_file
 from steptime.catalog.entry_names import check_entry_name
-from steptime.catalog.files import find, read_file
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
-from steptime.machines.system import System
-from steptime.numbers import Number
-from steptime.physics.anchor import Anchor, Anchors, chosen
-from steptime.physics.computed import Computed, read_rules
-from steptime.physics.constants import (
+from steptime.hardware.system import System
+from steptime.number_checks import Number
+from steptime.physics.bias_correction import Anchor, Anchors, chosen
+from steptime.physics.compute_dtype import Computed, read_rules
+from steptime.physics.engine_parameters import (
     CONSTANTS,
     DESCRIPTIONS,
     GROUP_OF,
@@ -33,7 +33,7 @@ from steptime.physics.constants import (
     Scheduler,
     problem_of,
 )
-from steptime.results import Result, in_words
+from steptime.result_base import Result, in_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

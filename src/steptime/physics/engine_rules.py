@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.numbers import Number
-from steptime.physics.facts import ENGINE, KNOWN, Facts, Rule, axis, near
+from steptime.number_checks import Number
 from steptime.physics.layout import Layout, exchanges_experts
+from steptime.physics.layout_constraints import ENGINE, KNOWN, Facts, Rule, axis, near
 
 VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
 

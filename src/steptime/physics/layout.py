@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from steptime.errors import LayoutError, RangeError, expect
-from steptime.numbers import MOST_CHIPS, Number, whole
-from steptime.results import Tabular, broadcast, in_words, unit
+from steptime.number_checks import MOST_CHIPS, Number, whole
+from steptime.result_base import Tabular, broadcast, in_words, unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

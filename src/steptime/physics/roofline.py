@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.numbers import Number
+from steptime.number_checks import Number
 
 TINY = 1e-300  # instead of nothing, where it divides
 HALVES = range(2, 9)  # twice the norms whose powers are products and a square root

@@ -26,26 +26,36 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.catalog.loading import SystemLike, system_of
-from steptime.drawings import NAMED, in_colours, stacked
-from steptime.machines.system import System
-from steptime.machines.what_if import is_scalar
-from steptime.models.loading import ModelLike, model_of
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.hardware.system import System
+from steptime.hardware.what_if import is_scalar
 from steptime.models.model import Model
-from steptime.numbers import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, between, check_shapes, positive, some
-from steptime.physics.anchor import Anchor, Anchors
-from steptime.physics.blocks import Whole, blocks_of, in_threads, parts_of
-from steptime.physics.clock import Clock, Entry, accumulate
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import (
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    Array,
+    Number,
+    at_least_zero,
+    between,
+    check_shapes,
+    positive,
+    some,
+)
+from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.chip_memory import stage_share
+from steptime.physics.chunked_evaluation import Whole, blocks_of, in_threads, parts_of
 from steptime.physics.collectives import run_hops, run_network
-from steptime.physics.cycle import bounds, cycle
-from steptime.physics.demand import Pass, Work, ledger, slowness, work_of
 from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
-from steptime.physics.memory import stage_share
-from steptime.physics.operators import run_layers, run_stem
-from steptime.physics.rules import check_rules
-from steptime.physics.towers import tower_passes
-from steptime.results import Tabular, broadcast, in_words, unit
+from steptime.physics.layout_rules import check_rules
+from steptime.physics.microbatch_pipeline import bounds, cycle
+from steptime.physics.op_work import Pass, Work, ledger, slowness, work_of
+from steptime.physics.operator_time import run_layers, run_stem
+from steptime.physics.time_ledger import Clock, Entry, accumulate
+from steptime.physics.vision_encoder import tower_passes
+from steptime.result_base import Tabular, broadcast, in_words, unit
+from steptime.svg import NAMED, in_colours, stacked
 from steptime.units import show
 
 TIMES = ("lower", "total", "upper", "latency")

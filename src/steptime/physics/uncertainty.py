@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.loading import SystemLike, system_of
-from steptime.machines.system import System
-from steptime.machines.what_if import is_scalar
-from steptime.models.loading import ModelLike, model_of
-from steptime.numbers import Array, Number
-from steptime.physics.anchor import Anchor, Anchors
-from steptime.physics.distance import distances, widening
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.hardware.system import System
+from steptime.hardware.what_if import is_scalar
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import Array, Number
+from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
+from steptime.physics.extrapolation import distances, widening
 from steptime.physics.layout import NAMES, Layout
 from steptime.physics.step import Step, first_of, mixed_step
 

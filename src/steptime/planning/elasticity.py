@@ -10,14 +10,14 @@ from itertools import islice
 
 import numpy as np
 
-from steptime.machines.system import System
-from steptime.machines.what_if import scale, settable
+from steptime.hardware.system import System
+from steptime.hardware.what_if import scale, settable
 from steptime.models.model import Layer, Model
-from steptime.planning.aims import aims_of
-from steptime.planning.candidates import AGGREGATED, Candidate, Case, moving, state_of
-from steptime.planning.refine import best, planned_prefill, prefill_rate, seats_of, served_by
-from steptime.planning.search import chunk_sizes, readable
-from steptime.planning.steady import MOST_UTILISED, State
+from steptime.planning.plan_problem import AGGREGATED, Candidate, Case, moving, state_of
+from steptime.planning.plan_search import chunk_sizes, readable
+from steptime.planning.refinement import best, planned_prefill, prefill_rate, seats_of, served_by
+from steptime.planning.slo_probability import aims_of
+from steptime.planning.steady_state import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
 LOOKED_AT = 64  # candidates, the best of a search first, that may be the best where a figure is better

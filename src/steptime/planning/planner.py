@@ -14,34 +14,34 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, system_of
 from steptime.errors import Impossible, RangeError, expect
-from steptime.frontier import pareto
-from steptime.machines.energy import read_electricity
-from steptime.machines.money import usd_per_million
-from steptime.machines.system import System
-from steptime.machines.what_if import is_single
-from steptime.models.loading import ModelLike, model_of
+from steptime.hardware.energy import read_electricity
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import usd_per_million
+from steptime.hardware.what_if import is_single
 from steptime.models.model import Model
-from steptime.numbers import MOST_CHIPS, Number, as_whole, distinct, single, whole
-from steptime.physics.anchor import Anchor, Anchors
-from steptime.physics.cache_format import as_served
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import MOST_CHIPS, Number, as_whole, distinct, single, whole
+from steptime.pareto import pareto
+from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
+from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import has_range, held
-from steptime.planning.candidates import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
-from steptime.planning.confidence import check_sure, point
-from steptime.planning.deployment import Drafted, Plan, Point, Pool
-from steptime.planning.drafting import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
 from steptime.planning.elasticity import binding, relaxed, worths
-from steptime.planning.levers import best_drafting, by_saving, choices_of, lever_of, lever_sentence
-from steptime.planning.prefilling import Prefill
-from steptime.planning.ranges import candidate_ranges, distances_of
-from steptime.planning.refine import best, first_token_of, matched_rate, planned_prefill, seats_of
-from steptime.planning.search import fitting, ranked, search
-from steptime.planning.sentences import does_not_fit, unreachable, warnings_of, why
-from steptime.planning.served import what_is_served
-from steptime.planning.steady import State, decode_pool
+from steptime.planning.launch_facts import what_is_served
+from steptime.planning.plan_alternatives import best_drafting, by_saving, choices_of, lever_of, lever_sentence
+from steptime.planning.plan_intervals import candidate_ranges, distances_of
+from steptime.planning.plan_messages import does_not_fit, unreachable, warnings_of, why
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
+from steptime.planning.plan_result import Drafted, Plan, Point, Pool
+from steptime.planning.plan_search import fitting, ranked, search
+from steptime.planning.prefill_pool import Prefill
+from steptime.planning.refinement import best, first_token_of, matched_rate, planned_prefill, seats_of
+from steptime.planning.slo_probability import check_sure, point
+from steptime.planning.speculative_config import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
+from steptime.planning.steady_state import State, decode_pool
 from steptime.planning.workload import Slo, Workload
 
 MODES = (AGGREGATED, DISAGGREGATED)

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import InputError
-from steptime.numbers import MOST_TOKENS, between, check_shapes, limit, positive, share
-from steptime.results import unit
+from steptime.number_checks import MOST_TOKENS, between, check_shapes, limit, positive, share
+from steptime.result_base import unit
 from steptime.units import DAY
 
 LONGEST_TPOT: Final = 10.0  # s; a longer one was meant as a speed

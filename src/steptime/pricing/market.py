@@ -1,4 +1,7 @@
-"""A model at all its sellers: what they ask, what its tokens cost on plausible systems, and the margin between."""
+"""What to mind of a model's sellers: who is not in the median, where sources disagree, who copies whom.
+
+A model at all its sellers: what they ask, what its tokens cost on plausible systems, and the margin between.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,91 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from steptime.catalog.loading import quotes
+from steptime.catalog.hardware_loading import quotes
 from steptime.errors import InputError, RangeError, UnknownName, shown
-from steptime.machines.money import usd
-from steptime.machines.rents import RENTED
-from steptime.machines.system import System
-from steptime.models.loading import load_model
+from steptime.hardware.rental_prices import RENTED
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import usd
 from steptime.models.model import active_parameters, cache_bytes_read, total_parameters
-from steptime.numbers import positive
+from steptime.models.model_loading import load_model
+from steptime.number_checks import positive
 from steptime.planning.planner import MODES
 from steptime.planning.workload import Workload, limits
-from steptime.pricing.costs import TokenCost, cheapest, plausible, scaled, token_costs
-from steptime.pricing.dates import NEWEST, read_time
-from steptime.pricing.families import CURRENT, mean_of_hopper
-from steptime.pricing.finding import Offer, offers_of
-from steptime.pricing.holding import Hold, holds, tiers
-from steptime.pricing.minding import minded
-from steptime.pricing.names import family_of, spelled
-from steptime.pricing.shipped import RESELLER, closed_rows, dated_rows, open_rows
-from steptime.results import Tabular, table_of, unit
+from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, closed_rows, dated_rows, open_rows
+from steptime.pricing.kv_storage_cost import Hold, holds, tiers
+from steptime.pricing.model_names import family_of, spelled
+from steptime.pricing.open_model_market import CURRENT, LEAST_SELLERS, mean_of_hopper
+from steptime.pricing.price_estimate import held_of
+from steptime.pricing.price_lookup import Offer, offers_of
+from steptime.pricing.price_validity import NEWEST, read_time
+from steptime.pricing.serving_costs import TokenCost, cheapest, plausible, scaled, token_costs
+from steptime.result_base import Tabular, table_of, unit
 from steptime.units import MILLION, counted
+
+if TYPE_CHECKING:
+    from steptime.pricing.price_lookup import Offer
+
+
+NAMED = 3  # sellers that a note names, where there may be dozens
+
+
+def minded(found: Market) -> list[str]:
+    """Return what to mind of a market: who is not in the median, where sources disagree, how far a margin goes."""
+    notes = [] if found.provider else uncounted(found)
+    differ = {f"{one.provider} {one.variant}".strip(): one.others.replace(";", ", ") for one in found.offers if one.others}
+    if differ:
+        told = [f"{name} ({others} elsewhere)" for name, others in sorted(differ.items())[:NAMED]]
+        more = f" and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
+        notes.append(
+            f"sources disagree on {', '.join(told)}{more}: what most of them say is taken, and --csv FILE has what others say"
+        )
+    offers = [found.offers[at] for at in found.sold]
+    if len(offers) < LEAST_SELLERS and not found.provider:
+        few = f"{counted(len(offers), 'seller')} of the present market is" if len(offers) == 1 else f"{len(offers)} sellers are"
+        notes.append(f"{few} no market: margins of fewer than {LEAST_SELLERS} are in no calibration")
+    makers = [one for one in offers if one.role == FIRST_PARTY]
+    hosts = [one for one in offers if one.role != FIRST_PARTY]
+    same = [one for one in hosts if any(_alike(one, maker) for maker in makers)]
+    if same:
+        notes.append(
+            f"{len(same)} of {counted(len(hosts), 'host')} ask what the maker asks; sellers copy one another, so that "
+            "they are far fewer independent draws"
+        )
+    held = held_of("margin")
+    notes.append(
+        f"in aggregated mode on Hopper, {held.held} of {held.of} models with at least {LEAST_SELLERS} sellers have margins of "
+        "0.5 to 10: priors of margins are fitted on that cost"
+    )
+    notes.append("margin is price over the cost of a busy chip: 30 to 60 % of the day (reported) leave 0.3 to 0.6 of it")
+    return notes
+
+
+def uncounted(found: Market) -> list[str]:
+    """Return the note of sellers that are shown and are not in the median, each by the first reason that holds."""
+    inside = {found.offers[at].provider for at in found.counted}
+    reasons: dict[str, set[str]] = {
+        "resell it": set(),
+        "sell another variant alone": set(),
+        "were last read before June 2026": set(),
+    }
+    resells, other, old = reasons.values()
+    for name in {one.provider for one in found.offers} - inside:
+        mine = [one for one in found.offers if one.provider == name]
+        same = [one for one in mine if one.variant == found.variant]
+        kind = resells if all(one.role == RESELLER for one in mine) else old if same else other
+        kind.add(name)
+    told = [f"{len(names)} {why} ({', '.join(sorted(names))})" for why, names in reasons.items() if names]
+    return [f"shown, and not in the median: {'; '.join(told)}"] if told else []
+
+
+def _alike(one: Offer, other: Offer) -> bool:
+    """Whether two offers are the same to 1 %."""
+    return math.isclose(one.input, other.input, rel_tol=0.01) and math.isclose(one.output, other.output, rel_tol=0.01)
+
 
 FAR = 32_768  # tokens of context at which bytes of a cache are told for holding it
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.errors import UnknownName
-from steptime.numbers import Array, whole
-from steptime.results import Tabular, unit
+from steptime.number_checks import Array, whole
+from steptime.result_base import Tabular, unit
 from steptime.reversible import random_networks as networks
 from steptime.reversible.ciphers import aes_rounds, feistel_rounds, random_tables, speck_rounds
 from steptime.reversible.random_networks import Trained
@@ -173,7 +173,7 @@ def network_curve(name: str, *, depth: int = DEPTH, width: int = WIDTH, samples:
 
 def mixing(*, samples: int = 4096, depth: int = DEPTH, width: int = WIDTH, seed: int = 0) -> Mixing:
     """Return avalanches of all known ciphers and random networks, of a trained network, and mixing times of patterns."""
-    from steptime.reversible.patterns import known_times
+    from steptime.reversible.dependency_patterns import known_times
 
     samples = whole("samples", samples, least=100, most=MOST_SAMPLES)
     seed = int(whole("seed", seed, least=0))

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import InputError
-from steptime.numbers import Array
+from steptime.number_checks import Array
 from steptime.reversible.sboxes import aes_sbox, times_two
 
 SPECK_ROUNDS: Final = 22  # of Speck32/64: Beaulieu et al., "The SIMON and SPECK families", 2013, table 4.1

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 
 from steptime.errors import UnknownName
-from steptime.numbers import Array, whole
-from steptime.results import unit
+from steptime.number_checks import Array, whole
+from steptime.result_base import unit
 
 GAIN: Final = 5 / 3
 """Gain g of random weights before tanh: PyTorch's nn.init.calculate_gain("tanh")."""

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.errors import InputError, UnknownName, shown
-from steptime.numbers import Array
-from steptime.results import Tabular, unit
+from steptime.number_checks import Array
+from steptime.result_base import Tabular, unit
 
 PRESENT: Final = (0xC, 0x5, 0x6, 0xB, 0x9, 0x0, 0xA, 0xD, 0x3, 0xE, 0xF, 0x8, 0x4, 0x7, 0x1, 0x2)
 """S-box of PRESENT. Bogdanov et al., CHES 2007, section 3; ISO/IEC 29192-2."""

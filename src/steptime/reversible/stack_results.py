@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from steptime.results import Tabular, table_of, unit
+from steptime.result_base import Tabular, table_of, unit
 from steptime.units import show
 
 KINDS = ("plain", "checkpointed", "reversible")

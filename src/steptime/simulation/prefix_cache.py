@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName
-from steptime.machines.system import System
-from steptime.numbers import LONGEST, at_least_zero, positive, single
+from steptime.hardware.system import System
+from steptime.number_checks import LONGEST, at_least_zero, positive, single
 from steptime.physics.layout import Layout
-from steptime.results import Result, unit
-from steptime.simulation.compiling import compiled, entry
-from steptime.simulation.pace import Pace
+from steptime.result_base import Result, unit
+from steptime.simulation.jit import compiled, entry
+from steptime.simulation.step_time_model import Pace
 from steptime.simulation.traffic import Traffic
 from steptime.units import show
 

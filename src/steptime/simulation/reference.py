@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.simulation.state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rates, Rules
+from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TRAIN, Rates, Rules
 
 ROUND = 1e-9
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from steptime.errors import RangeError, UnknownName, expect
-from steptime.numbers import MOST_TOKENS, at_least_zero, between, positive, single, whole
-from steptime.results import Result, unit
+from steptime.number_checks import MOST_TOKENS, at_least_zero, between, positive, single, whole
+from steptime.result_base import Result, unit
 from steptime.units import in_digits
 
 ARRIVALS = ("poisson", "gamma", "constant")

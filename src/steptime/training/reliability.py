@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.numbers import Number
+from steptime.number_checks import Number
 
 FAILURES_PER_CHIP_SECOND = 419 / (54 * 86400 * 16384)
 """Unexpected interruptions of Llama 3's training: 419 in 54 days on 16,384 H100 (arXiv 2407.21783, section 3.3.4)."""

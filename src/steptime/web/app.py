@@ -22,9 +22,9 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.errors import InputError, SteptimeError
 from steptime.web.board import Board, found
-from steptime.web.inputs import Shared
-from steptime.web.limits import Limits, Shield, problem
-from steptime.web.subject import WrongField, listed
+from steptime.web.board_inputs import Shared
+from steptime.web.page_subject import WrongField, listed
+from steptime.web.request_limits import Limits, Shield, problem
 
 VERSION: Final = version("steptime")
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")

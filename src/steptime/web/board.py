@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.machines.money import usd
-from steptime.results import plain
+from steptime.hardware.unit_cost import usd
+from steptime.result_base import plain
 from steptime.units import in_digits, show
 from steptime.web import boards
-from steptime.web.inputs import Shared, described
+from steptime.web.board_inputs import Shared, described
 
 
 def _column(values: Any) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -19,7 +19,7 @@ class Arctic(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms, and experts with a dense residual block, or a dense block."""
         bias, hidden = c.flag("attention_bias", default=False), c.integer("intermediate_size")
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -30,10 +30,10 @@ class Arctic(Family):
         )
         module, period = f"layers.{index}.block_sparse_moe", c.integer("moe_layer_frequency", default=2)
         if (index + 1) % period:
-            return parts_decoder.decoder(c, attention, parts.gated(c, f"{module}.mlp", hidden))
+            return blocks_decoder.decoder(c, attention, blocks.gated(c, f"{module}.mlp", hidden))
         count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
-        experts = parts.experts(c, module, hidden, count=count, active=active)
+        experts = blocks.experts(c, module, hidden, count=count, active=active)
         if not c.flag("parallel_attn_mlp_res", default=False):
-            return parts_decoder.decoder(c, attention, experts)
-        residual = parts.gated(c, f"layers.{index}.residual_mlp", c.width)
-        return parts_decoder.decoder(c, attention, experts + residual, norms=(*parts_decoder.PRE, "residual_norm"))
+            return blocks_decoder.decoder(c, attention, experts)
+        residual = blocks.gated(c, f"layers.{index}.residual_mlp", c.width)
+        return blocks_decoder.decoder(c, attention, experts + residual, norms=(*blocks_decoder.PRE, "residual_norm"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_moe, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 KINDS = ("linear_attention", "full_attention")
@@ -28,12 +28,12 @@ class BailingHybrid(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return delta or latent attention, two norms, and a dense block or experts."""
-        module, full, sparse = f"layers.{index}", self._full(c, index), parts_moe.is_sparse(c, index, dense=2)
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        module, full, sparse = f"layers.{index}", self._full(c, index), blocks_decoder.is_sparse(c, index, dense=2)
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
         if sparse:
             hidden = c.integer("moe_intermediate_size")
-            block += parts_moe.shared_and_routed(
+            block += blocks_decoder.shared_and_routed(
                 c,
                 f"{module}.mlp",
                 hidden,
@@ -46,18 +46,18 @@ class BailingHybrid(Family):
                 ),
             )
         else:
-            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         name = f"{'latent attention' if full else 'delta attention'} + {'experts' if sparse else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
-    def _latent(self, c: Config, module: str) -> parts.Block:
-        gate = parts.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads)
-        return parts.latent(c, module) + parts.Block((gate,))
+    def _latent(self, c: Config, module: str) -> blocks.Block:
+        gate = blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads)
+        return blocks.latent(c, module) + blocks.Block((gate,))
 
-    def _delta(self, c: Config, module: str) -> parts.Block:
+    def _delta(self, c: Config, module: str) -> blocks.Block:
         heads, dim = c.integer("linear_num_heads", default=c.heads), c.integer("linear_head_dim", "head_dim", default=128)
         inner, term = heads * dim, "projections"
-        convolution, decays, kept = parts_state.delta(
+        convolution, decays, kept = blocks_state_space.delta(
             c,
             key_heads=heads,
             value_heads=heads,
@@ -68,16 +68,16 @@ class BailingHybrid(Family):
         )
         ops = (
             *(
-                parts.linear(c, f"{module}.{name}_proj", c.width, inner, term=term, split_limit=heads)
+                blocks.linear(c, f"{module}.{name}_proj", c.width, inner, term=term, split_limit=heads)
                 for name in ("q", "k", "v", "f", "g")
             ),
-            parts.linear(c, f"{module}.b_proj", c.width, heads, term=term, split_limit=heads),
+            blocks.linear(c, f"{module}.b_proj", c.width, heads, term=term, split_limit=heads),
             convolution,
             decays,
-            parts.norm(c, "output_norm", inner, weights=dim),
-            parts.linear(c, f"{module}.o_proj", inner, c.width, term=term),
+            blocks.norm(c, "output_norm", inner, weights=dim),
+            blocks.linear(c, f"{module}.o_proj", inner, c.width, term=term),
         )
-        return parts.Block(ops, (kept,))
+        return blocks.Block(ops, (kept,))
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

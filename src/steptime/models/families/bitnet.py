@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -19,7 +19,7 @@ class BitNet(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms around and one in each block, and a gated feed-forward block."""
         module, hidden, bias = f"layers.{index}", c.integer("intermediate_size"), c.flag("attention_bias", default=False)
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             f"{module}.self_attn",
             heads=c.heads,
@@ -28,5 +28,5 @@ class BitNet(Family):
             bias=bias,
             output_bias=bias,
         )
-        block += parts.Block((parts.norm(c, "attn_sub_norm", c.width), parts.norm(c, "ffn_sub_norm", hidden)))
-        return parts_decoder.decoder(c, block, parts.gated(c, f"{module}.mlp", hidden))
+        block += blocks.Block((blocks.norm(c, "attn_sub_norm", c.width), blocks.norm(c, "ffn_sub_norm", hidden)))
+        return blocks_decoder.decoder(c, block, blocks.gated(c, f"{module}.mlp", hidden))

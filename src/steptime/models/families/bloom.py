@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -19,7 +19,7 @@ class Bloom(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block."""
         module = f"h.{index}"
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"{module}.self_attention",
             heads=c.heads,
@@ -28,9 +28,9 @@ class Bloom(Family):
             bias=True,
             output_bias=True,
         )
-        return parts_decoder.decoder(c, attention, parts.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
+        return blocks_decoder.decoder(c, attention, blocks.plain(c, f"{module}.mlp", 4 * c.width, bias=True), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embedding and its norm, the final norm and the head, tied unless a config says otherwise."""
-        norms = (parts.norm(c, name, c.width, bias=True) for name in ("embedding_norm", "final_norm"))
-        return parts.embedding(c, tied=c.flag("tie_word_embeddings", default=True)), *norms, parts.head(c)
+        norms = (blocks.norm(c, name, c.width, bias=True) for name in ("embedding_norm", "final_norm"))
+        return blocks.embedding(c, tied=c.flag("tie_word_embeddings", default=True)), *norms, blocks.head(c)

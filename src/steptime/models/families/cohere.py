@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -27,7 +27,7 @@ class Cohere(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with their one norm; R+ has gains for each head's queries and keys."""
         first, bias = c.text("model_type", default="cohere2") == "cohere", c.flag("attention_bias", default=False)
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -35,20 +35,22 @@ class Cohere(Family):
             head_dim=c.head_dim,
             bias=bias,
             output_bias=bias,
-            window=math.inf if first else parts_decoder.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
+            window=math.inf
+            if first
+            else blocks_decoder.window(c, index, period=c.integer("sliding_window_pattern", default=4)),
         )
         if first and c.flag("use_qk_norm", default=False):
-            block += parts.Block(self._norms(c))
-        return parts_decoder.decoder(c, block, self._feed_forward(c, index), norms=("input_norm",))
+            block += blocks.Block(self._norms(c))
+        return blocks_decoder.decoder(c, block, self._feed_forward(c, index), norms=("input_norm",))
 
-    def _feed_forward(self, c: Config, index: int) -> parts.Block:
+    def _feed_forward(self, c: Config, index: int) -> blocks.Block:
         module = f"layers.{index}.mlp"
         if c.text("model_type", default="cohere2") != "cohere2_moe":
-            return parts.gated(c, module, c.integer("intermediate_size"))
-        if not parts_moe.is_sparse(c, index):
-            return parts.gated(c, module, c.integer("prefix_dense_intermediate_size", "intermediate_size"))
+            return blocks.gated(c, module, c.integer("intermediate_size"))
+        if not blocks_decoder.is_sparse(c, index):
+            return blocks.gated(c, module, c.integer("prefix_dense_intermediate_size", "intermediate_size"))
         hidden = c.integer("intermediate_size")
-        return parts_moe.shared_and_routed(
+        return blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,
@@ -58,4 +60,4 @@ class Cohere(Family):
         )
 
     def _norms(self, c: Config) -> tuple[Op, ...]:
-        return parts.norm(c, "q_norm", c.heads * c.head_dim), parts.norm(c, "k_norm", c.kv_heads * c.head_dim)
+        return blocks.norm(c, "q_norm", c.heads * c.head_dim), blocks.norm(c, "k_norm", c.kv_heads * c.head_dim)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -19,18 +19,18 @@ class Dbrx(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and experts, whose sizes are in tables of their own."""
         module, ffn = f"blocks.{index}", c.inner("ffn_config")
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"{module}.norm_attn_norm.attn",
             heads=c.heads,
             kv_heads=c.inner("attn_config").integer("kv_n_heads"),
             head_dim=c.head_dim,
         )
-        experts = parts.experts(
+        experts = blocks.experts(
             c,
             f"{module}.ffn",
             ffn.integer("ffn_hidden_size"),
             count=ffn.integer("moe_num_experts"),
             active=ffn.integer("moe_top_k"),
         )
-        return parts_decoder.decoder(c, attention, experts)
+        return blocks_decoder.decoder(c, attention, experts)

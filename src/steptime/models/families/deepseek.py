@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, encoder, matrix, moonvit_heads, moonvit_rule, moonvit_stem, norm, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
-from steptime.models.moonvit import moonvit_heads, moonvit_rule, moonvit_stem
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 DENSE = ("minicpm3", "youtu")
 BIASED = ("minicpm3", "deepseek_v2")
@@ -40,7 +39,7 @@ class DeepSeek(Family):
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
-        return parts_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
+        return blocks_decoder.multi_token(c, self._layer(c, c.depth, sparse=True), count) if count else ()
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return MoonViT and its projector (Kimi K2.5), if the config has them."""
@@ -48,7 +47,7 @@ class DeepSeek(Family):
             return ()
         v = c.inner("vision_config")
         width, hidden, heads = v.integer("vt_hidden_size"), v.integer("vt_intermediate_size"), moonvit_heads(v)
-        merge = [parts_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
+        merge = [blocks_decoder.entry(v, "merge_kernel_size", axis, default=2) for axis in range(2)]
         outputs, share = v.integer("mm_hidden_size", default=width), 1 / math.prod(merge)
         merged = outputs * math.prod(merge)
         stem = (
@@ -65,23 +64,25 @@ class DeepSeek(Family):
     def _layer(self, c: Config, index: int, *, sparse: bool) -> Layer:
         latent = c.has("kv_lora_rank")
         module = f"layers.{index}.self_attn"
-        attention = parts.latent(c, module) if latent else self._grouped_query(c, module)
+        attention = blocks.latent(c, module) if latent else self._grouped_query(c, module)
         module = f"layers.{index}.mlp"
         feed_forward = self._experts(c, module) if sparse else self._dense(c, module)
-        norms = (*parts_decoder.PRE, "post_mlp_norm") if sparse and c.fields.get("model_type") == "axk1" else parts_decoder.PRE
+        norms = (
+            (*blocks_decoder.PRE, "post_mlp_norm") if sparse and c.fields.get("model_type") == "axk1" else blocks_decoder.PRE
+        )
         mixer = "latent attention" if latent else "attention"
-        return parts_decoder.decoder(c, attention, feed_forward, norms=norms, mixer=mixer)
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms, mixer=mixer)
 
     def _sparse(self, c: Config, index: int) -> bool:
-        return c.fields.get("model_type") not in DENSE and parts_moe.is_sparse(c, index)
+        return c.fields.get("model_type") not in DENSE and blocks_decoder.is_sparse(c, index)
 
-    def _dense(self, c: Config, module: str) -> parts.Block:
+    def _dense(self, c: Config, module: str) -> blocks.Block:
         bias = c.fields.get("model_type") in BIASED and c.flag("mlp_bias", default=False)
-        return parts.gated(c, module, c.integer("intermediate_size"), bias=bias)
+        return blocks.gated(c, module, c.integer("intermediate_size"), bias=bias)
 
-    def _grouped_query(self, c: Config, module: str) -> parts.Block:
+    def _grouped_query(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("attention_bias", default=False)
-        return parts.grouped_query(
+        return blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -92,9 +93,9 @@ class DeepSeek(Family):
             qk_norm=c.head_dim if c.flag("use_qk_norm", default=False) else 0,
         )
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("moe_intermediate_size")
-        return parts_moe.shared_and_routed(
+        return blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,

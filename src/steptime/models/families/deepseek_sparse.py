@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import final
 
 from steptime.errors import shown
-from steptime.models import parts, parts_decoder, parts_moe, parts_sparse
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -28,19 +28,19 @@ class DeepSeekSparse(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return latent attention with or without an indexer, two norms, and a dense block or experts."""
-        return self._layer(c, index, full=self._full(c, index), sparse=parts_moe.is_sparse(c, index, dense=3))
+        return self._layer(c, index, full=self._full(c, index), sparse=blocks_decoder.is_sparse(c, index, dense=3))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
-        return parts_decoder.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
+        return blocks_decoder.multi_token(c, self._layer(c, c.depth, full=True, sparse=True), count) if count else ()
 
     def _layer(self, c: Config, index: int, *, full: bool, sparse: bool) -> Layer:
         module = f"layers.{index}"
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", full=full)
         if sparse:
-            block += parts_moe.shared_and_routed(
+            block += blocks_decoder.shared_and_routed(
                 c,
                 f"{module}.mlp",
                 c.integer("moe_intermediate_size"),
@@ -50,15 +50,15 @@ class DeepSeekSparse(Family):
                 groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
             )
         else:
-            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         indexer = " + indexer" if full else ""
         name = f"sparse latent attention{indexer} + {'experts' if sparse else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
-    def _attention(self, c: Config, module: str, *, full: bool) -> parts.Block:
+    def _attention(self, c: Config, module: str, *, full: bool) -> blocks.Block:
         c.integer("q_lora_rank")  # the indexer reads the queries' latent
-        block = parts_sparse.selecting(parts.latent(c, module), c.integer("index_topk"))
-        return block + parts_sparse.indexer(c, f"{module}.indexer") if full else block
+        block = blocks_decoder.selecting(blocks.latent(c, module), c.integer("index_topk"))
+        return block + blocks_decoder.indexer(c, f"{module}.indexer") if full else block
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("indexer_types"):

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import final
 
 from steptime.errors import shown
-from steptime.machines.formats import number_format
-from steptime.models import parts, parts_moe
+from steptime.hardware.number_formats import number_format
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import LATENT_FP8_MIXED, Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Attention, Layer, Op
 
 SPARSE, HEAVY = 4, 128
@@ -60,15 +60,15 @@ class DeepSeekV4(Family):
             return ()
         ratios = self._ratios(c, 0)[c.depth :]
         layer = self._layer(c, c.depth, ratios[0] if ratios else 0)
-        joined = tuple(parts.linear(c, f"mtp.0.{name}", c.width, c.width, term="projections") for name in ("e_proj", "h_proj"))
-        norms = tuple(parts.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm"))
+        joined = tuple(blocks.linear(c, f"mtp.0.{name}", c.width, c.width, term="projections") for name in ("e_proj", "h_proj"))
+        norms = tuple(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm"))
         ops = (*joined, *norms, *layer.ops, self._joiner(c))
         return ((replace(layer, name=f"multi-token prediction: {layer.name}", ops=ops), count),)
 
     def _layer(self, c: Config, index: int, ratio: int) -> Layer:
         module = f"layers.{index}"
-        norms = (parts.norm(c, "attn_norm", c.width), parts.norm(c, "ffn_norm", c.width))
-        block = parts.Block((*norms, self._mixer(c, "hc_attn"), self._mixer(c, "hc_ffn")))
+        norms = (blocks.norm(c, "attn_norm", c.width), blocks.norm(c, "ffn_norm", c.width))
+        block = blocks.Block((*norms, self._mixer(c, "hc_attn"), self._mixer(c, "hc_ffn")))
         block += self._attention(c, f"{module}.attn", ratio)
         if ratio:
             block += self._compressor(c, f"{module}.attn.compressor", c.head_dim, ratio)
@@ -78,24 +78,24 @@ class DeepSeekV4(Family):
         kind = {0: "window", SPARSE: "window and compressed sparse", HEAVY: "window and heavily compressed"}[ratio]
         return Layer(name=f"{kind} attention + experts", ops=block.ops, attention=block.attention)
 
-    def _attention(self, c: Config, module: str, ratio: int) -> parts.Block:
+    def _attention(self, c: Config, module: str, ratio: int) -> blocks.Block:
         heads, dim, rank = c.heads, c.head_dim, c.integer("q_lora_rank")
         groups, inner = c.integer("o_groups"), heads * dim
         if inner % groups:
             raise c.error("o_groups", f"must divide the {inner} outputs of all heads, not {groups}")
         middle, term = groups * c.integer("o_lora_rank"), "projections"
         ops = (
-            parts.linear(c, f"{module}.wq_a", c.width, rank, term=term, split="replicated"),
-            parts.norm(c, "q_norm", rank),
-            parts.linear(c, f"{module}.wq_b", rank, inner, term=term, split_limit=heads),
-            parts.linear(c, f"{module}.wkv", c.width, dim, term=term, split="replicated"),
-            parts.norm(c, "kv_norm", dim),
-            parts.small(c, "sinks", heads),
+            blocks.linear(c, f"{module}.wq_a", c.width, rank, term=term, split="replicated"),
+            blocks.norm(c, "q_norm", rank),
+            blocks.linear(c, f"{module}.wq_b", rank, inner, term=term, split_limit=heads),
+            blocks.linear(c, f"{module}.wkv", c.width, dim, term=term, split="replicated"),
+            blocks.norm(c, "kv_norm", dim),
+            blocks.small(c, "sinks", heads),
             replace(
-                parts.linear(c, f"{module}.wo_a", inner // groups, middle, term=term, split_limit=groups),
+                blocks.linear(c, f"{module}.wo_a", inner // groups, middle, term=term, split_limit=groups),
                 inputs=inner,
             ),
-            parts.linear(c, f"{module}.wo_b", middle, c.width, term=term),
+            blocks.linear(c, f"{module}.wo_b", middle, c.width, term=term),
         )
         window = Attention(
             name="window",
@@ -109,25 +109,25 @@ class DeepSeekV4(Family):
             arithmetic=(number_format("fp8") if c.kv_name == LATENT_FP8_MIXED else c.kv_format).arithmetic,
         )
         if not ratio:
-            return parts.Block(ops, (window,))
+            return blocks.Block(ops, (window,))
         selected = c.integer("index_topk") if ratio == SPARSE else math.inf
         compressed = replace(
             window, name="compressed", window=math.inf, stride=ratio, selected=selected, query_values=0, output_values=0
         )
-        return parts.Block(ops, (window, compressed))
+        return blocks.Block(ops, (window, compressed))
 
-    def _compressor(self, c: Config, module: str, dim: int, ratio: int) -> parts.Block:
+    def _compressor(self, c: Config, module: str, dim: int, ratio: int) -> blocks.Block:
         series = 2 if ratio == SPARSE else 1
         ops = (
             *(
                 replace(
-                    parts.linear(c, f"{module}.{name}", c.width, series * dim, term="projections", split="replicated"),
+                    blocks.linear(c, f"{module}.{name}", c.width, series * dim, term="projections", split="replicated"),
                     format=c.base_format,
                 )
                 for name in ("wkv", "wgate")
             ),
-            parts.small(c, "positions", ratio * series * dim),
-            parts.norm(c, "compressor_norm", dim),
+            blocks.small(c, "positions", ratio * series * dim),
+            blocks.norm(c, "compressor_norm", dim),
         )
         buffer = Attention(
             name="buffer",
@@ -136,14 +136,14 @@ class DeepSeekV4(Family):
             selected=series,
             state_flops_per_token=2 * series * dim,
         )
-        return parts.Block(ops, (buffer,))
+        return blocks.Block(ops, (buffer,))
 
-    def _indexer(self, c: Config, module: str, ratio: int) -> parts.Block:
+    def _indexer(self, c: Config, module: str, ratio: int) -> blocks.Block:
         heads, dim = c.integer("index_n_heads"), c.integer("index_head_dim")
         ops = (
-            parts.linear(c, f"{module}.wq_b", c.integer("q_lora_rank"), heads * dim, term="projections", split="replicated"),
+            blocks.linear(c, f"{module}.wq_b", c.integer("q_lora_rank"), heads * dim, term="projections", split="replicated"),
             replace(
-                parts.linear(c, f"{module}.weights_proj", c.width, heads, term="projections", split="replicated"),
+                blocks.linear(c, f"{module}.weights_proj", c.width, heads, term="projections", split="replicated"),
                 format=c.base_format,
             ),
         )
@@ -157,11 +157,11 @@ class DeepSeekV4(Family):
             arithmetic=number_format("fp8").arithmetic,
             kv_format="fp8",
         )
-        return parts.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
+        return blocks.Block(ops, (index,)) + self._compressor(c, f"{module}.compressor", dim, ratio)
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("moe_intermediate_size")
-        block = parts_moe.shared_and_routed(
+        block = blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,
@@ -172,7 +172,7 @@ class DeepSeekV4(Family):
         stored = c.weight_format(f"{module}.experts.0.w1")
         if stored.name == "fp8" and c.text("expert_dtype", default="fp8") == "fp4":
             stored = number_format("mxfp4")
-        return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
+        return blocks.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
 
     def _mixer(self, c: Config, name: str) -> Op:
         streams = c.integer("hc_mult", default=4)

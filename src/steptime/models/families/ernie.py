@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -23,7 +23,7 @@ class Ernie(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block or experts, whose router has a bias for balance."""
         bias, module = c.flag("use_bias", default=False), f"layers.{index}.mlp"
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -33,9 +33,9 @@ class Ernie(Family):
             output_bias=bias,
         )
         if not self._sparse(c, index):
-            return parts_decoder.decoder(c, attention, parts.gated(c, module, c.integer("intermediate_size"), bias=bias))
+            return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size"), bias=bias))
         hidden, count = c.integer("moe_intermediate_size"), c.integer("moe_num_experts")
-        experts = parts_moe.shared_and_routed(
+        experts = blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,
@@ -44,14 +44,14 @@ class Ernie(Family):
             shared=hidden * c.integer("moe_num_shared_experts", default=0, least=0),
             shared_bias=bias,
         )
-        balance = parts.small(c, "e_score_correction_bias", count, term="experts")
-        return parts_decoder.decoder(c, attention, experts + parts.Block((balance,)))
+        balance = blocks.small(c, "e_score_correction_bias", count, term="experts")
+        return blocks_decoder.decoder(c, attention, experts + blocks.Block((balance,)))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head, which has a bias where all matrices do."""
         embedding, norm, _ = super().stem(c)
         moe = c.text("model_type", default="ernie4_5_moe") == "ernie4_5_moe"
-        return embedding, norm, parts.head(c, bias=moe and c.flag("use_bias", default=False))
+        return embedding, norm, blocks.head(c, bias=moe and c.flag("use_bias", default=False))
 
     def _sparse(self, c: Config, index: int) -> bool:
         if c.text("model_type", default="ernie4_5_moe") == "ernie4_5":

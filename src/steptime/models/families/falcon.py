@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts
+from steptime.models import blocks
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -30,8 +30,8 @@ class Falcon(Family):
         two = newer and c.integer("num_ln_in_parallel_attn", default=2) == 2
         parallel = c.flag("parallel_attn", default=True)
         norms = ("ln_attn", "ln_mlp") if two or not parallel else ("input_norm",)
-        block = parts.Block(tuple(parts.norm(c, name, c.width, bias=True) for name in norms))
-        block += parts.grouped_query(
+        block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in norms))
+        block += blocks.grouped_query(
             c,
             f"{module}.self_attention",
             heads=c.heads,
@@ -40,5 +40,5 @@ class Falcon(Family):
             bias=bias,
             output_bias=bias,
         )
-        block += parts.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
+        block += blocks.plain(c, f"{module}.mlp", c.integer("ffn_hidden_size", default=4 * c.width), bias=bias)
         return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)

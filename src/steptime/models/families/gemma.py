@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Final, final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, dense, encoder, matrix, norm, positions, stored, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
-from steptime.models.images import rule, square
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import rule, square
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower, dense, encoder, matrix, norm, positions, stored, tower
 
 NORMS: Final[tuple[str, ...]] = ("input_norm", "post_attention_norm", "pre_norm", "post_norm")
 
@@ -34,7 +34,7 @@ class Gemma(Family):
         third = kind.startswith("gemma3")
         period = c.integer("sliding_window_pattern", "_sliding_window_pattern", default=6 if third else 2)
         bias = c.flag("attention_bias", default=False)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -43,11 +43,11 @@ class Gemma(Family):
             bias=bias,
             output_bias=bias,
             qk_norm=c.head_dim if third else 0,
-            window=math.inf if kind == "gemma" else parts_decoder.window(c, index, period=period),
+            window=math.inf if kind == "gemma" else blocks_decoder.window(c, index, period=period),
         )
-        feed_forward = parts.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
-        return parts_decoder.decoder(
-            c, attention, feed_forward, norms=parts_decoder.PRE if kind in ("gemma", "vaultgemma") else NORMS
+        feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+        return blocks_decoder.decoder(
+            c, attention, feed_forward, norms=blocks_decoder.PRE if kind in ("gemma", "vaultgemma") else NORMS
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, conformer, matrix, stored, subsampling, tower
 from steptime.models.config import DEEPEST, Config
 from steptime.models.families.gemma import NORMS
-from steptime.models.family import Family
-from steptime.models.images import padded, rule, untimed
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import padded, rule, untimed
 from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import Tower, conformer, matrix, stored, subsampling, tower
 
 TOWERS: Final = {"mobilenetv5_300m_enc": 294_126_912}  # parameters of timm's models of these names
 CONVOLUTIONS: Final = (
@@ -35,7 +35,7 @@ class Gemma3n(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, a feed-forward block, AltUp, LAuReL and the layer's input."""
         module, width = f"layers.{index}", c.width
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"{module}.self_attn",
             heads=c.heads,
@@ -44,32 +44,32 @@ class Gemma3n(Family):
             qk_norm=c.head_dim,
             bias=c.flag("attention_bias", default=False),
             output_bias=c.flag("attention_bias", default=False),
-            window=parts_decoder.window(c, index, period=5),
+            window=blocks_decoder.window(c, index, period=5),
             stored=index < c.depth - c.integer("num_kv_shared_layers", default=15, least=0),
         )
         rank, inputs = c.integer("laurel_rank"), c.integer("hidden_size_per_layer_input")
         extras = (
             self._altup(c),
-            parts.linear(c, f"{module}.laurel.linear_left", width, rank, term="feed-forward"),
-            parts.linear(c, f"{module}.laurel.linear_right", rank, width, term="feed-forward"),
-            parts.linear(c, f"{module}.per_layer_input_gate", width, inputs, term="feed-forward"),
-            parts.linear(c, f"{module}.per_layer_projection", inputs, width, term="feed-forward"),
+            blocks.linear(c, f"{module}.laurel.linear_left", width, rank, term="feed-forward"),
+            blocks.linear(c, f"{module}.laurel.linear_right", rank, width, term="feed-forward"),
+            blocks.linear(c, f"{module}.per_layer_input_gate", width, inputs, term="feed-forward"),
+            blocks.linear(c, f"{module}.per_layer_projection", inputs, width, term="feed-forward"),
         )
-        feed_forward = parts.gated(c, f"{module}.mlp", parts_decoder.entry(c, "intermediate_size", index))
+        feed_forward = blocks.gated(c, f"{module}.mlp", blocks_decoder.entry(c, "intermediate_size", index))
         norms = (*NORMS, "altup_scale", "altup_router_norm", "laurel_norm", "per_layer_input_norm")
-        return parts_decoder.decoder(c, attention, feed_forward + parts.Block(extras), norms=norms)
+        return blocks_decoder.decoder(c, attention, feed_forward + blocks.Block(extras), norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embeddings, of tokens and for each layer, the maps between streams, final norm and head."""
         streams = range(1, c.integer("altup_num_inputs", most=DEEPEST))
         unembed = "altup_unembed_projections"
         return (
-            parts.embedding(c, tied=self.tied(c)),
-            *parts_decoder.layer_inputs(c),
-            *(parts.linear(c, f"altup_projections.{i}", c.width, c.width, term="projections") for i in streams),
-            *(parts.linear(c, f"{unembed}.{i}", c.width, c.width, term="projections") for i in streams),
-            parts.norm(c, "final_norm", c.width),
-            parts.head(c),
+            blocks.embedding(c, tied=self.tied(c)),
+            *blocks_decoder.layer_inputs(c),
+            *(blocks.linear(c, f"altup_projections.{i}", c.width, c.width, term="projections") for i in streams),
+            *(blocks.linear(c, f"{unembed}.{i}", c.width, c.width, term="projections") for i in streams),
+            blocks.norm(c, "final_norm", c.width),
+            blocks.head(c),
         )
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
@@ -113,7 +113,7 @@ class Gemma3n(Family):
     def _audio(self, c: Config, a: Config, text: int) -> Tower:
         """The Universal Speech Model's Conformer (arXiv 2303.01037), of whose rows every fourth is kept."""
         width, heads = a.width, a.integer("conf_num_attention_heads")
-        first, second = (parts_decoder.entry(a, "sscp_conv_channel_size", i) for i in range(2))
+        first, second = (blocks_decoder.entry(a, "sscp_conv_channel_size", i) for i in range(2))
         reduced = a.integer("conf_reduction_factor", default=4)
         layers = conformer(
             a,

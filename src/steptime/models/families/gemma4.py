@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Final, final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, conformer, encoder, matrix, norm, positions, subsampling, tower
 from steptime.models.config import Config
 from steptime.models.families.gemma import NORMS
-from steptime.models.family import Family
-from steptime.models.images import frames, pooled, rule, samples
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import frames, pooled, rule, samples
 from steptime.models.model import Layer, Op
-from steptime.models.parts_tower import Tower, conformer, encoder, matrix, norm, positions, subsampling, tower
 
 SOFT: Final = "at most {} tokens an image, as the published preprocessor has it; requests may ask for 70 to 1,120"
 
@@ -37,23 +37,23 @@ class Gemma4(Family):
         own = index < c.depth - c.integer("num_kv_shared_layers", default=0, least=0)
         if not own and c.flag("use_double_wide_mlp", default=False):
             hidden *= 2
-        feed_forward, norms = parts.gated(c, f"{module}.mlp", hidden), NORMS
+        feed_forward, norms = blocks.gated(c, f"{module}.mlp", hidden), NORMS
         if c.flag("enable_moe_block", default=False):
             feed_forward += self._experts(c, module)
             norms += ("post_norm_1", "post_norm_2", "pre_norm_2")
         inputs = c.integer("hidden_size_per_layer_input", default=0, least=0)
         if inputs:
-            gate = parts.linear(c, f"{module}.per_layer_input_gate", c.width, inputs, term="feed-forward")
-            projection = parts.linear(c, f"{module}.per_layer_projection", inputs, c.width, term="feed-forward")
-            feed_forward += parts.Block((gate, projection))
+            gate = blocks.linear(c, f"{module}.per_layer_input_gate", c.width, inputs, term="feed-forward")
+            projection = blocks.linear(c, f"{module}.per_layer_projection", inputs, c.width, term="feed-forward")
+            feed_forward += blocks.Block((gate, projection))
             norms += ("per_layer_input_norm",)
-        return parts_decoder.decoder(c, self._attention(c, index, own=own), feed_forward, norms=norms)
+        return blocks_decoder.decoder(c, self._attention(c, index, own=own), feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embeddings, of tokens and for each layer, the final norm and the head."""
-        inputs = parts_decoder.layer_inputs(c) if c.integer("hidden_size_per_layer_input", default=0, least=0) else ()
-        token = parts.embedding(c, tied=self.tied(c))
-        return (token, *inputs, parts.norm(c, "final_norm", c.width), parts.head(c))
+        inputs = blocks_decoder.layer_inputs(c) if c.integer("hidden_size_per_layer_input", default=0, least=0) else ()
+        token = blocks.embedding(c, tied=self.tied(c))
+        return (token, *inputs, blocks.norm(c, "final_norm", c.width), blocks.head(c))
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the towers for images and sound with their embedders, as far as the config has them."""
@@ -68,13 +68,13 @@ class Gemma4(Family):
             found.append(self._samples(a, text) if unified else self._audio(a, text))
         return tuple(found)
 
-    def _attention(self, c: Config, index: int, *, own: bool) -> parts.Block:
-        window, bias = parts_decoder.window(c, index, period=6), c.flag("attention_bias", default=False)
+    def _attention(self, c: Config, index: int, *, own: bool) -> blocks.Block:
+        window, bias = blocks_decoder.window(c, index, period=6), c.flag("attention_bias", default=False)
         local = math.isfinite(window)
         same = not local and c.flag("attention_k_eq_v", default=False)
         head_dim = c.head_dim if local else c.integer("global_head_dim", default=c.head_dim)
         kv_heads = c.integer("num_global_key_value_heads", default=c.kv_heads) if same else c.kv_heads
-        return parts.grouped_query(
+        return blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -88,10 +88,10 @@ class Gemma4(Family):
             shared_key_value=same,
         )
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         count = c.integer("num_experts")
-        experts = parts.experts(c, module, c.integer("moe_intermediate_size"), count=count, active=c.integer("top_k_experts"))
-        return experts + parts.Block((parts.small(c, "router_scales", c.width + count, term="experts"),))
+        experts = blocks.experts(c, module, c.integer("moe_intermediate_size"), count=count, active=c.integer("top_k_experts"))
+        return experts + blocks.Block((blocks.small(c, "router_scales", c.width + count, term="experts"),))
 
     def _vision(self, v: Config, text: int, tokens: int) -> Tower:
         width, heads, patch, pool = v.width, v.heads, v.integer("patch_size"), v.integer("pooling_kernel_size", default=3)
@@ -144,7 +144,7 @@ class Gemma4(Family):
     def _audio(self, a: Config, text: int) -> Tower:
         """A Conformer without relative positions of its own past one matrix a layer."""
         width, outputs = a.width, a.integer("output_proj_dims")
-        first, second = (parts_decoder.entry(a, "subsampling_conv_channels", i) for i in range(2))
+        first, second = (blocks_decoder.entry(a, "subsampling_conv_channels", i) for i in range(2))
         layers = conformer(
             a,
             width=width,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
-NORMS: Final = (*parts_decoder.PRE, "post_self_attn_norm", "post_mlp_norm")
+NORMS: Final = (*blocks_decoder.PRE, "post_self_attn_norm", "post_mlp_norm")
 
 
 @final
@@ -23,7 +23,7 @@ class Glm(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms and a gated feed-forward block."""
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -31,6 +31,6 @@ class Glm(Family):
             head_dim=c.head_dim,
             bias=c.flag("attention_bias", default=True),
         )
-        feed_forward = parts.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
+        feed_forward = blocks.gated(c, f"layers.{index}.mlp", c.integer("intermediate_size"))
         newer = c.text("model_type", default="glm4") == "glm4"
-        return parts_decoder.decoder(c, attention, feed_forward, norms=NORMS if newer else parts_decoder.PRE)
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=NORMS if newer else blocks_decoder.PRE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts
+from steptime.models import blocks
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -31,8 +31,8 @@ class Gpt2(Family):
         module, kind = f"h.{index}", c.text("model_type", default="gpt2")
         hidden = c.integer("n_inner", "intermediate_size", "dff", default=4 * c.width)
         single = kind == "gpt_bigcode" and c.flag("multi_query", default=True)
-        block = parts.Block(tuple(parts.norm(c, name, c.width, bias=True) for name in ("ln_1", "ln_2")))
-        block += parts.grouped_query(
+        block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in ("ln_1", "ln_2")))
+        block += blocks.grouped_query(
             c,
             f"{module}.attn",
             heads=c.heads,
@@ -42,7 +42,7 @@ class Gpt2(Family):
             output_bias=True,
             window=self._window(c, index) if kind == "gpt_neo" else math.inf,
         )
-        block += parts.plain(c, f"{module}.mlp", hidden, bias=True)
+        block += blocks.plain(c, f"{module}.mlp", hidden, bias=True)
         return Layer(name="attention + feed-forward", ops=block.ops, attention=block.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
@@ -50,10 +50,10 @@ class Gpt2(Family):
         positions = c.integer("n_positions", "max_position_embeddings")
         kind = c.text("model_type", default="gpt2")
         return (
-            parts.embedding(c, tied=self.tied(c)),
-            *(() if kind == "ctrl" else (parts.table(c, "positions", positions * c.width),)),
-            *(() if kind == "openai-gpt" else (parts.norm(c, "final_norm", c.width, bias=True),)),
-            parts.head(c, bias=kind == "ctrl"),
+            blocks.embedding(c, tied=self.tied(c)),
+            *(() if kind == "ctrl" else (blocks.table(c, "positions", positions * c.width),)),
+            *(() if kind == "openai-gpt" else (blocks.norm(c, "final_norm", c.width, bias=True),)),
+            blocks.head(c, bias=kind == "ctrl"),
         )
 
     def _window(self, c: Config, index: int) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -25,7 +25,7 @@ class GptNeox(Family):
         """Return attention, two norms and a plain feed-forward block, all with biases."""
         japanese = self._japanese(c)
         bias = not japanese and c.flag("attention_bias", default=True)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.attention",
             heads=c.heads,
@@ -35,11 +35,11 @@ class GptNeox(Family):
             output_bias=bias,
         )
         if japanese and index == c.depth - 1:
-            attention += parts.Block((parts.small(c, "dense_bias", c.width),))
+            attention += blocks.Block((blocks.small(c, "dense_bias", c.width),))
         multiple = c.integer("intermediate_multiple_size", default=4) * c.width
         hidden = multiple if japanese else c.integer("intermediate_size")
-        feed_forward = parts.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
-        return parts_decoder.decoder(c, attention, feed_forward, norm_bias=True)
+        feed_forward = blocks.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
+        return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=True)
 
     def _japanese(self, c: Config) -> bool:
         return c.text("model_type", default="gpt_neox") == "gpt_neox_japanese"

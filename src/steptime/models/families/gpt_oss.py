@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts
+from steptime.models import blocks
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -27,14 +27,14 @@ class GptOss(Family):
         )
         local = kinds[index] == "sliding_attention"
         bias = c.flag("attention_bias", default=True)
-        block = parts.Block(
+        block = blocks.Block(
             (
-                parts.norm(c, "input_norm", c.width),
-                parts.norm(c, "post_norm", c.width),
-                parts.small(c, "sinks", c.heads),
+                blocks.norm(c, "input_norm", c.width),
+                blocks.norm(c, "post_norm", c.width),
+                blocks.small(c, "sinks", c.heads),
             )
         )
-        block += parts.grouped_query(
+        block += blocks.grouped_query(
             c,
             f"{module}.self_attn",
             heads=c.heads,
@@ -44,7 +44,7 @@ class GptOss(Family):
             output_bias=bias,
             window=c.integer("sliding_window") if local else math.inf,
         )
-        block += parts.experts(
+        block += blocks.experts(
             c,
             f"{module}.mlp",
             c.integer("intermediate_size"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -19,11 +19,11 @@ class GptJ(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention without and a feed-forward block with biases, and their one norm."""
         module = f"h.{index}"
-        attention = parts.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
-        feed_forward = parts.plain(c, f"{module}.mlp", c.integer("n_inner", default=4 * c.width), bias=True)
-        return parts_decoder.decoder(c, attention, feed_forward, norms=("ln_1",), norm_bias=True)
+        attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("n_inner", default=4 * c.width), bias=True)
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=("ln_1",), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embedding, the final norm and the head, which has a bias."""
-        final_norm = parts.norm(c, "final_norm", c.width, bias=True)
-        return parts.embedding(c, tied=self.tied(c)), final_norm, parts.head(c, bias=True)
+        final_norm = blocks.norm(c, "final_norm", c.width, bias=True)
+        return blocks.embedding(c, tied=self.tied(c)), final_norm, blocks.head(c, bias=True)

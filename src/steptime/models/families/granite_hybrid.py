@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -19,10 +19,10 @@ class GraniteHybrid(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return Mamba-2 or attention, two norms, the shared block and, unless there are none, experts."""
         module, full = f"layers.{index}", self._full(c, index)
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
             bias = c.flag("attention_bias", default=False)
-            block += parts.grouped_query(
+            block += blocks.grouped_query(
                 c,
                 f"{module}.self_attn",
                 heads=c.heads,
@@ -38,19 +38,19 @@ class GraniteHybrid(Family):
             c.integer("shared_intermediate_size", default=1024),
             "shared experts" if count else "feed-forward",
         )
-        block += parts.Block(
+        block += blocks.Block(
             (
-                parts.linear(c, f"{module}.shared_mlp.input_linear", c.width, 2 * shared, term=term),
-                parts.linear(c, f"{module}.shared_mlp.output_linear", shared, c.width, term=term),
+                blocks.linear(c, f"{module}.shared_mlp.input_linear", c.width, 2 * shared, term=term),
+                blocks.linear(c, f"{module}.shared_mlp.output_linear", shared, c.width, term=term),
             )
         )
         if count:
             active = c.integer("num_experts_per_tok", default=2)
-            block += parts.experts(c, f"{module}.block_sparse_moe", c.integer("intermediate_size"), count=count, active=active)
+            block += blocks.experts(c, f"{module}.block_sparse_moe", c.integer("intermediate_size"), count=count, active=active)
         name = f"{'attention' if full else 'Mamba-2'} + {'experts' if count else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
-    def _mamba(self, c: Config, module: str) -> parts.Block:
+    def _mamba(self, c: Config, module: str) -> blocks.Block:
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("mamba_n_heads", default=128)
         if inner % heads:
             raise c.error("mamba_n_heads", f"must divide the {inner} inner values, not {heads}")
@@ -58,7 +58,7 @@ class GraniteHybrid(Family):
             raise c.error(
                 "mamba_d_head", f"times {heads} heads must be the {inner} inner values, not {c.integer('mamba_d_head')}"
             )
-        return parts_state.mamba2(
+        return blocks_state_space.mamba2(
             c,
             module,
             heads=heads,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -24,7 +24,7 @@ class GraniteSwa(Family):
         """Return attention, two norms and a feed-forward block or experts."""
         kind, module, bias = c.text("model_type", default="granite_swa"), f"layers.{index}", c.flag("attention_bias")
         local = kind.endswith("_swa")
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             f"{module}.self_attn",
             heads=c.heads,
@@ -32,15 +32,15 @@ class GraniteSwa(Family):
             head_dim=c.head_dim,
             bias=bias,
             output_bias=bias,
-            window=parts_decoder.window(c, index, period=4) if local else float("inf"),
+            window=blocks_decoder.window(c, index, period=4) if local else float("inf"),
         )
         if local:
-            block += parts.Block((parts.small(c, "sinks", c.heads),))
+            block += blocks.Block((blocks.small(c, "sinks", c.heads),))
         hidden = c.integer("intermediate_size")
         if kind == "granite_swa":
-            feed_forward = parts.gated(c, f"{module}.mlp", hidden, bias=c.flag("mlp_bias", default=False))
+            feed_forward = blocks.gated(c, f"{module}.mlp", hidden, bias=c.flag("mlp_bias", default=False))
         else:
-            feed_forward = parts_moe.shared_and_routed(
+            feed_forward = blocks_decoder.shared_and_routed(
                 c,
                 f"{module}.block_sparse_moe",
                 hidden,
@@ -49,4 +49,4 @@ class GraniteSwa(Family):
                 shared=c.integer("shared_intermediate_size", default=0, least=0),
                 shared_module="shared_mlp",
             )
-        return parts_decoder.decoder(c, block, feed_forward)
+        return blocks_decoder.decoder(c, block, feed_forward)

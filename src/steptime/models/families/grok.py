@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 NORMS = ("pre_attention_norm", "post_attention_norm", "pre_moe_norm", "post_moe_norm")
@@ -24,9 +24,11 @@ class Grok(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, four norms and experts, with a dense block where `residual_moe` asks for one."""
-        attention = parts.grouped_query(c, f"layers.{index}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        attention = blocks.grouped_query(
+            c, f"layers.{index}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim
+        )
         hidden = c.integer("intermediate_size")
-        feed_forward = parts.experts(
+        feed_forward = blocks.experts(
             c,
             f"layers.{index}.block_sparse_moe",
             c.integer("moe_intermediate_size", default=hidden),
@@ -34,5 +36,5 @@ class Grok(Family):
             active=c.integer("num_experts_per_tok"),
         )
         if c.flag("residual_moe", default=False):
-            feed_forward += parts.gated(c, f"layers.{index}.mlp", hidden)
-        return parts_decoder.decoder(c, attention, feed_forward, norms=NORMS)
+            feed_forward += blocks.gated(c, f"layers.{index}.mlp", hidden)
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=NORMS)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import final
 
-from steptime.models import parts
+from steptime.models import blocks
 from steptime.models.config import DEEPEST, Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -40,7 +40,7 @@ class HrmText(Family):
     def layer(self, c: Config, index: int) -> Layer:  # noqa: ARG002 - all are alike
         """Return gated attention and a gated feed-forward block."""
         bias, inner = c.flag("attention_bias", default=False), c.heads * c.head_dim
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             "layers.self_attn",
             heads=c.heads,
@@ -49,14 +49,16 @@ class HrmText(Family):
             bias=bias,
             output_bias=bias,
         )
-        gate = parts.linear(c, "layers.self_attn.gate_proj", c.width, inner, term="projections", bias=bias, split_limit=c.heads)
-        feed_forward = parts.gated(c, "layers.mlp", c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
-        both = block + parts.Block((gate,)) + feed_forward
+        gate = blocks.linear(
+            c, "layers.self_attn.gate_proj", c.width, inner, term="projections", bias=bias, split_limit=c.heads
+        )
+        feed_forward = blocks.gated(c, "layers.mlp", c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
+        both = block + blocks.Block((gate,)) + feed_forward
         return Layer(name="gated attention + feed-forward", ops=both.ops, attention=both.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, the first state of the low stack, and head."""
-        return parts.embedding(c, tied=self.tied(c)), parts.small(c, "z_L_init", c.width), parts.head(c)
+        return blocks.embedding(c, tied=self.tied(c)), blocks.small(c, "z_L_init", c.width), blocks.head(c)
 
     def _stack(self, c: Config) -> int:
         return c.integer("num_layers_per_stack", most=DEEPEST)

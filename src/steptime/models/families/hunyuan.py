@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -26,7 +26,7 @@ class Hunyuan(Family):
         head_dim = c.head_dim if large else c.integer("attention_head_dim", "head_dim", default=c.head_dim)
         shared_cache = c.flag("use_cla", default=False) and index % c.integer("cla_share_factor", default=1) != 0
         bias = c.flag("attention_bias", default=False)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -37,14 +37,14 @@ class Hunyuan(Family):
             qk_norm=head_dim if c.flag("use_qk_norm", default=True) else 0,
             stored=not shared_cache,
         )
-        hidden = parts_decoder.entry(c, "intermediate_size", index)
-        experts = parts_moe.shared_and_routed(
+        hidden = blocks_decoder.entry(c, "intermediate_size", index)
+        experts = blocks_decoder.shared_and_routed(
             c,
             f"layers.{index}.mlp",
-            parts_decoder.entry(c, "moe_intermediate_size", index, default=hidden),
-            count=parts_decoder.entry(c, "num_experts", index),
-            active=parts_decoder.entry(c, "moe_topk", index),
-            shared=hidden * parts_decoder.entry(c, "num_shared_expert", index, default=1),
+            blocks_decoder.entry(c, "moe_intermediate_size", index, default=hidden),
+            count=blocks_decoder.entry(c, "num_experts", index),
+            active=blocks_decoder.entry(c, "moe_topk", index),
+            shared=hidden * blocks_decoder.entry(c, "num_shared_expert", index, default=1),
             shared_module="shared_mlp",
         )
-        return parts_decoder.decoder(c, attention, experts)
+        return blocks_decoder.decoder(c, attention, experts)

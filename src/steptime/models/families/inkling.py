@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 KNOWN = ("hybrid", "hybrid_sliding")
@@ -28,25 +28,25 @@ class Inkling(Family):
         kinds = c.choices("layer_types", known=KNOWN, length=index + 1)
         local, module = kinds[index] == "hybrid_sliding", f"layers.{index}"
         attention = self._attention(c, f"{module}.self_attn", local=local)
-        if parts_moe.is_sparse(c, index):
+        if blocks_decoder.is_sparse(c, index):
             feed_forward = self._experts(c, f"{module}.mlp")
         else:
-            feed_forward = parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
-        scale = parts.Block((parts.small(c, "global_scale", 1),))
-        return parts_decoder.decoder(c, attention, feed_forward + scale)
+            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        scale = blocks.Block((blocks.small(c, "global_scale", 1),))
+        return blocks_decoder.decoder(c, attention, feed_forward + scale)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding with its norm, final norm and head."""
         embedding, norm, head = super().stem(c)
-        return embedding, parts.norm(c, "embed_norm", c.width), norm, head
+        return embedding, blocks.norm(c, "embed_norm", c.width), norm, head
 
-    def _attention(self, c: Config, module: str, *, local: bool) -> parts.Block:
+    def _attention(self, c: Config, module: str, *, local: bool) -> blocks.Block:
         prefix = "swa_" if local else ""
         heads = c.integer(f"{prefix}num_attention_heads", "num_attention_heads")
         kv_heads = c.integer(f"{prefix}num_key_value_heads", "num_key_value_heads")
         head_dim = c.integer(f"{prefix}head_dim", "head_dim")
         window = c.integer("sliding_window_size") if local else math.inf
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             module,
             heads=heads,
@@ -68,18 +68,18 @@ class Inkling(Family):
         )
         kernel, channels = c.integer("conv_kernel_size", default=4), 2 * kv_heads * head_dim + 2 * c.width
         ops = (
-            parts.linear(c, f"{module}.r_proj", c.width, heads * relative, term="projections", split_limit=heads),
+            blocks.linear(c, f"{module}.r_proj", c.width, heads * relative, term="projections", split_limit=heads),
             table,
-            parts_state.convolution(c, channels, kernel),
+            blocks_state_space.convolution(c, channels, kernel),
         )
-        kept = parts_state.state(
+        kept = blocks_state_space.state(
             c, heads=kv_heads, values=0, flops_per_value=0, channels=channels, kernel=kernel, name="convolution"
         )
-        return block + parts.Block(ops, (kept,))
+        return block + blocks.Block(ops, (kept,))
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden, shared = c.integer("moe_intermediate_size"), c.integer("n_shared_experts", default=0, least=0)
-        block = parts_moe.shared_and_routed(
+        block = blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,
@@ -89,5 +89,5 @@ class Inkling(Family):
         )
         if not shared:
             return block
-        weighing = parts.linear(c, f"{module}.shared_router", c.width, shared, term="shared experts", split="replicated")
-        return block + parts.Block((weighing,))
+        weighing = blocks.linear(c, f"{module}.shared_router", c.width, shared, term="shared experts", split="replicated")
+        return block + blocks.Block((weighing,))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -22,23 +22,23 @@ class Jamba(Family):
         module = f"layers.{index}"
         full = self._chosen(c, "attn_layer", index, (8, 4))
         sparse = c.integer("num_experts", default=16) > 1 and self._chosen(c, "expert_layer", index, (2, 1))
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "pre_ff_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
         if full:
-            block += parts.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+            block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         else:
             block += self._mamba(c, f"{module}.mamba")
         hidden = c.integer("intermediate_size")
         if sparse:
             count, active = c.integer("num_experts", default=16), c.integer("num_experts_per_tok", default=2)
-            block += parts.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
+            block += blocks.experts(c, f"{module}.feed_forward", hidden, count=count, active=active)
         else:
-            block += parts.gated(c, f"{module}.feed_forward", hidden)
+            block += blocks.gated(c, f"{module}.feed_forward", hidden)
         name = f"{'attention' if full else 'Mamba'} + {'experts' if sparse else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
-    def _mamba(self, c: Config, module: str) -> parts.Block:
+    def _mamba(self, c: Config, module: str) -> blocks.Block:
         automatic = c.raw("mamba_dt_rank", default="auto") == "auto"
-        return parts_state.mamba1(
+        return blocks_state_space.mamba1(
             c,
             module,
             inner=c.integer("mamba_expand", default=2) * c.width,

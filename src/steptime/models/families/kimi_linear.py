@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import final
 
 from steptime.errors import shown
-from steptime.models import parts, parts_moe, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
+from steptime.models.blocks_vision import Tower, encoder, matrix, moonvit_heads, moonvit_rule, moonvit_stem, norm, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
-from steptime.models.moonvit import moonvit_heads, moonvit_rule, moonvit_stem
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 MODULE_OF_EXPERTS = "block_sparse_moe"
 
@@ -38,14 +37,14 @@ class KimiLinear(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return delta or latent attention, two norms, and a dense block or experts."""
-        module, full, sparse = f"layers.{index}", self._full(c, index), parts_moe.is_sparse(c, index, dense=1)
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
-        block += parts.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
+        module, full, sparse = f"layers.{index}", self._full(c, index), blocks_decoder.is_sparse(c, index, dense=1)
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
+        block += blocks.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
         block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
         if sparse:
             block += self._experts(c, f"{module}.{MODULE_OF_EXPERTS}")
         else:
-            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         name = f"{'latent attention' if full else 'delta attention'} + {'experts' if sparse else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
@@ -85,15 +84,15 @@ class KimiLinear(Family):
         layers = ((layer, v.integer("vt_num_hidden_layers")),)
         return (tower(v, "image", rule, width=width, heads=heads, layers=layers, stem=stem),)
 
-    def _latent(self, c: Config, module: str) -> parts.Block:
-        block = parts.latent(c, module)
+    def _latent(self, c: Config, module: str) -> blocks.Block:
+        block = blocks.latent(c, module)
         if not c.flag("mla_use_output_gate", default=False):
             return block
         values = c.heads * c.integer("v_head_dim")
-        gate = parts.linear(c, f"{module}.g_proj", c.width, values, term="projections", split_limit=c.heads)
-        return block + parts.Block((gate,))
+        gate = blocks.linear(c, f"{module}.g_proj", c.width, values, term="projections", split_limit=c.heads)
+        return block + blocks.Block((gate,))
 
-    def _delta(self, c: Config, module: str) -> parts.Block:
+    def _delta(self, c: Config, module: str) -> blocks.Block:
         a = c.inner("linear_attn_config") if c.has("linear_attn_config") else c  # transformers writes its fields at the top
         heads, dim = a.integer("linear_num_heads", "num_heads"), a.integer("linear_head_dim", "head_dim")
         kernel = a.integer("linear_conv_kernel_dim", "short_conv_kernel_size", default=4)
@@ -104,28 +103,31 @@ class KimiLinear(Family):
         narrow = ("f_a_proj",) if full_gate else ("f_a_proj", "g_a_proj")
         term = "projections"
         ops = (
-            *(parts.linear(c, f"{module}.{name}", size, inner, term=term, split_limit=heads) for name, size in wide.items()),
-            *(parts.linear(c, f"{module}.{name}", c.width, dim, term=term, split="replicated") for name in narrow),
-            parts.linear(c, f"{module}.b_proj", c.width, heads, term=term, split_limit=heads),
-            parts_state.convolution(c, channels, kernel),
-            parts.small(c, "steps and decay", inner + heads, split="group"),
-            parts.norm(c, "output_norm", inner, weights=dim),
-            parts.linear(c, f"{module}.o_proj", inner, c.width, term=term),
+            *(blocks.linear(c, f"{module}.{name}", size, inner, term=term, split_limit=heads) for name, size in wide.items()),
+            *(blocks.linear(c, f"{module}.{name}", c.width, dim, term=term, split="replicated") for name in narrow),
+            blocks.linear(c, f"{module}.b_proj", c.width, heads, term=term, split_limit=heads),
+            blocks_state_space.convolution(c, channels, kernel),
+            blocks.small(c, "steps and decay", inner + heads, split="group"),
+            blocks.norm(c, "output_norm", inner, weights=dim),
+            blocks.linear(c, f"{module}.o_proj", inner, c.width, term=term),
         )
-        state = parts_state.state(
+        state = blocks_state_space.state(
             c,
             heads=heads,
             values=inner * dim,
-            flops_per_value=parts_state.DECAY + parts_state.READ + parts_state.OUTER + parts_state.READ,
+            flops_per_value=blocks_state_space.DECAY
+            + blocks_state_space.READ
+            + blocks_state_space.OUTER
+            + blocks_state_space.READ,
             channels=channels,
             kernel=kernel,
         )
-        return parts.Block(ops, (state,))
+        return blocks.Block(ops, (state,))
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("moe_intermediate_size")
         latent = c.integer("routed_expert_hidden_size", default=c.width)
-        block = parts.experts(
+        block = blocks.experts(
             c,
             module,
             hidden,
@@ -136,20 +138,20 @@ class KimiLinear(Family):
         )
         shared = c.integer("num_shared_experts", default=0, least=0) * hidden
         if shared:
-            block += parts.gated(c, f"{module}.shared_experts", shared, term="shared experts")
+            block += blocks.gated(c, f"{module}.shared_experts", shared, term="shared experts")
         if not c.has("routed_expert_hidden_size"):
             return block
-        down = parts.linear(c, f"{module}.routed_expert_down_proj", c.width, latent, term="experts")
-        up = parts.linear(c, f"{module}.routed_expert_up_proj", latent, c.width, term="experts")
-        norms = (parts.norm(c, "latent_norm", latent),) if c.flag("latent_moe_use_norm", default=False) else ()
+        down = blocks.linear(c, f"{module}.routed_expert_down_proj", c.width, latent, term="experts")
+        up = blocks.linear(c, f"{module}.routed_expert_up_proj", latent, c.width, term="experts")
+        norms = (blocks.norm(c, "latent_norm", latent),) if c.flag("latent_moe_use_norm", default=False) else ()
         wrapped = (replace(op, format=c.base_format) for op in (down, up))  # the checkpoint packs the routed experts only
-        return block + parts.Block((*wrapped, *norms))
+        return block + blocks.Block((*wrapped, *norms))
 
     def _residual(self, c: Config, name: str) -> tuple[Op, ...]:
         if not c.has("attn_res_block_size"):
             return ()
         c.integer("attn_res_block_size")
-        return (parts.norm(c, name, c.width, weights=2 * c.width),)
+        return (blocks.norm(c, name, c.width, weights=2 * c.width),)
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 KNOWN = ("conv", "full_attention", "sliding_attention")
@@ -36,11 +36,11 @@ class Lfm(Family):
         if self._third(c) and c.flag("use_sandwich_norm", default=True):
             norms += ("post_operator_norm", "post_ffn_norm")
         name = "convolution" if kind == "conv" else "attention"
-        return parts_decoder.decoder(c, mixer, self._feed_forward(c, f"{module}.feed_forward", index), norms=norms, mixer=name)
+        return blocks_decoder.decoder(c, mixer, self._feed_forward(c, f"{module}.feed_forward", index), norms=norms, mixer=name)
 
-    def _attention(self, c: Config, module: str, kind: str) -> parts.Block:
+    def _attention(self, c: Config, module: str, kind: str) -> blocks.Block:
         bias = self._third(c) and c.flag("attention_bias", default=False)
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -53,25 +53,25 @@ class Lfm(Family):
         )
         gate: tuple[Op, ...] = ()
         if self._third(c) and c.flag("use_attention_gate", default=True):
-            gate = (parts.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads),)
-        return block + parts.Block(gate)
+            gate = (blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads),)
+        return block + blocks.Block(gate)
 
-    def _convolution(self, c: Config, module: str) -> parts.Block:
+    def _convolution(self, c: Config, module: str) -> blocks.Block:
         taps, bias = c.integer("conv_L_cache", default=3), c.flag("conv_bias", default=False)
         ops = (
-            parts.linear(c, f"{module}.in_proj", c.width, 3 * c.width, term="projections", bias=bias),
-            parts_state.convolution(c, c.width, taps, bias=bias),
-            parts.linear(c, f"{module}.out_proj", c.width, c.width, term="projections", bias=bias),
+            blocks.linear(c, f"{module}.in_proj", c.width, 3 * c.width, term="projections", bias=bias),
+            blocks_state_space.convolution(c, c.width, taps, bias=bias),
+            blocks.linear(c, f"{module}.out_proj", c.width, c.width, term="projections", bias=bias),
         )
-        kept = parts_state.state(
+        kept = blocks_state_space.state(
             c, heads=c.width, values=0, flops_per_value=0, channels=c.width, kernel=taps, name="convolution"
         )
-        return parts.Block(ops, (kept,))
+        return blocks.Block(ops, (kept,))
 
-    def _feed_forward(self, c: Config, module: str, index: int) -> parts.Block:
+    def _feed_forward(self, c: Config, module: str, index: int) -> blocks.Block:
         kind = c.text("model_type", default="lfm2")
         if kind == "lfm2_moe" and index >= c.integer("num_dense_layers", default=2, least=0):
-            return parts_moe.shared_and_routed(
+            return blocks_decoder.shared_and_routed(
                 c,
                 module,
                 c.integer("moe_intermediate_size"),
@@ -85,7 +85,7 @@ class Lfm(Family):
             if c.has("block_ffn_dim_multiplier"):
                 multiple = c.integer("block_multiple_of", default=256)
                 hidden = -(-int(c.number("block_ffn_dim_multiplier") * hidden) // multiple) * multiple
-        return parts.gated(c, module, hidden)
+        return blocks.gated(c, module, hidden)
 
     def _kind(self, c: Config, index: int) -> str:
         if c.has("layer_types"):

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, encoder, matrix, norm, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
-from steptime.models.images import longest_edge, rule
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import longest_edge, rule
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 
 @final
@@ -38,7 +38,7 @@ class Llama(Family):
         internlm = kind == "internlm2"
         bias = c.flag("attention_bias", "bias", default=kind == "seed_oss") and kind != "cwm"
         output_bias = c.flag("attention_out_bias", default=False) if kind == "seed_oss" else bias and kind != "helium"
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.{'attention' if internlm else 'self_attn'}",
             heads=c.heads,
@@ -52,7 +52,7 @@ class Llama(Family):
             attention = self._differential(c, attention)
         hidden = c.integer("intermediate_size")
         if c.has("num_local_experts"):
-            feed_forward = parts.experts(
+            feed_forward = blocks.experts(
                 c,
                 f"layers.{index}.block_sparse_moe",
                 hidden,
@@ -61,10 +61,10 @@ class Llama(Family):
             )
         else:
             module = f"layers.{index}.{'feed_forward' if internlm else 'mlp'}"
-            feed_forward = parts.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False))
+            feed_forward = blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False))
         sandwich = kind == "hyperclovax" and c.flag("use_post_norm", default=False)
-        norms = (*parts_decoder.PRE, "post_norm1", "post_norm2") if sandwich else parts_decoder.PRE
-        return parts_decoder.decoder(c, attention, feed_forward, norms=norms)
+        norms = (*blocks_decoder.PRE, "post_norm1", "post_norm2") if sandwich else blocks_decoder.PRE
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return Pixtral's tower and the patch merger of Mistral Small 3.1 and Ministral 3, if the config has them."""
@@ -87,14 +87,14 @@ class Llama(Family):
         cuts = rule(longest_edge, patch=patch, merge=merge, longest=longest, settings=f"a longest edge of {longest:,} pixels")
         return (tower(v, "image", cuts, width=width, heads=heads, layers=((layer, v.depth),), stem=stem),)
 
-    def _differential(self, c: Config, block: parts.Block) -> parts.Block:
+    def _differential(self, c: Config, block: blocks.Block) -> blocks.Block:
         flops = 2 * (2 * c.heads * (c.head_dim + c.head_dim))
         main = replace(block.attention[0], flops_per_pair_decode=flops, flops_per_pair_prefill=flops)
-        return parts.Block((*block.ops, parts.small(c, "lambdas", 4 * c.head_dim)), (main,))
+        return blocks.Block((*block.ops, blocks.small(c, "lambdas", 4 * c.head_dim)), (main,))
 
     def _kind(self, c: Config) -> str:
         return c.text("model_type", default="llama")
 
     def _window(self, c: Config, index: int) -> float:
         sliding = c.flag("use_sliding_window", default=self._kind(c) != "smollm3")
-        return parts_decoder.window(c, index) if sliding else math.inf
+        return blocks_decoder.window(c, index) if sliding else math.inf

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, stored, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
-from steptime.models.images import rule, tiles
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import rule, tiles
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, stored, tower
 
 
 @final
@@ -21,7 +21,7 @@ class Llama4(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a dense block, or experts beside a shared one; query norms have no gain."""
         bias = c.flag("attention_bias", default=False)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -29,14 +29,14 @@ class Llama4(Family):
             head_dim=c.head_dim,
             bias=bias,
             output_bias=bias,
-            window=parts_decoder.window(
+            window=blocks_decoder.window(
                 c, index, period=c.integer("no_rope_layer_interval", default=4), field="attention_chunk_size"
             ),
         )
         module, hidden = f"layers.{index}.feed_forward", c.integer("intermediate_size")
         if not self._sparse(c, index):
-            return parts_decoder.decoder(c, attention, parts.gated(c, module, c.integer("intermediate_size_mlp")))
-        experts = parts_moe.shared_and_routed(
+            return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size_mlp")))
+        experts = blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,
@@ -45,7 +45,7 @@ class Llama4(Family):
             shared=hidden,
             shared_module="shared_expert",
         )
-        return parts_decoder.decoder(c, attention, experts)
+        return blocks_decoder.decoder(c, attention, experts)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the vision tower, its adapter and the projector, if the config has them."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts
+from steptime.models import blocks
 from steptime.models.config import DEEPEST, Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -27,12 +27,12 @@ class LongcatFlash(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return both halves with their norms, and the experts."""
-        module, block = f"layers.{index}", parts.Block(())
+        module, block = f"layers.{index}", blocks.Block(())
         for half in range(2):
-            block += parts.Block(tuple(parts.norm(c, f"{name}.{half}", c.width) for name in ("input_norm", "post_norm")))
-            block += parts.latent(c, f"{module}.self_attn.{half}")
-            block += parts.gated(c, f"{module}.mlps.{half}", c.integer("ffn_hidden_size", "intermediate_size"))
-        block += parts.experts(
+            block += blocks.Block(tuple(blocks.norm(c, f"{name}.{half}", c.width) for name in ("input_norm", "post_norm")))
+            block += blocks.latent(c, f"{module}.self_attn.{half}")
+            block += blocks.gated(c, f"{module}.mlps.{half}", c.integer("ffn_hidden_size", "intermediate_size"))
+        block += blocks.experts(
             c,
             f"{module}.mlp",
             c.integer("expert_ffn_hidden_size", "moe_intermediate_size"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -27,7 +27,7 @@ class Mamba(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return one norm and the mixer."""
         module, second = f"layers.{index}.mixer", self._second_kind(c)
-        block = parts.Block((parts.norm(c, "norm", c.width),))
+        block = blocks.Block((blocks.norm(c, "norm", c.width),))
         block += self._second(c, module) if second else self._first(c, module)
         return Layer(name="Mamba-2" if second else "Mamba", ops=block.ops, attention=block.attention)
 
@@ -35,9 +35,9 @@ class Mamba(Family):
         """Heads of the state; those of the first Mamba are its channels."""
         return c.integer("num_heads", default=128) if self._second_kind(c) else self._inner(c)
 
-    def _first(self, c: Config, module: str) -> parts.Block:
+    def _first(self, c: Config, module: str) -> blocks.Block:
         automatic = c.raw("time_step_rank", default="auto") == "auto"
-        return parts_state.mamba1(
+        return blocks_state_space.mamba1(
             c,
             module,
             inner=self._inner(c),
@@ -48,12 +48,12 @@ class Mamba(Family):
             bias=c.flag("use_bias", default=False),
         )
 
-    def _second(self, c: Config, module: str) -> parts.Block:
+    def _second(self, c: Config, module: str) -> blocks.Block:
         heads, head_dim = c.integer("num_heads", default=128), c.integer("head_dim", default=64)
         inner = c.integer("expand", default=2) * c.width
         if heads * head_dim != inner:
             raise c.error("num_heads", f"times {head_dim} values must be the {inner} inner values, not {heads}")
-        return parts_state.mamba2(
+        return blocks_state_space.mamba2(
             c,
             module,
             heads=heads,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_moe
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -24,11 +24,11 @@ class MiMoV2(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return full or window attention, two norms, and a dense block or experts."""
         module, local, sparse = f"layers.{index}", self._local(c, index), self._sparse(c, index)
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", local=local)
         if sparse:
             hidden = c.integer("moe_intermediate_size")
-            block += parts_moe.shared_and_routed(
+            block += blocks_decoder.shared_and_routed(
                 c,
                 f"{module}.mlp",
                 hidden,
@@ -38,7 +38,7 @@ class MiMoV2(Family):
                 groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
             )
         else:
-            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         window = f", window {block.attention[0].window:.0f}" if local else ""
         return Layer(
             name=f"attention{window} + {'experts' if sparse else 'feed-forward'}",
@@ -46,12 +46,12 @@ class MiMoV2(Family):
             attention=block.attention,
         )
 
-    def _attention(self, c: Config, module: str, *, local: bool) -> parts.Block:
+    def _attention(self, c: Config, module: str, *, local: bool) -> blocks.Block:
         heads = c.integer("swa_num_attention_heads", default=c.heads) if local else c.heads
         kv_heads = c.integer("swa_num_key_value_heads", default=2 * c.kv_heads) if local else c.kv_heads
         if heads % kv_heads:
             raise c.error("swa_num_key_value_heads", f"must divide the {heads} query heads, not {kv_heads}")
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             module,
             heads=heads,
@@ -62,7 +62,7 @@ class MiMoV2(Family):
             window=c.integer("sliding_window", "sliding_window_size") if local else math.inf,
         )
         name = "add_swa_attention_sink_bias" if local else "add_full_attention_sink_bias"
-        return block + parts.Block((parts.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
+        return block + blocks.Block((blocks.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
 
     def _local(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
@@ -75,4 +75,4 @@ class MiMoV2(Family):
     def _sparse(self, c: Config, index: int) -> bool:
         if c.has("moe_layer_freq") and not c.has("mlp_layer_types"):
             return c.marked("moe_layer_freq", index)
-        return parts_moe.is_sparse(c, index, dense=1)
+        return blocks_decoder.is_sparse(c, index, dense=1)

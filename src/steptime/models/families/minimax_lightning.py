@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_moe, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 KINDS = ("linear_attention", "full_attention")
@@ -26,12 +26,12 @@ class MiniMaxLightning(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return lightning or softmax attention, two norms, and experts."""
         module, full = f"layers.{index}", self._full(c, index)
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
-            block += parts.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+            block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         else:
             block += self._lightning(c, f"{module}.self_attn")
-        block += parts_moe.shared_and_routed(
+        block += blocks_decoder.shared_and_routed(
             c,
             f"{module}.block_sparse_moe",
             c.integer("intermediate_size"),
@@ -43,21 +43,23 @@ class MiniMaxLightning(Family):
             name=f"{'attention' if full else 'lightning attention'} + experts", ops=block.ops, attention=block.attention
         )
 
-    def _lightning(self, c: Config, module: str) -> parts.Block:
+    def _lightning(self, c: Config, module: str) -> blocks.Block:
         inner, term = c.heads * c.head_dim, "projections"
         ops = (
-            parts.linear(c, f"{module}.qkv_proj", c.width, 3 * inner, term=term, split_limit=c.heads),
-            parts.linear(c, f"{module}.output_gate", c.width, inner, term=term, split_limit=c.heads),
-            parts.norm(c, "state_norm", inner),
-            parts.linear(c, f"{module}.out_proj", inner, c.width, term=term),
+            blocks.linear(c, f"{module}.qkv_proj", c.width, 3 * inner, term=term, split_limit=c.heads),
+            blocks.linear(c, f"{module}.output_gate", c.width, inner, term=term, split_limit=c.heads),
+            blocks.norm(c, "state_norm", inner),
+            blocks.linear(c, f"{module}.out_proj", inner, c.width, term=term),
         )
-        state = parts_state.state(
+        state = blocks_state_space.state(
             c,
             heads=c.heads,
             values=inner * c.head_dim,
-            flops_per_value=parts_state.DECAY + parts_state.OUTER + parts_state.READ,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READ,
         )
-        return parts.Block(ops, (replace(state, summed=1.0),))  # of its norm: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP
+        return blocks.Block(
+            ops, (replace(state, summed=1.0),)
+        )  # of its norm: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

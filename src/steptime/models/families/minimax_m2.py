@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -18,7 +18,7 @@ class MiniMaxM2(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and experts."""
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -26,11 +26,11 @@ class MiniMaxM2(Family):
             head_dim=c.head_dim,
             qk_norm=c.heads * c.head_dim if c.flag("use_qk_norm", default=True) else 0,
         )
-        experts = parts.experts(
+        experts = blocks.experts(
             c,
             f"layers.{index}.block_sparse_moe",
             c.integer("intermediate_size"),
             count=c.integer("num_local_experts"),
             active=c.integer("num_experts_per_tok"),
         )
-        return parts_decoder.decoder(c, attention, experts)
+        return blocks_decoder.decoder(c, attention, experts)

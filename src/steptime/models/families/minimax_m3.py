@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks as parts
+from steptime.models import blocks_decoder
+from steptime.models.blocks_vision import Tower, encoder, matrix, norm, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
-from steptime.models.images import resized, rule
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import resized, rule
 from steptime.models.model import Attention, Layer
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, tower
 
 
 @final
@@ -41,7 +42,7 @@ class MiniMaxM3(Family):
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers."""
         count = c.integer("num_nextn_predict_layers", "num_mtp_modules", default=0, least=0)
-        return parts_decoder.multi_token(c, self.layer(c, c.depth - 1), count)
+        return blocks_decoder.multi_token(c, self.layer(c, c.depth - 1), count)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the tower and the projector, which projects each patch and then merges four."""
@@ -101,7 +102,7 @@ class MiniMaxM3(Family):
 
     def _experts(self, c: Config, module: str) -> parts.Block:
         hidden = c.integer("moe_intermediate_size", "intermediate_size")
-        block = parts_moe.shared_and_routed(
+        block = blocks_decoder.shared_and_routed(
             c,
             module,
             hidden,
@@ -122,5 +123,5 @@ class MiniMaxM3(Family):
 
     def _sparse(self, c: Config, index: int) -> bool:
         if c.has("mlp_layer_types") or not c.has("moe_layer_freq"):
-            return parts_moe.is_sparse(c, index)
+            return blocks_decoder.is_sparse(c, index)
         return c.marked("moe_layer_freq", index)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -23,5 +23,5 @@ class Mpt(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block."""
         module, hidden = f"blocks.{index}", c.integer("expansion_ratio", default=4) * c.width
-        attention = parts.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
-        return parts_decoder.decoder(c, attention, parts.plain(c, f"{module}.ffn", hidden))
+        attention = blocks.grouped_query(c, f"{module}.attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim)
+        return blocks_decoder.decoder(c, attention, blocks.plain(c, f"{module}.ffn", hidden))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import DEEPEST, Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 MARKS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
@@ -50,8 +50,8 @@ class NemotronH(Family):
         named = c.has("mtp_layers_block_type") or c.has("mtp_hybrid_override_pattern")
         kinds = self._kinds(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if named else ["attention", "moe"]
         joined = (
-            parts.linear(c, "mtp.layers.0.eh_proj", 2 * c.width, c.width, term="projections"),
-            *(parts.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
+            blocks.linear(c, "mtp.layers.0.eh_proj", 2 * c.width, c.width, term="projections"),
+            *(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
         )
         layers = [self._layer(c, kind, f"mtp.layers.{index}") for index, kind in enumerate(kinds)]
         return (
@@ -61,7 +61,7 @@ class NemotronH(Family):
 
     def _layer(self, c: Config, kind: str, module: str) -> Layer:
         build = {"mamba": self._mamba, "attention": self._attention, "mlp": self._feed_forward, "moe": self._experts}[kind]
-        block = parts.Block((parts.norm(c, "norm", c.width),)) + build(c, f"{module}.mixer")
+        block = blocks.Block((blocks.norm(c, "norm", c.width),)) + build(c, f"{module}.mixer")
         name = {"mamba": "Mamba-2", "mlp": "feed-forward", "moe": "experts"}.get(kind, kind)
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
@@ -81,8 +81,8 @@ class NemotronH(Family):
             raise c.error(listed if c.has(listed) else pattern, f"must name 1 to {DEEPEST} layers, not {len(kinds)}")
         return kinds
 
-    def _mamba(self, c: Config, module: str) -> parts.Block:
-        return parts_state.mamba2(
+    def _mamba(self, c: Config, module: str) -> blocks.Block:
+        return blocks_state_space.mamba2(
             c,
             module,
             heads=c.integer("mamba_num_heads"),
@@ -94,17 +94,17 @@ class NemotronH(Family):
             bias=c.flag("use_bias", default=False),
         )
 
-    def _attention(self, c: Config, module: str) -> parts.Block:
+    def _attention(self, c: Config, module: str) -> blocks.Block:
         head_dim = c.integer("head_dim", "attention_head_dim", default=128)
-        return parts.grouped_query(c, module, heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim)
+        return blocks.grouped_query(c, module, heads=c.heads, kv_heads=c.kv_heads, head_dim=head_dim)
 
-    def _feed_forward(self, c: Config, module: str) -> parts.Block:
-        return parts.plain(c, module, c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
+    def _feed_forward(self, c: Config, module: str) -> blocks.Block:
+        return blocks.plain(c, module, c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("mlp_bias", default=False)
         latent = c.integer("moe_latent_size", default=c.width)
-        block = parts.experts(
+        block = blocks.experts(
             c,
             module,
             c.integer("moe_intermediate_size"),
@@ -115,13 +115,13 @@ class NemotronH(Family):
             groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
         )
         shared = c.integer("moe_shared_expert_intermediate_size")
-        block += parts.plain(c, f"{module}.shared_experts", shared, bias=bias, term="shared experts")
-        return block + parts.Block(self._latent(c, module, latent, bias=bias))
+        block += blocks.plain(c, f"{module}.shared_experts", shared, bias=bias, term="shared experts")
+        return block + blocks.Block(self._latent(c, module, latent, bias=bias))
 
     def _latent(self, c: Config, module: str, latent: int, *, bias: bool) -> tuple[Op, ...]:
         if not c.has("moe_latent_size"):
             return ()
         return (
-            parts.linear(c, f"{module}.fc1_latent_proj", c.width, latent, term="experts", bias=bias),
-            parts.linear(c, f"{module}.fc2_latent_proj", latent, c.width, term="experts", bias=bias),
+            blocks.linear(c, f"{module}.fc1_latent_proj", c.width, latent, term="experts", bias=bias),
+            blocks.linear(c, f"{module}.fc2_latent_proj", latent, c.width, term="experts", bias=bias),
         )

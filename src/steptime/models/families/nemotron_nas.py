@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 MULTIPLE = 256  # hidden sizes are rounded up to it (`modeling_decilm.py` of the checkpoint)
@@ -25,18 +25,18 @@ class NemotronNas(Family):
         block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, asked=c.asked).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
         feed_forward, more = self._feed_forward(c, block.inner("ffn"), f"layers.{index}.mlp")
-        return parts_decoder.decoder(c, attention, feed_forward, norms=norms + more)
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms + more)
 
-    def _attention(self, c: Config, a: Config, module: str) -> tuple[parts.Block, tuple[str, ...]]:
+    def _attention(self, c: Config, a: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
         if a.flag("no_op", default=False):
-            return parts.Block(()), ()
+            return blocks.Block(()), ()
         if a.flag("replace_with_linear", default=False):
-            matrix = parts.linear(c, f"{module}.linear_attn", c.width, c.width, term="projections")
-            return parts.Block((matrix,)), ("input_norm",)
+            matrix = blocks.linear(c, f"{module}.linear_attn", c.width, c.width, term="projections")
+            return blocks.Block((matrix,)), ("input_norm",)
         group, bias = a.integer("n_heads_in_group"), c.flag("attention_bias", default=False)
         if c.heads % group:
             raise a.error("n_heads_in_group", f"must divide the {c.heads} query heads, not {group}")
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -44,15 +44,15 @@ class NemotronNas(Family):
             head_dim=c.head_dim,
             bias=bias,
             output_bias=bias,
-            window=parts_decoder.window(a, 0, field="window_length"),
+            window=blocks_decoder.window(a, 0, field="window_length"),
         )
         return block, ("input_norm",)
 
-    def _feed_forward(self, c: Config, f: Config, module: str) -> tuple[parts.Block, tuple[str, ...]]:
+    def _feed_forward(self, c: Config, f: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
         if f.flag("no_op", default=False):
-            return parts.Block(()), ()
+            return blocks.Block(()), ()
         if f.flag("replace_with_linear", default=False):
-            matrix = parts.linear(c, f"{module}.linear_mlp", c.width, c.width, term="feed-forward")
-            return parts.Block((matrix,)), ("post_norm",)
+            matrix = blocks.linear(c, f"{module}.linear_mlp", c.width, c.width, term="feed-forward")
+            return blocks.Block((matrix,)), ("post_norm",)
         hidden = -(-int(2 * f.number("ffn_mult") * c.width / 3) // MULTIPLE) * MULTIPLE
-        return parts.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False)), ("post_norm",)
+        return blocks.gated(c, module, hidden, bias=c.flag("mlp_bias", default=False)), ("post_norm",)

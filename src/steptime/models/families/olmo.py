@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -23,7 +23,7 @@ class Olmo(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block or experts."""
         kind, bias = c.text("model_type", default="olmo3"), c.flag("attention_bias", default=False)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -33,14 +33,14 @@ class Olmo(Family):
             output_bias=bias,
             qk_norm=self._gains(c, kind),
             gathers=True,  # vLLM 0.19, models/olmo2.py: _apply_qk_norm
-            window=parts_decoder.window(c, index, period=4) if kind in ("olmo3", "exaone4") else math.inf,
+            window=blocks_decoder.window(c, index, period=4) if kind in ("olmo3", "exaone4") else math.inf,
         )
         module, hidden = f"layers.{index}.mlp", c.integer("intermediate_size")
         if kind not in ("olmoe", "flex_olmo"):
-            norms = () if kind == "olmo" else parts_decoder.PRE
-            return parts_decoder.decoder(c, attention, parts.gated(c, module, hidden), norms=norms)
+            norms = () if kind == "olmo" else blocks_decoder.PRE
+            return blocks_decoder.decoder(c, attention, blocks.gated(c, module, hidden), norms=norms)
         count, active = c.integer("num_experts", "num_local_experts"), c.integer("num_experts_per_tok")
-        return parts_decoder.decoder(c, attention, parts.experts(c, module, hidden, count=count, active=active))
+        return blocks_decoder.decoder(c, attention, blocks.experts(c, module, hidden, count=count, active=active))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head; the norm of the first OLMo has no gains."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 KINDS = ("linear_attention", "full_attention")
@@ -21,15 +21,15 @@ class OlmoHybrid(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return DeltaNet or attention, two norms and a gated feed-forward block."""
         module, full = f"layers.{index}", self._full(c, index)
-        block = parts.Block((parts.norm(c, "first_norm", c.width), parts.norm(c, "second_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "first_norm", c.width), blocks.norm(c, "second_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
-        block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         name = "attention" if full else "gated DeltaNet"
         return Layer(name=f"{name} + feed-forward", ops=block.ops, attention=block.attention)
 
-    def _attention(self, c: Config, module: str) -> parts.Block:
+    def _attention(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("attention_bias", default=False)
-        return parts.grouped_query(
+        return blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -40,14 +40,14 @@ class OlmoHybrid(Family):
             qk_norm=c.heads * c.head_dim,
         )
 
-    def _delta(self, c: Config, module: str) -> parts.Block:
+    def _delta(self, c: Config, module: str) -> blocks.Block:
         key_heads = c.integer("linear_num_key_heads", default=c.heads)
         value_heads = c.integer("linear_num_value_heads", default=c.heads)
         if value_heads % key_heads:
             raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, not {value_heads}")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         keys, values, term = key_heads * key_dim, value_heads * value_dim, "projections"
-        convolution, decays, kept = parts_state.delta(
+        convolution, decays, kept = blocks_state_space.delta(
             c,
             key_heads=key_heads,
             value_heads=value_heads,
@@ -59,15 +59,15 @@ class OlmoHybrid(Family):
         sizes = {"q": keys, "k": keys, "v": values, "a": value_heads, "b": value_heads, "g": values}
         ops = (
             *(
-                parts.linear(c, f"{module}.{name}_proj", c.width, size, term=term, split_limit=key_heads)
+                blocks.linear(c, f"{module}.{name}_proj", c.width, size, term=term, split_limit=key_heads)
                 for name, size in sizes.items()
             ),
             convolution,
             decays,
-            parts.norm(c, "output_norm", values, weights=value_dim),
-            parts.linear(c, f"{module}.o_proj", values, c.width, term=term),
+            blocks.norm(c, "output_norm", values, weights=value_dim),
+            blocks.linear(c, f"{module}.o_proj", values, c.width, term=term),
         )
-        return parts.Block(ops, (kept,))
+        return blocks.Block(ops, (kept,))
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

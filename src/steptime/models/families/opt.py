@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -23,24 +23,24 @@ class Opt(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block."""
         module, bias = f"layers.{index}", c.flag("enable_bias", default=True)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c, f"{module}.self_attn", heads=c.heads, kv_heads=c.heads, head_dim=c.head_dim, bias=bias, output_bias=bias
         )
-        feed_forward = parts.plain(c, module, c.integer("ffn_dim", "intermediate_size"), bias=bias)
-        norms = parts_decoder.PRE if c.flag("layer_norm_elementwise_affine", default=True) else ()
-        return parts_decoder.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)
+        feed_forward = blocks.plain(c, module, c.integer("ffn_dim", "intermediate_size"), bias=bias)
+        norms = blocks_decoder.PRE if c.flag("layer_norm_elementwise_affine", default=True) else ()
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms, norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, positions (two more than tokens), final norm, head, and maps to narrower embeddings."""
         width = c.integer("word_embed_proj_dim", default=c.width)
         rows = c.integer("max_position_embeddings") + 2 if c.text("model_type", default="opt") != "xglm" else 0
-        positions = (parts.table(c, "positions", rows * c.width),) if rows else ()
-        head = parts.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
-        ops = [parts.embedding(c, tied=self.tied(c), width=width), *positions]
+        positions = (blocks.table(c, "positions", rows * c.width),) if rows else ()
+        head = blocks.linear(c, "lm_head", width, c.vocabulary, term="head", rows="outputs")
+        ops = [blocks.embedding(c, tied=self.tied(c), width=width), *positions]
         if width != c.width:
-            ops.append(parts.linear(c, "project_in", width, c.width, term="projections"))
-            ops.append(parts.linear(c, "project_out", c.width, width, term="projections"))
+            ops.append(blocks.linear(c, "project_in", width, c.width, term="projections"))
+            ops.append(blocks.linear(c, "project_out", c.width, width, term="projections"))
         gains = c.flag("layer_norm_elementwise_affine", default=True)
         if gains and c.flag("do_layer_norm_before", default=True) and not c.flag("_remove_final_layer_norm", default=False):
-            ops.append(parts.norm(c, "final_norm", c.width, bias=True))
+            ops.append(blocks.norm(c, "final_norm", c.width, bias=True))
         return (*ops, head)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -19,7 +19,7 @@ class Phi(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block or experts."""
         moe, bias = self._moe(c), c.flag("attention_bias", default=False)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -27,23 +27,23 @@ class Phi(Family):
             head_dim=c.head_dim,
             bias=bias and moe,
             output_bias=bias and moe,
-            window=parts_decoder.window(c, index),
+            window=blocks_decoder.window(c, index),
         )
         hidden = c.integer("intermediate_size")
         if moe:
             count, active = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
-            feed_forward = parts.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count, active=active)
+            feed_forward = blocks.experts(c, f"layers.{index}.block_sparse_moe", hidden, count=count, active=active)
         else:
-            feed_forward = parts.gated(c, f"layers.{index}.mlp", hidden)
-        return parts_decoder.decoder(c, attention, feed_forward, norm_bias=moe)
+            feed_forward = blocks.gated(c, f"layers.{index}.mlp", hidden)
+        return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=moe)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embedding, the final norm and the head; the mixture of experts has biases on both."""
         moe = self._moe(c)
         return (
-            parts.embedding(c, tied=self.tied(c)),
-            parts.norm(c, "final_norm", c.width, bias=moe),
-            parts.head(c, bias=moe and c.flag("lm_head_bias", default=False)),
+            blocks.embedding(c, tied=self.tied(c)),
+            blocks.norm(c, "final_norm", c.width, bias=moe),
+            blocks.head(c, bias=moe and c.flag("lm_head_bias", default=False)),
         )
 
     def _moe(self, c: Config) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -19,7 +19,7 @@ class Phi2(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention and feed-forward with their one norm."""
         module = f"layers.{index}"
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             f"{module}.self_attn",
             heads=c.heads,
@@ -29,11 +29,11 @@ class Phi2(Family):
             output_bias=True,
         )
         if c.flag("qk_layernorm", default=False):
-            block += parts.head_norms(c, c.heads, c.kv_heads, c.width // c.heads)
-        feed_forward = parts.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=True)
-        return parts_decoder.decoder(c, block, feed_forward, norms=("input_norm",), norm_bias=True)
+            block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads)
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=True)
+        return blocks_decoder.decoder(c, block, feed_forward, norms=("input_norm",), norm_bias=True)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embedding, the final norm and the head, which has a bias."""
-        final_norm = parts.norm(c, "final_norm", c.width, bias=True)
-        return parts.embedding(c, tied=self.tied(c)), final_norm, parts.head(c, bias=True)
+        final_norm = blocks.norm(c, "final_norm", c.width, bias=True)
+        return blocks.embedding(c, tied=self.tied(c)), final_norm, blocks.head(c, bias=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_moe
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
-from steptime.models.images import resized, rule
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import resized, rule
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, tower
 
 
 @final
@@ -26,7 +26,7 @@ class Qwen(Family):
         """Return attention, two norms and a feed-forward block."""
         third = self._third(c)
         bias = c.flag("attention_bias", default=False) if third else c.flag("qkv_bias", default=True)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -37,13 +37,13 @@ class Qwen(Family):
             qk_norm=c.head_dim if third else 0,
             window=self._window(c, index),
         )
-        return parts_decoder.decoder(c, attention, self._feed_forward(c, f"layers.{index}.mlp", index))
+        return blocks_decoder.decoder(c, attention, self._feed_forward(c, f"layers.{index}.mlp", index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return MiMo's multi-token-prediction layers; Qwen's have none."""
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         norms = ("token_layernorm", "hidden_layernorm", "final_layernorm")
-        return parts_decoder.multi_token(c, self.layer(c, c.depth - 1), count, norms=norms)
+        return blocks_decoder.multi_token(c, self.layer(c, c.depth - 1), count, norms=norms)
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the vision tower with its mergers, if the config has them."""
@@ -55,14 +55,14 @@ class Qwen(Family):
     def _third(self, c: Config) -> bool:
         return c.text("model_type", default="qwen3").startswith("qwen3")
 
-    def _feed_forward(self, c: Config, module: str, index: int) -> parts.Block:
+    def _feed_forward(self, c: Config, module: str, index: int) -> blocks.Block:
         sparse = (c.has("num_experts") or c.has("num_local_experts")) and (index + 1) % c.integer(
             "decoder_sparse_step", default=1
         ) == 0
         if not sparse or index in c.items("mlp_only_layers", default=()):
-            return parts.gated(c, module, c.integer("intermediate_size"))
+            return blocks.gated(c, module, c.integer("intermediate_size"))
         shared = c.integer("shared_expert_intermediate_size", default=0, least=0)
-        experts = parts_moe.shared_and_routed(
+        experts = blocks_decoder.shared_and_routed(
             c,
             module,
             c.integer("moe_intermediate_size"),
@@ -73,14 +73,14 @@ class Qwen(Family):
         )
         if not shared:
             return experts
-        gate = parts.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
-        return experts + parts.Block((gate,))
+        gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
+        return experts + blocks.Block((gate,))
 
     def _window(self, c: Config, index: int) -> float:
         if not c.flag("use_sliding_window", default=False):
             return math.inf
         first = 0 if c.has("layer_types") else c.integer("max_window_layers", default=0, least=0)
-        return parts_decoder.window(c, index) if index >= first else math.inf
+        return blocks_decoder.window(c, index) if index >= first else math.inf
 
     def _second_tower(self, v: Config) -> Tower:
         """Return the tower of Qwen2.5-VL: windows of some patches in most layers, and a merger of four."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_moe, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
+from steptime.models.blocks_vision import Tower
 from steptime.models.config import Config
 from steptime.models.families.qwen import third_tower
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -36,8 +36,8 @@ class QwenHybrid(Family):
         if not count:
             return ()
         layer = self._layer(c, "mtp.layers.0", full=True, sparse=self._sparse(c, c.depth - 1))
-        joined = parts.linear(c, "mtp.fc", 2 * c.width, c.width, term="projections")
-        norms = tuple(parts.norm(c, name, c.width) for name in ("embedding_norm", "hidden_norm", "mtp_norm"))
+        joined = blocks.linear(c, "mtp.fc", 2 * c.width, c.width, term="projections")
+        norms = tuple(blocks.norm(c, name, c.width) for name in ("embedding_norm", "hidden_norm", "mtp_norm"))
         first = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
         return ((first, 1), (layer, count - 1)) if count > 1 else ((first, 1),)
 
@@ -46,17 +46,17 @@ class QwenHybrid(Family):
         return (third_tower(c.inner("vision_config")),) if c.has("vision_config") else ()
 
     def _layer(self, c: Config, module: str, *, full: bool, sparse: bool) -> Layer:
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
         block += (
-            self._experts(c, f"{module}.mlp") if sparse else parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            self._experts(c, f"{module}.mlp") if sparse else blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         )
         name = f"{'gated attention' if full else 'gated DeltaNet'} + {'experts' if sparse else 'feed-forward'}"
         return Layer(name=name, ops=block.ops, attention=block.attention)
 
-    def _attention(self, c: Config, module: str) -> parts.Block:
+    def _attention(self, c: Config, module: str) -> blocks.Block:
         bias = c.flag("attention_bias", default=False)
-        return parts.grouped_query(
+        return blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -68,7 +68,7 @@ class QwenHybrid(Family):
             gate=c.heads * c.head_dim if c.flag("attn_output_gate", default=True) else 0,
         )
 
-    def _delta(self, c: Config, module: str) -> parts.Block:
+    def _delta(self, c: Config, module: str) -> blocks.Block:
         key_heads, value_heads = c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         if value_heads % key_heads:
@@ -88,27 +88,30 @@ class QwenHybrid(Family):
         term, channels = "projections", 2 * keys + values
         ops = (
             *(
-                parts.linear(c, f"{module}.{name}", c.width, size, term=term, split_limit=key_heads)
+                blocks.linear(c, f"{module}.{name}", c.width, size, term=term, split_limit=key_heads)
                 for name, size in outputs.items()
             ),
-            parts_state.convolution(c, channels, kernel),
-            parts.small(c, "steps and decay", 2 * value_heads, split="group"),
-            parts.norm(c, "gated_norm", values, weights=value_dim),
-            parts.linear(c, f"{module}.out_proj", values, c.width, term=term),
+            blocks_state_space.convolution(c, channels, kernel),
+            blocks.small(c, "steps and decay", 2 * value_heads, split="group"),
+            blocks.norm(c, "gated_norm", values, weights=value_dim),
+            blocks.linear(c, f"{module}.out_proj", values, c.width, term=term),
         )
-        state = parts_state.state(
+        state = blocks_state_space.state(
             c,
             heads=key_heads,
             values=value_heads * key_dim * value_dim,
-            flops_per_value=parts_state.DECAY + parts_state.READ + parts_state.OUTER + parts_state.READ,
+            flops_per_value=blocks_state_space.DECAY
+            + blocks_state_space.READ
+            + blocks_state_space.OUTER
+            + blocks_state_space.READ,
             channels=channels,
             kernel=kernel,
         )
-        return parts.Block(ops, (state,))
+        return blocks.Block(ops, (state,))
 
-    def _experts(self, c: Config, module: str) -> parts.Block:
+    def _experts(self, c: Config, module: str) -> blocks.Block:
         shared = c.integer("shared_expert_intermediate_size")
-        block = parts_moe.shared_and_routed(
+        block = blocks_decoder.shared_and_routed(
             c,
             module,
             c.integer("moe_intermediate_size"),
@@ -117,8 +120,8 @@ class QwenHybrid(Family):
             shared=shared,
             shared_module="shared_expert",
         )
-        gate = parts.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
-        return block + parts.Block((gate,))
+        gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
+        return block + blocks.Block((gate,))
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

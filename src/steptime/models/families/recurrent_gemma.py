@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 KNOWN = ("recurrent", "attention", "linear_attention", "sliding_attention")
@@ -30,14 +30,14 @@ class RecurrentGemma(Family):
         """Return the recurrence or attention, two norms, and a gated feed-forward block."""
         module = f"layers.{index}"
         full = self._full(c, index)
-        block = parts.Block((parts.norm(c, "temporal_norm", c.width), parts.norm(c, "channel_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "temporal_norm", c.width), blocks.norm(c, "channel_norm", c.width)))
         block += self._attention(c, f"{module}.temporal_block") if full else self._recurrent(c, f"{module}.temporal_block")
-        block += parts.gated(c, f"{module}.mlp_block", c.integer("intermediate_size") // 2, bias=True)
+        block += blocks.gated(c, f"{module}.mlp_block", c.integer("intermediate_size") // 2, bias=True)
         name = f"attention, window {self._window(c)}" if full else "gated recurrence"
         return Layer(name=f"{name} + feed-forward", ops=block.ops, attention=block.attention)
 
-    def _attention(self, c: Config, module: str) -> parts.Block:
-        return parts.grouped_query(
+    def _attention(self, c: Config, module: str) -> blocks.Block:
+        return blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -48,31 +48,31 @@ class RecurrentGemma(Family):
             window=self._window(c),
         )
 
-    def _recurrent(self, c: Config, module: str) -> parts.Block:
+    def _recurrent(self, c: Config, module: str) -> blocks.Block:
         channels, kernel, term = c.integer("lru_width", default=c.width), c.integer("conv1d_width", default=4), "projections"
         if channels % c.heads:
             raise c.error("lru_width", f"must be a multiple of the {c.heads} heads, not {channels}")
         gates = (
-            parts.linear(c, f"{module}.{name}", channels // c.heads, channels, term=term, bias=True, split_limit=c.heads)
+            blocks.linear(c, f"{module}.{name}", channels // c.heads, channels, term=term, bias=True, split_limit=c.heads)
             for name in ("input_gate", "recurrent_gate")
         )
         ops = (
-            parts.linear(c, f"{module}.linear_y", c.width, channels, term=term, bias=True),
-            parts.linear(c, f"{module}.linear_x", c.width, channels, term=term, bias=True),
-            parts_state.convolution(c, channels, kernel, bias=True),
+            blocks.linear(c, f"{module}.linear_y", c.width, channels, term=term, bias=True),
+            blocks.linear(c, f"{module}.linear_x", c.width, channels, term=term, bias=True),
+            blocks_state_space.convolution(c, channels, kernel, bias=True),
             *gates,
-            parts.small(c, "recurrent_param", channels, split="group"),
-            parts.linear(c, f"{module}.linear_out", channels, c.width, term=term, bias=True),
+            blocks.small(c, "recurrent_param", channels, split="group"),
+            blocks.linear(c, f"{module}.linear_out", channels, c.width, term=term, bias=True),
         )
-        kept = parts_state.state(
+        kept = blocks_state_space.state(
             c,
             heads=c.heads,
             values=channels,
-            flops_per_value=parts_state.DECAY + parts_state.OUTER,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER,
             channels=channels,
             kernel=kernel,
         )
-        return parts.Block(ops, (kept,))
+        return blocks.Block(ops, (kept,))
 
     def _window(self, c: Config) -> int:
         return c.integer("attention_window_size", "sliding_window", default=2048)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 SUMS = 3
 """Values that RWKV-4 keeps for each channel: numerator, denominator and the largest exponent so far."""
-GENERALISED = parts_state.DECAY + parts_state.READ + 2 * parts_state.OUTER + parts_state.READ
+GENERALISED = blocks_state_space.DECAY + blocks_state_space.READ + 2 * blocks_state_space.OUTER + blocks_state_space.READ
 """FLOPs for each value of an RWKV-7 state: decay, read by the removal key, take out, put in, read by the receptance."""
 
 
@@ -36,7 +36,7 @@ class Rwkv(Family):
         """Return the recurrence, norms and the feed-forward block; the first layer normalises the embedding, too."""
         module = f"blocks.{index}"
         names = ("ln1", "ln2", "ln0") if index == 0 else ("ln1", "ln2")
-        block = parts.Block(tuple(parts.norm(c, name, c.width, bias=True) for name in names))
+        block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in names))
         if self._seventh(c):
             block += self._time_mix7(c, f"{module}.attention", first=index == 0)
             block += self._channel_mix7(c, f"{module}.feed_forward")
@@ -44,62 +44,62 @@ class Rwkv(Family):
             block += self._time_mix4(c, f"{module}.attention") + self._channel_mix4(c, f"{module}.feed_forward")
         return Layer(name="recurrence + feed-forward", ops=block.ops, attention=block.attention)
 
-    def _time_mix4(self, c: Config, module: str) -> parts.Block:
+    def _time_mix4(self, c: Config, module: str) -> blocks.Block:
         inner, term = self._inner(c), "projections"
         ops = (
-            *(parts.linear(c, f"{module}.{name}", c.width, inner, term=term) for name in ("key", "value", "receptance")),
-            parts.linear(c, f"{module}.output", inner, c.width, term=term),
-            parts.small(c, "decay, bonus and mixing", 2 * inner + 3 * c.width, split="group"),
+            *(blocks.linear(c, f"{module}.{name}", c.width, inner, term=term) for name in ("key", "value", "receptance")),
+            blocks.linear(c, f"{module}.output", inner, c.width, term=term),
+            blocks.small(c, "decay, bonus and mixing", 2 * inner + 3 * c.width, split="group"),
         )
-        kept = parts_state.state(
+        kept = blocks_state_space.state(
             c,
             heads=inner,
             values=SUMS * inner,
-            flops_per_value=parts_state.DECAY + parts_state.OUTER,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER,
             channels=2 * c.width,
             kernel=2,
         )
-        return parts.Block(ops, (kept,))
+        return blocks.Block(ops, (kept,))
 
-    def _channel_mix4(self, c: Config, module: str) -> parts.Block:
+    def _channel_mix4(self, c: Config, module: str) -> blocks.Block:
         hidden, term = c.integer("intermediate_size", default=4 * c.width), "feed-forward"
         ops = (
-            parts.linear(c, f"{module}.key", c.width, hidden, term=term),
-            parts.linear(c, f"{module}.receptance", c.width, c.width, term=term),
-            parts.linear(c, f"{module}.value", hidden, c.width, term=term),
-            parts.small(c, "mixing", 2 * c.width),
+            blocks.linear(c, f"{module}.key", c.width, hidden, term=term),
+            blocks.linear(c, f"{module}.receptance", c.width, c.width, term=term),
+            blocks.linear(c, f"{module}.value", hidden, c.width, term=term),
+            blocks.small(c, "mixing", 2 * c.width),
         )
-        return parts.Block(ops)
+        return blocks.Block(ops)
 
-    def _time_mix7(self, c: Config, module: str, *, first: bool) -> parts.Block:
+    def _time_mix7(self, c: Config, module: str, *, first: bool) -> blocks.Block:
         width, dim, term = c.width, c.integer("head_dim", default=64), "projections"
         if width % dim:
             raise c.error("head_dim", f"must divide the width {width}, not {dim}")
         ranks = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "g": "gate_low_rank_dim"}
         ranks |= {} if first else {"v": "v_low_rank_dim"}
         narrow = tuple(
-            parts.linear(c, f"{module}.{name}_lora.{step}", *sizes, term=term, bias=step == 2 and name != "g")
+            blocks.linear(c, f"{module}.{name}_lora.{step}", *sizes, term=term, bias=step == 2 and name != "g")
             for name, rank in ((name, c.integer(field)) for name, field in ranks.items())
             for step, sizes in ((0, (width, rank)), (2, (rank, width)))
         )
         wide = tuple(
-            parts.linear(c, f"{module}.{name}_proj", width, width, term=term, split_limit=width // dim) for name in "rkvo"
+            blocks.linear(c, f"{module}.{name}_proj", width, width, term=term, split_limit=width // dim) for name in "rkvo"
         )
-        vectors = (parts.small(c, "mixing, keys and bonus", 9 * width), parts.norm(c, "g_norm", width, bias=True))
-        kept = parts_state.state(
+        vectors = (blocks.small(c, "mixing, keys and bonus", 9 * width), blocks.norm(c, "g_norm", width, bias=True))
+        kept = blocks_state_space.state(
             c, heads=width // dim, values=width * dim, flops_per_value=GENERALISED, channels=2 * width, kernel=2
         )
-        return parts.Block((*wide, *narrow, *vectors), (kept,))
+        return blocks.Block((*wide, *narrow, *vectors), (kept,))
 
-    def _channel_mix7(self, c: Config, module: str) -> parts.Block:
+    def _channel_mix7(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("intermediate_size", default=math.ceil(c.number("hidden_ratio", default=4) * c.width))
-        block = parts.Block(
+        block = blocks.Block(
             (
-                parts.linear(c, f"{module}.key", c.width, hidden, term="feed-forward"),
-                parts.linear(c, f"{module}.value", hidden, c.width, term="feed-forward"),
+                blocks.linear(c, f"{module}.key", c.width, hidden, term="feed-forward"),
+                blocks.linear(c, f"{module}.value", hidden, c.width, term="feed-forward"),
             )
         )
-        return block + parts.Block((parts.small(c, "mixing", c.width),))
+        return block + blocks.Block((blocks.small(c, "mixing", c.width),))
 
     def _inner(self, c: Config) -> int:
         return c.integer("attention_hidden_size", default=c.width)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -20,7 +20,7 @@ class StableLm(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, one norm or two, and a gated feed-forward block."""
         module = f"layers.{index}"
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             f"{module}.self_attn",
             heads=c.heads,
@@ -29,7 +29,7 @@ class StableLm(Family):
             bias=c.flag("use_qkv_bias", default=False),
         )
         if c.flag("qk_layernorm", default=False):
-            block += parts.head_norms(c, c.heads, c.kv_heads, c.width // c.heads, shared=False, bias=False)
-        feed_forward = parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
-        norms = ("input_norm",) if c.flag("use_parallel_residual", default=False) else parts_decoder.PRE
-        return parts_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=True)
+            block += blocks.head_norms(c, c.heads, c.kv_heads, c.width // c.heads, shared=False, bias=False)
+        feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        norms = ("input_norm",) if c.flag("use_parallel_residual", default=False) else blocks_decoder.PRE
+        return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=True)

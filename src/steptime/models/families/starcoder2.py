@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_decoder
+from steptime.models import blocks, blocks_decoder
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -24,7 +24,7 @@ class StarCoder2(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block."""
         bias = c.flag("use_bias", default=True)
-        attention = parts.grouped_query(
+        attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
             heads=c.heads,
@@ -32,7 +32,7 @@ class StarCoder2(Family):
             head_dim=c.head_dim,
             bias=bias,
             output_bias=bias,
-            window=parts_decoder.window(c, index),
+            window=blocks_decoder.window(c, index),
         )
-        feed_forward = parts.plain(c, f"layers.{index}.mlp", c.integer("intermediate_size"), bias=bias)
-        return parts_decoder.decoder(c, attention, feed_forward, norm_bias=True)
+        feed_forward = blocks.plain(c, f"layers.{index}.mlp", c.integer("intermediate_size"), bias=bias)
+        return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=True)

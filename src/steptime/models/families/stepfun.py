@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import final
 
 from steptime.errors import shown
-from steptime.models import parts, parts_moe
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, encoder, matrix, norm, positions, stored, tower
 from steptime.models.config import Config
-from steptime.models.family import Family
-from steptime.models.images import crops, rule
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import crops, rule
 from steptime.models.model import Layer
-from steptime.models.parts_tower import Tower, encoder, matrix, norm, positions, stored, tower
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -49,8 +49,8 @@ class StepFun(Family):
         counts: dict[Layer, int] = {}
         for index in range(c.depth, c.depth + count):
             layer = self._layer(c, index, index in sparse)
-            joined = parts.linear(c, f"layers.{index}.eh_proj", 2 * c.width, c.width, term="projections")
-            norms = tuple(parts.norm(c, name, c.width) for name in ("enorm", "hnorm", "shared_head_norm"))
+            joined = blocks.linear(c, f"layers.{index}.eh_proj", 2 * c.width, c.width, term="projections")
+            norms = tuple(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "shared_head_norm"))
             layer = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
             counts[layer] = counts.get(layer, 0) + 1
         return tuple(counts.items())
@@ -97,23 +97,23 @@ class StepFun(Family):
 
     def _layer(self, c: Config, index: int, sparse: bool) -> Layer:
         module = f"layers.{index}"
-        block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
+        block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if c.has("share_q_dim"):
             block += self._factorised(c, f"{module}.self_attn")
         else:
             block += self._gated(c, f"{module}.self_attn", local=self._local(c, index))
         if sparse:
             shared = c.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
-            block += parts.experts(
+            block += blocks.experts(
                 c,
                 f"{module}.moe",
                 c.integer("moe_intermediate_size"),
                 count=c.integer("moe_num_experts", "n_routed_experts", "num_experts"),
                 active=c.integer("moe_top_k", "num_experts_per_tok"),
             )
-            block += parts.gated(c, f"{module}.share_expert", shared, term="shared experts") if shared else parts.Block(())
+            block += blocks.gated(c, f"{module}.share_expert", shared, term="shared experts") if shared else blocks.Block(())
         else:
-            block += parts.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+            block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
         window = block.attention[0].window
         local = f", window {window:.0f}" if math.isfinite(window) else ""
         return Layer(
@@ -122,18 +122,18 @@ class StepFun(Family):
             attention=block.attention,
         )
 
-    def _factorised(self, c: Config, module: str) -> parts.Block:
+    def _factorised(self, c: Config, module: str) -> blocks.Block:
         narrow = c.integer("share_q_dim")
         kv_heads = c.integer("num_attention_groups", default=1)
-        block = parts.grouped_query(c, module, heads=c.heads, kv_heads=kv_heads, head_dim=c.head_dim)
+        block = blocks.grouped_query(c, module, heads=c.heads, kv_heads=kv_heads, head_dim=c.head_dim)
         queries = (
-            parts.linear(c, f"{module}.q_proj", c.width, narrow, term="projections", split="replicated"),
-            parts.norm(c, "inter_norm", narrow),
-            parts.linear(c, f"{module}.wq", narrow, c.heads * c.head_dim, term="projections", split_limit=c.heads),
+            blocks.linear(c, f"{module}.q_proj", c.width, narrow, term="projections", split="replicated"),
+            blocks.norm(c, "inter_norm", narrow),
+            blocks.linear(c, f"{module}.wq", narrow, c.heads * c.head_dim, term="projections", split_limit=c.heads),
         )
-        return parts.Block(queries + block.ops[1:], block.attention)
+        return blocks.Block(queries + block.ops[1:], block.attention)
 
-    def _gated(self, c: Config, module: str, *, local: bool) -> parts.Block:
+    def _gated(self, c: Config, module: str, *, local: bool) -> blocks.Block:
         heads, kv_heads = c.heads, c.integer("num_attention_groups", "num_key_value_heads")
         if local and c.has("attention_other_setting"):
             other = c.inner("attention_other_setting")
@@ -146,7 +146,7 @@ class StepFun(Family):
         if heads % kv_heads:
             raise c.error("num_attention_groups", f"must divide the {heads} query heads, not {kv_heads}")
         bias = c.flag("attention_bias", default=False)
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             module,
             heads=heads,
@@ -159,8 +159,8 @@ class StepFun(Family):
         )
         if not c.flag("use_head_wise_attn_gate", default=True):
             return block
-        gate = parts.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
-        return block + parts.Block((gate,))
+        gate = blocks.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
+        return block + blocks.Block((gate,))
 
     def _local(self, c: Config, index: int) -> bool:
         if not c.has("layer_types"):
@@ -180,4 +180,4 @@ class StepFun(Family):
             if not all(isinstance(item, int) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
                 raise c.error("moe_layers_enum", f"must list layers, such as '3,4,5', not {shown(listed)}")
             return frozenset(int(item) for item in items)
-        return frozenset(index for index in range(c.depth) if parts_moe.is_sparse(c, index, dense=3))
+        return frozenset(index for index in range(c.depth) if blocks_decoder.is_sparse(c, index, dense=3))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
 
@@ -27,17 +27,17 @@ class Xlstm(Family):
         """Return the matrix memory, two norms and a gated feed-forward block."""
         module, bias = f"blocks.{index}", c.flag("use_bias", default=False)
         hidden = self._hidden(c)
-        block = parts.Block(
-            tuple(parts.norm(c, name, c.width, bias=bias) for name in ("norm_mlstm", "norm_ffn"))
+        block = blocks.Block(
+            tuple(blocks.norm(c, name, c.width, bias=bias) for name in ("norm_mlstm", "norm_ffn"))
         ) + self._memory(c, f"{module}.mlstm_layer", bias=bias)
-        block += parts.gated(c, f"{module}.ffn", hidden, bias=bias)
+        block += blocks.gated(c, f"{module}.ffn", hidden, bias=bias)
         return Layer(name="matrix memory + feed-forward", ops=block.ops, attention=block.attention)
 
     def tied(self, c: Config) -> bool:  # noqa: ARG002 - whatever the config says
         """The reference keeps both matrices."""
         return False
 
-    def _memory(self, c: Config, module: str, *, bias: bool) -> parts.Block:
+    def _memory(self, c: Config, module: str, *, bias: bool) -> blocks.Block:
         heads, term = c.heads, "projections"
         keys, values = (
             int(c.number("qk_dim_factor", default=0.5) * c.width),
@@ -48,23 +48,23 @@ class Xlstm(Family):
         sizes = {"q": keys, "k": keys, "v": values, "ogate_preact": values}
         ops = (
             *(
-                parts.linear(c, f"{module}.{name}", c.width, size, term=term, bias=bias, split_limit=heads)
+                blocks.linear(c, f"{module}.{name}", c.width, size, term=term, bias=bias, split_limit=heads)
                 for name, size in sizes.items()
             ),
             *(
-                parts.linear(c, f"{module}.{name}", c.width, heads, term=term, bias=True, split_limit=heads)
+                blocks.linear(c, f"{module}.{name}", c.width, heads, term=term, bias=True, split_limit=heads)
                 for name in ("igate_preact", "fgate_preact")
             ),
-            parts.norm(c, "multihead_norm", values, bias=bias),
-            parts.linear(c, f"{module}.out_proj", values, c.width, term=term, bias=bias),
+            blocks.norm(c, "multihead_norm", values, bias=bias),
+            blocks.linear(c, f"{module}.out_proj", values, c.width, term=term, bias=bias),
         )
-        kept = parts_state.state(
+        kept = blocks_state_space.state(
             c,
             heads=heads,
             values=keys * values / heads + keys + heads,
-            flops_per_value=parts_state.DECAY + parts_state.OUTER + parts_state.READ,
+            flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READ,
         )
-        return parts.Block(ops, (kept,))
+        return blocks.Block(ops, (kept,))
 
     def _hidden(self, c: Config) -> int:
         unit = c.integer("ffn_round_up_to_multiple_of", default=64)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_state
+from steptime.models import blocks as parts
+from steptime.models import blocks_state_space
 from steptime.models.config import DEEPEST, Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 KNOWN = ("mamba", "linear_attention", "hybrid")
@@ -79,7 +80,7 @@ class Zamba(Family):
 
     def _mamba1(self, c: Config, module: str) -> parts.Block:
         automatic = c.raw("mamba_dt_rank", default="auto") == "auto"
-        return parts_state.mamba1(
+        return blocks_state_space.mamba1(
             c,
             module,
             inner=c.integer("mamba_expand", default=2) * c.width,
@@ -94,7 +95,7 @@ class Zamba(Family):
         inner, heads = c.integer("mamba_expand", default=2) * c.width, c.integer("n_mamba_heads", default=8)
         if inner % heads:
             raise c.error("n_mamba_heads", f"must divide the {inner} inner values, not {heads}")
-        return parts_state.mamba2(
+        return blocks_state_space.mamba2(
             c,
             module,
             heads=heads,

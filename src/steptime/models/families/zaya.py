@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from steptime.models import parts, parts_decoder, parts_state
+from steptime.models import blocks, blocks_decoder, blocks_state_space
 from steptime.models.config import Config
-from steptime.models.family import Family
+from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
 
@@ -28,20 +28,20 @@ class Zaya(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, scaled residuals and experts."""
-        window = parts_decoder.window_of(c, index, local="hybrid_sliding", known=("hybrid", "hybrid_sliding"))
+        window = blocks_decoder.window_of(c, index, local="hybrid_sliding", known=("hybrid", "hybrid_sliding"))
         attention = self._attention(c, f"layers.{index}.self_attn", window)
         experts = self._experts(c, f"layers.{index}.mlp", first=index == 0)
-        return parts_decoder.decoder(c, attention, experts)
+        return blocks_decoder.decoder(c, attention, experts)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, the scale of its output, final norm and head."""
         embedding, norm, _ = super().stem(c)
-        head = parts.head(c, bias=c.flag("lm_head_bias", default=False))
-        return embedding, parts.small(c, "embedding scale", 2 * c.width), norm, head
+        head = blocks.head(c, bias=c.flag("lm_head_bias", default=False))
+        return embedding, blocks.small(c, "embedding scale", 2 * c.width), norm, head
 
-    def _attention(self, c: Config, module: str, window: float) -> parts.Block:
+    def _attention(self, c: Config, module: str, window: float) -> blocks.Block:
         bias, term = c.flag("attention_bias", default=False), "projections"
-        block = parts.grouped_query(
+        block = blocks.grouped_query(
             c,
             module,
             heads=c.heads,
@@ -53,22 +53,22 @@ class Zaya(Family):
         )
         heads, first, second = c.heads + c.kv_heads, c.integer("cca_time0", default=2), c.integer("cca_time1", default=2)
         channels = heads * c.head_dim
-        grouped = parts.linear(c, f"{module}.conv_qk_grouped", second * c.head_dim, channels, term=term, bias=True)
+        grouped = blocks.linear(c, f"{module}.conv_qk_grouped", second * c.head_dim, channels, term=term, bias=True)
         ops = (
-            parts_state.convolution(c, channels, first, bias=True),
+            blocks_state_space.convolution(c, channels, first, bias=True),
             replace(grouped, split_limit=c.kv_heads),
-            parts.small(c, "key scale", c.kv_heads, split="group"),
-            parts.small(c, "residual scales", 8 * c.width),
+            blocks.small(c, "key scale", c.kv_heads, split="group"),
+            blocks.small(c, "residual scales", 8 * c.width),
         )
-        kept = parts_state.state(
+        kept = blocks_state_space.state(
             c, heads=c.kv_heads, values=0, flops_per_value=0, channels=channels, kernel=first + second - 1, name="convolution"
         )
         delayed = kept.state_bytes + c.width * c.base_format.bytes
-        return block + parts.Block(ops, (replace(kept, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
+        return block + blocks.Block(ops, (replace(kept, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
 
-    def _experts(self, c: Config, module: str, *, first: bool) -> parts.Block:
+    def _experts(self, c: Config, module: str, *, first: bool) -> blocks.Block:
         narrow, term = c.integer("router_hidden_size", default=256), "experts"
-        block = parts.experts(
+        block = blocks.experts(
             c,
             module,
             c.integer("moe_intermediate_size"),
@@ -78,10 +78,10 @@ class Zaya(Family):
             router_width=narrow,
         )
         router = (
-            parts.linear(c, f"{module}.gate.down_proj", c.width, narrow, term=term, bias=True, split="replicated"),
-            parts.norm(c, "router_norm", narrow),
-            parts.linear(c, f"{module}.gate.fc1", narrow, narrow, term=term, bias=True, split="replicated"),
-            parts.linear(c, f"{module}.gate.fc2", narrow, narrow, term=term, bias=True, split="replicated"),
-            *(() if first else (parts.small(c, "router_states_scale", narrow),)),
+            blocks.linear(c, f"{module}.gate.down_proj", c.width, narrow, term=term, bias=True, split="replicated"),
+            blocks.norm(c, "router_norm", narrow),
+            blocks.linear(c, f"{module}.gate.fc1", narrow, narrow, term=term, bias=True, split="replicated"),
+            blocks.linear(c, f"{module}.gate.fc2", narrow, narrow, term=term, bias=True, split="replicated"),
+            *(() if first else (blocks.small(c, "router_states_scale", narrow),)),
         )
-        return parts.Block(router) + block
+        return blocks.Block(router) + block

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from steptime.numbers import Array
-from steptime.training.schedules.order import FORWARD, INPUT, WEIGHT, Item
+from steptime.number_checks import Array
+from steptime.training.schedules.work_order import FORWARD, INPUT, WEIGHT, Item
 
 EVERY = 6  # slots from one micro-batch to the next: forward, backward and gradients of weights of two chunks
 Block = Callable[[int, int], tuple[int, int, int, int]]  # of (p, device): slots of F 0, F 1, B_in 1, B_in 0

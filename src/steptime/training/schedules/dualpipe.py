@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.numbers import Array, Number
-from steptime.training.schedules.dual import dual, waits
-from steptime.training.schedules.order import Item, Row, both_ways
+from steptime.number_checks import Array, Number
+from steptime.training.schedules.dualpipe_order import dual, waits
 from steptime.training.schedules.schedule import Condition, Schedule
+from steptime.training.schedules.work_order import Item, Row, both_ways
 
 
 @final

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import final
 
-from steptime.numbers import Number
-from steptime.training.schedules.order import Item, Row
+from steptime.number_checks import Number
 from steptime.training.schedules.schedule import Schedule
+from steptime.training.schedules.work_order import Item, Row
 
 
 @final

@@ -6,9 +6,9 @@ from typing import final
 
 import numpy as np
 
-from steptime.numbers import Number
-from steptime.training.schedules.order import Item, Row
+from steptime.number_checks import Number
 from steptime.training.schedules.schedule import Condition, Schedule
+from steptime.training.schedules.work_order import Item, Row
 
 
 @final

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from steptime.errors import LayoutError, RangeError, UnknownName
-from steptime.numbers import Array, Number
+from steptime.number_checks import Array, Number
 from steptime.training import schedules
-from steptime.training.schedules.order import Item, Order, around, order_of
+from steptime.training.schedules.work_order import Item, Order, around, order_of
 
 MOST_PIECES: Final = 1_000_000  # forward passes of chunks in a step that is walked through: some five seconds
 

@@ -6,10 +6,10 @@ from typing import final
 
 import numpy as np
 
-from steptime.numbers import Array, Number
+from steptime.number_checks import Array, Number
 from steptime.training.schedules.building_blocks import rows
-from steptime.training.schedules.order import Item, vee
 from steptime.training.schedules.schedule import Condition, Schedule, longest
+from steptime.training.schedules.work_order import Item, vee
 
 
 @final

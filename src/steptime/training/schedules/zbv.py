@@ -6,9 +6,9 @@ from typing import final
 
 import numpy as np
 
-from steptime.numbers import Array, Number
-from steptime.training.schedules.order import Item, Row, vee
+from steptime.number_checks import Array, Number
 from steptime.training.schedules.schedule import Condition, Schedule, longest
+from steptime.training.schedules.work_order import Item, Row, vee
 
 
 @final

@@ -8,19 +8,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.equalisation import overtraining, tokens_equal_to_serving
-from steptime.budgets.bill import Demand, bill_of
-from steptime.budgets.budget import Budget, budget
-from steptime.budgets.laws import load_law, loss, tokens_for
-from steptime.budgets.optimum import cheapest
-from steptime.budgets.target import Target, read_target
+from steptime.blackboard.compute_allocation import overtraining, tokens_equal_to_serving
 from steptime.errors import Impossible, InputError
-from steptime.numbers import Array
+from steptime.number_checks import Array
+from steptime.scaling.compute_optimal import cheapest
+from steptime.scaling.lifetime_compute import Demand, bill_of
+from steptime.scaling.model_sizing import Budget, budget
+from steptime.scaling.quality_target import Target, read_target
+from steptime.scaling.scaling_laws import load_law, loss, tokens_for
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import python
-from steptime.web.inputs import Shared, choice, slider, text
-from steptime.web.subject import WrongField, catalog_model
+from steptime.web.board_inputs import Shared, choice, slider, text
+from steptime.web.page_subject import WrongField, catalog_model
+from steptime.web.snippets import python
 
 LAWS: Final = ("hoffmann", "epoch", "hoffmann-tex", "sardana")
 SERVED: Final = np.geomspace(1e11, 1e16, 61)  # tokens

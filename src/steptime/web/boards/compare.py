@@ -6,10 +6,10 @@ from typing import Any
 
 from steptime.units import counted, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, loaded, python
-from steptime.web.inputs import Shared, bar_of, coarse, slider, text
-from steptime.web.plans import Wanted, answered, price_of, priced, python_of
-from steptime.web.subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, bar_of, coarse, slider, text
+from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.plan_cache import Wanted, answered, price_of, priced, python_of
+from steptime.web.snippets import command, loaded, python
 
 MOST = 6  # bars
 SYSTEMS = "hgx-h200, hgx-b200, gb200-nvl72, mi355x-8"

@@ -6,20 +6,20 @@ from typing import Final
 
 import numpy as np
 
-from steptime.blackboard.cost import cost_per_token
-from steptime.blackboard.price_reading import kv_bytes_from_tier
-from steptime.drawings import PARTS, in_colours
-from steptime.lecture.pairs import pair_of
-from steptime.numbers import Array
-from steptime.physics.memory import sequences_that_fit
+from steptime.blackboard.price_signals import kv_bytes_from_tier
+from steptime.blackboard.token_cost import cost_per_token
+from steptime.lecture.model_on_system import pair_of
+from steptime.number_checks import Array
+from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.step import decode_step
+from steptime.svg import PARTS, in_colours
 from steptime.units import MILLION, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, python
-from steptime.web.inputs import Shared, slider
-from steptime.web.layouts import layout_of
-from steptime.web.steps import decode_call, layout_options, sum_of
-from steptime.web.subject import Subject, subject_of
+from steptime.web.board_inputs import Shared, slider
+from steptime.web.board_layout import layout_of
+from steptime.web.board_steps import decode_call, layout_options, sum_of
+from steptime.web.page_subject import Subject, subject_of
+from steptime.web.snippets import command, python
 
 LEAST, MOST, POINTS = 64, 4_194_304, 65
 SPOKEN: Final = 200_000  # tokens at which prices step up, lecture section 13

@@ -6,23 +6,22 @@ from typing import Final
 
 import numpy as np
 
-from steptime.blackboard.cost import cost_per_token
-from steptime.blackboard.fast_mode import batch_ratio
-from steptime.blackboard.latency import compute_seconds, kv_read_seconds
-from steptime.drawings import in_colours
-from steptime.lecture.pairs import pair_of
-from steptime.machines.money import usd
-from steptime.machines.system import Rent, System
-from steptime.numbers import Array
-from steptime.physics.memory import sequences_that_fit
+from steptime.blackboard.decode_latency import compute_seconds, kv_read_seconds
+from steptime.blackboard.token_cost import batch_ratio, cost_per_token
+from steptime.hardware.system import Rent, System
+from steptime.hardware.unit_cost import usd
+from steptime.lecture.model_on_system import pair_of
+from steptime.number_checks import Array
+from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.step import decode_step
+from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION, in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, python
-from steptime.web.inputs import Shared, slider
-from steptime.web.layouts import layout_of
-from steptime.web.steps import decode_call, layout_options
-from steptime.web.subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, slider
+from steptime.web.board_layout import layout_of
+from steptime.web.board_steps import decode_call, layout_options
+from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.snippets import command, python
 
 MOST, POINTS = 65_536, 65
 SHARED: Final = {"weights": "each read of the weights", "overhead": "the engine's overheads, which each step pays once"}

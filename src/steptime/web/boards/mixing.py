@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.reversible.avalanche import Curve, cipher_curve, network_curve
-from steptime.reversible.trade import (
+from steptime.reversible.memory_tradeoff import (
     arithmetic_ratio,
     best_checkpoint,
     checkpointed_bytes,
@@ -18,8 +18,8 @@ from steptime.reversible.trade import (
 )
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import python
-from steptime.web.inputs import Shared, slider
+from steptime.web.board_inputs import Shared, slider
+from steptime.web.snippets import python
 
 SAMPLES: Final = 4096
 ROUNDS: Final = 16
@@ -85,7 +85,7 @@ def answer(asked: Asked) -> Answer:
         command=f"steptime reversible mixing --samples {SAMPLES}",
         python=python(
             "from steptime.reversible.avalanche import cipher_curve\n"
-            "from steptime.reversible.trade import plain_bytes, reversible_bytes\n\n"
+            "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
             f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{at}]\n'
             f"plain_bytes({asked.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})"
         ),

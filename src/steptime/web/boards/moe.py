@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.batch import optimal_batch
-from steptime.blackboard.latency import memory_over_compute, utilisation
-from steptime.budgets.bill import total_parameters
-from steptime.budgets.laws import DOMAINS, beyond, load_law
-from steptime.budgets.moe import MoeBoard, MoeRow, asked_of, moe_board
-from steptime.budgets.optimum import TRAINING_FLOP, equivalent_dense
-from steptime.numbers import Array
+from steptime.blackboard.critical_batch import optimal_batch
+from steptime.blackboard.decode_latency import memory_over_compute, utilisation
+from steptime.number_checks import Array
+from steptime.scaling.compute_optimal import TRAINING_FLOP, equivalent_dense
+from steptime.scaling.lifetime_compute import total_parameters
+from steptime.scaling.moe_vs_dense import MoeBoard, MoeRow, asked_of, moe_board
+from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import python, said
-from steptime.web.inputs import Shared, choice, slider
-from steptime.web.subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, choice, slider
+from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.snippets import python, said
 
 BILLION, TRILLION, MOST = 1e9, 1e12, 1024
 COUNTS: Final = tuple(2.0 ** (n / 2) for n in range(21))

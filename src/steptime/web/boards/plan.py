@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from steptime.planning.deployment import Plan, Point
+from steptime.planning.plan_result import Plan, Point
 from steptime.units import counted, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, loaded, python
-from steptime.web.inputs import Shared, coarse, slider
-from steptime.web.plans import Wanted, answered, bars_of, chips_of, price_of, priced, python_of, same_but_speed
+from steptime.web.board_inputs import Shared, coarse, slider
+from steptime.web.plan_cache import Wanted, answered, bars_of, chips_of, price_of, priced, python_of, same_but_speed
+from steptime.web.snippets import command, loaded, python
 
 ROLES = {"prefill": "read prompts", "decode": "write answers", "serve": "do both"}
 

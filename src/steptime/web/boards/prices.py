@@ -9,18 +9,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.latency import memory_over_compute
-from steptime.blackboard.price_reading import ratio_below_step
+from steptime.blackboard.decode_latency import memory_over_compute
+from steptime.blackboard.price_signals import ratio_below_step
 from steptime.errors import InputError
-from steptime.lecture.today import kv_bytes
-from steptime.pricing.backward import PriceReading, read_prices
-from steptime.pricing.ideal import Ideal, IdealReading
-from steptime.pricing.reading import Reading
+from steptime.lecture.current_figures import kv_bytes
+from steptime.pricing.lecture_inversion import Ideal, IdealReading
+from steptime.pricing.price_estimate import Reading
+from steptime.pricing.price_inversion import PriceReading, read_prices
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import python
-from steptime.web.inputs import Shared, slider
-from steptime.web.subject import WrongField
+from steptime.web.board_inputs import Shared, slider
+from steptime.web.page_subject import WrongField
+from steptime.web.snippets import python
 
 CONTEXTS: Final = np.geomspace(1e3, 2e6, 121)
 KNOWN: Final = {"DeepSeek-V3": "deepseek-v3", "Llama 3.3 70B": "llama-3.3-70b"}
@@ -87,7 +87,7 @@ def answer(asked: Asked) -> Answer:
         command=f"printf {shlex.quote(_toml(asked))} > list.toml && steptime prices --list list.toml --read --lecture "
         f"--active {asked.active:.0f} --balance {asked.balance:g}",
         python=python(
-            "from steptime.pricing.ideal import Ideal\n\n"
+            "from steptime.pricing.lecture_inversion import Ideal\n\n"
             f"prices = {_fields(asked)!r}\nideal = Ideal(balance={asked.balance:g}, active={asked.active:g})\n"
             "found = st.read_prices(prices, ideal=ideal)\n"
             'found.ideal.kv_bytes, found["kv_bytes_per_token"].interval'

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from steptime.blackboard.pipeline import kv_bytes_per_chip, weight_bytes_per_chip
-from steptime.blackboard.racks import across_racks, pipeline_condition
-from steptime.lecture.pairs import Pair, pair_of
-from steptime.machines.system import System
+from steptime.blackboard.pipeline_stages import kv_bytes_per_chip, weight_bytes_per_chip
+from steptime.blackboard.scale_out import across_racks, pipeline_condition
+from steptime.hardware.system import System
+from steptime.lecture.model_on_system import Pair, pair_of
 from steptime.models.model import Model
-from steptime.physics.network import exchange
+from steptime.physics.network_time import exchange
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, python
-from steptime.web.inputs import Shared, slider
-from steptime.web.subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, slider
+from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.snippets import command, python
 
 RACKS = np.arange(1, 9)
 

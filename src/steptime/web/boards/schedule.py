@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.pipeline import bubble_fraction
+from steptime.blackboard.pipeline_stages import bubble_fraction
 from steptime.errors import InputError
-from steptime.training.schedules.order import KINDS
+from steptime.training.pipeline_simulator import walk
+from steptime.training.schedule_timeline import WORDS, timeline
 from steptime.training.schedules.schedule import Schedule, schedule_named
-from steptime.training.timeline import WORDS, timeline
-from steptime.training.walk import walk
+from steptime.training.schedules.work_order import KINDS
 from steptime.units import in_digits
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import python
-from steptime.web.inputs import Shared, choice, slider
+from steptime.web.board_inputs import Shared, choice, slider
+from steptime.web.snippets import python
 
 NAMES: Final = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min", "dualpipe", "dualpipev")
 BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
@@ -112,7 +112,7 @@ def _command(asked: Asked, chosen: Schedule, v: int) -> str:
 
 def _python(chosen: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> str:
     return python(
-        "from steptime.training.schedules.schedule import schedule_named\nfrom steptime.training.walk import walk\n\n"
+        "from steptime.training.schedules.schedule import schedule_named\nfrom steptime.training.pipeline_simulator import walk\n\n"
         f'order = schedule_named("{chosen.name}").order({p}, {m}, {v})\n'
         f"done = walk(order, {f / v:g}, {b / v:g}, {w / v:g})\n"
         "float(done.total), float(done.idle.max()), float(done.in_flight.max())"

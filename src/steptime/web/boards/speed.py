@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from steptime.blackboard.fast_mode import batch_ratio, speed_ceiling
+from steptime.blackboard.token_cost import batch_ratio, speed_ceiling
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, loaded, python
-from steptime.web.fronts import Curves, curves_of
-from steptime.web.inputs import Shared, coarse, slider
-from steptime.web.plans import priced
-from steptime.web.subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, coarse, slider
+from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.pareto_cache import Curves, curves_of
+from steptime.web.plan_cache import priced
+from steptime.web.snippets import command, loaded, python
 
 FASTER = "a sequence alone reads the experts that it uses, not all, and so can be faster than the floor of the board"
 LISTED = (6.0, 2.5)  # price and speed of a fast mode over the usual one; lecture, section 5

@@ -9,20 +9,20 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.drawings import NAMED, PARTS, in_colours
-from steptime.lecture.pairs import Pair, pair_of
+from steptime.lecture.model_on_system import Pair, pair_of
 from steptime.models.model import Model
+from steptime.physics.chip_memory import sequences_that_fit
 from steptime.physics.layout import Layout
-from steptime.physics.memory import sequences_that_fit
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_and_range
+from steptime.svg import NAMED, PARTS, in_colours
 from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, python
-from steptime.web.inputs import Shared, bar_of, slider
-from steptime.web.layouts import layout_of
-from steptime.web.steps import decode_call, layout_options, sum_of
-from steptime.web.subject import subject_of
+from steptime.web.board_inputs import Shared, bar_of, slider
+from steptime.web.board_layout import layout_of
+from steptime.web.board_steps import decode_call, layout_options, sum_of
+from steptime.web.page_subject import subject_of
+from steptime.web.snippets import command, python
 
 POINTS = 65
 MOST = 65_536

@@ -8,15 +8,15 @@ from typing import Final
 import numpy as np
 
 from steptime.blackboard.cache_tiers import hold_cost, retrieve_cost
-from steptime.cards.cache_trade import HeldContext, cache_trade
-from steptime.machines.money import usd
-from steptime.numbers import Array
-from steptime.pricing.holding import tiers
+from steptime.describe.kv_tradeoff import HeldContext, cache_trade
+from steptime.hardware.unit_cost import usd
+from steptime.number_checks import Array
+from steptime.pricing.kv_storage_cost import tiers
 from steptime.units import HOUR, in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import command, loaded, python
-from steptime.web.inputs import Shared, choice, slider
-from steptime.web.subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, choice, slider
+from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.snippets import command, loaded, python
 
 LEAST, MOST, POINTS = 1e-3, 1e7, 121  # seconds
 BILLION: Final = 1e9
@@ -84,7 +84,7 @@ def answer(asked: Asked) -> Answer:
         notes=tuple(_notes(asked, rent)),
         command=command("reversible", asked, {"--context": asked.context}).replace("reversible", "reversible cache", 1),
         python=python(
-            "from steptime.cards.cache_trade import cache_trade\n\n"
+            "from steptime.describe.kv_tradeoff import cache_trade\n\n"
             f"cache_trade([{model_text}], {system_text}, [{asked.context}]).to_dataframe()"
         ),
     )  # fmt: skip

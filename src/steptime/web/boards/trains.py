@@ -7,17 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.blackboard.trains import mean_wait, worst_wait
-from steptime.catalog.loading import load_system
-from steptime.lecture.today import drains
-from steptime.machines.system import System
-from steptime.models.loading import load_model
+from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
+from steptime.catalog.hardware_loading import load_system
+from steptime.hardware.system import System
+from steptime.lecture.current_figures import drains
 from steptime.models.model import Model
-from steptime.numbers import Array
+from steptime.models.model_loading import load_model
+from steptime.number_checks import Array
 from steptime.units import show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.commands import python
-from steptime.web.inputs import Shared, slider
+from steptime.web.board_inputs import Shared, slider
+from steptime.web.snippets import python
 
 CARRIER: Final = ("llama-3.1-8b", "hgx-h100")  # what the trains are of: a model whose pass is shorter than any step asked for
 SHOWN: Final = 0.15  # seconds of the timetable
@@ -49,7 +49,7 @@ def _carrier() -> tuple[Model, System]:
 def _simulated(step: float, rate: float, seats: int, seed: int, requests: int) -> tuple[Array, Array, Array]:
     """Return when each request arrives, departs and ends [s]."""
     import steptime as st
-    from steptime.simulation.policy import Policy
+    from steptime.simulation.scheduling_policy import Policy
 
     traffic = st.open_loop(rate, requests, st.Lengths(mean=1), st.Lengths(mean=1), seed=seed)
     policy = Policy(kind="train", interval=step, max_sequences=seats)
@@ -103,7 +103,7 @@ def answer(asked: Asked) -> Answer:
         command=f"steptime simulate {' '.join(CARRIER)} --engine ideal --policy train --interval {step:g} "
         f"--rate {asked.rate:g} --requests {count} --input 1 --output 1 --max-sequences {asked.seats} --seed {asked.seed}",
         python=python(
-            "from steptime.simulation.policy import Policy\n\n"
+            "from steptime.simulation.scheduling_policy import Policy\n\n"
             f"traffic = st.open_loop({asked.rate:g}, {count}, st.Lengths(mean=1), st.Lengths(mean=1), seed={asked.seed})\n"
             f'policy = Policy(kind="train", interval={step:g}, max_sequences={asked.seats})\n'
             f'requests = st.simulate("{CARRIER[0]}", "{CARRIER[1]}", traffic, policy=policy, engine="ideal").requests\n'

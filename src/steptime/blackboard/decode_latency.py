@@ -1,0 +1,83 @@
+"""The time of a decode step and what it is bound by. Lecture sections 1 and 4."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.number_checks import Number
+
+
+def compute_seconds(batch: Number, active: Number, mac_rate: Number) -> Number:
+    """Time of the arithmetic $B N_{act} / F$: batch [sequences], active [parameters], mac_rate [MAC/s] -> [s]. Section 1.
+
+    >>> round(compute_seconds(2400, 37e9, 1.8e17) * 1e3, 3)
+    0.493
+    """
+    return batch * active / mac_rate
+
+
+def weight_seconds(total: Number, weight_bytes: Number, bandwidth: Number) -> Number:
+    """Time to stream every weight once $b_w N_{tot} / W$: the floor of a step's latency [s]. Sections 1 and 4.
+
+    >>> round(weight_seconds(671e9, 1.0, 8 * 3.35e12) * 1e3, 1)
+    25.0
+    """
+    return weight_bytes * total / bandwidth
+
+
+def kv_read_seconds(batch: Number, context: Number, kv_bytes_per_token: Number, bandwidth: Number) -> Number:
+    r"""Time to stream every live KV cache once $B L \kappa / W$ [s]. Valid when no prefix is shared. Section 1.
+
+    >>> kv_read_seconds(256, 4096, 70_272, 8e12)
+    0.009210691584
+    """
+    return batch * context * kv_bytes_per_token / bandwidth
+
+
+def step_seconds(
+    batch: Number,
+    context: Number,
+    *,
+    active: Number,
+    total: Number,
+    weight_bytes: Number,
+    kv_bytes_per_token: Number,
+    mac_rate: Number,
+    bandwidth: Number,
+) -> Number:
+    r"""Time of a decode step $\max(t_{comp}, t_w + t_{kv})$ [s], with perfect overlap. Section 1.
+
+    >>> step = step_seconds(64, 1000, active=8e9, total=8e9, weight_bytes=2, kv_bytes_per_token=131072,
+    ...                     mac_rate=4.95e14, bandwidth=3.35e12)
+    >>> round(float(step) * 1e3, 2)
+    7.28
+    """
+    memory = weight_seconds(total, weight_bytes, bandwidth) + kv_read_seconds(batch, context, kv_bytes_per_token, bandwidth)
+    return np.maximum(compute_seconds(batch, active, mac_rate), memory)
+
+
+def memory_over_compute(batch: Number, context: Number, best_batch: Number, balanced_context: Number) -> Number:
+    r"""The one line: $\rho = t_{mem}/t_{comp} = B^*/B + L/L^*$; cost over its floor is $\max(1, \rho)$. Section 1, *derived*.
+
+    >>> memory_over_compute(2400.0, 0.0, 2400.0, 200e3), memory_over_compute(1e30, 400e3, 2400.0, 200e3)
+    (1.0, 2.0)
+    """
+    return best_batch / batch + context / balanced_context
+
+
+def utilisation(ratio: Number) -> Number:
+    r"""Model FLOPs utilisation $1/\max(1, \rho)$. Section 1.
+
+    >>> float(utilisation(2.0))
+    0.5
+    """
+    return 1 / np.maximum(1.0, ratio)
+
+
+def throughput(batch: Number, interval: Number) -> Number:
+    """Tokens per second of a batch that steps once per interval [s]. Section 4.
+
+    >>> throughput(2000, 1 / 64)
+    128000.0
+    """
+    return batch / interval

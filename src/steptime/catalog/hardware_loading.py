@@ -1,0 +1,350 @@
+"""Turns data files into chips, systems and rents, every figure with its source."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from steptime.catalog.data_files import files, find, folded, is_file
+from steptime.catalog.schema import (
+    RACK_UNITS,
+    ChipEntry,
+    DomainEntry,
+    Entry,
+    MemoryEntry,
+    QuoteEntry,
+    RentsEntry,
+    SourceEntry,
+    SystemEntry,
+    figure_of,
+    validated,
+)
+from steptime.catalog.schema_errors import line_of
+from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, shown
+from steptime.hardware import rental_prices, what_if
+from steptime.hardware.figure_bounds import checked
+from steptime.hardware.rental_prices import KINDS, OWNERS, RENTED
+from steptime.hardware.software_maturity import SOFTWARE, is_day
+from steptime.hardware.system import Chip, Domain, Link, MemoryTier, Power, Rent, Software, System
+from steptime.number_checks import Number, positive, share
+from steptime.provenance import GRADES, Figure
+from steptime.units import HOUR, parse, show
+
+SystemLike = System | str | os.PathLike[str]
+
+
+class Reader:
+    """Turns the figures of one file into numbers and remembers each under its path."""
+
+    def __init__(self, path: Path, sources: dict[str, SourceEntry]) -> None:
+        self.path, self.sources = path, sources
+        self.figures: dict[str, Figure] = {}
+
+    def number(self, place: str, entry: Entry, unit: str, gate: Callable[..., Number] = checked) -> float:
+        """Return the value of `entry` in base units; errors name the file and the place. gate: of what it may be."""
+        entry = figure_of(entry)
+        source = SourceEntry(url="", date="", grade="guess")
+        if entry.source:
+            if entry.source not in self.sources:
+                near = did_you_mean(entry.source, self.sources, most=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                problem = f"{place}: source {shown(entry.source)} is not among [sources]{hint}"
+                raise DataFileError(self.path, problem, self.line(place))
+            source = self.sources[entry.source]
+        try:
+            value = float(gate(place, parse(entry.value, unit), unit))
+        except UnitError as error:
+            raise DataFileError(self.path, f"{place}: {error}", self.line(place)) from None
+        except RangeError as error:
+            raise DataFileError(self.path, str(error), self.line(place)) from None
+        self.figures[place] = Figure(
+            value=value,
+            unit=unit,
+            text=str(entry.value),
+            url=source.url,
+            date=source.date,
+            grade=entry.grade or source.grade,
+            note=entry.note or source.note,
+        )
+        return value
+
+    def line(self, place: str) -> int | None:
+        """Return the line of a place of the file, if it is found."""
+        return line_of(self.path, place)
+
+    def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:
+        """Return one memory tier."""
+        return MemoryTier(
+            name=entry.name,
+            capacity=self.number(f"{place}.capacity", entry.capacity, "B"),
+            bandwidth=self.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
+            latency=self.number(f"{place}.latency", entry.latency, "s") if entry.latency else 0.0,
+            usd_per_byte=self.number(f"{place}.usd_per_byte", entry.usd_per_byte, "USD/B") if entry.usd_per_byte else 0.0,
+        )
+
+
+def load_chip(name: str, catalog: str | os.PathLike[str] | None = None) -> tuple[Chip, dict[str, Figure]]:
+    """Return a chip and the sources of its figures."""
+    path = find("chips", name, catalog)
+    entry = validated(ChipEntry, path)
+    return _chip(entry, Reader(path, entry.sources))
+
+
+def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
+    if not entry.peak:
+        raise DataFileError(
+            reader.path, 'peak: needs at least one rate, such as bf16 = "989 TFLOP/s"', reader.line("chip.peak")
+        )
+    _unique(reader, "memory", [tier.name for tier in entry.memory])
+    limit = entry.power.get("tdp") or entry.power.get("whole")
+    gates = {"capacity": _of_label}
+    reached = {
+        kind: reader.number(f"chip.reached.{kind}", part, "", gates.get(kind, _share)) for kind, part in entry.reached.items()
+    }
+    software = _software(entry, reader)
+    chip = Chip(
+        name=entry.name,
+        title=entry.title,
+        vendor=entry.vendor,
+        year=entry.year,
+        peak={kind: reader.number(f"chip.peak.{kind}", rate, "FLOP/s") for kind, rate in entry.peak.items()},
+        memory=tuple(reader.tier(f"chip.{tier.name}", tier) for tier in entry.memory),
+        power_w=math.nan if limit is None else reader.number("chip.power", limit, "W"),
+        reached=reached | ({SOFTWARE: software[-1].share} if software else {}),
+        software=software,
+    )
+    if "all_in" in entry.power:
+        reader.number("power", entry.power["all_in"], "W")
+    return chip, reader.figures
+
+
+def _software(entry: ChipEntry, reader: Reader) -> tuple[Software, ...]:
+    """Return the periods of software; raise DataFileError for days that are none, or that do not follow one another."""
+    days = [day for one in entry.software for day in (one.first, one.last)]
+    meet = any(before == after for before, after in zip(days[1::2], days[2::2], strict=False))
+    if not all(map(is_day, days)) or days != sorted(days) or meet:
+        told = " ".join(days)
+        problem = f"software: first and last days are written as 2025-12-31, period after period, not as {shown(told)}"
+        raise DataFileError(reader.path, problem, reader.line("chip.software"))
+    return tuple(
+        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, "", _share))
+        for one in entry.software
+    )
+
+
+def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> System:
+    """Return the system of a catalogue name, an alias or a path to a TOML file, in which the chip may stand as a table.
+
+    Raises UnknownName with the nearest names, or DataFileError with file and line.
+    """
+    expect("a system", name, (str, os.PathLike), "a name or a path")
+    path = find("systems", os.fspath(name), catalog)
+    entry = validated(SystemEntry, path)
+    reader = Reader(path, entry.sources)
+    chip_entry, chip_reader = entry_of_chip(entry, path, catalog)
+    chip, figures = _chip(chip_entry, chip_reader)
+    _unique(reader, "domains", [domain.kind for domain in entry.domains], "kind")
+    _unique(reader, "tiers", [tier.name for tier in entry.tiers], taken=("chip", "rack", *(tier.name for tier in chip.memory)))
+    domains = tuple(_domain(reader, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
+    _check_sizes(reader, entry, domains)
+    rack = {
+        key: reader.number(f"rack.{key}", value, unit)
+        for key, unit in RACK_UNITS.items()
+        if (value := getattr(entry.rack, key)) is not None
+    }
+    if entry.rack.chips:
+        rack["chips"] = entry.rack.chips
+    figures |= reader.figures
+    power, drawn = _power(figures, rack, whole="whole" in chip_entry.power)
+    known = find_rents(chip.name, catalog)
+    return System(
+        name=entry.name,
+        title=entry.title,
+        chip=chip,
+        chips=entry.chips,
+        domains=domains,
+        tiers=tuple(reader.tier(tier.name, tier) for tier in entry.tiers),
+        rent=known[0] if known else _unknown_rent(chip.name),
+        rents=known,
+        power=power,
+        rack=rack,
+        figures=figures | drawn,
+    )
+
+
+def system_of(system: SystemLike) -> System:
+    """Return a system as it is, and load one that is named: what every public function takes."""
+    if isinstance(system, System):
+        return system
+    if not isinstance(system, str | os.PathLike):
+        raise InputError(f"a system is a name, a path or a System, not {type(system).__name__}")
+    return load_system(system)
+
+
+def with_rent(system: SystemLike, rent: str | float) -> System:
+    """Return a system, or the one that is named, with a rent of another kind or amount, as `machines.rents.with_rent` does.
+
+    rent: a kind, or USD per chip-hour: 2.10, "2.10" or "2.10 USD/h".
+    """
+    return rental_prices.with_rent(system_of(system), rent)
+
+
+def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
+    """Return a system, or the one that is named, with other figures, as `machines.what_if.vary` does.
+
+    changes: values in base units by figure, such as {"chip.hbm.bandwidth": 16e12}; a "rent" is USD per chip-hour.
+    """
+    if isinstance(changes, Mapping) and "rent" in changes:
+        rent: Any = changes["rent"]
+        changes = {**changes, "rent": positive("rent", rent, "USD/h") / HOUR}
+    return what_if.vary(system_of(system), changes)
+
+
+def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str] | None = None) -> tuple[ChipEntry, Reader]:
+    """Return the chip of a system, which is a table of its file, a file beside it, or one of the catalogue, and its reader."""
+    if isinstance(entry.chip, ChipEntry):
+        return entry.chip, Reader(path, {**entry.sources, **entry.chip.sources})
+    sibling = path.parent / f"{entry.chip}.toml"
+    local = path.parent.name != "systems" and is_file(sibling) and not sibling.samefile(path)
+    try:
+        place = sibling if local else find("chips", entry.chip, catalog)
+    except UnknownName as error:
+        raise DataFileError(path, f"chip: {error}", line_of(path, "chip")) from None
+    chip = validated(ChipEntry, place)
+    return chip, Reader(place, chip.sources)
+
+
+def _share(place: str, value: Number, _: str) -> Number:
+    """Return the share of a figure that is reached, above 0 and at most 1."""
+    return share(place, positive(place, value))
+
+
+def _of_label(place: str, value: Number, _: str) -> Number:
+    """Return the share of the capacity on the label that there is: above 1 where the label's GB are GiB."""
+    return positive(place, value, most=2**30 / 1e9)
+
+
+def _unique(reader: Reader, place: str, names: list[str], what: str = "name", taken: Iterable[str] = ()) -> None:
+    for at, name in enumerate(names):
+        if name in (*taken, *names[:at]):
+            line = reader.line(f"{place}.{at}.{what}")
+            raise DataFileError(reader.path, f"{place}: the {what} {shown(name)} stands twice", line)
+
+
+def _domain(reader: Reader, entry: DomainEntry, *, last: bool) -> Domain:
+    if entry.size is None and not last:
+        problem = f"domains: {entry.name} needs a size; only the outermost goes without"
+        raise DataFileError(reader.path, problem, reader.line(f"{entry.kind.replace('-', '_')}.name"))
+    place = entry.kind.replace("-", "_")
+    link = Link(
+        bandwidth=reader.number(f"{place}.bandwidth", entry.bandwidth, "B/s"),
+        latency=reader.number(f"{place}.latency", entry.latency, "s"),
+        topology=entry.topology,
+    )
+    return Domain(name=entry.name, kind=entry.kind, size=math.inf if entry.size is None else entry.size, link=link)
+
+
+def _check_sizes(reader: Reader, entry: SystemEntry, domains: tuple[Domain, ...]) -> None:
+    """Raise DataFileError for domains that do not grow outwards, or do not hold the chips of the system."""
+    sizes = [domain.size for domain in domains]
+    if sizes != sorted(sizes):
+        raise DataFileError(reader.path, "domains: sizes must grow from the inner to the outer", reader.line("domains.1.size"))
+    if entry.chips > sizes[-1]:
+        problem = f"chips: {entry.chips:,} are more than the {sizes[-1]:,} of the outermost domain, {domains[-1].name}"
+        raise DataFileError(reader.path, problem, reader.line("chips"))
+    if len(domains) == 1 and entry.chips < sizes[-1] < math.inf:
+        problem = (
+            f"domains: a machine of one domain is a box, whose size, {sizes[-1]:,}, is its number of chips, {entry.chips:,}; "
+            'add the domain that joins boxes (kind = "scale-out", without a size), or make them equal'
+        )
+        raise DataFileError(reader.path, problem, reader.line("domains.0.size"))
+
+
+def quotes(catalog: str | os.PathLike[str] | None = None, chip: str | None = None) -> Iterator[tuple[QuoteEntry, str, Figure]]:
+    """Yield (quote, date of its list, figure) of every rent in the catalogue, or of those of a chip."""
+    for path in files("rents", catalog).values():
+        entry = validated(RentsEntry, path)
+        reader = Reader(path, entry.sources)
+        if not is_day(entry.date):
+            raise DataFileError(path, f"date: must be a day such as 2026-01-31, not {shown(entry.date)}", reader.line("date"))
+        for n, quote in enumerate(entry.quotes):
+            if chip is not None and folded(quote.chip) != folded(chip):
+                continue
+            place = f"quotes.{n}.{quote.chip}"
+            reader.number(place, quote.rate, "USD/s")
+            yield quote, entry.date, reader.figures[place]
+
+
+def find_rents(chip: str, catalog: str | os.PathLike[str] | None = None) -> tuple[Rent, ...]:
+    """Return the rents that are known of a chip, one of each kind, the one that plans reckon with first.
+
+    Of a kind, the best-graded and then newest quotes are typical, their median where there are several; those of the year
+    before them are the range. Plans reckon with the best-graded and then newest of contracts and rents on demand, or with the
+    cost of ownership (of a hyperscaler before that of a neocloud) where no rent is known.
+    """
+    mine = list(quotes(catalog, chip))
+    kinds = [kind for kind in KINDS if any(quote.kind == kind for quote, _, _ in mine)]
+    rented = [one for one in mine if one[0].kind in RENTED] or mine
+    if not rented:
+        return ()
+    first = min((quote.kind for quote, _, _ in _newest(rented)), key=(*RENTED, "owned").index)
+    kinds.sort(key=lambda kind: kind != first)
+    return tuple(_rent([one for one in mine if one[0].kind == kind]) for kind in kinds)
+
+
+def _newest(found: list[tuple[QuoteEntry, str, Figure]]) -> list[tuple[QuoteEntry, str, Figure]]:
+    """Return the quotes of the best grade, of the newest list that has one."""
+    grade = min((figure.grade for _, _, figure in found), key=GRADES.index)
+    newest = max(date for _, date, figure in found if figure.grade == grade)
+    return [one for one in found if one[2].grade == grade and one[1] == newest]
+
+
+def _rent(mine: list[tuple[QuoteEntry, str, Figure]]) -> Rent:
+    """Return the rent that quotes of one kind come to."""
+    chosen = _newest(mine)
+    owner = min((quote.owner for quote, _, _ in chosen), key=OWNERS.index)
+    chosen = [one for one in chosen if one[0].owner == owner]
+    quote, newest, figure = chosen[0]
+    year_before = f"{int(newest[:4]) - 1}{newest[4:]}"
+    rates = [figure.value for other, date, figure in mine if year_before <= date <= newest and other.owner == owner]
+    return Rent(
+        low=min(rates),
+        typical=median(figure.value for _, _, figure in chosen),
+        high=max(rates),
+        kind=quote.kind,
+        term=quote.term,
+        owner=owner,
+        date=figure.date or newest,
+        url=figure.url,
+        grade=figure.grade,
+        note=figure.note,
+    )
+
+
+def _unknown_rent(chip: str) -> Rent:
+    return Rent(note=f"no rent of {chip} is known; give one in USD per chip-hour, such as --rent 2.10")
+
+
+def _power(figures: Mapping[str, Figure], rack: Mapping[str, Number], *, whole: bool) -> tuple[Power, dict[str, Figure]]:
+    """Return what a chip draws, by the figure that counts most of what stands around it, and that figure under its path.
+
+    whole: whether the limit of the chip is that of the machine around it.
+    """
+    rack_power, chips = figures.get("rack.power"), rack.get("chips")
+    if "power" in figures:
+        basis, figure = "all-in", figures["power"]
+    elif rack_power is not None and chips:
+        note = f"{rack_power.text} over {chips:,.0f} chips" + (f"; {rack_power.note}" if rack_power.note else "")
+        value = rack_power.value / float(chips)
+        basis, figure = "rack", replace(rack_power, value=value, text=show(value, "W"), note=note)
+    elif "chip.power" in figures:
+        basis, figure = "whole" if whole else "chip", figures["chip.power"]
+    else:
+        return Power(), {}
+    power = Power(watts=figure.value, basis=basis, date=figure.date, url=figure.url, grade=figure.grade, note=figure.note)
+    return power, {"power": figure}

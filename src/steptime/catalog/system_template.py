@@ -1,0 +1,112 @@
+"""Writes a system of the catalogue as one TOML file, its chip in it, to be copied and changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from steptime.catalog.data_files import find
+from steptime.catalog.hardware_loading import entry_of_chip
+from steptime.catalog.schema import ChipEntry, FigureEntry, SourceEntry, SystemEntry, validated
+
+HEAD: Final = """\
+# A machine for steptime, chip and system in one file. Change what you like, and give the file's path instead of a name:
+#   steptime plan MODEL this.toml
+# A figure is a text with its unit, "3.35 TB/s", or { value = "3.35 TB/s", from = "SOURCE", grade = "...", note = "..." }, where
+# SOURCE is one of [sources] and a grade (measured, vendor, reported, recalled, guess) overrules that of the source. Figures
+# without a source count as guesses. Bandwidths are one way and per chip, peak rates are dense.
+"""
+NOTES: Final = {
+    "chips": "of a usual deployment, which a plan takes unless told",
+    "sources": "\n# Where figures were read.",
+    "domains": """
+# The network, from the inside out: size in chips, bandwidth in GB/s or Gb/s, latency in us. kind: scale-up, pod or scale-out.
+# topology: switch, mesh, torus or ring. The outermost goes without a size; a single domain with one is a box.""",
+    "tiers": "\n# Memory of the host, a share for each chip, fastest first: capacity in GB, bandwidth in GB/s, latency in us.",
+    "rack": "\n# One rack: power in kW, weight in kg, cables, limits of each, chips; links: scale-up links of\n"
+    "# one chip; host_chips: chips that one operating system sees.",
+    "chip": "\n# The chip.",
+    "peak": "\n# Dense arithmetic in TFLOP/s: fp32, tf32, bf16 (which most models need), fp16, fp8, int8, fp6, fp4, int4.",
+    "memory": "\n# Memory of the chip, fastest first; the last holds weights and KV cache. capacity in GB, bandwidth in TB/s.",
+    "power": """
+# Of one chip, in W: its limit (tdp; whole, where it is that of the machine around it), and all_in, with its share of host,
+# network and cooling.""",
+    "reached": "\n# Shares of the data sheet: rates that plain matrix products reach, and the capacity that a driver counts.",
+    "software": "\n# Shares of their usual speed that engines reached on this chip, by the days on which they were measured.",
+}
+
+
+def template(name: str, catalog: str | os.PathLike[str] | None = None) -> str:
+    """Return the TOML text of a system with its chip, as comments explain it; read again, it gives an equal system."""
+    path = find("systems", name, catalog)
+    system = validated(SystemEntry, path)
+    chip = entry_of_chip(system, path, catalog)[0]
+    lines = [HEAD.rstrip(), *_plain(system, ("name", "title", "chips", "year"))]
+    lines += _sources(system.sources, "sources")
+    for key in ("domains", "tiers"):
+        lines += _tables(key, getattr(system, key), NOTES[key])
+    rack = _filled(system.rack)
+    lines += [NOTES["rack"], "[rack]", *_pairs(rack)] if rack else []
+    lines += [NOTES["chip"], "[chip]", *_plain(chip, ("name", "title", "vendor", "year"))]
+    lines += _sources({key: value for key, value in chip.sources.items() if system.sources.get(key) != value}, "chip.sources")
+    lines += [NOTES["peak"], "[chip.peak]", *_pairs(chip.peak)]
+    lines += _tables("chip.memory", chip.memory, NOTES["memory"])
+    for key, figures in (("power", chip.power), ("reached", chip.reached)):
+        lines += [NOTES[key], f"[chip.{key}]", *_pairs(figures)] if figures else []
+    lines += _tables("chip.software", chip.software, NOTES["software"])
+    return "\n".join(lines) + "\n"
+
+
+def _plain(entry: SystemEntry | ChipEntry, keys: tuple[str, ...]) -> Iterator[str]:
+    for key in keys:
+        if value := getattr(entry, key):
+            note = NOTES.get(key)
+            yield f"{key} = {_text(value)}" + (f"  # {note}" if note else "")
+
+
+def _sources(sources: Mapping[str, SourceEntry], place: str) -> list[str]:
+    lines = [NOTES["sources"]] if sources else []
+    for number, (name, source) in enumerate(sources.items()):
+        lines += ([""] if number else []) + [f"[{place}.{_key(name)}]", *_pairs(_filled(source))]
+    return lines
+
+
+def _tables(place: str, entries: list[Any], note: str) -> list[str]:
+    lines = [note] if entries else []
+    for number, entry in enumerate(entries):
+        lines += ([""] if number else []) + [f"[[{place}]]", *_pairs(_filled(entry))]
+    return lines
+
+
+def _filled(entry: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields of an entry that are not as they are where nothing is given."""
+    given = {field.name: (getattr(entry, field.name), field.default) for field in msgspec.structs.fields(entry)}
+    return {name: value for name, (value, default) in given.items() if value != default}
+
+
+def _pairs(fields: Mapping[Any, Any]) -> Iterator[str]:
+    for name, value in sorted(fields.items(), key=lambda item: isinstance(item[1], FigureEntry)):
+        yield f"{name} = {_figure(value) if isinstance(value, FigureEntry) else _text(value)}"
+
+
+def _figure(figure: FigureEntry) -> str:
+    """Return a figure as it is written: alone, or with its source and notes."""
+    parts = {"value": figure.value, "from": figure.source, "grade": figure.grade, "note": figure.note}
+    given = {name: value for name, value in parts.items() if value not in ("", None)}
+    if len(given) == 1:
+        return _text(figure.value)
+    return "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in given.items()) + " }"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+
+
+def _text(value: str | float) -> str:
+    """Return a text or a number in TOML, whose texts are those of JSON."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,78 @@
+"""The command `steptime anchors`: runs of one's own that are kept, by which later answers are set right."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.option_groups import grouped
+from steptime.cli.options import CATALOG, CSV, JSON, not_empty, refuse_idle
+from steptime.cli.output import check_outputs, print_json, say, show, write_csv
+from steptime.cli.run_files import Told
+from steptime.errors import RangeError, UnknownName
+
+if TYPE_CHECKING:
+    from steptime.physics.bias_correction import Anchors
+
+ACTIONS = ("add", "remove")
+
+
+@grouped
+def anchors(
+    ctx: typer.Context,
+    told: Told,
+    action: Annotated[
+        str | None,
+        typer.Argument(metavar="[add|remove]", help="Without it, kept runs are listed.", show_default=False),
+    ] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|NAME]",
+            help="add: result JSON of `vllm bench serve` or of SGLang's bench_serving, or a CSV of runs; remove: a name.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Keep them under this name.", show_default="that of the file")] = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """Keep measured runs of your own: plan, step and simulate use them for the same model, system and engine, and say so."""
+    from steptime.validation import user_calibration as own
+
+    adds = "add FILE"
+    refuse_idle(
+        ctx,
+        {
+            adds: (action == "add", "name " + " ".join(field.name for field in dataclasses.fields(told))),
+            "the list of runs": (action is None, "csv"),
+        },
+    )
+    if action is None:
+        check_outputs({"--csv": csv}, ())
+        _list(own.kept_anchors(catalog), csv, json=json)
+        return
+    if action not in ACTIONS:
+        raise UnknownName("action", action, ACTIONS, "Known: add FILE, remove NAME; alone it lists them.")
+    if not what:
+        raise RangeError(f"anchors {action} needs {'a file of runs' if action == 'add' else 'the name of runs that are kept'}")
+    not_empty("--name", name, "a name for the runs")
+    if action == "remove":
+        say(f"Removed {own.remove(what, catalog=catalog)}.")
+        return
+    path, found = own.keep(what, name=name or "", catalog=catalog, **told.given())
+    say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")
+    _list(found, None, json=json)
+
+
+def _list(found: "Anchors", csv: str | None, *, json: bool) -> None:
+    """Print anchors as text or JSON, and write them as CSV where that is asked for."""
+    from steptime.cli.views.calibration_view import anchors_view
+
+    if csv is not None:
+        write_csv(csv, found)
+    if json:
+        print_json(found)
+    else:
+        show(anchors_view(found))

@@ -1,0 +1,191 @@
+"""The command `steptime compare`."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.option_groups import grouped
+from steptime.cli.options import (
+    BRIEF,
+    CATALOG,
+    CSV,
+    EXPERTS,
+    JSON,
+    KV,
+    LIMITS,
+    RENT,
+    SUBJECT,
+    WEIGHTS,
+    Load,
+    modes_of,
+    not_empty,
+    option,
+    read_limits,
+    read_model,
+    read_system,
+    read_systems,
+    refuse_idle,
+    with_rent,
+)
+from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv
+from steptime.errors import RangeError, UnknownName, shown
+from steptime.units import count as read_count
+from steptime.units import counted
+
+if TYPE_CHECKING:
+    from steptime.hardware.system import System
+
+ALL, ANY = "all", "any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rivals:
+    """What is held against what."""
+
+    models: Annotated[str, typer.Argument(metavar="MODEL[,MODEL...]", help="Models, with commas between.", show_default=False)]
+    systems: Annotated[
+        str,
+        typer.Argument(metavar="[SYSTEM[,SYSTEM...]]", help="Systems, with commas between, or all of the catalogue."),
+    ] = ALL
+    year: Annotated[str | None, option("Only chips of these years: 2024, 2022..2024 or 2024.. .", SUBJECT, metavar="YEARS")] = (
+        None
+    )
+    vendor: Annotated[str | None, option("Only chips of these makers, with commas between: NVIDIA,AMD.", SUBJECT)] = None
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="One engine for all: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
+            show_default="vllm on NVIDIA chips, typical on others",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    weights: WEIGHTS = None
+    experts: EXPERTS = None
+    kv: KV = None
+    rent: RENT = None
+    catalog: CATALOG = None
+
+    def machines(self) -> "list[System]":
+        """Return the systems that are asked for; raise InputError where none is left."""
+        names = _parts("systems", self.systems)
+        found = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
+        first, last = self._years()
+        makers = None if self.vendor is None else self._makers(found)
+        left = [
+            one for one in found if first <= one.chip.year <= last and (makers is None or one.chip.vendor.casefold() in makers)
+        ]
+        if not left:
+            raise RangeError(
+                f"no system is of {self.year or 'any year'} and {self.vendor or 'any maker'}; their years are "
+                f"{min(one.chip.year for one in found)} to {max(one.chip.year for one in found)}"
+            )
+        return left
+
+    def _makers(self, found: "list[System]") -> set[str]:
+        """Return the makers that are asked for, in small letters; raise UnknownName for one that no system has."""
+        known = sorted({one.chip.vendor for one in (*found, *read_systems(self.catalog))})
+        asked = {maker.casefold(): maker for maker in _parts("--vendor", self.vendor or "")}
+        for folded, maker in asked.items():
+            if folded not in {name.casefold() for name in known}:
+                raise UnknownName("maker of chips", maker, known, f"Known: {', '.join(known)}.")
+        return set(asked)
+
+    def _years(self) -> tuple[int, int]:
+        if self.year is None:
+            return 0, 9999
+        first, dots, last = self.year.strip().partition("..")
+        ends = [first or "0", (last or "9999") if dots else first]
+        if not first + last or not all(end.isascii() and end.isdigit() and len(end) <= 4 for end in ends):
+            raise RangeError(f"--year takes 2024, 2022..2024 or 2024.., not {shown(self.year)}")
+        if int(ends[0]) > int(ends[1]):
+            raise RangeError(f"--year {self.year} ends before it begins")
+        return int(ends[0]), int(ends[1])
+
+
+def _parts(name: str, text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",")]
+    if not all(found):
+        raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Load):
+    """What is asked of each of them."""
+
+    sure: Annotated[
+        float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", LIMITS)
+    ] = None
+    chips: Annotated[
+        str | None,
+        option(
+            "Chips of each, or any: the cheapest of 1, 2, 4, ... to 64 or a domain.",
+            "Deployment",
+            metavar="N",
+            show_default="a scale-up domain",
+        ),
+    ] = None
+    mode: Annotated[str, option("aggregated, disaggregated, or any.", "Deployment")] = "any"
+    brief: BRIEF = False
+    csv: CSV = None
+    json: JSON = False
+
+    def many(self) -> int | str | None:
+        """Return the chips, ANY, or None for a domain each."""
+        not_empty("--chips", self.chips, "a number, or any")
+        return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")
+
+
+@grouped
+def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
+    """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
+    refuse_idle(ctx, {"text, not --json": (not asked.json, "brief")})
+    names = _parts("models", rivals.models)
+    check_outputs({"--csv": asked.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
+    modes = modes_of(asked.mode)
+    many, limits = asked.many(), read_limits(asked.speed, asked.ttft)
+    machines = rivals.machines()
+    models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
+    if rivals.rent is not None and not any(_has_rent(one, rivals.rent) for one in machines):
+        if len(machines) == 1:
+            with_rent(machines[0], rivals.rent, None)  # says what is known of it
+        raise RangeError(
+            f"none of the {len(machines)} systems has a rent of kind {rivals.rent}; leave --rent out, or give USD per "
+            "chip-hour, such as --rent 2.10"
+        )
+    from steptime.sweep.ranking import compare as rank
+
+    pairs, each = len(models) * len(machines), 2 if many == ANY else 0.3
+    with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {each:g} s each ..."):
+        found = rank(
+            models,
+            machines,
+            asked.workload(),
+            limits,
+            chips=many,
+            engine=rivals.engine,
+            catalog=rivals.catalog,
+            modes=modes,
+            rent=rivals.rent,
+            sure=asked.sure,
+        )
+    if asked.csv is not None:
+        write_csv(asked.csv, found)
+    if asked.json:
+        print_json(found)
+    else:
+        from steptime.cli.views.ranking_view import ranking_view
+
+        console = console_of()
+        show(ranking_view(found, console.width, brief=asked.brief), console=console)
+    if not any(one.feasible for one in found.standings):
+        raise typer.Exit(1)
+
+
+def _has_rent(system: "System", rent: str) -> bool:
+    try:
+        with_rent(system, rent, None)
+    except RangeError:
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""The command `steptime engines`."""
+
+from typing import Annotated
+
+import typer
+
+from steptime.cli.options import CATALOG, CSV, JSON, refuse_idle
+from steptime.cli.output import check_outputs, print_json, show, write_csv
+
+
+def engines(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="An engine or a training stack to show; without it, all are listed.", show_default=False),
+    ] = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """List the serving engines and the training stacks, or show the constants of one."""
+    from steptime.catalog.data_files import files
+    from steptime.describe import engine_summary as cards
+    from steptime.physics.engine import load_engine
+
+    refuse_idle(ctx, {"the list, not the NAME of an engine": (name is None, "csv")})
+    check_outputs({"--csv": csv}, ())
+    if name is not None and name in files("stacks", catalog) and name not in files("engines", catalog):
+        _stack(name, catalog, json=json)
+        return
+    names = ("ideal", *files("engines", catalog)) if name is None else (name,)
+    shown = cards.engine_table(load_engine(n, catalog) for n in names)
+    if csv is not None:
+        write_csv(csv, shown)
+    if json:
+        print_json(shown if name is None else shown.engines[0])
+        return
+    from steptime.cli.views.catalog_view import engine_view, engines_view
+
+    if name is not None:
+        show(engine_view(shown.engines[0]))
+        return
+    from steptime.cli.views.training_view import stacks_view
+
+    show(engines_view(shown.engines), stacks_view(files("stacks", catalog), catalog))
+
+
+def _stack(name: str, catalog: str | None, *, json: bool) -> None:
+    """Show a training stack."""
+    from steptime.cli.views.training_view import stack_view
+    from steptime.training.training_stack import stack_of
+
+    found = stack_of(name, catalog)
+    if json:
+        print_json(found)
+    else:
+        show(stack_view(found))

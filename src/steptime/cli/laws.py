@@ -1,0 +1,121 @@
+"""The command `steptime laws`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.options import CATALOG, CSV, JSON, OUTPUT, count, not_empty, option, refuse_idle
+from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.errors import RangeError
+
+if TYPE_CHECKING:
+    from steptime.scaling.scaling_laws import Law
+
+ASKED, BOARD = "A loss", "Mixtures of experts"
+
+
+def laws(
+    ctx: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A law to show, or a path to a TOML file; without it, all are listed.", show_default=False),
+    ] = None,
+    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: tell its loss.", ASKED)] = None,
+    tokens: Annotated[int | None, count("--tokens", "Tokens that it is trained on, such as 15T.", ASKED)] = None,
+    moe: Annotated[
+        int | None, count("--moe", "Active parameters: hold mixtures of so many against dense models, by several laws.", BOARD)
+    ] = None,
+    experts: Annotated[
+        str | None,
+        option("Numbers of experts, with commas.", BOARD, metavar="N,N,...", show_default="1 to 512, doubling"),
+    ] = None,
+    batch: Annotated[int, count("--batch", "Sequences that decode together in a replica.", BOARD)] = 2048,
+    weights: Annotated[str, option("Number format of weights and arithmetic.", BOARD, metavar="FORMAT")] = "fp8",
+    system: Annotated[str, option("The machine that serves.", BOARD, metavar="SYSTEM")] = "gb200-nvl72",
+    plot: Annotated[str | None, option("Draw the board to a file: .png, .svg or .pdf.", OUTPUT, metavar="FILE")] = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """List scaling laws, show one with its sources, tell a model's loss, or hold mixtures of experts against dense models."""
+    from steptime.catalog.data_files import files
+    from steptime.scaling.scaling_laws import load_law
+
+    refuse_idle(
+        ctx,
+        {
+            "--moe, the board of mixtures": (moe is not None, "experts batch weights system plot"),
+            "the list or a board, not the NAME of a law": (name is None or moe is not None or params is not None, "csv"),
+            "no board of mixtures": (moe is None, "params"),
+        },
+    )
+    not_empty("NAME", name, "the name of a law, such as epoch")
+    if moe is None and (params is None) != (tokens is None):
+        raise RangeError("a loss follows from --params and --tokens; give both")
+    check_outputs({"--csv": csv, "--plot": plot}, ())
+    if plot is not None:
+        from steptime.cli.budget import check_picture
+
+        check_picture(plot)
+    if moe is not None:
+        _board(moe, tokens, name, experts, system, weights, batch, plot, csv, json)
+        return
+    found = [load_law(one, catalog) for one in ([name] if name else files("laws", catalog))]
+    _print(found, name is None, params, tokens, csv, json)
+
+
+def _print(found: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool) -> None:
+    from steptime.describe.law_summary import law_card, law_table
+
+    table = law_table(found)
+    told = None
+    if params is not None and tokens is not None:
+        from steptime.scaling.law_comparison import losses_of
+
+        told = losses_of(found, params, tokens)
+    if csv is not None:
+        write_csv(csv, table if told is None else told)
+    if json:
+        more = {} if told is None else {"losses": told.losses}
+        print_json((table if listed else law_card(found[0])).to_dict(**more))
+        return
+    from steptime.cli.views.laws_view import law_view, laws_view, losses_view
+
+    if told is not None:
+        show(losses_view(told))
+        return
+    show(laws_view(table.laws) if listed else law_view(table.laws[0]))
+
+
+def _board(
+    moe: int, tokens: int | None, law: str | None, experts: str | None, system: str, weights: str, batch: int, plot: str | None,
+    csv: str | None, json: bool,
+) -> None:  # fmt: skip
+    from steptime.scaling.moe_vs_dense import EXPERTS, LAWS, moe_board
+    from steptime.units import count as read_count
+
+    counts = EXPERTS if experts is None else tuple(read_count(one, "--experts") for one in experts.split(","))
+    board = moe_board(
+        moe,
+        experts=counts,
+        tokens=tokens,
+        law=LAWS if law is None else law.split(","),
+        system=system,
+        weights=weights,
+        batch=batch,
+    )
+    if csv is not None:
+        write_csv(csv, board)
+    if plot is not None:
+        from steptime.cli.output import wrote
+        from steptime.scaling.sizing_plots import draw_board
+
+        draw_board(board, plot)
+        wrote(plot, "effective size against experts")
+    if json:
+        print_json(board)
+        return
+    from steptime.cli.views.laws_view import board_view
+
+    console = console_of()
+    show(board_view(board, console.width), console=console)

@@ -1,0 +1,243 @@
+"""The command line. No formula lives here: it reads words, calls the library and prints what comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import Annotated, Any
+
+import typer
+
+from steptime.cli.output import drop, prepare, print_json, problem_json, say, unwritten
+from steptime.errors import Impossible, InputError, shown
+
+ANSWERED, IMPOSSIBLE, WRONG, INTERRUPTED = 0, 1, 2, 130
+OPEN = ("sweep", "design", "sensitivity")  # commands that take the options of others too
+FREE: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+NOT_A_NUMBER = re.compile(r"\AInvalid value for '(--?[\w-]+)'[^:]*: .* is not a valid (integer|float)")
+UNDERSTOOD: Any = typer.BadParameter.__base__  # what typer raises for words that it cannot read
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "plan": (
+        "plan qwen3-235b-a22b hgx-b200 --input 4k --output 1k --speed 40 --launch vllm",
+        "plan deepseek-v3 gb200-nvl72 --input 8k --output 1k --speed 50 --csv front.csv",
+        "plan llama-3.1-70b hgx-h200 --weights fp8 --speed 40 --anchor vllm-result.json,tp=4",
+    ),
+    "compare": (
+        "compare llama-3.3-70b --input 2k --output 500 --speed 40 --ttft 1",
+        "compare deepseek-v3,kimi-k2 hgx-b200,gb200-nvl72 --speed 30 --rent ondemand",
+        "compare qwen3-32b --vendor NVIDIA,AMD --year 2023.. --chips any --csv table.csv",
+    ),
+    "sweep": (
+        "sweep step llama-3.3-70b hgx-h100 --tp 8 --over batch=1:4096:log2 --over context=1k,8k,64k --plot cost.png",
+        "sweep plan llama-3.3-70b --over system=hgx-h100,hgx-b200 --over speed=20:80:4 --input 2k --out plans.xlsx",
+        "sweep step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --over chip.hbm.bandwidth=4TB/s:32TB/s:9",
+        "sweep simulate llama-3.1-8b hgx-h100 --over rate=5:40:8 --input 512 --output 128",
+        "sweep blackboard.drain_seconds --over bandwidth=1TB/s:20TB/s:20log --capacity 80GB --out drain.xlsx",
+    ),
+    "design": (
+        "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power",
+        "design deepseek-v3 gb200-nvl72 --over arch.attention=grouped,latent --arch.equal total --input 128k --cached 0.98",
+        "design step llama-3.3-70b hgx-b200 --tp 2 --over arch.kv_heads=2,4,8 --over batch=1:256:log2 --plot front.svg",
+    ),
+    "sensitivity": (
+        "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4k --sobol --plot tornado.png",
+        "sensitivity plan llama-3.3-70b hgx-h100 --speed 40 --vary input=1k:4k",
+        "sensitivity step llama-3.3-70b hgx-h100 --tp 8 --batch 256 --of time --vary memory_efficiency=0.7:0.9",
+        "sensitivity blackboard.cost_per_token --chips 72 --batch 2000 --vary seconds=10ms:30ms --vary rent=1.5USD/h:3USD/h",
+    ),
+    "reversible": (
+        "reversible --depth 64 --width 1024",
+        "reversible mixing --samples 10k",
+        "reversible sboxes aes --csv aes.csv",
+        "reversible cache deepseek-v3,llama-3.3-70b hgx-h200 --context 8k,128k",
+    ),
+    "step": (
+        "step deepseek-v3 gb200-nvl72 --batch 8192 --context 4096 --dp 72 --ep 72 --explain",
+        "step llama-3.3-70b hgx-h100 --phase prefill --tokens 8k --tp 8",
+        "step llama-3.1-70b hgx-h200 --batch 64 --tp 4 --anchor runs.csv",
+    ),
+    "prices": (
+        "prices deepseek-v3 --mix 4096:1024:0.5",
+        "prices openai/gpt-6-sol --read --lecture",
+        "prices anthropic/claude-opus-4-6 --read --at 2026-03-01 --margin 1.2..7",
+        "prices deepseek-v3 gb200-nvl72 --target-margin 2",
+        "prices glm-5.2 --history",
+    ),
+    "simulate": (
+        "simulate llama-3.1-8b hgx-h100 --rate 20 --input 512 --output 128 --ttft 0.2",
+        "simulate llama-3.1-8b hgx-h100 --find-rate --ttft 0.5 --speed 50",
+        "simulate llama-3.1-70b hgx-h100 --tp 4 --concurrency 64 --anchor runs.csv",
+        "simulate qwen3-32b hgx-h200 --tp 2 --replicas 2 --prefill-replicas 2 --trace requests.csv",
+    ),
+    "budget": (
+        "budget --quality-of 100B@200T --tokens-served 50M/s --lifetime 60d",
+        "budget --quality-of llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --machine gb200-nvl72 --speed 50",
+        "budget --usd 100M --tokens-served 5M/s --lifetime 180d --law epoch,hoffmann --discard 0.3 --plot bill.png",
+        "budget --compute 1e26 --experts 32 --rl-share 0.3",
+    ),
+    "rl": (
+        "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 --longest 4096",
+        "rl llama-3.1-70b hgx-h200 --chips 256 --tp 8 --rollouts 1024 --output 4k --longest 32k --rollout-share 0.5",
+    ),
+    "laws": (
+        "laws",
+        "laws epoch",
+        "laws --params 70B --tokens 15T",
+        "laws --moe 37B --tokens 14.8T --system gb200-nvl72 --plot experts.svg",
+    ),
+    "train": (
+        "train llama-3-70b hgx-h100 --chips 512 --seq 8192 --batch 1024 --tokens 15T",
+        "train deepseek-v3 hgx-h800 --chips 2048 --seq 4096 --batch 15360 --dtype fp8 --tokens 14.8T --ramp 469B:3072",
+        "train llama-3.1-405b hgx-h100 --chips 1024 --seq 8192 --batch 1024 --tp 8 --pp 8 --vpp 8 --scaling",
+        "train llama-3-8b hgx-h100 --chips 64 --batch 256 --engine torchtitan --launch torchtitan",
+        "train llama-2-7b rtx-4090-8 --chips 8 --batch 16 --task lora",
+    ),
+    "lecture": ("lecture", "lecture 3", "lecture --check", "lecture --quiz"),
+    "roofline": (
+        "roofline deepseek-v3 gb200-nvl72",
+        "roofline llama-3.3-70b hgx-h100 --weights fp8 --context 32k",
+    ),
+    "context": (
+        "context llama-3.3-70b hgx-h200 --speed 30",
+        "context deepseek-v3 gb200-nvl72 --context 1M --usd 10 --plot walls.svg",
+        "context qwen3-32b hgx-b200 --technique window=1024@5of6+share=2 --technique latent=512 --technique kv=int4",
+    ),
+    "web": ("web", "web --port 9000 --no-browser", "web --export board/"),
+    "models": (
+        "models deepseek-v3",
+        "models --like qwen3",
+        "models --new path/to/config.json",
+        "models --table deepseek-v3 qwen3-235b-a22b kimi-k2 --context 128k",
+    ),
+    "systems": ("systems", "systems gb200-nvl72", "systems hgx-h100 --toml > mine.toml"),
+    "engines": ("engines", "engines vllm"),
+    "validate": (
+        "validate runs.csv --predictions predicted.csv",
+        "validate vllm-result.json --system hgx-h200 --tp 4 --weights fp8",
+    ),
+    "anchors": (
+        "anchors",
+        "anchors add vllm-result.json --system hgx-h200 --tp 4 --weights fp8 --name mine",
+        "anchors remove mine",
+    ),
+    "calibrate": (
+        "calibrate runs.csv --prior vllm --engine mine --out mine.toml",
+        "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
+    ),
+}
+
+
+def app_for(words: Sequence[str] = ()) -> typer.Typer:
+    """Return the command line: with all commands, or with that alone which the first of the words names.
+
+    A command `name` is the function of that name in the module of that name; others are not imported.
+    """
+    app = typer.Typer(
+        name="steptime",
+        help="The arithmetic of serving large language models: step time, latency, throughput and dollars per token.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Example:\n\n"
+        "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
+        "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
+    )
+    for name in words[:1] if words and words[0] in EXAMPLES else EXAMPLES:
+        command = getattr(import_module(f"steptime.cli.{name}"), name)
+        epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
+        app.command(epilog=epilog, context_settings=FREE if name in OPEN else {})(command)
+    app.callback(invoke_without_command=True)(_version)
+    return app
+
+
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"steptime {installed('steptime')}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # no product here is large, and threads cost time and forbid copies
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # else all packages are searched for some
+    try:
+        code = _answered()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    # the answer is out: Ctrl-C must not break into the end of the program
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    left = unwritten() if sys.stdout is not None else ""
+    if left:
+        say(f"steptime: {left}")
+        code = WRONG
+    if code:
+        raise SystemExit(code)
+
+
+def _answered() -> int:
+    """Run the command line; wrong input, and a place that takes no answer, get one message and exit code 2."""
+    try:
+        prepare()
+        return app_for(sys.argv[1:])(standalone_mode=False) or ANSWERED
+    except InputError as problem:
+        return _refused(problem)
+    except UNDERSTOOD as problem:
+        return _misread(problem)
+    except typer.Abort:
+        return INTERRUPTED
+    except SystemExit as leaving:  # typer leaves with 1 where the reader of a pipe has gone
+        return ANSWERED if isinstance(leaving.__context__, BrokenPipeError) else int(leaving.code or 0)
+    except BrokenPipeError:
+        drop()
+        return ANSWERED
+    except OSError as problem:
+        drop()
+        say(f"steptime: {problem.filename or 'cannot print'}: {problem.strerror or problem}")
+        return WRONG
+    except MemoryError:
+        say("steptime: there is not enough memory for that many; ask for fewer")
+        return WRONG
+
+
+def _refused(problem: InputError) -> int:
+    """Say what is wrong with the input; under --json as JSON too."""
+    if "--json" in sys.argv:
+        print_json(problem_json(problem))
+    say(f"steptime: {problem}")
+    return IMPOSSIBLE if isinstance(problem, Impossible) else WRONG
+
+
+def _misread(problem: Any) -> int:
+    """Say which words of the command line cannot be read."""
+    context = getattr(problem, "ctx", None)
+    if type(problem).__name__ == "NoArgsIsHelpError":  # the help was asked for by silence
+        words = problem.format_message()
+        if words:
+            sys.stdout.write(words + "\n")
+        return ANSWERED
+    asked = sys.argv[1] if sys.argv[1:] and sys.argv[1] in EXAMPLES else ""
+    command = context.command_path if context is not None else f"steptime {asked}".rstrip()
+    words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
+    return _refused(InputError(f"{words}; `{command} --help` lists what there is"))
+
+
+def _with_value(found: re.Match[str]) -> str:
+    """Say which value is no number, as it was typed."""
+    option, kind = found[1], "a whole number" if found[2] == "integer" else "a number"
+    given = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
+    given += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
+    return f"{option} takes {kind} without a unit" + (f", not {shown(given[0])}" if given else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The command `steptime models`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.options import (
+    AUDIO,
+    CATALOG,
+    CSV,
+    EXPERTS,
+    IMAGES,
+    JSON,
+    KV,
+    OUTPUT,
+    WEIGHTS,
+    count,
+    option,
+    read_model,
+    refuse_idle,
+)
+from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from steptime.describe.model_summary import ModelCard
+    from steptime.models.model import Model
+    from steptime.result_base import Tabular
+
+
+def models(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model to show, or several to compare: names, or paths as for plans; without one, the catalogue is listed.",
+            show_default=False,
+        ),
+    ] = None,
+    compare: Annotated[bool, option("Compare the models named, or those that --like finds.", OUTPUT, "--table")] = False,
+    new: Annotated[
+        bool,
+        option(
+            "Say what is understood of configs, layer by layer, which fields are not read, and how sure that is.",
+            OUTPUT,
+            "--new",
+        ),
+    ] = False,
+    like: Annotated[str, option("List only names that contain this text.", OUTPUT)] = "",
+    context: Annotated[int, count("--context", "Context in tokens, for the figures that depend on one.", OUTPUT)] = 8192,
+    weights: WEIGHTS = None,
+    experts: EXPERTS = None,
+    kv: KV = None,
+    image: IMAGES = None,
+    audio: AUDIO = None,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """List the models, compare some of them, or show what one is made of."""
+    from steptime.describe import model_summary as cards
+    from steptime.number_checks import whole
+
+    chosen, lists = list(names or []), not names and not compare
+    if new:
+        if compare or like or context != 8192 or any((weights, experts, kv, image, audio)):
+            others = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
+            raise InputError(f"--new tells of a config as it stands: {others} do not go with it")
+        _show_new(chosen, catalog, csv, json=json)
+        return
+    refuse_idle(
+        ctx,
+        {
+            "the whole list or --table, not names": (not chosen, "like"),
+            "a model, or --table": (not lists, "context weights experts kv"),
+            "one model": (len(chosen) == 1 and not compare, "image audio"),
+            "the list or a table": (len(chosen) != 1 or compare or bool(image or audio), "csv"),
+            "another answer than --image": (not (image or audio), "context"),
+        },
+    )
+    whole("--context", context, unit="token")
+    check_outputs({"--csv": csv}, chosen)
+    found = chosen or _alike(like, catalog)
+    read = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in found]
+    if image or audio:
+        _show_images(read[0], image or [], audio or [], csv, json=json)
+        return
+    if len(read) == 1 and not compare:
+        _show_one(cards.model_card(read[0], context=context), json=json)
+        return
+    from steptime.cli.views.catalog_view import comparison_view, models_view
+
+    console = console_of()
+    if lists:
+        listed = cards.model_table(like, catalog)
+        _show_table(listed, models_view(listed.models), csv, json=json)
+    else:
+        compared = cards.compared(read, context=context)
+        _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
+
+
+def _show_images(model: "Model", images: list[str], audio: list[str], csv: str | None, *, json: bool) -> None:
+    """Print what the images and recordings of a prompt cost a model."""
+    from steptime.cli.views.models_view import image_view
+    from steptime.describe.image_cost import image_cost
+
+    cost = image_cost(model, images, audio=audio)
+    _show_table(cost, image_view(cost), csv, json=json)
+
+
+def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: bool) -> None:
+    """Print what is understood of each config; of several, those that cannot be read at the end, as an error."""
+    from steptime.describe.config_summary import config_card
+    from steptime.models.model_loading import config_of, folder_of, label_of
+
+    if not names:
+        raise InputError("--new needs a config.json, its folder, or a name: steptime models --new path/to/config.json")
+    if csv is not None and len(names) > 1:
+        raise InputError("--csv holds the layers of one config; name one, or leave it out")
+    check_outputs({"--csv": csv}, names)
+    cards, refused = [], []
+    for name in names:
+        try:
+            cards.append(config_card(config_of(name, catalog), name=label_of(name), folder=folder_of(name)))
+        except InputError as error:
+            if len(names) == 1:
+                raise
+            refused.append(f"{name}: {error}")
+    if csv is not None:
+        write_csv(csv, cards[0])
+    if json:
+        print_json(cards[0] if len(names) == 1 else [card.to_dict() for card in cards])
+    else:
+        from steptime.cli.views.models_view import config_view
+
+        console = console_of()
+        for at, card in enumerate(cards):
+            show(*([""] if at else []), config_view(card), console=console)
+    if refused:
+        raise InputError("; ".join(refused))
+
+
+def _show_table(table: "Tabular", view: "RenderableType", csv: str | None, *, json: bool) -> None:
+    """Print a table as text or JSON, and write it where a file is named."""
+    if csv is not None:
+        write_csv(csv, table)
+    if json:
+        print_json(table)
+    else:
+        show(view)
+
+
+def _alike(like: str, catalog: str | None) -> list[str]:
+    """Return the names of the catalogue that contain a text; raise InputError with the nearest where none does."""
+    from steptime.catalog.data_files import files
+    from steptime.errors import did_you_mean
+
+    known = files("models", catalog)
+    found = [name for name in known if like.casefold() in name.casefold()]
+    if not found:
+        near = ", ".join(did_you_mean(like, known, alike=0.0))
+        raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
+    return found
+
+
+def _show_one(card: "ModelCard", *, json: bool) -> None:
+    """Print the card of one model."""
+    if json:
+        print_json(card)
+        return
+    from steptime.cli.views.catalog_view import model_view
+
+    console = console_of()
+    show(model_view(card, console.width), console=console)

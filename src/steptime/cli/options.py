@@ -1,0 +1,403 @@
+"""Options that several commands take, and how what was asked for is read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steptime.cli.calibration_args import file_of, read_anchor
+from steptime.errors import InputError, RangeError, UnknownName
+from steptime.units import count as read_count
+
+if TYPE_CHECKING:
+    from steptime.hardware.system import System
+    from steptime.models.model import Model
+    from steptime.models.multimodal_inputs import Reading
+    from steptime.physics.engine import Engine
+    from steptime.physics.layout import Layout
+    from steptime.planning.workload import Slo, Workload
+
+SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
+WORKLOAD = "Requests"
+
+JSON = Annotated[
+    bool, typer.Option("--json", help="Print JSON in SI units instead of text; errors too.", rich_help_panel=OUTPUT)
+]
+CSV = Annotated[
+    str | None,
+    typer.Option("--csv", metavar="FILE", help="Write the table as CSV in SI units, too.", rich_help_panel=OUTPUT),
+]
+BRIEF = Annotated[bool, typer.Option("--brief", help="Print the answer alone, in a few lines.", rich_help_panel=OUTPUT)]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="What if: another figure of the machine, such as chip.hbm.bandwidth=16TB/s or rent='2 USD/h'. Repeatable.",
+        rich_help_panel=SUBJECT,
+    ),
+]
+CATALOG = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog",
+        metavar="FOLDER",
+        help="A folder with chips/, systems/, rents/, models/ or engines/ that comes before the packaged ones.",
+        rich_help_panel=SUBJECT,
+    ),
+]
+RENT = Annotated[
+    str | None,
+    typer.Option(
+        "--rent",
+        metavar="KIND",
+        help="Rent to reckon with: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10.",
+        show_default="the best and newest known of contract and on demand",
+        rich_help_panel=SUBJECT,
+    ),
+]
+WEIGHTS = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        help="Store weights as fp8, nvfp4, mxfp4, int4, bf16, ... instead of as the config says.",
+        rich_help_panel=SUBJECT,
+    ),
+]
+EXPERTS = Annotated[
+    str | None, typer.Option(metavar="FORMAT", help="Store routed experts in this format.", rich_help_panel=SUBJECT)
+]
+KV = Annotated[
+    str | None,
+    typer.Option(
+        "--kv",
+        metavar="FORMAT",
+        help="Keep the KV cache as fp8, bf16, ... (fp8_ds_mla: a latent of multi-head latent attention).",
+        rich_help_panel=SUBJECT,
+    ),
+]
+
+IMAGES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        metavar="SIZE",
+        help="An image that each prompt holds, WIDTHxHEIGHT in pixels such as 1024x768; 1024x768*4 for four. Repeatable.",
+        rich_help_panel=WORKLOAD,
+    ),
+]
+AUDIO = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--audio",
+        metavar="SECONDS",
+        help="A recording that each prompt holds, such as 30; 30*2 for two. Repeatable.",
+        rich_help_panel=WORKLOAD,
+    ),
+]
+
+
+def count(name: str, words: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option that takes a count: 8192, 8k or 1e3."""
+
+    def read(text: Any) -> Any:
+        return text if text is None else read_count(text, name)
+
+    return typer.Option(name, parser=read, metavar="N", help=words, rich_help_panel=panel, **more)
+
+
+def option(words: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+    """Return an option of a panel of the help; its name is the parameter's unless others are given."""
+    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is asked about: a model on a system by an engine."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Catalogue name, Hugging Face id, or path: a config.json or its folder, a checkpoint's file, a .gguf.",
+            show_default=False,
+        ),
+    ]
+    system: Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Serving engine: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
+            show_default="vllm on NVIDIA chips, typical on others",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    weights: WEIGHTS = None
+    experts: EXPERTS = None
+    kv: KV = None
+    imbalance: Annotated[
+        float | None,
+        typer.Option(
+            help="Rows on the busiest expert chip over the mean, where chips divide experts.",
+            show_default="the engine's",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    anchor: Annotated[
+        str | None,
+        typer.Option(
+            "--anchor",
+            metavar="RESULTS",
+            help="Runs of your own of this model, system and engine, which set its times right: a result of `vllm bench serve` "
+            "or of SGLang's bench_serving, with what it does not tell behind it (result.json,tp=4,weights=fp8), or a CSV of "
+            "runs.",
+            show_default="those that `steptime anchors` keeps",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    no_anchor: Annotated[
+        bool,
+        typer.Option("--no-anchor", help="Leave out the runs that `steptime anchors` keeps.", rich_help_panel=SUBJECT),
+    ] = False
+    software: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DAY",
+            help="Take the engine's software of a day, such as 2025-12-31: of the measured period that holds it or "
+            "comes next (MI300X, whose shares MI325X has, and MI355X).",
+            show_default="the newest that was measured",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    set_: SET = None
+    catalog: CATALOG = None
+
+    def read(self) -> "tuple[Model, System, Engine]":
+        """Return model, system and engine; an option about experts is refused where there are none."""
+        from steptime.physics.engine import engine_for, with_imbalance
+
+        not_empty("--catalog", self.catalog, "a folder")
+        machine = read_system(self.system, self.set_, self.catalog)
+        if self.software is not None:
+            from steptime.hardware.software_maturity import with_software
+
+            if self.engine == "ideal":
+                raise RangeError("--software is of a real engine's losses, and --engine ideal has none")
+            machine = with_software(machine, self.software)
+        described = read_model(self.model, self.weights, self.experts, self.kv, self.catalog)
+        for name, given in (("--experts", self.experts), ("--imbalance", self.imbalance)):
+            if given is not None and not described.routed:
+                raise RangeError(f"{name} needs a model with experts; {described.name} has none")
+        engine = engine_for(machine, self.engine, self.catalog)
+        engine = engine if self.imbalance is None else with_imbalance(engine, self.imbalance)
+        return described, machine, self._anchored(described, machine, engine)
+
+    def _anchored(self, model: "Model", system: "System", engine: "Engine") -> "Engine":
+        """Return the engine with the runs of one's own that are given, or that are kept of this model, system and engine."""
+        from steptime.catalog.data_files import files
+        from steptime.physics.engine import anchored
+        from steptime.physics.uncertainty import has_range
+
+        if self.anchor is not None and self.no_anchor:
+            raise RangeError("--anchor gives runs and --no-anchor leaves them out; keep one of the two")
+        if self.anchor is not None:
+            asked = {"system": self.system, "weights": self.weights or ""}
+            given = read_anchor(self.anchor, asked, engine, self.catalog)
+            return anchored(engine, given, model=model.name, system=system.name)
+        if self.no_anchor or not has_range(engine) or not files("anchors", self.catalog):
+            return engine
+        from steptime.validation.user_calibration import kept_anchor
+
+        return anchored(engine, kept_anchor(model, system, engine, self.catalog), model=model.name, system=system.name)
+
+    def files(self) -> list[str]:
+        """Return the names that may be files which the command reads."""
+        own = file_of(self.anchor) if self.anchor else ""
+        return [name for name in (self.model, self.system, self.engine, own) if name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rented(Subject):
+    """What is asked about where money is counted."""
+
+    rent: RENT = None
+
+    def read(self) -> "tuple[Model, System, Engine]":
+        """Return model, system with the rent asked for, and engine."""
+        model, system, engine = super().read()
+        return model, with_rent(system, self.rent, self.set_), engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests that are alike, and the limits on them."""
+
+    input_: Annotated[int, count("--input", "Prompt tokens of a request.", WORKLOAD)] = 1024
+    output: Annotated[int, count("--output", "Output tokens of a request.", WORKLOAD)] = 1024
+    cached: Annotated[float, option("Share of the prompt that a prefix cache holds (0 to 1).", WORKLOAD)] = 0.0
+    speed: Annotated[float | None, option("Least output speed for each user, in tok/s.", LIMITS)] = None
+    ttft: Annotated[float | None, option("Longest mean time to first token, in s.", LIMITS)] = None
+
+    def workload(self) -> "Workload":
+        """Return the requests."""
+        from steptime.planning.workload import Workload
+
+        return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ways:
+    """How one replica is laid over chips."""
+
+    tp: Annotated[
+        int | None,
+        count("--tp", "Tensor parallel ways.", LAYOUT, show_default="1; the fewest that hold the model if no way is given"),
+    ] = None
+    pp: Annotated[int | None, count("--pp", "Pipeline stages.", LAYOUT, show_default="1")] = None
+    dp: Annotated[int | None, count("--dp", "Attention groups (data parallel attention).", LAYOUT, show_default="1")] = None
+    ep: Annotated[int | None, count("--ep", "Expert parallel ways.", LAYOUT, show_default="1")] = None
+    cp: Annotated[int | None, count("--cp", "Context parallel ways.", LAYOUT, show_default="1")] = None
+
+    def layout(self, **more: int) -> "Layout":
+        """Return the layout, with as many micro-batches in flight as stages unless told otherwise."""
+        from steptime.physics.layout import Layout
+
+        given = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp}
+        ways = {name: 1 if value is None else value for name, value in given.items()}
+        return Layout(**({**ways, "microbatches": ways["pp"]} | more))
+
+    def layout_for(
+        self, model: "Model", system: "System", engine: "Engine", *, batch: float, context: float, **more: int
+    ) -> "Layout":
+        """Return the layout that is given, or the default one of a model on a system, and say which that is."""
+        if any(way is not None for way in (self.tp, self.pp, self.dp, self.ep, self.cp)):
+            return self.layout(**more)
+        from steptime.physics.default_layout import default_layout
+        from steptime.physics.layout import show_layout
+
+        layout = default_layout(model, system, engine=engine, batch=batch, context=context)
+        if layout.chips > 1:
+            typer.echo(f"steptime: layout {show_layout(layout)}: the smallest that holds {model.name}; --tp sets it", err=True)
+        return replace(layout, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Images and recordings that every prompt holds beside its text."""
+
+    image: IMAGES = None
+    audio: AUDIO = None
+
+    def tokens(self, model: "Model") -> int:
+        """Return the tokens that a prompt gains."""
+        return sum(one.tokens for one in self._readings(model))
+
+    def read(self, model: "Model", text: float) -> "Model":
+        """Return the model with what its prompts of `text` tokens hold."""
+        if not (readings := self._readings(model)):
+            return model
+        from steptime.models.multimodal_inputs import with_media
+
+        return with_media(model, readings, text)
+
+    def _readings(self, model: "Model") -> "tuple[Reading, ...]":
+        if not self.image and not self.audio:
+            return ()
+        from steptime.models.multimodal_inputs import read_media
+
+        return read_media(model, self.image or (), self.audio or ())
+
+
+def read_limits(speed: float | None, ttft: float | None) -> "Slo":
+    """Return the limits on speed [tok/s] for each user and on the first token [s]."""
+    from steptime.number_checks import positive
+    from steptime.planning.workload import limits
+
+    return limits(
+        speed=None if speed is None else positive("--speed", speed, "tok/s"),
+        ttft=None if ttft is None else positive("--ttft", ttft, "s"),
+    )
+
+
+def modes_of(text: str) -> tuple[str, ...]:
+    """Return the modes of deployment that --mode names, with commas between them, or any."""
+    from steptime.errors import shown
+    from steptime.planning.planner import MODES
+
+    asked = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
+    for name in asked:
+        if name == "any":
+            raise RangeError(f"--mode {shown(text)} names any beside others; any alone is every mode")
+        if name not in MODES:
+            raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+    return tuple(name for name in MODES if name in asked)
+
+
+def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
+    """Return the model of a name or a path, in the formats asked for."""
+    from steptime.models.model_loading import load_model
+
+    for named, text in (("--weights", weights), ("--experts", experts), ("--kv", kv)):
+        not_empty(named, text, "a number format, such as fp8")
+    return load_model(name, weights=weights or "", experts=experts or "", kv=kv or "", catalog=catalog)
+
+
+def not_empty(name: str, text: str | None, what: str) -> None:
+    """Raise RangeError for an option that was given without anything in it."""
+    if text is not None and not text.strip():
+        raise RangeError(f"{name} needs {what}")
+
+
+def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "System":
+    """Return the system of a name or a path, with its what-ifs."""
+    from steptime.catalog.hardware_loading import load_system
+    from steptime.hardware.what_if import read_changes, vary
+
+    try:
+        system = load_system(name, catalog)
+    except UnknownName as problem:
+        raise _swapped(name, catalog) or problem from None
+    return vary(system, read_changes(system, tuple(changes or ())))
+
+
+def _swapped(name: str, catalog: str | None) -> InputError | None:
+    """Return what to say where a model stands in the place of a system; None where it is none."""
+    from steptime.models.model_loading import load_model
+
+    try:
+        load_model(name, catalog=catalog)
+    except InputError:
+        return None
+    return UnknownName("system", name, (), "It is a model: the model comes first, then the system.")
+
+
+def with_rent(system: "System", rent: str | None, changes: list[str] | None) -> "System":
+    """Return a system with the rent asked for; refuse two rents."""
+    from steptime.hardware.rental_prices import with_rent as rented
+
+    not_empty("--rent", rent, "owned, contract, ondemand, or USD per chip-hour such as 2.10")
+    if rent is None:
+        return system
+    if any(change.partition("=")[0].strip() == "rent" for change in changes or ()):
+        raise RangeError("--rent and --set rent= both set the rent; keep one of the two")
+    return rented(system, rent)
+
+
+def read_systems(catalog: str | None) -> "list[System]":
+    """Return every system of the catalogue."""
+    from steptime.catalog.data_files import files
+    from steptime.catalog.hardware_loading import load_system
+
+    return [load_system(name, catalog) for name in files("systems", catalog)]
+
+
+def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> None:
+    """Raise RangeError for an option that was given and would be of no use.
+
+    `needs` says what an option needs: whether that holds, and the parameters that need it, parted by spaces.
+    """
+    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    for what, (holds, names) in needs.items():
+        idle = [name for name in names.split() if name in given]
+        if idle and not holds:
+            raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")

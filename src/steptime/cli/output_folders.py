@@ -1,0 +1,104 @@
+"""Folders of files that the program writes: what lies there from before is kept, but what it wrote itself."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from steptime.atomic_files import write_text_atomically
+from steptime.cli.output import writing, wrote
+from steptime.errors import DataFileError, InputError
+from steptime.safe_text import replace_controls
+
+WRITTEN = "steptime.sha256"  # names and sums of what was written last, as `sha256sum --check` reads them
+
+
+def check_folder(name: str, text: str | None) -> None:
+    """Raise, before any work, for a folder that cannot be written; one that is not there yet needs one to lie in."""
+    if text is None:
+        return
+    if not text.strip() or "\0" in text:
+        raise InputError(f"{name} needs the name of a folder")
+    if os.path.exists(text) and not os.path.isdir(text):
+        raise DataFileError(text, f"is a file; {name} needs a folder")
+    above = text if os.path.isdir(text) else os.path.dirname(os.path.realpath(text))
+    if not os.path.isdir(above):
+        raise DataFileError(text, "cannot be written: the folder that it would lie in does not exist")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise DataFileError(text, "cannot be written: Permission denied")
+
+
+def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
+    """Write texts by name into a folder, each whole or not at all, those that end in .sh executable, and say so.
+
+    Symbolic links in the folder are never followed: a link in a file's place is another text, one to another folder an error.
+    Other texts of those names stay without `force`. What an earlier call wrote and this one does not is removed with `force`,
+    where nobody has changed it since.
+    """
+    top = Path(folder)
+    files = {name: replace_controls(text) for name, text in files.items()}
+    places = {top / name: text for name, text in files.items()}
+    with writing(folder):
+        _check_inside(top, places)
+        old = {place: told for place, told in _written(top).items() if place not in places and place.is_file()}
+        own = [place for place, told in old.items() if _sum(place.read_bytes()) == told]
+        kept = [place for place, text in places.items() if os.path.lexists(place) and _other_than(place, text)]
+        if kept and not force:
+            raise DataFileError(str(kept[0]), "is there already, with another text; give --force to write over it")
+        if own and not force:
+            raise DataFileError(str(own[0]), "is of an earlier plan, and no part of this one; give --force to remove it")
+        for place in own:
+            place.unlink()
+        _drop_empty(top, own)
+        for place, text in places.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(place, text, executable=place.suffix == ".sh", follow_symlinks=False)
+        sums = "".join(f"{_sum(text.encode())}  {name}\n" for name, text in files.items())
+        write_text_atomically(top / WRITTEN, sums, follow_symlinks=False)
+    changed = [place for place in old if place not in own]
+    wrote(folder, f"{len(files):,} file{'s' if len(files) > 1 else ''}{_left(own, changed)}", replaced=bool(kept))
+
+
+def _check_inside(top: Path, places: Iterable[Path]) -> None:
+    """Raise DataFileError where a symbolic link leads a folder of the files elsewhere."""
+    for folder in {place.parent for place in places} - {top}:
+        if folder.is_symlink():
+            raise DataFileError(str(folder), "is a symbolic link; remove it, or give another --launch-dir")
+
+
+def _left(own: list[Path], changed: list[Path]) -> str:
+    """Say what became of files of an earlier plan."""
+    said = f", and removed {len(own):,} of an earlier plan" if own else ""
+    return said + (f"; {', '.join(map(str, changed))} of an earlier plan was changed by hand, and stays" if changed else "")
+
+
+def _written(top: Path) -> dict[Path, str]:
+    """Return the sums of the files that an earlier call wrote; lines that name nothing inside the folder are passed over."""
+    try:
+        lines = (top / WRITTEN).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError):
+        return {}
+    found = {}
+    for line in lines:
+        read = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if read and os.path.relpath(os.path.realpath(top / read[2]), os.path.realpath(top)) == read[2] and read[2][:2] != "..":
+            found[top / read[2]] = read[1]
+    return found
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _drop_empty(top: Path, removed: Iterable[Path]) -> None:
+    """Remove the folders below the top that removed files leave empty."""
+    for folder in {place.parent for place in removed} - {top}:
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _other_than(place: Path, text: str) -> bool:
+    return place.is_symlink() or not place.is_file() or place.read_bytes() != text.encode()

@@ -1,0 +1,154 @@
+"""Commands that ask a question many times: which one, with what, and how far the work is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from steptime.cli.output import say
+from steptime.errors import InputError, UnknownName, did_you_mean
+
+if TYPE_CHECKING:
+    from steptime.sweep.axes import Axis
+    from steptime.sweep.question_inputs import Question
+
+FEW = 8  # points from which the time that is left is told: several come at once from a process
+
+
+def read_words(command: str, words: list[str], several: str) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the question, model and system, and the options that are not the command's own, as NAME=VALUE.
+
+    several: the option that takes more than one value of an input.
+    """
+    plain = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
+    if not plain:
+        raise InputError(
+            f"{command} needs a question: step, plan, simulate, or blackboard.NAME; `steptime {command} --help` has examples"
+        )
+    if len(plain) > 3:
+        raise InputError(f"{plain[3]} is one word too many: {command} takes QUESTION [MODEL] [SYSTEM]")
+    rest, more = words[len(plain) :], []
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or not name.strip("-"):
+            raise InputError(
+                f"{name} follows no option; options of the question are --name value, and the rest goes before them"
+            )
+        if not equals:
+            if not rest:
+                raise InputError(f"{name} needs a value; {several} NAME=... gives several")
+            value = rest.pop(0)
+        more.append(f"{name}={value}")
+    return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), more
+
+
+def no_slips(question: Question, more: list[str], own: Sequence[str]) -> None:
+    """Raise UnknownName for a misspelt option of the command itself, which would else be taken for one of the question."""
+    for text in more:
+        name = text.partition("=")[0].lstrip("-")
+        if name.replace("-", "_") not in question.inputs and "." not in name and did_you_mean(name, own, alike=0.75):
+            raise UnknownName("option", f"--{name}", [f"--{one}" for one in own])
+
+
+def check_given(question: Question, given: Mapping[str, Any]) -> None:
+    """Raise InputError where a model or a system is named, and the question takes none."""
+    for key in given:
+        if key not in question.inputs:
+            raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
+
+
+def read_question(
+    command: str, words: list[str], several: str, own: Sequence[str]
+) -> tuple[Question, dict[str, Any], list[str]]:
+    """Return the question that is asked, its model and system, and its other options as NAME=VALUE, all of them checked.
+
+    several: the option that takes more than one value of an input; own: the options of the command itself.
+    """
+    from steptime.sweep.question_registry import question_of
+
+    name, given, more = read_words(command, words, several)
+    question = question_of(name)
+    no_slips(question, more, own)
+    check_given(question, given)
+    return question, given, more
+
+
+def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
+    """Return what is held with the engine set right by the runs that `steptime anchors` keeps, and say so; or say why not."""
+    from steptime.catalog.data_files import files
+
+    if not question.figures or not files("anchors", held.get("catalog")):
+        return dict(held)
+    if {"model", "system", "engine"} & {axis.name for axis in axes} or any(a.name.startswith("arch.") for a in axes):
+        say("steptime: the runs of your own that are kept are left out, since model, system or engine is an axis")
+        return dict(held)
+    if any(name not in held for name in question.needs):
+        return dict(held)
+    from steptime.physics.engine import anchored
+    from steptime.physics.uncertainty import has_range
+    from steptime.sweep.resolve_inputs import read_subject
+    from steptime.validation.user_calibration import kept_anchor
+
+    model, system, engine = read_subject(held)
+    kept = kept_anchor(model, system, engine, held.get("catalog")) if has_range(engine) else None
+    if kept is None:
+        return dict(held)
+    say(f"steptime: anchored on runs of your own of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
+    return {**held, "engine": anchored(engine, kept, model=model.name, system=system.name)}
+
+
+@contextmanager
+def told() -> Iterator[Callable[[int, int], None]]:
+    """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
+    from steptime.sweep.point_limits import duration
+
+    state = {"first": 0, "total": -1, "started": time.perf_counter()}
+    bar: Any = None
+
+    def progress(done: int, total: int) -> None:
+        nonlocal bar
+        if total != state["total"]:  # work that begins, perhaps after other work
+            if bar:
+                bar.stop()
+            bar = None
+            state.update(first=done, total=total, started=time.perf_counter())
+            if done:
+                say(f"steptime: goes on from {done:,} of {total:,} points that were answered before")
+            return
+        passed = time.perf_counter() - state["started"]
+        if bar is None and passed > 1.5 and state["first"] + max(FEW, total // 20) <= done < total:
+            left = passed / (done - state["first"]) * (total - done)
+            if sys.stderr is None or not sys.stderr.isatty():
+                bar = False
+                say(f"steptime: {done:,} of {total:,} points, some {duration(left)} left ...")
+            else:
+                bar = _bar(total)
+        if bar:
+            bar.update(bar.task_ids[0], completed=done)
+
+    try:
+        yield progress
+    finally:
+        if bar:
+            bar.stop()
+
+
+def _bar(total: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("points, left"),
+        TimeRemainingColumn(),
+        TextColumn("of"),
+        TimeElapsedColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.start()
+    bar.add_task("points", total=total)
+    return bar

@@ -1,0 +1,145 @@
+"""The command `steptime reversible`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from steptime.cli.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
+from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv
+from steptime.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from steptime.result_base import Tabular
+
+STACKS, MIXING, CACHE = "Stacks", "Mixing", "Cache"
+TOPICS = ("stacks", "mixing", "sboxes", "cache")
+WORDS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[stacks|mixing|sboxes|cache] ...",
+        help="stacks (the default): memory, arithmetic, time and gradient error of plain, checkpointed and reversible stacks, "
+        "measured on PyTorch. mixing: avalanche of ciphers and networks, and rounds until all depends on all. "
+        "sboxes NAME (present, aes, or values with commas between): differences and linear approximations. "
+        "cache MODEL[,MODEL...] SYSTEM: the KV cache as the opposite trade.",
+        show_default=False,
+    ),
+]
+
+
+def reversible(
+    ctx: typer.Context,
+    words: WORDS = None,
+    depth: Annotated[int, count("--depth", "Blocks of the deepest stack.", STACKS)] = 64,
+    width: Annotated[int, count("--width", "Values of a row, both streams together.", STACKS)] = 1024,
+    rows: Annotated[int, count("--rows", "Rows of the input.", STACKS)] = 64,
+    dtype: Annotated[str, option("float64, float32 or bfloat16.", STACKS)] = "float32",
+    device: Annotated[str | None, option("cpu or cuda.", STACKS, show_default="a GPU where there is one")] = None,
+    repeats: Annotated[int, count("--repeats", "Times that each step is run, of which the median is told.", STACKS)] = 3,
+    samples: Annotated[int, count("--samples", "Pairs of blocks that differ in one bit.", MIXING)] = 4096,
+    context: Annotated[str, option("Contexts in tokens, with commas between.", CACHE)] = "8k,128k",
+    weights: WEIGHTS = None,
+    experts: EXPERTS = None,
+    kv: KV = None,
+    set_: SET = None,
+    catalog: CATALOG = None,
+    seed: Annotated[int, count("--seed", "Of random weights, keys and blocks.", OUTPUT)] = 0,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse."""
+    topic, rest = _topic(words or [])
+    refuse_idle(
+        ctx,
+        {
+            f"stacks, not {topic}": (topic == "stacks", "depth width rows dtype device repeats"),
+            f"mixing, not {topic}": (topic == "mixing", "samples"),
+            f"cache, not {topic}": (topic == "cache", "context weights experts kv set_ catalog"),
+            f"stacks or mixing, not {topic}": (topic in ("stacks", "mixing"), "seed"),
+        },
+    )
+    check_outputs({"--csv": csv}, [])
+    if topic == "stacks":
+        given = {
+            "depth": depth,
+            "width": width,
+            "rows": rows,
+            "dtype": dtype,
+            "device": device,
+            "repeats": repeats,
+            "seed": seed,
+        }
+        found: Tabular = _stacks(given)
+    elif topic == "mixing":
+        found = _mixing(samples, seed)
+    elif topic == "sboxes":
+        found = _sbox(rest)
+    else:
+        found = _cache(rest, context, {"weights": weights, "experts": experts, "kv": kv}, set_, catalog)
+    if csv is not None:
+        write_csv(csv, found)
+    if json:
+        print_json(found)
+        return
+    from steptime.cli.views.reversible_view import view_of
+
+    console = console_of()
+    show(view_of(found, console.width), console=console)
+
+
+def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what is asked, stacks by default, and the words after it; raise InputError for words too many or too few."""
+    topic, *rest = words or ["stacks"]
+    if topic not in TOPICS:
+        raise UnknownName("topic", topic, TOPICS, "Known: " + ", ".join(TOPICS) + ".")
+    wanted = {"stacks": (0, 0), "mixing": (0, 0), "sboxes": (0, 1), "cache": (2, 2)}[topic]
+    if not wanted[0] <= len(rest) <= wanted[1]:
+        needs = {
+            "sboxes": "takes one S-box: present, aes, or values with commas between",
+            "cache": "takes a model, or several with commas between, and a system",
+        }.get(topic, "takes no words behind it")
+        raise InputError(f"`steptime reversible {topic}` {needs}; `steptime reversible --help` has examples")
+    return topic, rest
+
+
+def _stacks(given: dict[str, Any]) -> "Tabular":
+    from steptime.reversible.reversible_stacks import measure_stacks
+
+    with patience("Measuring stacks of several depths ..."):
+        return measure_stacks(**given)
+
+
+def _mixing(samples: int, seed: int) -> "Tabular":
+    from steptime.reversible.avalanche import mixing
+
+    with patience("Mixing, and training a small network ..."):
+        return mixing(samples=samples, seed=seed)
+
+
+def _sbox(words: list[str]) -> "Tabular":
+    from steptime.reversible.sboxes import sbox_card
+
+    asked = words[0] if words else "present"
+    if "," not in asked:
+        return sbox_card(asked)
+    return sbox_card([_value(text.strip()) for text in asked.split(",")])
+
+
+def _value(text: str) -> int:
+    """Return a whole number such as 12 or 0xc."""
+    try:
+        return int(text, 16) if text.startswith("0x") else int(text)
+    except ValueError:
+        raise InputError(f"an S-box is whole numbers such as 12 or 0xc with commas between, not {text!r}") from None
+
+
+def _cache(
+    words: list[str], context: str, formats: dict[str, str | None], changes: list[str] | None, catalog: str | None
+) -> "Tabular":
+    from steptime.cli.options import read_model, read_system
+    from steptime.describe.kv_tradeoff import cache_trade
+    from steptime.units import count as read_count
+
+    system = read_system(words[1], changes, catalog)
+    models = [read_model(name.strip(), catalog=catalog, **formats) for name in words[0].split(",")]
+    return cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])

@@ -1,0 +1,107 @@
+"""What validate and calibrate ask of measured runs: the files, and what result JSON does not tell.
+
+What `validate` and `calibrate` do with a file of training runs, which they know by its columns.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from steptime.atomic_files import write_text_atomically
+from steptime.cli.options import count
+from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv, writing, wrote
+from steptime.errors import RangeError
+
+FILES = (
+    "CSV of runs (`steptime validate --columns` lists its columns), result JSON of `vllm bench serve` or of SGLang's "
+    "bench_serving, or folders of them."
+)
+SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cannot be read, and say which.")]
+PANEL = "What result JSON does not tell"
+
+
+def _told(words: str, name: str, metavar: str) -> Any:
+    return typer.Option(name, help=words, metavar=metavar, rich_help_panel=PANEL, show_default=False)
+
+
+def _ways(words: str, name: str) -> Any:
+    return count(name, words, PANEL, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What was run, where the files do not tell."""
+
+    model: Annotated[
+        str, _told("Catalogue name or config, instead of the file's model_id (SGLang's may have none).", "--model", "NAME")
+    ] = ""
+    system: Annotated[str, _told("System that was measured.", "--system", "NAME")] = ""
+    tp: Annotated[int | None, _ways("Tensor parallel ways.", "--tp")] = None
+    pp: Annotated[int | None, _ways("Pipeline stages; 1 where not given.", "--pp")] = None
+    dp: Annotated[
+        int | None, _ways("Attention groups (data parallel attention), which multiply tp; 1 where not given.", "--dp")
+    ] = None
+    ep: Annotated[int | None, _ways("Expert parallel ways; 1 where not given.", "--ep")] = None
+    weights: Annotated[str, _told("Format of all weights but routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")] = (
+        ""
+    )
+    experts: Annotated[str, _told("Format of routed experts; as --weights where not given.", "--experts", "FORMAT")] = ""
+    kv: Annotated[
+        str, _told("Format of the KV cache; where not given, 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
+    ] = ""
+
+    def given(self) -> dict[str, Any]:
+        """Return what was given, by the argument of `validate` and `calibrate`."""
+        return {name: value for name, value in vars(self).items() if value not in ("", None)}
+
+
+def training_file(files: Sequence[str]) -> bool:
+    """Whether the files given are one of training runs; raise RangeError where it stands beside others."""
+    if not any(name.casefold().endswith(".csv") for name in files):
+        return False
+    from steptime.validation.training_run_table import header_of, is_training
+
+    found = [name for name in files if name.casefold().endswith(".csv") and is_training(header_of(name))]
+    if found and len(files) > 1:
+        raise RangeError(f"{found[0]} holds training runs: give it alone")
+    return bool(found)
+
+
+def validate_training_file(
+    path: str, predictions: str | None, engine: str | None, catalog: str | None, csv: str | None, *, json: bool
+) -> None:
+    """Predict every row of a file of training runs, and show how far off they are."""
+    from steptime.cli.views.training_view import validation_view
+    from steptime.validation.training_validation import validate_training, write_training_predictions
+
+    check_outputs({"--predictions": predictions, "--csv": csv}, [path])
+    with patience(f"reading and predicting the training runs of {path}"):
+        found = validate_training(path, engine=engine, catalog=catalog)
+    if predictions:
+        existed = os.path.exists(predictions)
+        with writing(predictions):
+            write_training_predictions(predictions, found.predictions)
+        wrote(predictions, f"steps of {found.runs:,} training runs in s, with 90 % ranges, and their memory", replaced=existed)
+    if csv is not None:
+        write_csv(csv, found)
+    if json:
+        print_json(found)
+        return
+    console = console_of()
+    show(validation_view(found), console=console)
+
+
+def calibrate_training_file(path: str, name: str, prior: str | None, out: str, catalog: str | None) -> None:
+    """Fit a training stack to a file of runs and write its file."""
+    from steptime.validation.training_validation import calibrate_training
+
+    check_outputs({"--out": out}, [path, prior or ""])
+    with patience(f"reading the runs and fitting {name}"):
+        made, text, runs = calibrate_training(path, name=name, prior=prior, catalog=catalog)
+    with writing(out):
+        write_text_atomically(out, text)
+    show(f"{name}: fitted to {runs:,} training runs; speed {float(made.speed):.3g} of the prior's constants")
+    show(f"Written to {out}: use it with `steptime train --engine {out}`")

@@ -1,0 +1,130 @@
+"""The command `steptime sensitivity`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, count, option, refuse_idle
+from steptime.cli.output import check_outputs, console_of, print_json, say, show, write_csv, wrote
+from steptime.cli.question_args import read_question, told, with_kept
+from steptime.cli.simulate_common import compile_first
+from steptime.errors import DataFileError, InputError, RangeError, shown
+
+if TYPE_CHECKING:
+    from steptime.sweep.sensitivity_result import Sensitivity
+
+INPUTS, INDICES = "Unsure inputs", "Sobol's indices"
+OWN = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
+WORDS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUESTION [MODEL] [SYSTEM]",
+        help="step or plan, whose unsure inputs are known; simulate or blackboard.NAME, with ranges; then model and system.",
+        show_default=False,
+    ),
+]
+VARY = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        metavar="NAME=LOW:HIGH",
+        help="A range, every value of it as likely: context=1k:16k, rent=1.5:3, chip.hbm.bandwidth=7TB/s:8TB/s, "
+        "memory_efficiency=0.7:0.9 (of the engine). Repeatable; it comes beside the ranges that are known, or in their place.",
+        rich_help_panel=INPUTS,
+    ),
+]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="What is known: any input of the question, or a figure of the machine. Any other option of the command in "
+        "question does too: --tp 8 is --set tp=8. Repeatable.",
+        rich_help_panel=INPUTS,
+    ),
+]
+
+
+def sensitivity(
+    ctx: typer.Context,
+    words: WORDS = None,
+    of: Annotated[str | None, option("The answer that is looked at; by default the cost.", OUTPUT, metavar="ANSWER")] = None,
+    vary: VARY = None,
+    set_: SET = None,
+    sobol: Annotated[
+        bool, option("Sobol's first and total indices too: all inputs varied together.", INDICES, "--sobol")
+    ] = False,
+    samples: Annotated[
+        int | None, count("--samples", "Samples, a power of two.", INDICES, show_default="4,096, or what takes some 2 minutes")
+    ] = None,
+    seed: Annotated[int, option("What they are drawn with.", INDICES, metavar="S")] = 0,
+    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", INDICES, metavar="N")] = None,
+    plot: Annotated[str | None, option("Draw the tornado into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")] = None,
+    csv: CSV = None,
+    brief: BRIEF = False,
+    json: JSON = False,
+) -> None:
+    """Tell which unsure input swings an answer most, and what is worth measuring first."""
+    from steptime.sweep.axes import read_axes
+    from steptime.sweep.sensitivity import sensitivity_of
+
+    question, given, more = read_question("sensitivity", words or [], "--vary", OWN)
+    refuse_idle(ctx, {"text, not --json": (not json, "brief")})
+    check_outputs({"--csv": csv}, given.values())
+    _check_picture(plot, csv)
+    ranges = [_range(text) for text in vary or []]
+    _, held = read_axes(question, [], [*more, *(set_ or [])], given)
+    held = with_kept(question, held)
+    if question.name == "simulate":
+        compile_first()
+    with told() as progress:
+        found = sensitivity_of(
+            question, held, of=of, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers, progress=progress,
+            announce=lambda told_: say(f"steptime: {told_}"),
+        )  # fmt: skip
+    _write(found, csv, plot)
+    if json:
+        print_json(found)
+        raise typer.Exit(0 if found.fits else 1)
+    from steptime.cli.views.sensitivity_view import sensitivity_view
+
+    console = console_of()
+    show(sensitivity_view(found, console.width, brief=brief), console=console)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+def _range(text: str) -> tuple[str, str]:
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise RangeError(f"{shown(text)} is not NAME=LOW:HIGH, such as context=1k:16k")
+    return name.strip(), values.strip()
+
+
+def _check_picture(plot: str | None, csv: str | None) -> None:
+    """Raise InputError, before the work, for a picture that cannot be written."""
+    import os
+
+    from steptime.sweep.export import PICTURES
+
+    if plot is None:
+        return
+    if not plot.casefold().endswith(PICTURES):
+        raise InputError(f"--plot writes a picture, {', '.join(PICTURES)}, not {plot}")
+    place = os.path.dirname(os.path.realpath(plot))
+    if not os.path.isdir(place) or os.path.isdir(plot):
+        raise DataFileError(
+            plot, "cannot be written: " + ("is a folder" if os.path.isdir(plot) else "its folder does not exist")
+        )
+    if not os.access(place, os.W_OK):
+        raise DataFileError(plot, "cannot be written: permission denied")
+    if csv is not None and os.path.realpath(csv) == os.path.realpath(plot):
+        raise InputError("two files have one name; give each its own")
+
+
+def _write(found: "Sensitivity", csv: str | None, plot: str | None) -> None:
+    if csv is not None:
+        write_csv(csv, found)
+    if plot is not None:
+        found.plot(plot)
+        wrote(plot, "the tornado")

@@ -1,0 +1,192 @@
+"""The command `steptime sweep`."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steptime.cli.options import BRIEF, JSON, OUTPUT, not_empty, option, refuse_idle
+from steptime.cli.output import console_of, print_json, say, show, wrote
+from steptime.cli.question_args import read_question, told, with_kept
+from steptime.cli.simulate_common import compile_first
+from steptime.errors import DataFileError, InputError, RangeError
+
+if TYPE_CHECKING:
+    from steptime.sweep.question_inputs import Question
+    from steptime.sweep.sweep_result import Sweep
+
+AXES, WHERE = "Axes", "Where it runs"
+DRAWN = "--plot, the picture that it is drawn in"
+OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+OVER = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--over",
+        metavar="NAME=VALUES",
+        help="An axis: batch=1:4096:log2 (doubling), context=1k,8k,64k, speed=20:80:7 (7 values), rent=1:10:20log (equal "
+        "ratios), chip.hbm.bandwidth=4TB/s:32TB/s:9, system=hgx-h100,hgx-b200. Repeatable: every combination is asked.",
+        rich_help_panel=AXES,
+    ),
+]
+SET = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="What is held: any input of the question, or a figure of the machine. Any other option of the command in "
+        "question does too: --tp 8 is --set tp=8. Repeatable.",
+        rich_help_panel=AXES,
+    ),
+]
+WORDS = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="QUESTION [MODEL] [SYSTEM]",
+        help="step, plan, simulate, or blackboard.NAME (a closed form of the lecture); then model and system, unless axes.",
+        show_default=False,
+    ),
+]
+ANSWER = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--answer", metavar="NAME", help="What is told; by default the main answers. Repeatable.", rich_help_panel=OUTPUT
+    ),
+]
+OUT = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the results: .csv, .parquet, .nc (netCDF), .zarr, .xlsx (closed forms as live formulas) or .json. "
+        "Repeatable. Plans and simulations are kept beside the first while they come: the same command goes on from there.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
+OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+
+
+def sweep(
+    ctx: typer.Context,
+    words: WORDS = None,
+    over: OVER = None,
+    set_: SET = None,
+    together: Annotated[
+        bool, option("Step through all axes at once, instead of every combination.", AXES, "--together")
+    ] = False,
+    answer: ANSWER = None,
+    out: OUT = None,
+    plot: Annotated[
+        str | None, option("Draw the first --answer, or the cost, into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")
+    ] = None,
+    against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
+    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", WHERE, metavar="N")] = None,
+    cluster: Annotated[
+        str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", WHERE, metavar="ADDRESS")
+    ] = None,
+    brief: BRIEF = False,
+    json: JSON = False,
+) -> None:
+    """Ask the same question over many values: tables, files and pictures of how answers change."""
+    from steptime.sweep.axes import read_axes
+    from steptime.sweep.executor import connect
+    from steptime.sweep.resume_log import SUFFIX
+    from steptime.sweep.sweep import sweep_of
+
+    question, given, more = read_question("sweep", words or [], "--over", OWN)
+    refuse_idle(ctx, {"text, not --json": (not json, "brief"), DRAWN: (plot is not None, "against")})
+    files, asked = check_files(out or [], plot), _answers(question, answer or [], against)
+    drawn = answer[0].partition(",")[0].strip() if answer else None
+    axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
+    if not axes:
+        raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
+    held = with_kept(question, held, axes)
+    not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
+    if question.name == "simulate":
+        compile_first()
+    client = None if cluster is None else connect(cluster)
+    try:
+        with told() as progress:
+            found = sweep_of(
+                question, axes, held, answers=asked, together=together, workers=workers, client=client,
+                out=files[0] if files else None, progress=progress, banded=True,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if files and os.path.exists(files[0] + SUFFIX):
+            say(f"steptime: ended; what was answered is kept in {files[0]}{SUFFIX}, and the same command goes on from there")
+        raise
+    finally:
+        if client is not None:
+            client.close()
+    wrote_all(found, files, plot, drawn, against)
+    if json:
+        print_json(found)
+    else:
+        from steptime.cli.views.sweep_view import sweep_view
+
+        console = console_of()
+        show(sweep_view(found, console.width, brief=brief), console=console)
+    share = found.answers.get("memory_share")
+    if len(found.reasons) == found.points or (share is not None and not (share.values <= 1).any()):
+        raise typer.Exit(1)
+
+
+def _answers(question: "Question", answers: list[str], against: str | None) -> tuple[str, ...]:
+    names = [name.strip() for text in answers for name in text.split(",")]
+    if against is not None:
+        names = [*(names or question.shows), against]
+    if names and "memory_share" in question.answers:
+        names.append("memory_share")  # or what is cheapest may be what does not fit
+    return tuple(dict.fromkeys(names))
+
+
+def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
+    """Return the files of results; raise InputError, before the work, for one that cannot be written."""
+    from steptime.sweep.export import PICTURES, ending
+
+    pictures = [name for name in out if name.casefold().endswith(PICTURES)]
+    if pictures:
+        raise InputError(f"{pictures[0]} is a picture: --plot draws it, and --out writes tables")
+    if plot is not None and not plot.casefold().endswith(PICTURES):
+        raise InputError(
+            f"--plot writes a picture, {', '.join(PICTURES)}, not {plot or 'a file without a name'}; --out writes tables"
+        )
+    named = [*out, *(name for name in (plot, csv) if name is not None)]
+    for name in named:
+        if name != csv:
+            ending(name)
+        place = os.path.dirname(os.path.realpath(name))
+        if not os.path.isdir(place):
+            raise DataFileError(name, "cannot be written: its folder does not exist")
+        if not os.access(place, os.W_OK) or (os.path.isfile(name) and not os.access(name, os.W_OK)):
+            raise DataFileError(name, "cannot be written: permission denied")
+        if os.path.isfile(name) and not _own(name):
+            raise DataFileError(name, "holds something else than a sweep writes; give another name, or remove it")
+        if os.path.isdir(name) and not (name.endswith(".zarr") and os.path.exists(os.path.join(name, ".zgroup"))):
+            raise DataFileError(name, "is a folder; give the results another name")
+    if len(set(named)) < len(named):
+        raise InputError("two files have one name; give each its own")
+    return out
+
+
+def _own(name: str) -> bool:
+    """Whether a file may be an older one of a sweep: of a table or of JSON, by its beginning; of others, by its ending."""
+    if not name.casefold().endswith((".csv", ".json")):
+        return True
+    with open(name, "rb") as file:
+        begins = file.read(4096)
+    if name.casefold().endswith(".json"):
+        return not begins.strip() or b"steptime.sweep/" in begins
+    return not begins.strip() or b"," in begins.partition(b"\n")[0]
+
+
+def wrote_all(found: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
+    """Write the files that are left after the first, and the picture, and say so."""
+    for name in files[1:]:
+        found.save(name)
+    for name in files:
+        wrote(name, f"{found.points:,} point{'s' * (found.points > 1)}")
+    if plot is not None:
+        found.plot(plot, answer=answer, against=against)
+        wrote(plot, "the picture")

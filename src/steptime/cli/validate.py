@@ -1,0 +1,76 @@
+"""The command `steptime validate`: predictions held against measured runs."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from steptime.cli.option_groups import grouped
+from steptime.cli.options import CATALOG, CSV, JSON, not_empty
+from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv, writing, wrote
+from steptime.cli.run_files import FILES, SKIP, Told, training_file, validate_training_file
+from steptime.errors import RangeError
+
+
+@grouped
+def validate(
+    told: Told,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
+    predictions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OUT.csv",
+            help="Write predicted times and throughput with 90 % intervals of every row, and why one has none.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Predict every row with this engine instead of its own (ideal: the bound).")
+    ] = None,
+    skip_bad: SKIP = False,
+    columns: Annotated[bool, typer.Option("--columns", help="List the columns of the file and exit.")] = False,
+    catalog: CATALOG = None,
+    csv: CSV = None,
+    json: JSON = False,
+) -> None:
+    """Hold predictions against measured serving or training runs: how far off, how biased, and do the intervals hold?"""
+    from steptime.cli.views.validation_view import columns_view, validation_view
+    from steptime.validation.error_summary import write_predictions
+    from steptime.validation.validate_api import validate as hold
+
+    if columns:
+        if files or predictions or engine or csv or json:
+            raise RangeError("--columns stands alone: it lists the columns and reads no file")
+        show(columns_view())
+        return
+    if not files:
+        raise RangeError("give a CSV file of runs (--columns lists what it holds) or result JSON of vLLM or SGLang")
+    not_empty("--engine", engine, "the name of an engine")
+    if training_file(files):
+        validate_training_file(files[0], predictions, engine, catalog, csv, json=json)
+        return
+    check_outputs({"--predictions": predictions, "--csv": csv}, [*files, engine or "", told.model, told.system])
+    with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
+        found = hold(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **told.given())
+    if predictions:
+        existed = os.path.exists(predictions)
+        with writing(predictions):
+            write_predictions(predictions, found.rows, found.predictions)
+        wrote(predictions, f"times of {found.runs:,} runs in s and tok/s, with 90 % ranges", replaced=existed)
+    if csv is not None:
+        write_csv(csv, found)
+    if json:
+        print_json(found)
+        return
+    console = console_of()
+    show(
+        validation_view(
+            list(found.rows),
+            found.predictions,
+            found.tables,
+            list(found.left_out),
+            console.width,
+            scripted=found.scripted,
+            unread=found.unread,
+        ),
+        console=console,
+    )

@@ -1,0 +1,128 @@
+"""A step of a pipeline as a picture: a row a device, time from left to right, work by its kind, micro-batches by number."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from steptime.cli.views.widgets import heading
+from steptime.number_checks import Array
+from steptime.training.schedule_timeline import IDLE, WORDS, Timeline
+from steptime.training.schedules.work_order import BACKWARD, INPUT, KINDS, PAIR
+from steptime.units import show
+
+STYLES: Final = ("blue", "yellow", "yellow", "green", "magenta")  # of KINDS
+FILLS: Final = ("█", "▒", "▒", "░", "▓")  # told apart without colour
+GAP: Final = "·"
+MOST_ROWS: Final = 24  # devices; of more, the first and the last are shown
+WIDEST: Final = 8  # cells of the shortest piece of work, at the most
+
+
+def schedule_picture(made: Timeline, width: int, title: str = "") -> RenderableType:
+    """Return who does what when; a step that is too long for the width is shown by its beginning and its end."""
+    label = len(str(made.devices - 1)) + 1
+    room = max(20, width - label - 1)
+    shortest = float((made.end - made.start).min())
+    whole = made.total / shortest
+    cells = math.floor(room / whole)  # of the shortest piece of work, if all is shown
+    lines = [heading(title)] if title else []
+    if cells >= 1:
+        step = shortest / min(cells, WIDEST)
+        count = min(room, math.ceil(made.total / step - 1e-9))
+        lines += _rows(made, [(0.0, count)], step, label)
+        lines.append(_axis([(0.0, made.total)], [count], label))
+    else:
+        step, half = shortest / 2, (room - 3) // 2
+        since = made.total - half * step
+        lines += _rows(made, [(0.0, half), (since, half)], step, label)
+        lines.append(_axis([(0.0, half * step), (since, made.total)], [half, half], label))
+    return Group(*lines, *_legend(made, width), _summary(made))
+
+
+def _shown(devices: int) -> list[int]:
+    """Return the devices that have a row; -1 stands for those between."""
+    if devices <= MOST_ROWS:
+        return list(range(devices))
+    half = MOST_ROWS // 2
+    return [*range(half), -1, *range(devices - half, devices)]
+
+
+def _rows(made: Timeline, parts: list[tuple[float, int]], step: float, label: int) -> list[Text]:
+    found = [made.cells(since, step, count) for since, count in parts]
+    lines = []
+    for device in _shown(made.devices):
+        if device < 0:
+            lines.append(Text("⋮".rjust(label - 1)))
+            continue
+        line = Text(f"{device}".rjust(label - 1) + " ")
+        for number, cells in enumerate(found):
+            line.append(" … " if number else "")
+            line.append_text(_row(made, cells[device]))
+        lines.append(line)
+    return lines
+
+
+def _row(made: Timeline, cells: Array) -> Text:
+    """Return the cells of a device: of each piece of work its micro-batch, then its glyph."""
+    line = Text()
+    bounds = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), len(cells)]
+    for low, high in pairwise(bounds):
+        place, length = int(cells[low]), high - low
+        if place == IDLE:
+            line.append(GAP * length, style="bright_black")
+            continue
+        kind, micro, back = int(made.kind[place]), int(made.micro[place]), int(made.back_micro[place])
+        number = f"{micro}" if kind != PAIR else f"{micro},{back}"
+        number = number if len(number) < length else ""
+        style = STYLES[kind] + (" dim" if made.chunk[place] else "")
+        line.append(number, style=f"bold {STYLES[kind]}")
+        line.append(FILLS[kind] * (length - len(number)), style=style)
+    return line
+
+
+def _axis(parts: list[tuple[float, float]], counts: list[int], label: int) -> Text:
+    """Return the times at the ends of each part, below them."""
+    line = " " * label
+    for number, ((since, until), count) in enumerate(zip(parts, counts, strict=True)):
+        line += "   " if number else ""
+        first, last = show(since, "s") if since else "0", show(until, "s")
+        line += first + last.rjust(max(1, count - len(first)))
+    return Text(line, style="bright_black")
+
+
+def _legend(made: Timeline, width: int) -> list[Text]:
+    """Return what the glyphs stand for."""
+    kinds = [KINDS.index(kind) for kind in made.kinds]
+    both = "backward, whole or gradients of inputs" if BACKWARD in kinds else WORDS[INPUT]
+    pieces = [
+        Text.assemble((f"{FILLS[kind]} ", STYLES[kind]), both if kind == INPUT else WORDS[kind])
+        for kind in kinds
+        if not (kind == BACKWARD and INPUT in kinds)
+    ]
+    if int(made.chunk.max()) > 0:
+        pieces.append(Text.assemble(("dim", "dim"), " later parts of the model"))
+    pieces.append(Text.assemble((f"{GAP} ", "bright_black"), "idle"))
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if lines[-1].cell_len + 3 + piece.cell_len <= width:
+            lines[-1] = Text("   ").join([lines[-1], piece])
+        else:
+            lines.append(piece)
+    return lines
+
+
+def _summary(made: Timeline) -> Text:
+    """Return the step in a line."""
+    least, most = float(made.idle.min()), float(made.in_flight.max())
+    idle = (
+        f"the busiest device idles {show(least, 's')} ({least / made.total:.1%})"
+        if least
+        else "the busiest device is never idle"
+    )
+    flight = f"at most {most:.4g} micro-batch{'es' if most > 1 else ''} in flight on a device"
+    return Text(f"{show(made.total, 's')} a step; {idle}; {flight}")

@@ -1,0 +1,279 @@
+"""What the terminal shows of training stacks.
+
+What the terminal shows of a training run: its step, memory, schedule, cost, and how it scales.
+
+What the terminal shows of predictions held against measured training runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from steptime.cli.views.schedule_view import schedule_picture
+from steptime.cli.views.terminal_plots import drawn, figure, label, room
+from steptime.cli.views.widgets import Grid, facts, notes, ranged, share_table, stacked
+from steptime.hardware.energy import BASES
+from steptime.hardware.rental_prices import rent_in_words
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import usd
+from steptime.models.model import Model
+from steptime.result_base import in_words
+from steptime.training.chip_scaling import Scaling
+from steptime.training.layer_profile import Sheet, sheets
+from steptime.training.layer_time import layer_passes
+from steptime.training.schedule_timeline import Timeline
+from steptime.training.training_layout import show_training_layout
+from steptime.training.training_memory import PARTS
+from steptime.training.training_planner import Training
+from steptime.training.training_result import TrainingRunCost, TrainingStep
+from steptime.training.training_stack import CONSTANTS, TrainingEngine, on_chip, stack_of
+from steptime.units import DAY, counted, show
+from steptime.validation.training_validation import TrainingValidation
+
+
+def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
+    """Return the training stacks with what they are."""
+    grid = Grid(("Training stack", "What", "Runs", "Speed"), numbers=(2, 3))
+    for name in names:
+        one = stack_of(name, catalog)
+        grid.add_row(one.name, one.title, f"{one.fit.get('runs', 0):,}", f"{float(one.speed):.2f}")
+    return Group(Text("Training stacks (steptime train --engine NAME)", style="bold"), grid)
+
+
+def stack_view(found: TrainingEngine) -> RenderableType:
+    """Return the constants of a stack, with how sure they are, and what it has."""
+    width = found.fit.get("width", {})
+    grid = Grid(("Constant", "Value", "Sure to", "What"), numbers=(1, 2), first_to_go=(3, 2))
+    for name, told in CONSTANTS.items():
+        sure = f"{width[name]:.2g}" if name in width else ""
+        grid.add_row(name, f"{float(getattr(found.constants, name)):.4g}", sure, f"{told['unit']} {told['line']}")
+    has = [(what, ", ".join(values)) for what, values in (
+        ("Schedules", found.schedules), ("Sharding", found.shardings), ("Recomputation", found.recomputes),
+    ) if values]  # fmt: skip
+    rows = [("Stack", f"{found.name}: {found.title}"), ("Fitted to", f"{found.fit.get('runs', 0):,} measured runs"),
+            ("Speed", f"{float(found.speed):.3g} of the constants'"), *has]  # fmt: skip
+    note = Text("Sure to: one standard deviation of the logarithm, of a gain or an exponent itself.", style="bright_black")
+    return Group(facts(rows), grid, note)
+
+
+COLOURS = {
+    "matrices": "blue", "attention": "magenta", "experts": "green", "element-wise": "white", "head": "bright_blue",
+    "recompute": "cyan", "tensor parallel": "yellow", "context parallel": "bright_yellow", "expert exchange": "yellow",
+    "data parallel": "bright_yellow", "pipeline idle": "red", "pipeline hops": "bright_red", "optimizer": "bright_black",
+    "launch": "bright_black", "step": "bright_black", "multi-token prediction": "bright_green",
+}  # fmt: skip
+MEMORY_COLOURS = {
+    "weights": "blue", "gradients": "cyan", "optimizer": "green", "activations": "magenta", "logits": "yellow",
+    "gathered": "bright_blue", "buffers": "white", "reserved": "bright_black",
+}  # fmt: skip
+
+
+def training_view(found: Training, system: System, made: Timeline | None, width: int) -> RenderableType:
+    """Return a training run on a screen, the answer first."""
+    step = found.step
+    memory = [
+        (name, float(getattr(step.memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(step.memory, name))
+    ]
+    parts: list[RenderableType] = [
+        Text(title(found)),
+        *notes(_minded(step)),
+        facts(_answers(found)),
+        share_table({name: float(value) for name, value in step.terms.items()}, COLOURS, width, "Term"),
+        stacked(
+            memory, float(step.memory.capacity), width, f"Memory of the fullest chip, {show(float(step.memory.capacity), 'B')}"
+        ),
+    ]
+    if found.run is not None:
+        parts += [Text("The run", style="bold"), facts(_run(found.run, system))]
+    if found.changes:
+        parts.append(_changes(found))
+    if made is not None:
+        parts.append(schedule_picture(made, width, "The schedule of a step"))
+    return Group(*parts)
+
+
+def _minded(step: TrainingStep) -> list[str]:
+    """Return what is to be minded of a step."""
+    reversible = step.layout.recompute == "reversible"
+    return [f"reckoned as if the layers of {step.model} were reversible, which as built they are not"] if reversible else []
+
+
+def training_brief(found: Training, system: System) -> RenderableType:
+    """Return the answer alone."""
+    rows = _answers(found) + (_run(found.run, system) if found.run is not None else [])
+    return Group(Text(title(found)), *notes(_minded(found.step)), *(Text(f"{name}: {value}") for name, value in rows))
+
+
+def title(found: Training) -> str:
+    """Say in a line what is trained on what."""
+    step, job = found.step, found.job
+    words = {"pretrain": "", "sft": ", full fine-tune", "lora": ", LoRA fine-tune"}[job.task]
+    return (
+        f"{step.model} on {counted(found.chips, 'chip')} of {step.system}{words}: {job.batch:,} sequences of {job.seq:,} "
+        f"tokens in {job.dtype}, stack {step.stack}"
+    )
+
+
+def _answers(found: Training) -> list[tuple[str, str | Text]]:
+    step = found.step
+    limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
+    time = ranged(float(step.total), limits, lambda value: show(value, "s"))
+    rows: list[tuple[str, str | Text]] = [
+        ("Layout", Text(show_training_layout(step.layout), style="bold")),
+        ("Step" + (" (90 % range)" if limits else ""), Text(time, style="bold green")),
+        (
+            "Bounds",
+            f"{show(float(step.lower), 's')} if nothing were lost, {show(float(step.upper), 's')} if nothing were hidden",
+        ),
+        ("Tokens", f"{float(step.tokens_per_second_per_chip):,.0f} tok/s a chip"),
+        ("MFU, causal attention", f"{float(step.mfu_causal):.1%}"),
+        ("MFU, full attention", f"{float(step.mfu_full):.1%}"),
+        ("HFU, recomputation counted", f"{float(step.hfu):.1%}"),
+        ("Pipeline idle", f"{float(np.asarray(step.bubble)):.1%} of the step"),
+        ("Exposed communication", show(float(np.asarray(step.exposed)), "s")),
+        ("Why", found.why),
+    ]
+    if found.runner_up:
+        rows.append(("Runner-up", f"{found.runner_up}: {found.runner_up_slower - 1:.1%} slower"))
+    rows.append(("Layouts tried", f"{found.tried:,}"))
+    return rows
+
+
+def _run(run: TrainingRunCost, system: System) -> list[tuple[str, str | Text]]:
+    def days(seconds: float) -> str:
+        return f"{seconds / DAY:,.1f} days" if seconds >= DAY else show(seconds, "s")
+
+    rows: list[tuple[str, str | Text]] = [
+        ("Tokens", f"{_tokens(run.tokens)} in {run.steps:,.0f} steps, {run.flops:.3g} FLOP with causal attention"),
+        ("Time (90 % range)", ranged(run.seconds, (run.low, run.high), days)),
+        ("Goodput", f"{run.goodput:.1%}: a failure every {show(run.between_failures, 's')}, {run.failures:,.1f} in all; "
+         f"a checkpoint ({show(run.checkpoint, 'B')}) every {show(run.checkpoint_every, 's')}"),
+        ("Chip-hours", f"{run.chip_hours:,.0f}" + (f", {run.spares:,} spares counted" if run.spares else "")),
+    ]  # fmt: skip
+    if math.isfinite(run.usd):
+        limits = (run.usd_low, run.usd_high) if math.isfinite(run.usd_low) and math.isfinite(run.usd_high) else None
+        rows.append(("Rent", f"{ranged(run.usd, limits, usd)} at {rent_in_words(system.rent)}"))
+    else:
+        rows.append(("Rent", f"no rent of {system.name} is known; --rent 2.10 gives one in USD per chip-hour"))
+    if math.isfinite(run.joules):
+        rows.append(("Energy", f"{run.joules / 3.6e9:,.0f} MWh, {BASES.get(run.power_basis, run.power_basis)}"))
+    return rows
+
+
+def _changes(found: Training) -> RenderableType:
+    grid = Grid(("What a change would bring", "Faster", "Layout then"), numbers=(1,), first_to_go=(2,))
+    for change in found.changes:
+        grid.add_row(change.what, f"{change.faster:.2f}x", change.layout or "the same")
+    return grid
+
+
+def scaling_view(found: Scaling, width: int) -> RenderableType:
+    """Return the table and the picture of scaling."""
+    grid = Grid(("Scaling", "Chips", "Batch", "Step", "tok/s a chip", "Layout"), numbers=(1, 2, 3, 4), first_to_go=(5,))
+    for point in found.points:
+        known = math.isfinite(point.seconds)
+        grid.add_row(point.kind, f"{point.chips:,}", f"{point.batch:,}", show(point.seconds, "s") if known else "-",
+                     f"{point.tokens_per_second_per_chip:,.0f}" if known else "-", point.layout)  # fmt: skip
+    drawable = [point for point in found.points if math.isfinite(point.seconds)]
+    if len(drawable) < 3:
+        return grid
+    made = figure(room(width), 12)
+    x = np.log2([point.chips for point in drawable])
+    y = np.array([point.tokens_per_second_per_chip for point in drawable])
+    made.set_x_limits(float(x.min()) - 0.2, float(x.max()) + 0.2)
+    made.set_y_limits(0, float(y.max()) * 1.1)
+    made.x_ticks_fkt, made.y_ticks_fkt = (lambda value, _: f"{2**value:,.0f}"), (lambda value, _: f"{value:,.0f}")
+    label(made, "chips", "tok/s a chip", width)
+    for kind, colour, marker in (("strong", "green", "s"), ("weak", "cyan", "w")):
+        own = [place for place, point in enumerate(drawable) if point.kind == kind]
+        if own:
+            made.plot(x[own], y[own], lc=colour)
+            made.scatter(x[own], y[own], lc=colour, marker=marker)
+    legend = Text("s strong: the same batch   ", style="green").append("w weak: the batch grows with the chips", style="cyan")
+    return Group(grid, Text("Tokens of a chip against chips", style="bold"), drawn(made), legend)
+
+
+def explained_view(model: Model, system: System, found: Training, engine: TrainingEngine) -> RenderableType:
+    """Return what one layer of each kind does with one micro-batch, forward and backward, and how a step adds up."""
+    x, job = found.step.layout, found.job
+    tuned, slower = on_chip(engine, system, experts=model.routed)
+    grid = Grid(("Layer", "What", "Forward", "Backward", "How"), numbers=(2, 3), first_to_go=(4,))
+    twice = "as much" if job.task == "lora" else "twice"
+    rows = f"{x.micro_batch:g} x {job.seq:,} / cp {x.cp:g} = {x.micro_batch * job.seq / x.cp:,.0f} rows"
+    for (sheet, n), (layer, _) in zip(sheets(model), model.layers, strict=True):
+        one = layer_passes(sheet, job, system, tuned, x)
+        how = {
+            "matrices": f"{_giga(sheet, routed=False)} GFLOP a row, {rows}, tp {x.tp:g}; backward {twice}",
+            "experts": f"{_giga(sheet, routed=True)} GFLOP a row, tokens balanced",
+            "attention": "causal pairs; backward 2.5 times (flash attention)"
+            if job.attention == "flash"
+            else "all pairs, scores in memory",
+            "element-wise": f"{sheet.element_values:,.0f} values a row in 16 bits, each read or written once; backward twice",
+            "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, less what products hide",
+            "recompute": f"{x.recompute}: again before the backward pass",
+        }
+        for place, name in enumerate(dict.fromkeys([*one.forward, *one.backward])):
+            seconds = [
+                in_words(np.asarray(part.get(name, 0.0)) * slower, lambda v: show(v, "s"))
+                for part in (one.forward, one.backward)
+            ]
+            grid.add_row(f"{n} x {layer.name}" if not place else "", name, *seconds, how.get(name, ""))
+    step = found.step
+    idle, copies = (show(float(step.terms.get(name, 0.0)), "s") for name in ("pipeline idle", "data parallel"))
+    words = (
+        f"A step: {float(step.microbatches):,.0f} micro-batches x the slowest stage, {idle} idle by the schedule, {copies} of "
+        f"data-parallel exchange that nothing hides, the optimizer, and what any step takes: {show(float(step.total), 's')}."
+    )
+    return Group(Text("One layer and one micro-batch on one chip", style="bold"), grid, Text(words))
+
+
+def _giga(sheet: Sheet, *, routed: bool) -> str:
+    """Write the GFLOP of a row in a layer's products."""
+    return f"{sum(product.flops for product in sheet.products if product.routed is routed) / 1e9:,.3g}"
+
+
+def _tokens(count: float) -> str:
+    """Write a number of tokens as people say it: 14.8T, 469B."""
+    scale, letter = (1e12, "T") if count >= 1e12 else (1e9, "B") if count >= 1e9 else (1e6, "M")
+    return f"{count / scale:,.4g}{letter}"
+
+
+MOST_NAMED = 12  # runs without a prediction that are named one by one
+COLUMNS = ("", "Runs", "Median", "Mean", "p90", "Bias", "Covered")
+
+
+def validation_view(found: TrainingValidation) -> RenderableType:
+    """Return the errors by kind, memory, and what has no prediction."""
+    parts: list[RenderableType] = [Text(f"{counted(found.runs, 'training run')}: predicted against measured", style="bold")]
+    for name, table in found.step.items():
+        grid = Grid(COLUMNS, title="Time of a step" if name == "all" else f"By {name}", numbers=range(1, len(COLUMNS)))
+        for value, errors in ({"all": table} if name == "all" else table).items():
+            grid.add_row(value, *_cells(errors))
+        parts.append(grid)
+    if found.memory:
+        m = found.memory
+        parts.append(
+            Text(
+                f"Peak memory of {counted(int(m['runs']), 'run')}: median error {m['median']:.1%}, mean {m['mean']:.1%}, worst "
+                f"{m['worst']:.1%}, bias {m['bias']:+.1%}"
+            )
+        )
+    parts.append(Text(f"Called fitting: {found.fitting:.1%} of the runs that ran"))
+    if found.unanswered:
+        parts.append(Text(f"{counted(len(found.unanswered), 'run')} without a prediction:", style="bold"))
+        parts += [Text(f"  {words}") for words in found.unanswered[:MOST_NAMED]]
+        left = len(found.unanswered) - MOST_NAMED
+        if left > 0:
+            parts.append(Text(f"  and {left} more; --predictions OUT.csv has them all"))
+    return Group(*parts)
+
+
+def _cells(errors: Mapping[str, float]) -> list[str]:
+    """Write the figures of a row."""
+    shares = [f"{errors[name]:.1%}" for name in ("median", "mean", "p90")]
+    return [f"{errors['runs']:,.0f}", *shares, f"{errors['bias']:+.1%}", f"{errors['coverage']:.0%}"]

@@ -1,0 +1,143 @@
+"""The KV cache as a trade: memory held to save arithmetic, by model and context, and for how long each tier is worth it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.errors import RangeError
+from steptime.hardware.number_formats import peak_rate
+from steptime.hardware.system import MemoryTier, System
+from steptime.models.model import Model, cache_bytes, decode_flops_per_token, pairs, prefill_flops
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import whole
+from steptime.result_base import Tabular, unit
+from steptime.reversible.memory_tradeoff import break_even_seconds, exchange_rate
+from steptime.units import show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTier:
+    """A cache of one context in one tier of memory."""
+
+    name: str = field(metadata=unit("", "of the tier, such as hbm or host"))
+    capacity: float = field(metadata=unit("B", "of a chip's share of it"))
+    read_seconds: float = field(metadata=unit("s", "to read the cache back to the chip; 0 in its own memory", key="read_s"))
+    break_even_seconds: float = field(
+        metadata=unit(
+            "s",
+            "for which holding costs as much as computing again, were the whole tier as dear as the chip's rent; 0: reading "
+            "back takes longer than computing again",
+            key="break_even_s",
+        )
+    )
+    drain_seconds: float = field(metadata=unit("s", "capacity over bandwidth: the hold time it suits best", key="drain_s"))
+    contexts: float = field(metadata=unit("", "caches of this length that it has room for, weights aside"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldContext:
+    """The cache of one model at one context: what it holds, and what it saves."""
+
+    model: str = field(metadata=unit("", "name of the model"))
+    context: int = field(metadata=unit("tokens", "of the cache"))
+    held: float = field(metadata=unit("B", "cache and state of one sequence"))
+    flop_saved: float = field(metadata=unit("FLOP", "to make it again: one prefill", key="flop_saved"))
+    flop_per_byte: float = field(metadata=unit("FLOP/B", "exchange rate: FLOPs that a held byte saves", key="flop_per_byte"))
+    of_decode: float = field(metadata=unit("", "FLOPs of a token without a cache over those with it"))
+    recompute_seconds: float = field(metadata=unit("s", "to make it again at the peak rates of one chip", key="recompute_s"))
+    tiers: tuple[HeldTier, ...] = field(metadata=unit("", "where it may be kept, fastest first"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CacheTrade(Tabular):
+    """KV caches as memory for arithmetic: what `steptime reversible cache` shows."""
+
+    SCHEMA: ClassVar[str] = "steptime.cache-trade/1"
+
+    system: str = field(metadata=unit("", "name of the system"))
+    held: tuple[HeldContext, ...] = field(metadata=unit("", "one each model and context"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the exchange rate of the first models and contexts."""
+        return f"KV cache against arithmetic on {self.system}", {
+            f"{one.model} at {one.context:,}": f"{show(one.flop_per_byte, 'FLOP/B')}, as dear as computing again after "
+            f"{show(one.tiers[0].break_even_seconds, 's')} in {one.tiers[0].name}"
+            for one in self.held[:5]
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each model, context and tier."""
+        rows = [(one, tier) for one in self.held for tier in one.tiers]
+        return {
+            "model": [one.model for one, _ in rows],
+            "context_tokens": [one.context for one, _ in rows],
+            "held_bytes": [one.held for one, _ in rows],
+            "flop_saved": [one.flop_saved for one, _ in rows],
+            "flop_per_byte": [one.flop_per_byte for one, _ in rows],
+            "recompute_s": [one.recompute_seconds for one, _ in rows],
+            "tier": [tier.name for _, tier in rows],
+            "read_s": [tier.read_seconds for _, tier in rows],
+            "break_even_s": [tier.break_even_seconds for _, tier in rows],
+            "drain_s": [tier.drain_seconds for _, tier in rows],
+            "contexts": [tier.contexts for _, tier in rows],
+        }
+
+
+def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Sequence[int] = (8192, 131_072)) -> CacheTrade:
+    """Return what caches of some models hold and save at some contexts [tokens], in each tier of a system.
+
+    A chip computes at its peak rates and nothing is lost: both sides of the trade are bounds. Raises RangeError where a model
+    has no such context.
+    """
+    machine = system_of(system)
+    held = tuple(_held(model_of(model), machine, context) for model in models for context in contexts)
+    if not held:
+        raise RangeError("the trade of a cache needs a model and a context")
+    return CacheTrade(system=machine.name, held=held)
+
+
+def _held(model: Model, system: System, context: int) -> HeldContext:
+    context = whole("the context", context, unit="token")
+    if context > model.max_context:
+        raise RangeError(f"{model.name} has a context of at most {model.max_context:,.0f} tokens, not {context:,}")
+    held, flops = float(cache_bytes(model, context)), float(prefill_flops(model, context))
+    again = recompute_seconds(model, system, context)
+    rate = float(exchange_rate(flops, held))
+    own = _tier(system.chip.hbm, held, rate, flops / again, own=True)
+    return HeldContext(
+        model=model.name, context=context, held=held, flop_saved=flops, flop_per_byte=rate, recompute_seconds=again,
+        of_decode=flops / float(decode_flops_per_token(model, context)),
+        tiers=(own, *(_tier(tier, held, rate, flops / again) for tier in system.tiers)),
+    )  # fmt: skip
+
+
+def _tier(tier: MemoryTier, held: float, exchange: float, rate: float, *, own: bool = False) -> HeldTier:
+    """Return a cache in a tier; decode reads the chip's own memory in any case, so that nothing is read back from it."""
+    capacity, bandwidth = float(tier.capacity), float(tier.bandwidth)
+    return HeldTier(
+        name=tier.name, capacity=capacity, read_seconds=0.0 if own else float(tier.latency) + held / bandwidth,
+        break_even_seconds=float(break_even_seconds(exchange, capacity, rate, math.inf if own else bandwidth)),
+        drain_seconds=capacity / bandwidth, contexts=capacity / held,
+    )  # fmt: skip
+
+
+def recompute_seconds(model: Model, system: System, context: int) -> float:
+    """Return the seconds to make a cache again: all products of a prefill, each at the peak of its arithmetic."""
+    peak, seconds = system.chip.peak, 0.0
+    for layer, count in model.layers:
+        for op in layer.ops:
+            if op.rows in ("tokens", "routed", "outputs"):
+                tokens = 1 if op.rows == "outputs" else context
+                seconds += count * tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
+        for a in layer.attention:
+            flops = a.flops_per_pair_prefill * pairs(a, context, 0) + a.state_flops_per_token * context
+            seconds += count * float(flops) / peak_rate(peak, a.arithmetic)
+    for op in model.stem:
+        if op.rows in ("tokens", "routed", "outputs"):
+            tokens = 1 if op.rows == "outputs" else context
+            seconds += tokens * op.flops_per_row * op.active / peak_rate(peak, op.format.arithmetic)
+    return float(seconds)

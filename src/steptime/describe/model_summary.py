@@ -1,0 +1,361 @@
+"""What there is to know about a model: its parts, formats, cache and arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from steptime.catalog.data_files import files
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import InputError
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import rent_of
+from steptime.models.checkpoint_summary import Held
+from steptime.models.model import (
+    Model,
+    active_parameters,
+    cache_bytes,
+    cache_bytes_read,
+    decode_flops_per_token,
+    draft_bytes,
+    draft_parameters,
+    growing_kv_bytes_per_token,
+    kv_bytes_per_token,
+    prefill_flops,
+    state_bytes,
+    total_parameters,
+    weight_bytes,
+)
+from steptime.models.model_loading import load_model
+from steptime.planning.smallest_system import smallest_system
+from steptime.result_base import Result, Tabular, table_of, unit
+from steptime.units import show
+
+CONTEXTS = (1024, 8192, 32768, 131072, 1048576)
+NAME, FAMILY = unit("", "name in the catalogue, or of the config"), unit("", "architecture")
+TOTAL, ACTIVE = unit("", "all stored parameters"), unit("", "parameters that one token uses")
+SHARE = unit("", "active over total")
+WEIGHTS = unit("B", "all stored weights")
+KV_FORMAT = unit("", "number format of the KV cache")
+KV = unit("B/token", "bytes that one more token adds to a cache while no window is full", key="kv_bytes_per_token")
+GROWING = unit("B/token", "the same once every window is full", key="growing_kv_bytes_per_token")
+STATE = unit("B", "recurrent state of a sequence, whatever its length", key="state_bytes_per_sequence")
+CONTEXT = unit("tokens", "context that the figures are for")
+AT_CONTEXT = unit("B", "cache and state of a sequence at that context", key="cache_bytes_at_context")
+EQUAL = unit("tokens", "context at which a token reads as much cache as there are weights; null: never")
+LONGEST = unit("tokens", "longest context that the config states; null: none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow:
+    """One kind of layer."""
+
+    kind: str = field(metadata=unit("", "what it is"))
+    count: int = field(metadata=unit("", "how many there are"))
+    parameters: float = field(metadata=unit("", "of one of them"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Parameters of a model."""
+
+    total: float = field(metadata=TOTAL)
+    active: float = field(metadata=ACTIVE)
+    active_share: float = field(metadata=SHARE)
+    draft: float = field(metadata=unit("", "of multi-token-prediction layers, which are not in the total"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRow:
+    """The cache of one sequence at a context."""
+
+    context: int = field(metadata=unit("tokens", "tokens that the sequence has"))
+    bytes: float = field(metadata=unit("B", "cache and state", key="cache_bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopsRow:
+    """FLOPs of a token at a context."""
+
+    context: int = field(metadata=unit("tokens", "tokens that the sequence has, or the prompt"))
+    decode: float = field(metadata=unit("FLOP", "of a decode token"))
+    prefill: float = field(metadata=unit("FLOP", "of a prompt token, mean"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallestSystem:
+    """The system of the catalogue that holds a model and a request for the least rent."""
+
+    name: str = field(metadata=unit("", "name in the catalogue"))
+    chips: int = field(metadata=unit("", "of it that hold the model and a request: a power of two, or all"))
+    title: str = field(metadata=unit("", "what it is"))
+    rent: float = field(metadata=unit("USD/s", "typical rent of those chips; null: not known"))
+    rent_kind: str = field(metadata=unit("", "owned, contract, ondemand or assumed; empty: no rent is known"))
+    rent_term: str = field(metadata=unit("", "of a contract, or how on demand is billed"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelCard(Result):
+    """Everything that `steptime models NAME` shows."""
+
+    SCHEMA: ClassVar[str] = "steptime.model/1"
+
+    name: str = field(metadata=NAME)
+    family: str = field(metadata=FAMILY)
+    layers: tuple[LayerRow, ...] = field(metadata=unit("", "kinds of layers"))
+    width: int = field(metadata=unit("", "values of the residual stream"))
+    heads: int = field(metadata=unit("", "query heads"))
+    vocabulary: int = field(metadata=unit("", "rows of the embedding"))
+    max_context: float = field(metadata=LONGEST)
+    parameters: ParameterCounts = field(metadata=unit("", "counted from the config"))
+    published: Mapping[str, Any] = field(metadata=unit("", "what the maker states: total, active, basis, grade"))
+    counted_over_published: Mapping[str, float] = field(metadata=unit("", "ratio of total and of active, where stated"))
+    parts: Mapping[str, float] = field(
+        metadata=unit("", "parameters by part: projections, experts, ...", key="parameters_by_part")
+    )
+    weight_bytes: float = field(metadata=WEIGHTS)
+    weight_bytes_by_format: Mapping[str, float] = field(
+        metadata=unit("B", "weights by number format", key="weight_bytes_by_format")
+    )
+    draft_weight_bytes: float = field(
+        metadata=unit("B", "weights of multi-token-prediction layers, which are not in the total", key="draft_weight_bytes")
+    )
+    checkpoint_bytes: int = field(
+        metadata=unit("B", "all tensors of the files beside the config, exactly; 0: no whole checkpoint lies there")
+    )
+    checkpoint: Held | None = field(metadata=unit("", "what the files hold, by their headers; null: there are none"))
+    kv_format: str = field(metadata=KV_FORMAT)
+    kv_bytes_per_token: float = field(metadata=KV)
+    growing_kv_bytes_per_token: float = field(metadata=GROWING)
+    state_bytes_per_sequence: float = field(metadata=STATE)
+    context: int = field(metadata=CONTEXT)
+    cache_bytes_at_context: float = field(metadata=AT_CONTEXT)
+    cache_bytes: tuple[CacheRow, ...] = field(metadata=unit("", "cache of a sequence by context", key="cache_by_context"))
+    context_of_equal_reads: float = field(metadata=EQUAL)
+    flops_per_token: tuple[FlopsRow, ...] = field(metadata=unit("", "FLOPs of a token by context", key="flop_by_context"))
+    smallest_system: SmallestSystem | None = field(metadata=unit("", "that holds it; null: none of the catalogue"))
+    source: Mapping[str, str] = field(metadata=unit("", "where the config comes from: url, date, grade"))
+    notes: tuple[str, ...] = field(metadata=unit("", "what to mind"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its parameters, weights and cache."""
+        return f"Card of {self.name} ({self.family})", {
+            "parameters": f"{show(self.parameters.total)}, {show(self.parameters.active)} for a token",
+            "weights": show(self.weight_bytes, "B"),
+            "cache": f"{show(self.cache_bytes_at_context, 'B')} at {self.context:,} tokens",
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """One line of the comparison of models."""
+
+    name: str = field(metadata=NAME)
+    family: str = field(metadata=FAMILY)
+    total_parameters: float = field(metadata=TOTAL)
+    active_parameters: float = field(metadata=ACTIVE)
+    active_share: float = field(metadata=SHARE)
+    weight_bytes: float = field(metadata=WEIGHTS)
+    kv_format: str = field(metadata=KV_FORMAT)
+    kv_bytes_per_token: float = field(metadata=KV)
+    growing_kv_bytes_per_token: float = field(metadata=GROWING)
+    state_bytes_per_sequence: float = field(metadata=STATE)
+    context: int = field(metadata=CONTEXT)
+    cache_bytes_at_context: float = field(metadata=AT_CONTEXT)
+    decode_flops_per_token: float = field(
+        metadata=unit("FLOP", "of a decode token at that context", key="decode_flop_per_token")
+    )
+    context_of_equal_reads: float = field(metadata=EQUAL)
+    max_context: float = field(metadata=LONGEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """One line of the list of models; one that cannot be read has a problem and no figures."""
+
+    name: str = field(metadata=NAME)
+    family: str = field(default="", metadata=FAMILY)
+    total_parameters: float = field(default=math.nan, metadata=TOTAL)
+    active_parameters: float = field(default=math.nan, metadata=ACTIVE)
+    kv_bytes_per_token: float = field(default=math.nan, metadata=KV)
+    weight_bytes: float = field(default=math.nan, metadata=WEIGHTS)
+    grade: str = field(default="", metadata=unit("", "how far to trust the config"))
+    problem: str = field(default="", metadata=unit("", "why it cannot be read"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelTable(Tabular):
+    """Models of the catalogue: what `steptime models` lists."""
+
+    SCHEMA: ClassVar[str] = "steptime.models/1"
+
+    models: tuple[ModelRow, ...] = field(metadata=unit("", "one line each"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many there are, and the first of them."""
+        return f"{len(self.models)} models", {"first": ", ".join(row.name for row in self.models[:3])}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each model."""
+        return table_of(ModelRow, self.models)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Tabular):
+    """Models side by side: what `steptime models A B` shows."""
+
+    SCHEMA: ClassVar[str] = "steptime.comparison/1"
+
+    models: tuple[ComparisonRow, ...] = field(metadata=unit("", "one line each"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many there are, and each one's parameters."""
+        sizes = {row.name: f"{show(row.total_parameters)}, {show(row.active_parameters)} active" for row in self.models[:5]}
+        return f"Comparison of {len(self.models)} models", sizes
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each model."""
+        return table_of(ComparisonRow, self.models)
+
+
+def parts(model: Model) -> dict[str, float]:
+    """Return parameters by part of the model: attention, experts, shared experts, embedding, head, ..."""
+    found: dict[str, float] = {}
+    for layer, n in model.layers:
+        for op in layer.ops:
+            found[op.term] = found.get(op.term, 0.0) + n * op.total_weights
+    for op in model.stem:
+        found[op.term] = found.get(op.term, 0.0) + op.total_weights
+    return {name: value for name, value in found.items() if value}
+
+
+def stored_formats(model: Model) -> dict[str, float]:
+    """Return bytes of weights by number format."""
+    found: dict[str, float] = {}
+    for op, n in [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]:
+        found[op.format.name] = found.get(op.format.name, 0.0) + n * op.total_weights * op.format.bytes
+    return {name: float(round(value)) for name, value in found.items() if value}
+
+
+def context_of_equal_reads(model: Model) -> float:
+    """Context at which one sequence's cache is as many bytes to read as all weights, or infinity if it never is."""
+    need = weight_bytes(model)
+    low, high = 1.0, 1e12
+    if float(cache_bytes_read(model, high)) < need:
+        return math.inf
+    while high / low > 1.0001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if float(cache_bytes_read(model, middle)) < need else (low, middle)
+    return round(high)
+
+
+def model_card(model: Model, *, context: int) -> ModelCard:
+    """Return everything that `steptime models NAME` shows."""
+    total, active = total_parameters(model), active_parameters(model)
+    holds = smallest_system(model, [load_system(name) for name in files("systems")])
+    counted = {"total": total, "active": active}
+    return ModelCard(
+        name=model.name,
+        family=model.family,
+        layers=tuple(
+            LayerRow(kind=layer.name, count=n, parameters=sum(op.total_weights for op in layer.ops))
+            for layer, n in model.layers
+        ),
+        width=model.width,
+        heads=model.heads,
+        vocabulary=model.vocabulary,
+        max_context=model.max_context,
+        parameters=ParameterCounts(total=total, active=active, active_share=active / total, draft=draft_parameters(model)),
+        published=dict(model.published),
+        counted_over_published={
+            kind: float(value / model.published[kind]) for kind, value in counted.items() if model.published.get(kind)
+        },
+        parts=parts(model),
+        weight_bytes=weight_bytes(model),
+        weight_bytes_by_format=stored_formats(model),
+        draft_weight_bytes=draft_bytes(model),
+        checkpoint_bytes=model.checkpoint.bytes,
+        checkpoint=model.checkpoint.held,
+        kv_format=model.kv_format,
+        kv_bytes_per_token=kv_bytes_per_token(model),
+        growing_kv_bytes_per_token=growing_kv_bytes_per_token(model),
+        state_bytes_per_sequence=state_bytes(model),
+        context=context,
+        cache_bytes_at_context=float(cache_bytes(model, context)),
+        cache_bytes=tuple(CacheRow(context=c, bytes=float(cache_bytes(model, c))) for c in _contexts(model, context)),
+        context_of_equal_reads=context_of_equal_reads(model),
+        flops_per_token=tuple(
+            FlopsRow(context=c, decode=float(decode_flops_per_token(model, c)), prefill=float(prefill_flops(model, c)) / c)
+            for c in _contexts(model, context)
+        ),
+        smallest_system=None if holds is None else _smallest(*holds),
+        source=dict(model.source),
+        notes=tuple(model.notes),
+    )
+
+
+def _smallest(system: System, chips: int) -> SmallestSystem:
+    rent = system.rent
+    paid = float(rent_of(chips, rent.typical))
+    return SmallestSystem(
+        name=system.name, chips=chips, title=system.title, rent=paid, rent_kind=rent.kind, rent_term=rent.term
+    )
+
+
+def _contexts(model: Model, context: int) -> list[int]:
+    """Return the contexts that a card shows, up to the longest that the model takes."""
+    return [c for c in sorted({*CONTEXTS, context}) if c <= max(model.max_context, context)]
+
+
+def comparison_row(model: Model, *, context: int) -> ComparisonRow:
+    """Return one line of the comparison of models."""
+    total, active = total_parameters(model), active_parameters(model)
+    return ComparisonRow(
+        name=model.name,
+        family=model.family,
+        total_parameters=total,
+        active_parameters=active,
+        active_share=active / total,
+        weight_bytes=weight_bytes(model),
+        kv_format=model.kv_format,
+        kv_bytes_per_token=kv_bytes_per_token(model),
+        growing_kv_bytes_per_token=growing_kv_bytes_per_token(model),
+        state_bytes_per_sequence=state_bytes(model),
+        context=context,
+        cache_bytes_at_context=float(cache_bytes(model, context)),
+        decode_flops_per_token=float(decode_flops_per_token(model, context)),
+        context_of_equal_reads=context_of_equal_reads(model),
+        max_context=model.max_context,
+    )
+
+
+def compared(models: Iterable[Model], *, context: int) -> Comparison:
+    """Return models side by side."""
+    return Comparison(models=tuple(comparison_row(model, context=context) for model in models))
+
+
+def model_row(model: Model) -> ModelRow:
+    """Return one line of the list of models."""
+    return ModelRow(
+        name=model.name,
+        family=model.family,
+        total_parameters=total_parameters(model),
+        active_parameters=active_parameters(model),
+        kv_bytes_per_token=kv_bytes_per_token(model),
+        weight_bytes=weight_bytes(model),
+        grade=model.source.get("grade", ""),
+    )
+
+
+def model_table(like: str = "", catalog: str | None = None) -> ModelTable:
+    """Return all models whose name contains `like`; one that cannot be read is listed with the reason."""
+    rows = []
+    for name, path in files("models", catalog).items():
+        if like.casefold() in name.casefold():
+            try:
+                rows.append(model_row(load_model(str(path))))
+            except InputError as problem:
+                rows.append(ModelRow(name=name, problem=str(problem)))
+    return ModelTable(models=tuple(rows))

@@ -1,0 +1,118 @@
+"""Rents by kind: what is known of a chip's, in words, and systems with a rent of another kind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from steptime.errors import InputError, RangeError, UnitError, UnknownName, shown
+from steptime.hardware.figure_bounds import checked
+from steptime.hardware.system import Rent, System
+from steptime.provenance import GIVEN
+from steptime.result_base import in_words
+from steptime.units import HOUR, parse, show
+
+KINDS: Final = ("owned", "contract", "ondemand", "assumed")
+"""Kinds of rent that a data file may state."""
+
+RENTED: Final = ("contract", "ondemand", "assumed")
+"""Kinds that a plan reckons with by default, the first of them of equal grade and date; `owned` where there is none."""
+
+OWNERS: Final = ("", "hyperscaler", "neocloud")
+
+
+def known(rent: Rent) -> bool:
+    """Whether there is a rent to count money with."""
+    return bool(np.all(np.isfinite(rent.typical)))
+
+
+def kind_in_words(rent: Rent) -> str:
+    """Return what kind of rent it is.
+
+    >>> kind_in_words(Rent(kind="contract", term="three-year")), kind_in_words(Rent(kind="owned", owner="hyperscaler"))
+    ('three-year contract', 'cost of ownership of a hyperscaler')
+    >>> kind_in_words(Rent(kind="ondemand"))
+    'on demand'
+    """
+    if rent.kind == "contract":
+        return f"{rent.term} contract".strip()
+    if rent.kind == "owned":
+        return "cost of ownership" + (f" of a {rent.owner}" if rent.owner else "")
+    if rent.kind == "ondemand":
+        return "on demand" + (f" ({rent.term})" if rent.term else "")
+    return {"assumed": "assumed by its source, kind not stated", GIVEN: "as given"}.get(rent.kind, "kind not stated")
+
+
+def origin_in_words(rent: Rent) -> str:
+    """Return kind, date and grade of a rent.
+
+    >>> origin_in_words(Rent(typical=2 / 3600, kind="ondemand", date="2026-03-10", grade="reported"))
+    'on demand, 2026-03-10, reported'
+    """
+    grade = "" if rent.grade == GIVEN else rent.grade
+    return ", ".join(filter(None, (kind_in_words(rent), rent.date, grade)))
+
+
+def kind_and_date(rent: Rent) -> str:
+    """Return kind and date of a rent."""
+    return ", ".join(filter(None, (kind_in_words(rent), rent.date)))
+
+
+def rent_in_words(rent: Rent) -> str:
+    """Return a rent of one chip with its kind, date and grade."""
+    return f"{in_words(rent.typical, lambda value: show(value, 'USD/s'))} a chip, {origin_in_words(rent)}"
+
+
+def kinds_of(system: System) -> dict[str, Rent]:
+    """Return the rents that are known of a system's chip, by kind."""
+    return {rent.kind: rent for rent in system.rents}
+
+
+def kind_asked(text: str) -> str:
+    """Return a kind as data files spell it: on-demand is ondemand."""
+    return text.strip().casefold().replace("-", "").replace(" ", "")
+
+
+def with_rent(system: System, rent: str | float) -> System:
+    """Return `system` with another rent: of a kind (`KINDS`) that is known of it, or so much per chip-hour.
+
+    rent: "owned", "contract", "ondemand", or USD per chip-hour such as 2.10, "2.10" or "2.10 USD/h".
+    Raises RangeError, naming the kinds that are known, where the system has no rent of that kind.
+    """
+    if isinstance(rent, bool) or not isinstance(rent, str | int | float):
+        raise InputError(f"a rent is a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', not {shown(rent)}")
+    if isinstance(rent, str) and (asked := kind_asked(rent)) in KINDS:
+        return replace(system, rent=_of_kind(system, asked))
+    value = _per_second(rent) if isinstance(rent, str) else rent / HOUR
+    if value <= 0:
+        raise RangeError(f"a rent must be greater than 0 USD/h, not {shown(rent)}")
+    paid = checked("rent", value, "USD/s")
+    return replace(system, rent=Rent(low=paid, typical=paid, high=paid, kind=GIVEN, grade=GIVEN, note="set by hand"))
+
+
+def _of_kind(system: System, kind: str) -> Rent:
+    have = kinds_of(system)
+    if kind in have:
+        return have[kind]
+    offered = ", ".join(f"{name} ({show(float(one.typical), 'USD/s')})" for name, one in have.items()) or "none"
+    own = "Or give USD per chip-hour, such as --rent 2.10"
+    raise RangeError(f"no rent of kind {kind} is known of {system.chip.name}; known: {offered}. {own}")
+
+
+def _per_second(text: str) -> float:
+    """Read USD per chip-hour; a bare number is one."""
+    if not any(character.isdigit() for character in text):
+        hint = "A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10."
+        raise UnknownName("kind of rent", text, KINDS, hint)
+    # single blanks first: adjacent `\s*` would try every way to share a long run of them
+    paid = re.fullmatch(
+        r"\$? ?([^\s$/]+?) ?(?:\$|USD)? ?(?:(?:/|per) ?(?:h|hr|hour)\.?)?", " ".join(text.split()), re.IGNORECASE
+    )
+    try:
+        return parse(paid[1], "") / 3600 if paid else parse(text, "USD/s")
+    except UnitError:
+        told = "a rent is a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
+        raise UnitError(f"{told}, not {shown(text)}") from None

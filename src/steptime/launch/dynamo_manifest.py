@@ -1,0 +1,122 @@
+"""A DynamoGraphDeployment of NVIDIA Dynamo 1.6: a frontend, and one component for each pool.
+
+Its operator gives the hosts of a replica their ranks and addresses, so that the arguments carry none. Shape as in the templates
+of the released package ai-dynamo, `dynamo/profiler/templates/dgd`, and in `dynamo/profiler/utils/config.py`;
+https://docs.nvidia.com/dynamo/kubernetes-deployment/multinode/multinode-deployments tells of `multinode`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Final
+
+from steptime.errors import InputError
+from steptime.launch import sglang, trtllm, vllm
+from steptime.launch.host_placement import Replica
+from steptime.launch.serve_args import Asked
+from steptime.launch.shell_script import Command, comments
+from steptime.planning.plan_result import Plan
+
+RELEASE: Final = "1.6.1"
+RUNTIMES: Final = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorrtllm-runtime"}
+LEFT_OUT: Final = ("--port", "--host", "--kv-transfer-config", "--disaggregation-mode", "--disaggregation-bootstrap-port")
+SECRET: Final = [{"secretRef": {"name": "hf-token-secret"}}]
+
+
+def pyyaml_installed() -> bool:
+    """Whether manifests can be written."""
+    return find_spec("yaml") is not None
+
+
+def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, Asked]) -> str:
+    """Return the text of a manifest; raise InputError without PyYAML."""
+    try:
+        import yaml
+    except ImportError:
+        raise InputError("a manifest needs PyYAML, which is not installed: pip install 'steptime[launch]'") from None
+    image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
+    components: list[dict[str, Any]] = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
+    notes: list[str] = []
+    for role, asked in pools.items():
+        own = [r for r in replicas if r.role == role]
+        arguments, environment, more = _arguments(engine, asked, own[0])
+        container = _container(image, f"dynamo.{engine}", arguments)
+        if environment:
+            container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(own[0].chips)}}
+        name = "worker" if role == "serve" else role
+        component = _component(name, name, len(own), container)
+        if own[0].nodes > 1:
+            component["multinode"] = {"nodeCount": own[0].nodes}
+        components.append(component)
+        notes += [f"{name}: {note}" for note in more]
+    whole = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": _label(plan.model)},
+        "spec": {"components": components},
+    }
+    # A copy shares no lists, for which YAML would write anchors and aliases.
+    text: str = yaml.safe_dump(json.loads(json.dumps(whole)), sort_keys=False, width=2**20)
+    return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text
+
+
+def _label(model: str) -> str:
+    """Return a model's name as Kubernetes takes names: small letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", model.rpartition("/")[2].lower()).strip("-")[:50].strip("-") or "model"
+
+
+def _component(name: str, kind: str, replicas: int, container: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "type": kind, "replicas": replicas, "podTemplate": {"spec": {"containers": [container]}}}
+
+
+def _container(image: str, module: str, arguments: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": "main", "image": image, "command": ["python3", "-m", module]}
+    return found | ({"args": list(map(_escape_expansion, arguments))} if arguments else {}) | {"envFrom": SECRET}
+
+
+def _escape_expansion(argument: str) -> str:
+    """Return an argument that Kubernetes passes on as it was, which expands `$(NAME)` and reads `$$` as `$`."""
+    return re.sub(r"\$(?=[$(])", "$$", argument)
+
+
+def _arguments(engine: str, asked: Asked, replica: Replica) -> tuple[list[str], Mapping[str, str], tuple[str, ...]]:
+    """Return the arguments of a pool's worker, its environment and notes."""
+    alone = replace(replica, hosts=replica.hosts[:1], slot=0)
+    role = [] if asked.role == "serve" else ["--disaggregation-mode", asked.role]
+    if engine == "trtllm":
+        command = trtllm.server(asked, alone, 0, 0)
+        return [*_trtllm(asked, command), *role], {}, command.notes
+    command = (vllm if engine == "vllm" else sglang).server(asked, alone, 0, 0)
+    place = shlex.split(command.words[0])[-1]
+    flags = [word for word in command.words[1:] if shlex.split(word)[0] not in LEFT_OUT]
+    given = [part for word in flags for part in shlex.split(word)]
+    if engine == "vllm":
+        transfer = [part for word in command.words if word.startswith("--kv-transfer") for part in shlex.split(word)]
+        own = {name: value for name, value in command.environment.items() if "NIXL" not in name}
+        return ["--model", place, *given, *role, *transfer], own, command.notes
+    ports = ["--disaggregation-bootstrap-port", str(sglang.BOOTSTRAP_PORT), "--host", "0.0.0.0"] if role else []
+    return ["--model-path", place, *given, *role, *ports], command.environment, command.notes
+
+
+def _trtllm(asked: Asked, command: Command) -> list[str]:
+    """Return TensorRT-LLM's flags by the names that Dynamo gives them, its options file as one JSON text."""
+    names = {
+        "--tp_size": "--tensor-parallel-size",
+        "--pp_size": "--pipeline-parallel-size",
+        "--ep_size": "--expert-parallel-size",
+        "--max_batch_size": "--max-batch-size",
+        "--max_num_tokens": "--max-num-tokens",
+        "--max_seq_len": "--max-seq-len",
+    }
+    words = [shlex.split(word) for word in command.words]
+    found = ["--model", next(word[1] for word in words if word[0] == "trtllm-serve")]
+    for word in words:
+        if word[0] in names:
+            found += [names[word[0]], word[1]]
+    return [*found, "--override-engine-args", json.dumps(trtllm.options(asked))]

@@ -1,0 +1,229 @@
+"""The commands that start a plan in vLLM, SGLang or TensorRT-LLM: as text, and as a folder of scripts.
+
+One command a host; addresses are shell variables. What an engine cannot express is said in a comment line, and an engine that
+does not run on the plan's chips has no commands but the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Final
+
+from steptime.launch import sglang, trtllm, vllm
+from steptime.launch.dynamo_manifest import manifest, pyyaml_installed
+from steptime.launch.host_placement import Replica, in_words, placed, racks
+from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, Asked, asked, too_long
+from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, spoken, wrapped
+from steptime.planning.plan_result import Plan, Pool
+
+ENGINES: Final = tuple(NAMES)
+WRITERS: Final[Mapping[str, ModuleType]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+PORT, BEHIND = 8000, 8100  # of what clients ask; of servers behind a router, counted up where they share a host
+WHAT: Final = {"serve": "serves prompts and tokens", "prefill": "prefills", "decode": "decodes"}
+TRUST: Final = "Some checkpoints bring code of their own, and need the engine's flag that trusts it."
+VISIBLE: Final = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "HIP_VISIBLE_DEVICES"}
+
+
+def launch_commands(plan: Plan, engine: str) -> list[str]:
+    """Return the lines of a shell script: for each pool a comment and the commands of one replica, then the router."""
+    writer = WRITERS[engine]
+    if reason := writer.refused(plan.served):
+        return comments((reason,))
+    replicas = placed(plan)
+    lines = comments(_before(plan, engine, replicas))
+    ports = _ports(replicas)
+    for pool in plan.pools:
+        own = [r for r in replicas if r.role == pool.role]
+        lines += [_headline(pool, own[0]), *_replica(engine, asked(plan, pool), own[0], ports[own[0]])]
+        if len(own) > 1:
+            lines.append(f"# {_others(own, ports)}")
+    return lines + (_router(plan, engine, replicas, ports) if len(replicas) > 1 else [])
+
+
+def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str, ...]:
+    """Return what to mind of a whole plan."""
+    notes = [too_long(plan)]
+    if plan.engine in ENGINES and plan.engine != engine:
+        made, started = NAMES[plan.engine], NAMES[engine]
+        notes.append(
+            f"commands of {started} for a plan made for {made}, with its times; {started} may refuse it: "
+            f"--engine {engine} plans for {started}"
+        )
+    hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
+    if hosts > -(-plan.chips // host):
+        notes.append(f"equal parts of replicas take {hosts} hosts of {host}, more than the {plan.chips} chips of the plan fill")
+    together = [in_words(rack) for rack in racks(plan, replicas) if rack]
+    if together:
+        notes.append(f"hosts {'; '.join(together)}: each group lies in one {plan.served.fabric or 'scale-up'} domain")
+    return tuple(filter(None, notes))
+
+
+def _headline(pool: Pool, first: Replica) -> str:
+    layout = pool.layout
+    where = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
+    return f"# {int(layout.replicas)} x {int(layout.chips)} chips{where}: each {WHAT[pool.role]}"
+
+
+def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
+    return {r: BEHIND + r.slot if len(replicas) > 1 else PORT for r in replicas}
+
+
+def _replica(engine: str, asked: Asked, replica: Replica, port: int) -> list[str]:
+    """Return the commands of one replica, the hosts after the first as one command with `$NODE_RANK`."""
+    writer = WRITERS[engine]
+    head = _visible(writer.server(asked, replica, 0, port), engine, asked, replica, 0)
+    lines = comments(head.notes)
+    if "$NODE_ADDRESS" in head.environment.values():
+        lines.append("# NODE_ADDRESS: the address of the host itself")
+    if replica.nodes == 1 or engine == "trtllm":
+        return lines + spoken(head)
+    rest = _visible(writer.server(asked, replica, None, port), engine, asked, replica, None)
+    others = in_words(range(1, replica.nodes))
+    each = [f"# DEVICES: the chips of the host: {_devices(replica)}"] if "$DEVICES" in rest.environment.values() else []
+    return [
+        *lines,
+        "# on the first host, whose address is HEAD_ADDRESS everywhere:",
+        *spoken(head),
+        f"# on the other{'s' if replica.nodes > 2 else ''}, NODE_RANK={others}:",
+        *each,
+        *spoken(rest),
+    ]
+
+
+def _visible(command: Command, engine: str, asked: Asked, replica: Replica, rank: int | None) -> Command:
+    """Return a command that sees its own chips, where others of the host are not its; rank: as in the writers' `server`."""
+    name = VISIBLE.get(asked.served.vendor)
+    if name is None or replica.chips == asked.served.host_chips or (engine == "trtllm" and not replica.alike):
+        return command
+    lists = {",".join(map(str, own)) for own in (replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])}
+    environment = {name: lists.pop() if len(lists) == 1 else "$DEVICES", **command.environment}
+    return replace(command, environment=environment)
+
+
+def _devices(replica: Replica) -> str:
+    """Return the chips that each host after the first gives to a replica."""
+    lists: dict[tuple[int, ...], list[int]] = {}
+    for rank, own in enumerate(replica.devices[1:], 1):
+        lists.setdefault(own, []).append(rank)
+    return "; ".join(f"{','.join(map(str, own))} for NODE_RANK {in_words(ranks)}" for own, ranks in lists.items())
+
+
+def _others(own: list[Replica], ports: Mapping[Replica, int]) -> str:
+    """Say how the other replicas of a pool differ from the first."""
+    last = len(own) - 1
+    which = "replica 1" if last == 1 else f"replicas 1 to {last}"
+    hosts = sorted({host for r in own[1:] for host in r.hosts})
+    if hosts == list(own[0].hosts):
+        ways = f"on other chips of the host{'s' if own[0].nodes > 1 else ''}" + (
+            f", port {ports[own[1]]}" if last == 1 else f", ports up to {ports[own[-1]]}"
+        )
+    else:
+        ways = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on a host of its own"
+        ways += ", some with other chips and ports" if len({(r.devices, ports[r]) for r in own}) > 1 else ""
+    return f"{which}: the same {ways}; --launch-dir writes a script for each"
+
+
+def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
+    command = WRITERS[engine].router(plan, replicas, ports, PORT)
+    return [f"# the router before them, which clients ask on port {PORT}", *comments(command.notes), *spoken(command)]
+
+
+# --- a folder -----------------------------------------------------------------------------------------------------------
+
+
+def launch_files(plan: Plan, engine: str) -> dict[str, str]:
+    """Return the files that start a plan by name: a script for each host of each replica, the router, a manifest and a README.
+
+    Those whose name ends in .sh are to be executable. An engine that does not run on the plan's chips has a README alone.
+    """
+    writer = WRITERS[engine]
+    if reason := writer.refused(plan.served):
+        return {"README.md": f"# {escape_markdown(f'{plan.model} on {plan.system}')}\n\n{escape_markdown(reason)}.\n"}
+    replicas = placed(plan)
+    ports = _ports(replicas)
+    pools = {pool.role: asked(plan, pool) for pool in plan.pools}
+    files = {"addresses.sh": _addresses(replicas)}
+    for replica in replicas:
+        ranks = 1 if engine == "trtllm" else replica.nodes
+        for rank in range(ranks):
+            own = pools[replica.role]
+            command = _visible(writer.server(own, replica, rank, ports[replica]), engine, own, replica, rank)
+            name = f"{replica.role}-{replica.number}" + (f"-node-{rank}" if ranks > 1 else "") + ".sh"
+            files[name] = _script(command, _where(replica, rank, command))
+    if len(replicas) > 1:
+        files["router.sh"] = _script(writer.router(plan, replicas, ports, PORT), ())
+    if plan.served.vendor == NVIDIA and pyyaml_installed():
+        files["dynamo.yaml"] = manifest(plan, engine, replicas, pools)
+    files["README.md"] = _readme(plan, engine, replicas, files)
+    return files
+
+
+def _where(replica: Replica, rank: int, command: Command) -> tuple[str, ...]:
+    """Return the lines that tell a script those addresses that its command names."""
+    hosts = ",".join(f"$HOST_{host}:{replica.chips}" for host in replica.hosts)
+    known = {"HEAD_ADDRESS": f"$HOST_{replica.hosts[0]}", "NODE_ADDRESS": f"$HOST_{replica.hosts[rank]}", "HOSTS": hosts}
+    text = " ".join((*command.words, *command.environment.values()))
+    return tuple(f"{name}={value}" for name, value in known.items() if f"${name}" in text)
+
+
+def _script(command: Command, where: tuple[str, ...]) -> str:
+    """Return an executable script of one command."""
+    needed = (
+        [': "${CHECKPOINT:?set it to the id or the folder of the weights}"']
+        if any(word.endswith(VARIABLE) for word in command.words)
+        else []
+    )
+    lines = [
+        "#!/bin/sh",
+        *comments(command.notes),
+        "set -eu",
+        'cd "$(dirname "$0")"',
+        ". ./addresses.sh",
+        *where,
+        *needed,
+        *(f"export {name}={value}" for name, value in command.environment.items()),
+        *files_written(command),
+        *wrapped((f"exec {command.words[0]}", *command.words[1:])),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _addresses(replicas: tuple[Replica, ...]) -> str:
+    """Return the file that names hosts by number."""
+    hosts = sorted({host for r in replicas for host in r.hosts})
+    lines = ["# Addresses of the hosts: write them here, or set them in the environment."]
+    lines += [f': "${{HOST_{host}:=host-{host}}}"' for host in hosts]
+    lines += [f"{r.variable}=$HOST_{r.hosts[0]}" for r in replicas]
+    return "\n".join(lines) + "\n"
+
+
+def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mapping[str, str]) -> str:
+    """Return what is in the folder, and in which order it is started."""
+    rows = []
+    for r in replicas:
+        name = f"{r.role}-{r.number}"
+        scripts = [n for n in files if n in (f"{name}.sh",) or n.startswith(f"{name}-node-")]
+        hosts, chips = [str(host) for host in r.hosts], [in_words(own) for own in r.devices]
+        if len(scripts) < r.nodes:
+            hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.alike else chips[:1])]
+        rows += [f"| `{script}` | {host} | {own} |" for script, host, own in zip(scripts, hosts, chips, strict=True)]
+    first = "; one of several hosts on the first of them" if engine == "trtllm" else ""
+    steps = [
+        "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each.",
+        f"Start on each host its scripts{first}:",
+    ]
+    after = ["", f"| script | host | chips |\n|---|---|---|\n{chr(10).join(rows)}", ""]
+    if "router.sh" in files:
+        after.append(f"Once they answer, start `router.sh` anywhere; clients ask it on port {PORT}.")
+    else:
+        after.append(f"Clients ask the first host on port {PORT}.")
+    if "dynamo.yaml" in files:
+        after.append("Or, on Kubernetes with NVIDIA Dynamo's operator: `kubectl apply -f dynamo.yaml`, and no script.")
+    elif plan.served.vendor == NVIDIA:
+        after.append("A Kubernetes manifest needs PyYAML: `pip install 'steptime[launch]'`, then write this folder again.")
+    title = f"# {escape_markdown(f'{plan.model} on {plan.chips} chips of {plan.system}')}, {NAMES[engine]}"
+    about = [f"{plan.layout_text}.", *(f"\nMind: {escape_markdown(note)}." for note in _before(plan, engine, replicas))]
+    text = [title, "", *about, "", *(f"{n}. {step}" for n, step in enumerate(steps, 1)), *after, TRUST]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,177 @@
+"""SGLang, as its release 0.5.23 takes its flags, and `sglang_router` 0.3 before several servers.
+
+Counted for all attention groups together: `--max-running-requests`, `--chunked-prefill-size`; for one group and micro-batch:
+`--pp-max-micro-batch-size`; `--max-prefill-tokens` for one group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from steptime.launch.host_placement import Replica
+from steptime.launch.serve_args import (
+    AMD,
+    LOW_LATENCY_TOKENS,
+    NVIDIA,
+    RACK,
+    Asked,
+    Exchange,
+    Flags,
+    checkpoint,
+    deepep_runs,
+    opened,
+    queues,
+    routed,
+    ways,
+)
+from steptime.launch.shell_script import Command
+from steptime.planning.launch_facts import Served
+from steptime.planning.plan_result import Plan
+
+RENDEZVOUS_PORT, BOOTSTRAP_PORT, STRIDE = 20000, 8998, 100
+PAGE = 64  # tokens: pages of its latent-attention kernels, of which a chunk must be whole ones
+MOST_PREFILL = 16384  # tokens of a prefill batch unless told
+DISPATCHED = 128  # tokens a rank that DeepEP's low-latency buffers hold unless told
+ONLINE = {"fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4_online"}
+ROUTED = ("bf16", "fp8", "mxfp8", "nvfp4")  # formats of experts that FlashInfer's kernels take behind its exchange
+CACHE = {"bf16": "bf16", "fp8": "fp8_e4m3", "fp8_ds_mla": "fp8_e4m3", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+
+
+def refused(served: Served) -> str:
+    """Return why SGLang cannot serve a plan."""
+    if served.vendor in (NVIDIA, AMD, "Intel", ""):
+        return ""
+    return f"SGLang runs on GPUs of NVIDIA, AMD and Intel, not on chips of {served.vendor}"
+
+
+def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
+    """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
+    m = asked.layout
+    stages = [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {asked.decoding}"] if m.pp > 1 else []
+    opening = opened(
+        asked,
+        "sglang",
+        "python -m sglang.launch_server --model-path",
+        axes=[f"--tp-size {int(m.stage)}", *ways({"--dcp-size": m.cp}), *stages, *ways({"--attn-dp-size": m.dp})],
+        weights=weights(asked.served),
+        experts=_experts(asked),
+        caches=CACHE,
+        room=_room(asked),
+        counted=_counted(asked),
+    )
+    words = []
+    if asked.drafts:  # the window holds the sure token and its drafts
+        words += [f"--speculative-algorithm EAGLE --speculative-num-steps {asked.drafts}", "--speculative-eagle-topk 1"]
+        words.append(f"--speculative-num-draft-tokens {asked.drafts + 1}")
+    if asked.role == "serve":
+        words.append("--enable-mixed-chunk")
+    else:
+        words += [f"--disaggregation-mode {asked.role}", "--disaggregation-transfer-backend nixl"]
+        if asked.role == "prefill":
+            words.append(f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + replica.slot}")
+    if replica.nodes > 1:
+        words += [
+            f"--nnodes {replica.nodes}",
+            f"--node-rank {'$NODE_RANK' if rank is None else rank}",
+            f"--dist-init-addr $HEAD_ADDRESS:{RENDEZVOUS_PORT + STRIDE * replica.slot}",
+        ]
+    if rank == 0:
+        words += ["--host 0.0.0.0", f"--port {port}"]
+    return replace(opening, words=(*opening.words, *words))
+
+
+def _counted(asked: Asked) -> tuple[str, ...]:
+    """Say what limits count for, where that is not one attention group."""
+    notes = []
+    if asked.layout.dp > 1:
+        notes.append("--max-running-requests and --chunked-prefill-size count for all attention groups together")
+    if asked.parts > 1:
+        notes.append(f"--max-running-requests counts for all {asked.parts} micro-batches, --chunked-prefill-size for one")
+    return tuple(notes)
+
+
+# --- experts ------------------------------------------------------------------------------------------------------------
+
+
+def _experts(asked: Asked) -> Exchange:
+    """Return how experts are spread, exchanged and balanced, with the environment and notes."""
+    m = asked.layout
+    if m.ep <= 1:
+        return [], {}, []
+    words, environment, notes = [f"--ep-size {int(m.ep)}"], dict[str, str](), list[str]()
+    if asked.exchanges:
+        exchanged, environment, notes = exchange(asked)
+        words += exchanged
+        if asked.two_batches and exchanged:
+            words.append("--enable-two-batch-overlap")
+        elif asked.two_batches:
+            notes.append("SGLang overlaps two micro-batches over an all-to-all only: expect slower steps")
+    if m.redundant_experts > 0:
+        words += [f"--ep-num-redundant-experts {int(m.redundant_experts)}", "--enable-eplb"]
+    return words, environment, notes
+
+
+def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
+    """Return the flags of the exchange, its environment, and why it is not the one that one might expect.
+
+    All its back ends take as many expert ways as a stage has chips. FlashInfer's runs inside a rack of Blackwell chips where
+    each is an attention group; DeepEP on hosts of NVLink: low-latency kernels for a decode pool, normal ones for prefill,
+    and both by turns, "auto", where chips do both; MoRI on AMD. Without any, groups gather all rows.
+    """
+    served, m = asked.served, asked.layout
+    low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
+    mode = "low_latency" if low else "normal" if asked.role != "serve" else "auto"
+    if m.ep != m.stage:
+        return [], {}, []
+    if served.vendor == AMD:
+        return ["--moe-a2a-backend mori", f"--deepep-mode {mode}"], {}, []
+    if served.vendor != NVIDIA or served.fabric != "nvlink":
+        return [], {}, ["DeepEP needs NVLink between the chips of a host, which these have not: rows are gathered instead"]
+    rack = served.domain_chips > served.host_chips and m.stage <= served.domain_chips
+    if rack and m.dp == m.stage and not asked.two_batches and served.experts in ROUTED and "fp4" in served.arithmetic:
+        return ["--moe-a2a-backend flashinfer", "--moe-runner-backend flashinfer_trtllm_routed"], {}, []
+    if not rack and not deepep_runs(served, int(m.stage)):
+        why = f"DeepEP has no kernels for {int(m.stage)} ranks on hosts of {served.host_chips}: rows are gathered instead"
+        return [], {}, [why]
+    environment: dict[str, str] = {}
+    if mode != "normal" and DISPATCHED < asked.decoding <= LOW_LATENCY_TOKENS:
+        environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(asked.decoding)} | queues(asked.decoding)
+    elif mode == "auto" and asked.decoding > LOW_LATENCY_TOKENS:
+        mode = "normal"
+    return ["--moe-a2a-backend deepep", f"--deepep-mode {mode}"], environment, [RACK] if rack else []
+
+
+# --- formats and room ---------------------------------------------------------------------------------------------------
+
+
+def weights(served: Served) -> Flags:
+    """Return the flags that bring weights to the plan's formats, the word that names the checkpoint, and what that must be."""
+    plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
+    changed = (served.weights, served.experts) != (served.checkpoint_weights, served.checkpoint_experts)
+    able = served.weights in ONLINE and (served.weights != "nvfp4" or "fp4" in served.arithmetic)
+    online = plain and changed and able and served.experts in (served.weights, "")
+    words = [f"--quantization {ONLINE[served.weights]}"] if online else []
+    return (words, *checkpoint(served, quantises=online))
+
+
+def _room(asked: Asked) -> list[str]:
+    """Return the limits on requests, tokens and lengths."""
+    groups = int(asked.layout.dp)
+    words = [f"--max-running-requests {asked.sequences * groups}"]
+    if asked.prompt_tokens:
+        chunk = -(-asked.prompt_tokens // PAGE) * PAGE
+        words.append(f"--chunked-prefill-size {chunk * groups}")
+        if chunk > MOST_PREFILL:
+            words.append(f"--max-prefill-tokens {chunk}")
+    return [*words, f"--context-length {asked.length}"]
+
+
+# --- the router ---------------------------------------------------------------------------------------------------------
+
+
+def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
+    """Return the command of SGLang's router before several servers."""
+    beside = {r: f" {BOOTSTRAP_PORT + r.slot}" for r in replicas if r.role == "prefill"}
+    program = "python -m sglang_router.launch_router"
+    command = routed(plan, replicas, ports, port, program=program, pools="--pd-disaggregation", beside=beside)
+    return replace(command, notes=("pip install sglang-router",))

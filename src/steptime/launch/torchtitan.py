@@ -1,0 +1,252 @@
+"""torchtitan 0.3: `torchrun -m torchtitan.train`, numbers as flags; formats, recomputation and LoRA in a file.
+
+Release 0.3 reads no TOML: a run is a function that returns a configuration, whose numbers flags may change. The file that is
+written takes the configuration of a model that torchtitan has, and changes what a flag cannot. Sources:
+torchtitan/config/configs.py, torchtitan/models/*/config_registry.py, torchtitan/distributed/activation_checkpoint.py and
+torchtitan/components/ of the package; names of schedules: torch/distributed/pipelining/schedules.py of PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from steptime.launch.shell_script import Command
+from steptime.launch.training_run import STEPS, Run, hosts_started, layers_by_chunk, torchrun
+
+FILE: Final = "steptime_run"
+
+
+class Known(NamedTuple):
+    """A model that torchtitan has: its module, its size there, and the configuration that a run starts from."""
+
+    module: str
+    size: str
+    start: str
+
+
+MODELS: Final = {
+    "meta-llama/Llama-3.2-1B": Known("llama3", "1B", "llama3_8b"),
+    "meta-llama/Llama-3.2-3B": Known("llama3", "3B", "llama3_8b"),
+    "meta-llama/Llama-3.1-8B": Known("llama3", "8B", "llama3_8b"),
+    "meta-llama/Meta-Llama-3-8B": Known("llama3", "8B", "llama3_8b"),
+    "meta-llama/Llama-3.1-70B": Known("llama3", "70B", "llama3_70b"),
+    "meta-llama/Meta-Llama-3-70B": Known("llama3", "70B", "llama3_70b"),
+    "meta-llama/Llama-3.3-70B-Instruct": Known("llama3", "70B", "llama3_70b"),
+    "meta-llama/Llama-3.1-405B": Known("llama3", "405B", "llama3_405b"),
+    "Qwen/Qwen3-0.6B": Known("qwen3", "0.6B", "qwen3_0_6b"),
+    "Qwen/Qwen3-1.7B": Known("qwen3", "1.7B", "qwen3_1_7b"),
+    "Qwen/Qwen3-4B": Known("qwen3", "4B", "qwen3_14b"),
+    "Qwen/Qwen3-8B": Known("qwen3", "8B", "qwen3_14b"),
+    "Qwen/Qwen3-14B": Known("qwen3", "14B", "qwen3_14b"),
+    "Qwen/Qwen3-32B": Known("qwen3", "32B", "qwen3_32b"),
+    "Qwen/Qwen3-30B-A3B": Known("qwen3", "30B-A3B", "qwen3_30b_a3b"),
+    "Qwen/Qwen3-235B-A22B": Known("qwen3", "235B-A22B", "qwen3_30b_a3b"),
+    "deepseek-ai/DeepSeek-V2-Lite": Known("deepseek_v3", "16B", "deepseek_v3_16b"),
+    "deepseek-ai/DeepSeek-V3": Known("deepseek_v3", "671B", "deepseek_v3_671b"),
+    "deepseek-ai/DeepSeek-V3.1": Known("deepseek_v3", "671B", "deepseek_v3_671b"),
+    "openai/gpt-oss-20b": Known("gpt_oss", "20b", "gpt_oss_20b"),
+    "openai/gpt-oss-120b": Known("gpt_oss", "120b", "gpt_oss_120b"),
+}  # fmt: skip
+SCHEDULES: Final = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
+}  # fmt: skip
+"""Its InterleavedZeroBubble wants two stages a rank at least, which ZB-H1 has not."""
+SPLIT: Final = ("zbv", "dualpipev")
+"""Schedules that split the backward pass: PyTorch refuses compiled models in them, https://github.com/pytorch/pytorch/issues/161904,
+and operators whose outputs are kept by a policy do not go with them, https://github.com/areal-project/AReaL/pull/916"""
+CHECKPOINTING: Final = {"none": "None", "full": "FullAC.Config()", "alternate": "SelectiveAC.Config()"}
+DTYPES: Final = ("bf16", "fp32", "fp8", "mxfp8", "nvfp4")
+SKIPPED: Final = ("lm_head", "router.gate")  # of products in fp8
+IMPLEMENTATIONS: Final = {"adamw": "fused", "adamw-bf16": "fused_opt_states_bf16"}
+WIDE: Final = 4.0  # bytes of a gradient that it reduces: of its mixed_precision_reduce there is float32 alone
+ALPHA: Final = 2  # of LoRA's scale, times its rank, which no time depends on
+
+
+def unable(run: Run) -> list[str]:
+    """Say what of a run torchtitan does not do."""
+    job, found = run.job, []
+    if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
+        found.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
+    if run.model.name not in MODELS:
+        found.append(f"it has no configuration of {run.model.name}; it has {', '.join(MODELS)}")
+    if job.dtype not in DTYPES:
+        found.append(f"it computes no products in {job.dtype}; its formats are {', '.join(DTYPES)}")
+    if job.dtype in ("mxfp8", "nvfp4") and not run.blackwell:
+        found.append(f"{job.dtype} needs Blackwell or later; take fp8")
+    if job.dtype == "nvfp4" and run.shape.experts:
+        found.append("it has no grouped products of experts in nvfp4; take mxfp8")
+    if job.optimizer not in IMPLEMENTATIONS:
+        found.append(f"its configurations have no optimizer {job.optimizer}; take {' or '.join(IMPLEMENTATIONS)}")
+    if job.attention == "unfused":
+        found.append("it has no attention whose scores go through memory")
+    if run.layout.recompute not in CHECKPOINTING:
+        found.append(f"it does not compute {run.layout.recompute!r} again; take {', '.join(CHECKPOINTING)}")
+    if run.cp > 1 and run.model.name.startswith("openai/"):
+        found.append("context parallelism does not divide the attention of its gpt-oss configurations; take cp 1")
+    if run.drafts and MODELS.get(run.model.name, Known("", "", "")).module != "deepseek_v3":
+        found.append("it trains multi-token-prediction layers of DeepSeek-V3 only")
+    return [*found, *_axes(run), *_pipeline_cannot(run)]
+
+
+def _axes(run: Run) -> list[str]:
+    """Say which shardings and ways it has not."""
+    sharding, found = run.layout.sharding, []
+    if sharding == "zero1":
+        found.append("it divides gradients with the optimizer's states: take zero2, or zero3 that divides weights too")
+    if sharding == "none" and run.cp > 1:
+        found.append("its context parallelism divides states as well; take zero3")
+    if sharding != "none" and run.dp % run.group:
+        found.append(f"{run.dp} copies do not divide by groups of {run.group}")
+    if run.shape.experts:
+        within = run.group * run.cp * run.tp if sharding != "none" else run.cp * run.tp
+        if run.ep > 1 and run.etp > 1:
+            found.append("experts that it spreads are not divided by tensor parallelism too; take etp 1")
+        if run.ep == 1 and run.etp != run.tp:
+            found.append(f"experts that it does not spread are divided by tp as all else; take etp {run.tp}")
+        if within % run.ep:
+            found.append(f"ep {run.ep} does not divide the {within} chips that divide a copy's states")
+    every = (run.tp if run.job.sequence_parallel else 1) * (2 * run.cp if run.cp > 1 else 1)
+    if run.seq % every:
+        found.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
+    return found
+
+
+def _pipeline_cannot(run: Run) -> list[str]:
+    if run.pp == 1:
+        return ["virtual stages need a pipeline; take vpp 1"] if run.virtual > 1 else []
+    if run.schedule not in SCHEDULES:
+        return [f"it has no schedule {run.schedule}; its are {', '.join(SCHEDULES)}"]
+    found, m = [], run.micro_batches
+    if run.drafts:
+        found.append("its pipeline has no multi-token-prediction layers")
+    if run.schedule in SPLIT and run.layout.recompute == "alternate":
+        found.append(f"{run.schedule} splits the backward pass, with which 'alternate' does not go; take none or full")
+    least = {"gpipe": run.pp, "1f1b": run.pp, "dualpipev": 2 * run.pp}.get(run.schedule, 1)
+    if m < least:
+        found.append(f"its {run.schedule} wants {least} micro-batches at least, not {m}")
+    return found
+
+
+def commands(run: Run) -> list[Command]:
+    """Return the command of a host, with the file that it reads."""
+    words = [*torchrun(run), "-m torchtitan.train", f"--module {FILE}", "--config run", *_flags(run)]
+    return [Command(words=tuple(words), notes=(*hosts_started(run), *_notes(run)), files={f"{FILE}.py": file_text(run)})]
+
+
+def _notes(run: Run) -> tuple[str, ...]:
+    found = [f"it reads c4 with the tokenizer in its hf_assets_path, and {STEPS} steps serve to time one: put your own there"]
+    if run.job.gradient_bytes < WIDE:
+        found.append("it reduces gradients in 4 bytes, whatever the plan reckons with")
+    if run.schedule in SPLIT:
+        found.append(f"PyTorch compiles no model whose backward pass {run.schedule} splits: expect slower kernels")
+    if run.pp > 1 and run.micro_batches < run.pp * run.virtual:
+        found.append(f"{run.micro_batches} micro-batches are fewer than the {run.pp * run.virtual} stages of the pipeline")
+    return tuple(found)
+
+
+def _flags(run: Run) -> list[str]:
+    """Return the numbers of a run as flags.
+
+    Its local batch is what a copy computes between two reductions: one micro-batch, or with a pipeline all that pass it.
+    """
+    sharding, piped = run.layout.sharding, run.pp > 1
+    local = run.micro_batch * run.micro_batches if piped else run.micro_batch
+    shard = 1 if sharding == "none" else run.group
+    named: dict[str, object] = {
+        "training.local_batch_size": local,
+        "training.global_batch_size": run.batch,
+        "training.seq_len": run.seq,
+        "training.steps": STEPS,
+        "parallelism.data_parallel_shard_degree": shard,
+        "parallelism.data_parallel_replicate_degree": run.dp // shard,
+        "parallelism.tensor_parallel_degree": run.tp,
+        "parallelism.context_parallel_degree": run.cp,
+        "parallelism.pipeline_parallel_degree": run.pp,
+        "parallelism.expert_parallel_degree": run.ep if run.shape.experts else 1,
+    }
+    if sharding != "none":
+        named["parallelism.fsdp_reshard_after_forward"] = "always" if sharding == "zero3" else "never"
+    if piped:
+        named["parallelism.pipeline_parallel_schedule"] = SCHEDULES[run.schedule]
+        named["parallelism.pipeline_parallel_microbatch_size"] = run.micro_batch
+    if piped and (run.even or run.slotted):
+        less = int(run.slotted)
+        named["parallelism.pipeline_parallel_first_stage_less_layers"] = less
+        named["parallelism.pipeline_parallel_last_stage_less_layers"] = less
+        named["parallelism.pipeline_parallel_layers_per_stage"] = (run.shape.layers + 2 * less) // (run.pp * run.virtual)
+    named["metrics.log_freq"] = 1
+    return [f"--{name} {value}" for name, value in named.items()]
+
+
+# --- the file -----------------------------------------------------------------------------------------------------------
+
+
+def file_text(run: Run) -> str:
+    """Return the file of Python that makes the configuration: what flags do not say."""
+    known = MODELS[run.model.name]
+    made = converters(run)
+    imported = sorted({name.partition(".")[0] for name in made if not name.startswith("LoRA")})
+    lines = [f'"""A run of {known.module} {known.size} that flags finish."""', ""]
+    if imported:
+        lines.append(f"from torchtitan.components.quantization import {', '.join(imported)}")
+    if any(name.startswith("LoRA") for name in made):
+        lines.append("from torchtitan.components.lora import LoRAConverter")
+    policy = CHECKPOINTING[run.layout.recompute]
+    if policy != "None":
+        lines.append(f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}")
+    components = '["loss"]' if run.schedule in SPLIT else '["model", "loss"]'
+    given = f"{known.size!r}".replace("'", '"')
+    arguments = [given] + ([f"converters=[{', '.join(made)}]"] if made else [])
+    arguments += [f"num_mtp_layers={run.drafts}"] if run.drafts else []
+    lines += [
+        f"from torchtitan.models.{known.module} import config_registry, model_registry",
+        "",
+        "",
+        "def run():",
+        f"    config = config_registry.{known.start}()",
+        f"    config.model_spec = model_registry({', '.join(arguments)})",
+        f"    config.activation_checkpoint = {policy}",
+        "    config.compile.enable = True",
+        f"    config.compile.components = {components}",
+        *(f"    {line}" for line in _settings(run)),
+        "    return config",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(run: Run) -> list[str]:
+    """Return the settings of a configuration that are words, truth values or lists."""
+    found = [f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"']
+    graphs = run.pp > 1 or (run.shape.experts is not None and run.ep > 1)
+    found += ["config.training.disable_cuda_graphs = True"] if graphs else []  # which refuse stages and exchanged experts
+    found += ['config.training.mixed_precision_param = "float32"'] if run.job.dtype == "fp32" else []
+    found += [] if run.job.sequence_parallel else ["config.parallelism.enable_sequence_parallel = False"]
+    if run.pp > 1 and not (run.even or run.slotted):
+        counts = layers_by_chunk(run)
+        found += [
+            f'names, counts = [f"layers.{{i}}" for i in range({run.shape.layers})], {counts}',
+            "parts = [[names.pop(0) for _ in range(n)] for n in counts]",
+            'parts[0].insert(0, "tok_embeddings")',
+            'parts[-1] += ["norm", "lm_head"]',
+            "config.parallelism.module_fqns_per_model_part = parts",
+        ]
+    return found
+
+
+def converters(run: Run) -> list[str]:
+    """Return what changes the products of a model: into narrow formats, then adapters beside them."""
+    made, dtype, experts = [], run.job.dtype, run.shape.experts
+    compiled = f"model_compile_enabled={run.schedule not in SPLIT}"
+    if dtype == "fp8":
+        skipped = ", ".join(f'"{name}"' for name in SKIPPED)
+        made.append(f"Float8LinearConverter.Config(filter_fqns=[{skipped}], {compiled})")
+        made += [f"Float8GroupedExpertsConverter.Config({compiled})"] if experts else []
+    if dtype in ("mxfp8", "nvfp4"):
+        places = '"attention", "feed_forward", "shared_experts"' if experts else '"layers"'
+        name = "MXFP8" if dtype == "mxfp8" else "NVFP4"
+        made.append(f"{name}LinearConverter.Config(fqns=[{places}], {compiled})")
+        made += [f"MXFP8GroupedExpertsConverter.Config({compiled})"] if experts else []
+    if run.job.task == "lora":
+        rank = run.job.lora_rank
+        made.append(f"LoRAConverter.Config(rank={rank}, alpha={float(ALPHA * rank)})")
+    return made

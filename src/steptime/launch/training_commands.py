@@ -1,0 +1,63 @@
+"""What starts a training run in Megatron-LM, Megatron-Bridge, torchtitan or MaxText: as data, and as lines of a script.
+
+What a stack cannot do is said in one message: nothing is left out in silence, and nothing else is started in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Final
+
+from steptime.errors import LayoutError, UnknownName
+from steptime.hardware.system import System
+from steptime.launch import maxtext, megatron, megatron_bridge, torchtitan
+from steptime.launch.shell_script import Command, comments, escape_unprintable, spoken
+from steptime.launch.training_run import Run, run_of
+from steptime.models.model import Model
+from steptime.training.training_job import TrainingJob
+from steptime.training.training_layout import TrainingLayout
+
+TITLES: Final = {
+    "megatron": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "torchtitan": "torchtitan", "maxtext": "MaxText",
+}  # fmt: skip
+WRITERS: Final[Mapping[str, ModuleType]] = {
+    "megatron": megatron, "megatron-bridge": megatron_bridge, "torchtitan": torchtitan, "maxtext": maxtext,
+}  # fmt: skip
+STACKS: Final = tuple(WRITERS)
+
+
+def unable(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> str:
+    """Return why a stack cannot run a layout, all reasons in one line; "" where it can."""
+    return _refusal(stack, run_of(model, job, layout, system))
+
+
+def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[Command]:
+    """Return the commands that start a run, each on every host; raise LayoutError with all reasons where the stack cannot.
+
+    >>> import steptime as st
+    >>> job, layout = TrainingJob(seq=8192, batch=512), TrainingLayout(tp=8, dp=8)
+    >>> (command,) = training_commands(st.load_model("llama-3.1-8b"), job, layout, st.load_system("hgx-h100"), "megatron")
+    >>> "--tensor-model-parallel-size 8" in command.words
+    True
+    """
+    run = run_of(model, job, layout, system)
+    if reason := _refusal(stack, run):
+        raise LayoutError(reason)
+    found: list[Command] = WRITERS[stack].commands(run)
+    return found
+
+
+def training_lines(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[str]:
+    """Return the lines of a shell script that start a run: what to mind as comments, files, commands; or why there are none."""
+    run = run_of(model, job, layout, system)
+    if reason := _refusal(stack, run):
+        return comments((reason,))
+    return [line for command in WRITERS[stack].commands(run) for line in (*comments(command.notes), *spoken(command))]
+
+
+def _refusal(stack: str, run: Run) -> str:
+    if stack not in WRITERS:
+        raise UnknownName("training stack to start", stack, STACKS, "Known: " + ", ".join(STACKS) + ".")
+    reasons = WRITERS[stack].unable(run)
+    return escape_unprintable(f"{TITLES[stack]} cannot run this: {'; '.join(reasons)}") if reasons else ""

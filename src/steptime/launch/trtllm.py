@@ -1,0 +1,136 @@
+"""TensorRT-LLM 1.2, as `trtllm-serve` takes its flags and its options file; `trtllm-serve disaggregated` before pools.
+
+Counted for one rank, which is an attention group, and for one micro-batch: `--max_batch_size`, `--max_num_tokens`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steptime.launch.host_placement import Replica
+from steptime.launch.serve_args import NVIDIA, Asked, checkpoint, unsaid
+from steptime.launch.shell_script import Command, json_file
+from steptime.planning.launch_facts import Served
+from steptime.planning.plan_result import Plan
+
+CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
+LAYER_UPDATES = 1  # layers whose experts are moved in one step: 0 would leave the extra copies where they start
+
+
+def refused(served: Served) -> str:
+    """Return why TensorRT-LLM cannot serve a plan."""
+    return "" if served.vendor in (NVIDIA, "") else f"TensorRT-LLM runs on GPUs of NVIDIA, not on chips of {served.vendor}"
+
+
+def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
+    """Return the one command of a replica, which starts the other hosts itself; rank: 0, whatever is given."""
+    del rank
+    m = asked.layout
+    place, missing = checkpoint(asked.served, quantises=False)
+    name = f"{asked.role}.yaml"
+    words = [f"trtllm-serve {place}", f"--tp_size {int(m.stage)}"]
+    chips = int(m.group) if m.dp > 1 else 1  # of a group: each becomes a group of its own
+    sequences = -(-asked.sequences // (asked.parts * chips))
+    if replica.nodes > 1:
+        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", *_own_chips(asked, replica), "trtllm-llmapi-launch", *words]
+        words.append(f"--gpus_per_node {replica.chips}")
+    if m.pp > 1:
+        words.append(f"--pp_size {int(m.pp)}")
+    if m.ep > 1:
+        words.append(f"--ep_size {int(m.ep)}")
+    words += [
+        f"--max_batch_size {sequences}",
+        f"--max_num_tokens {max(-(-asked.tokens // chips), sequences * (asked.drafts + 1))}",
+        f"--max_seq_len {asked.length}",
+        f"--extra_llm_api_options {name}",
+        "--host 0.0.0.0",
+        f"--port {port}",
+    ]
+    if asked.served.remote_code:
+        words.append("--trust_remote_code")
+    files = {name: json_file(options(asked))}
+    return Command(words=tuple(words), notes=(*missing, *_notes(asked, replica)), files=files)
+
+
+def _own_chips(asked: Asked, replica: Replica) -> list[str]:
+    """Return the words that let each process of a replica of several hosts see its own chips, where others are not its.
+
+    One list for all hosts is passed on from the environment; else each process picks its host's by its rank, for `mpirun`
+    fills the hosts in their order under `--map-by slot`, as `srun` does.
+    """
+    if replica.chips == asked.served.host_chips:
+        return []
+    if replica.alike:
+        return ["-x CUDA_VISIBLE_DEVICES"]
+    lists = " ".join(",".join(map(str, devices)) for devices in replica.devices)
+    rank = f"$((${{OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}} / {replica.chips} + 1))"
+    pick = f'export CUDA_VISIBLE_DEVICES=$(echo {lists} | cut -d " " -f {rank}); exec "$0" "$@"'
+    return ["--map-by slot", f"sh -c '{pick}'"]
+
+
+def options(asked: Asked) -> dict[str, Any]:
+    """Return what its options file says of a pool."""
+    m, served = asked.layout, asked.served
+    found: dict[str, Any] = {}
+    if asked.role != "decode":
+        found["enable_chunked_prefill"] = True
+    if m.dp > 1:
+        found["enable_attention_dp"] = True
+    found["kv_cache_config"] = {"dtype": CACHE.get(served.kv, "auto")} | ({"enable_block_reuse": True} if asked.cached else {})
+    if m.redundant_experts > 0:
+        slots = served.routed_experts + int(m.redundant_experts)
+        found["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
+    if asked.drafts:
+        found["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": asked.drafts}
+    if asked.role != "serve":
+        found["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    if asked.role == "prefill":
+        found["disable_overlap_scheduler"] = True
+    return found
+
+
+def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
+    """Say what limits count for, and what the engine cannot run."""
+    m, served = asked.layout, asked.served
+    notes = []
+    if m.dp > 1:
+        notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
+    if asked.parts > 1:
+        notes.append(f"--max_batch_size and --max_num_tokens count for one of the {asked.parts} micro-batches in flight")
+    if served.kv not in CACHE:
+        notes.append(f"TensorRT-LLM keeps no KV cache in {served.kv}: expect another size of it")
+    elif CACHE[served.kv] == "auto" and served.checkpoint_kv not in ("", "bf16"):
+        notes.append(f"dtype auto follows the checkpoint, which asks for {served.checkpoint_kv}: expect a smaller KV cache")
+    if replica.nodes > 1:
+        notes.append(f"one command starts all {replica.nodes} hosts, or srun --mpi=pmix in place of mpirun under Slurm;")
+        notes.append(f"HOSTS: the address of each with :{replica.chips} behind it, and commas between")
+    return (*notes, *unsaid(asked, "trtllm"))
+
+
+# --- the router ---------------------------------------------------------------------------------------------------------
+
+
+def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
+    """Return the command of the server that parts requests between pools, or of nginx before equal replicas."""
+    urls = {r: f"@{r.variable}@:{ports[r]}" for r in replicas}
+    variables = tuple(r.variable for r in replicas)
+    if len(plan.pools) == 1:
+        servers = "".join(f" server {url};" for url in urls.values())
+        text = f"events {{}}\nhttp {{\n  upstream replicas {{ least_conn;{servers} }}\n"
+        passed = "proxy_pass http://replicas; proxy_buffering off; proxy_read_timeout 1h;"
+        text += f"  server {{ listen {port}; location / {{ {passed} }} }}\n}}\n"
+        words = ("nginx -g 'daemon off;' -c $PWD/router.conf",)
+        return Command(
+            words=words,
+            notes=("TensorRT-LLM has no balancer for equal replicas; nginx is one",),
+            files={"router.conf": text},
+            variables=variables,
+        )
+    sides = {
+        side: {"num_instances": len(found), "urls": found}
+        for side, role in (("context_servers", "prefill"), ("generation_servers", "decode"))
+        if (found := [url for r, url in urls.items() if r.role == role])
+    }
+    text = json_file({"hostname": "0.0.0.0", "port": port, "backend": "pytorch", **sides})
+    files = {"router.yaml": text}
+    return Command(words=("trtllm-serve disaggregated", "-c router.yaml"), files=files, variables=variables)

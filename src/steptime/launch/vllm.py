@@ -1,0 +1,237 @@
+"""vLLM, as its release 0.33 takes its flags: `vllm serve`, and `vllm-router` 0.1 before several servers.
+
+Counted for one data-parallel rank, which is an attention group: `--max-num-seqs`, `--max-num-batched-tokens`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from steptime.launch.host_placement import Replica
+from steptime.launch.serve_args import (
+    AMD,
+    LOW_LATENCY_TOKENS,
+    NVIDIA,
+    RACK,
+    Asked,
+    Exchange,
+    Flags,
+    checkpoint,
+    deepep_runs,
+    opened,
+    queues,
+    routed,
+    ways,
+)
+from steptime.launch.shell_script import Command
+from steptime.planning.launch_facts import Served
+from steptime.planning.plan_result import Plan
+
+RPC_PORT, MASTER_PORT, SIDE_PORT, STRIDE = 29550, 29501, 5600, 128
+ONLINE = {"fp8": "fp8_per_tensor", "mxfp8": "mxfp8"}
+"""Formats to which vLLM brings bf16 weights while it loads them, https://docs.vllm.ai/en/stable/features/quantization/online/;
+the experts alone also go to int8, and to nvfp4 on chips that multiply in it."""
+ONLINE_EXPERTS = ONLINE | {"int8": "int8_per_channel_weight_only", "nvfp4": "nvfp4_per_token"}
+CACHE = {
+    "bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_ds_mla": "fp8_ds_mla", "int8": "int8_per_token_head",
+    "nvfp4": "nvfp4",
+}  # fmt: skip
+PLUGINS = {"Google": "vllm-tpu", "AWS": "vllm-neuron", "Apple": "vllm-metal"}  # packages that run it on other chips
+DBO_DECODE, DBO_PREFILL = 32, 512  # tokens from which it overlaps two micro-batches unless told
+
+
+def refused(served: Served) -> str:
+    """Return why vLLM cannot serve a plan."""
+    if served.vendor in ("", NVIDIA, AMD, "Intel", *PLUGINS):
+        return ""
+    return f"vLLM runs on GPUs, and by plug-ins on chips of {', '.join(PLUGINS)}, not on chips of {served.vendor}"
+
+
+def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
+    """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
+    m = asked.layout
+    axes = ways(
+        {"--decode-context-parallel-size": m.cp, "--pipeline-parallel-size": m.pp, "--data-parallel-size": m.dp},
+    )
+    opening = opened(
+        asked,
+        "vllm",
+        "vllm serve",
+        axes=[f"--tensor-parallel-size {int(m.group)}", *axes, *_hosts(asked, replica, rank)],
+        weights=weights(asked.served),
+        experts=_experts(asked),
+        caches=CACHE,
+        room=_room(asked),
+        counted=_counted(asked),
+    )
+    words, environment = [], dict(opening.environment)
+    if asked.drafts:
+        words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{asked.drafts}}}'""")
+    if asked.role != "serve":
+        role = "kv_producer" if asked.role == "prefill" else "kv_consumer"
+        words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
+        environment |= {
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(SIDE_PORT + STRIDE * replica.slot),
+        }
+    if rank == 0:
+        words.append(f"--port {port}")
+    return replace(opening, words=(*opening.words, *words), environment=environment)
+
+
+def _counted(asked: Asked) -> tuple[str, ...]:
+    """Say what must be installed beside vLLM, and what limits count for, where that is not the whole server."""
+    plugin = PLUGINS.get(asked.served.vendor)
+    notes = [f"pip install {plugin}, which may not know every flag"] if plugin else []
+    if asked.layout.dp > 1:
+        notes.append("--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank")
+    if asked.parts > 1:
+        notes.append(f"--max-num-seqs counts for all {asked.parts} micro-batches, --max-num-batched-tokens for one")
+    return tuple(notes)
+
+
+def _hosts(asked: Asked, replica: Replica, rank: int | None) -> list[str]:
+    """Return what joins the hosts of a replica: data-parallel ranks where a group fits a host, else one group over hosts."""
+    if replica.nodes == 1:
+        return []
+    each = int(asked.layout.group * asked.layout.pp)
+    later = [] if rank == 0 else ["--headless"]
+    if asked.layout.dp > 1 and replica.chips % each == 0:
+        local = replica.chips // each
+        start = f"$((NODE_RANK * {local}))" if rank is None else str(rank * local)
+        words = [
+            f"--data-parallel-size-local {local}",
+            "--data-parallel-address $HEAD_ADDRESS",
+            f"--data-parallel-rpc-port {RPC_PORT + replica.slot}",
+        ]
+        return words + ([*later, f"--data-parallel-start-rank {start}"] if later else [])
+    return [
+        f"--nnodes {replica.nodes}",
+        f"--node-rank {'$NODE_RANK' if rank is None else rank}",
+        "--master-addr $HEAD_ADDRESS",
+        f"--master-port {MASTER_PORT + replica.slot}",
+        *later,
+    ]
+
+
+# --- experts ------------------------------------------------------------------------------------------------------------
+
+
+def _experts(asked: Asked) -> Exchange:
+    """Return how experts are spread, exchanged and balanced, with the environment and notes."""
+    m = asked.layout
+    if m.ep <= 1:
+        return [], {}, []
+    words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
+    if asked.exchanges:
+        backend, environment, why = exchange(asked)
+        words.append(f"--all2all-backend {backend}")
+        notes += why
+        if asked.two_batches and (backend.startswith("deepep") or asked.served.vendor == AMD):
+            words += ["--enable-dbo", *_thresholds(asked)]
+        elif asked.two_batches:
+            notes.append(f"vLLM overlaps two micro-batches over DeepEP only, not over {backend}: expect slower steps")
+    if m.redundant_experts > 0:
+        extra = json.dumps({"num_redundant_experts": int(m.redundant_experts)}, separators=(",", ":"))
+        words += ["--enable-eplb", f"--eplb-config '{extra}'"]
+    return words, environment, notes
+
+
+def _thresholds(asked: Asked) -> list[str]:
+    """Return the thresholds of the overlap, where those that vLLM takes would leave the plan's steps out."""
+    decoding, reads = asked.tokens - asked.prompt_tokens, asked.prompt_tokens > 0
+    words = [f"--dbo-decode-token-threshold {decoding}"] if 0 < decoding < DBO_DECODE else []
+    return words + ([f"--dbo-prefill-token-threshold {asked.tokens}"] if reads and asked.tokens < DBO_PREFILL else [])
+
+
+def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
+    """Return the back end of the exchange, its environment, and why it is not the one that one might expect.
+
+    Inside an NVLink rack: FlashInfer's kernels over multi-node NVLink, or DeepEP's, told of it, for two micro-batches. On hosts
+    of NVLink and InfiniBand: DeepEP's low-latency kernels for a decode pool, its throughput kernels for a prefill pool, and for
+    chips that do both where the exchange leaves the host or overlaps; those have no CUDA graphs, so that else all-gather is
+    taken. On AMD: MoRI. Everywhere else: all-gather and reduce-scatter, which any link carries.
+    """
+    plain, served, stage = "allgather_reducescatter", asked.served, int(asked.layout.stage)
+    low = asked.role == "decode" and asked.sequences <= LOW_LATENCY_TOKENS  # its buffers hold a step of all
+    if served.vendor == AMD and asked.two_batches:
+        return plain, {}, ["vLLM overlaps two micro-batches on AMD's chips over all-gather, not over MoRI"]
+    if served.vendor == AMD:
+        return ("mori_low_latency" if low else "mori_high_throughput"), {}, []
+    if served.vendor != NVIDIA or served.fabric != "nvlink":
+        return plain, {}, ["DeepEP needs NVLink between the chips of a host, which these have not: all-gather takes its place"]
+    if served.domain_chips > served.host_chips and stage <= served.domain_chips:
+        return _in_a_rack(asked, low=low)
+    if not deepep_runs(served, stage):
+        return (
+            plain,
+            {},
+            [f"DeepEP has no kernels for {stage} ranks on hosts of {served.host_chips}: all-gather takes its place"],
+        )
+    if low:
+        return "deepep_low_latency", queues(asked.sequences), []
+    if asked.role == "serve" and asked.hosts == 1 and not asked.two_batches:
+        return plain, {}, []
+    note = "DeepEP's throughput kernels run without CUDA graphs, its low-latency kernels hold no chunk of this size"
+    return "deepep_high_throughput", {}, [note] if asked.role != "prefill" else []
+
+
+def _in_a_rack(asked: Asked, *, low: bool) -> tuple[str, dict[str, str], list[str]]:
+    """Return the back end where one NVLink domain joins several hosts."""
+    if asked.two_batches:
+        switch = "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" if low else "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"
+        return (
+            f"deepep_{'low_latency' if low else 'high_throughput'}",
+            {switch: "1"} | (queues(asked.sequences) if low else {}),
+            [RACK],
+        )
+    one_sided = asked.served.experts in ("bf16", "nvfp4", "mxfp8") or _in_blocks(asked.served)
+    return f"flashinfer_nvlink_{'one' if one_sided else 'two'}_sided", {}, []
+
+
+def _in_blocks(served: Served) -> bool:
+    """Whether the experts are the fp8 blocks of a checkpoint, not those that vLLM makes while it loads."""
+    return served.experts == served.checkpoint_experts == "fp8"
+
+
+# --- formats and room ---------------------------------------------------------------------------------------------------
+
+
+def weights(served: Served) -> Flags:
+    """Return the flags that bring weights to the plan's formats, the word that names the checkpoint, and what that must be."""
+    dense, routed = served.weights, served.experts
+    same_dense, same_routed = dense == served.checkpoint_weights, routed == served.checkpoint_experts
+    plain = {served.checkpoint_weights, served.checkpoint_experts} <= {"bf16", ""}
+    if not plain or (same_dense and same_routed):
+        return ([], *checkpoint(served, quantises=False))
+    if dense in ONLINE and routed in (dense, ""):
+        return ([f"--quantization {ONLINE[dense]}"], *checkpoint(served, quantises=True))
+    able = routed in ONLINE_EXPERTS and (routed != "nvfp4" or "fp4" in served.arithmetic)
+    if (same_dense or dense in ONLINE) and (same_routed or able):
+        given = ({} if same_dense else {"linear": ONLINE[dense]}) | ({} if same_routed else {"moe": ONLINE_EXPERTS[routed]})
+        words = ["--quantization online", f"--quantization-config '{json.dumps(given, separators=(',', ':'))}'"]
+        return (words, *checkpoint(served, quantises=True))
+    return ([], *checkpoint(served, quantises=False))
+
+
+def _room(asked: Asked) -> list[str]:
+    """Return the limits on sequences, tokens, lengths and memory."""
+    words = [
+        f"--max-num-seqs {asked.sequences}",
+        f"--max-num-batched-tokens {max(asked.tokens, asked.sequences * (asked.drafts + 1))}",
+        f"--max-model-len {asked.length}",
+    ]
+    if asked.memory_share:
+        words.append(f"--gpu-memory-utilization {asked.memory_share:g}")
+    return words + (["--enable-prefix-caching"] if asked.cached else [])
+
+
+# --- the router ---------------------------------------------------------------------------------------------------------
+
+
+def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
+    """Return the command of `vllm-router` before several servers; for pools it hands the KV cache on over NIXL."""
+    pools = "--vllm-pd-disaggregation --kv-connector nixl"
+    command = routed(plan, replicas, ports, port, program="vllm-router", pools=pools, beside={})
+    return replace(command, notes=("pip install vllm-router",))

@@ -1,0 +1,221 @@
+"""Sections, claims and cards as they stand in `data/lecture`, and the numbers in them as they are computed."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+import numpy as np
+
+from steptime.catalog.data_files import PACKAGED
+from steptime.errors import DataFileError, RangeError
+from steptime.lecture.claim_verdicts import UNDECIDED, VERDICTS, verdict
+from steptime.result_base import Result, unit
+
+FOLDER: Final = PACKAGED / "lecture"
+LECTURE: Final = "https://www.dwarkesh.com/p/reiner-pope"
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A number that was said, or that follows from what was said, with the function that computes it."""
+
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "computed": unit("", "the number as computed, or several side by side", kind="list of number"),
+        "found": unit("", "verdict as computed", key="computed_verdict"),
+    }
+
+    name: str = field(metadata=unit("", "what it is"))
+    call: str = field(metadata=unit("", "function of the package that computes it"))
+    given: Mapping[str, Any] = field(default_factory=dict, metadata=unit("", "its arguments, in SI units", kind="object"))
+    said: float = field(metadata=unit("", "the number as spoken, or as published", key="said"))
+    relation: str = field(default="about", metadata=unit("", "about, at least or at most"))
+    tolerance: float = field(default=0.05, metadata=unit("", "relative distance within which it holds"))
+    factor: float = field(default=2.0, metadata=unit("", "factor within which it holds within a factor"))
+    check: int = field(default=0, metadata=unit("", "number of the acceptance check; 0: none"))
+    today: bool = field(default=False, metadata=unit("", "whether it is of real models, machines or prices"))
+    undecided: bool = field(default=False, metadata=unit("", "whether no function of public figures can decide it"))
+    verdict: str = field(metadata=unit("", "holds, holds within a factor, fails or undecided, as stored"))
+    reason: str = field(default="", metadata=unit("", "why"))
+    source: str = field(default=LECTURE, metadata=unit("", "where the number stands"))
+    unit: str = field(default="", metadata=unit("", "unit of the number"))
+
+    @property
+    def computed(self) -> tuple[float, ...]:
+        """The number as its function computes it, or several that stand side by side."""
+        return _computed(self.call, json.dumps(self.given))
+
+    @property
+    def found(self) -> str:
+        """The verdict, computed."""
+        if self.undecided:
+            return UNDECIDED
+        return verdict(self.computed, self.said, tolerance=self.tolerance, factor=self.factor, relation=self.relation)
+
+
+@lru_cache(maxsize=1024)
+def _computed(call: str, given: str) -> tuple[float, ...]:
+    found = np.asarray(function_of(call)(**json.loads(given)), dtype=float)
+    return tuple(float(value) for value in found.ravel())
+
+
+def function_of(call: str) -> Any:
+    """Return the function of the package that a text such as "blackboard.optimal_batch" names."""
+    module, _, name = call.rpartition(".")
+    return getattr(import_module(f"steptime.{module}"), name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A curve of a picture: a function of the quantity along its axis."""
+
+    name: str
+    call: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """What the board shows: curves over one quantity."""
+
+    title: str
+    vary: str
+    label: str
+    low: float
+    high: float
+    unit: str = ""
+    result: str
+    result_unit: str = ""
+    linear: bool = False
+    whole: bool = False
+    lines: tuple[Line, ...]
+
+    def points(self, count: int = 61) -> tuple[Any, dict[str, Any]]:
+        """Return values along the axis, and those of each curve by name."""
+        x = np.linspace(self.low, self.high, count) if self.linear else np.geomspace(self.low, self.high, count)
+        x = np.unique(np.round(x)) if self.whole else x
+        found = {}
+        for line in self.lines:
+            function = function_of(line.call)
+            y = [function(**line.given, **{self.vary: int(v) if self.whole else float(v)}) for v in x]
+            found[line.name] = np.asarray(y, dtype=float)
+        return x, found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Section(Result):
+    """A section of the lecture: what was said, its formula, its numbers, and where the claim fails."""
+
+    SCHEMA: ClassVar[str] = "steptime.lecture-section/1"
+
+    number: int = field(metadata=unit("", "of the section"))
+    title: str = field(metadata=unit("", "what it is about"))
+    said: str = field(metadata=unit("", "what was said, in words of our own"))
+    formula: str = field(metadata=unit("", "the formula in plain letters"))
+    symbols: Mapping[str, str] = field(metadata=unit("", "what its letters mean, with units", kind="object of text"))
+    fails: str = field(metadata=unit("", "where the claim fails, and what holds there"))
+    statements: tuple[Statement, ...] = field(metadata=unit("", "its numbers"))
+    picture: Picture = field(metadata=unit("", "what the board shows", left_out=True))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its title and formula."""
+        return f"Section {self.number}: {self.title}", {
+            "formula": self.formula,
+            "numbers": ", ".join(one.found for one in self.statements),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A prediction or a claim of the lecture."""
+
+    number: int = field(metadata=unit("", "of the claim"))
+    said: str = field(metadata=unit("", "what was claimed, in words of our own"))
+    statement: Statement = field(metadata=unit("", "the number that decides it"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A question about the lecture, its answer, and the number that answers it."""
+
+    number: int = field(metadata=unit("", "of the card"))
+    question: str = field(metadata=unit("", "in words of our own"))
+    answer: str = field(metadata=unit("", "the closed form in words"))
+    watch: str = field(metadata=unit("", "what to mind"))
+    section: int = field(metadata=unit("", "where the lecture speaks of it"))
+    statement: Statement = field(metadata=unit("", "the number"))
+
+
+def _make(kind: type[Made], path: Path, place: str, data: Mapping[str, Any]) -> Made:
+    """Return a dataclass of a table; raise DataFileError for a key that is missing or unknown."""
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    if unknown := set(data) - known:
+        raise DataFileError(path, f"{place} has {sorted(unknown)[0]}, which is no key of it")
+    try:
+        return kind(**data)
+    except TypeError as error:
+        raise DataFileError(path, f"{place}: {str(error).rpartition('missing ')[2]}") from None
+
+
+def _statement(path: Path, place: str, data: Mapping[str, Any]) -> Statement:
+    made = _make(Statement, path, place, data)
+    if made.verdict not in VERDICTS:
+        raise DataFileError(path, f"{place}: a verdict is one of {', '.join(VERDICTS)}, not {made.verdict!r}")
+    return made
+
+
+def _read(name: str) -> tuple[Path, dict[str, Any]]:
+    path = FOLDER / name
+    return path, tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def sections() -> tuple[Section, ...]:
+    """Return the sections in their order."""
+    return tuple(_section(path.name) for path in sorted(FOLDER.glob("[0-9]*.toml")))
+
+
+def _section(name: str) -> Section:
+    path, data = _read(name)
+    lines = tuple(_make(Line, path, "picture.lines", one) for one in data["picture"].pop("lines"))
+    data["picture"] = _make(Picture, path, "picture", data["picture"] | {"lines": lines})
+    data["statements"] = tuple(_statement(path, "statements", one) for one in data["statements"])
+    return _make(Section, path, "the section", data)
+
+
+def section(number: int) -> Section:
+    """Return a section by its number; raise RangeError where there is none."""
+    every = sections()
+    if not 1 <= number <= len(every):
+        raise RangeError(f"the lecture has sections 1 to {len(every)}, not {number}; `steptime lecture` lists them")
+    return every[number - 1]
+
+
+@lru_cache(maxsize=1)
+def claims() -> tuple[Claim, ...]:
+    """Return the predictions and claims in their order."""
+    return tuple(_with_statement(Claim, *one) for one in _tables("claims"))
+
+
+@lru_cache(maxsize=1)
+def cards() -> tuple[Card, ...]:
+    """Return the question cards in their order."""
+    return tuple(_with_statement(Card, *one) for one in _tables("cards"))
+
+
+def _tables(kind: str) -> list[tuple[Path, dict[str, Any]]]:
+    path, data = _read(f"{kind}.toml")
+    return [(path, one) for one in data[kind]]
+
+
+def _with_statement(kind: type[Made], path: Path, data: dict[str, Any]) -> Made:
+    place = f"number {data.get('number')}"
+    return _make(kind, path, place, data | {"statement": _statement(path, place, data["statement"])})

@@ -1,0 +1,103 @@
+"""A model on the chips of one scale-up domain, as the few numbers of the blackboard."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.blackboard.critical_batch import balanced_context
+from steptime.blackboard.decode_latency import weight_seconds
+from steptime.blackboard.ideal_machine import balance
+from steptime.hardware.number_formats import peak_rate
+from steptime.hardware.system import System
+from steptime.models.model import Model, active_parameters, cache_bytes_read, entries_read, total_parameters, weight_bytes
+
+CONTEXT = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Parameters, bytes of a weight, cache bytes a token of context, and multiplies, bandwidth and capacity of all chips.
+
+    mac_rate [MAC/s], bandwidth [B/s] and capacity [B] are of the whole domain; kv_bytes [B] is what a step reads of a cache of
+    `context` tokens over its length, so that windows and sparse reads are counted in. attention [s] is its arithmetic for one
+    sequence of that context, which the board leaves out.
+    """
+
+    active: float
+    total: float
+    bytes_of_weight: float
+    kv_bytes: float
+    context: int
+    chips: int
+    mac_rate: float
+    bandwidth: float
+    capacity: float
+    attention: float = 0.0
+    experts: int = 1
+    chosen: int = 1
+
+    @property
+    def balance(self) -> float:
+        """R of the formats that the weights are stored and multiplied in."""
+        return float(balance(self.mac_rate, self.bytes_of_weight, self.bandwidth))
+
+    @property
+    def sparsity(self) -> float:
+        """All parameters over active ones."""
+        return self.total / self.active
+
+    @property
+    def knee(self) -> float:
+        """L*, at which reading the cache takes as long as multiplying by the weights [tokens]; infinite without a cache."""
+        if self.kv_bytes == 0:
+            return math.inf
+        return float(balanced_context(self.active, self.bytes_of_weight, self.balance, self.kv_bytes))
+
+    @property
+    def attention_ratio(self) -> float:
+        """Time of attention's arithmetic over that of the weights, at the context."""
+        return self.attention * self.mac_rate / self.active
+
+    @property
+    def knee_with_attention(self) -> float:
+        """L* with attention's arithmetic counted; infinite where it takes longer than reading the cache does."""
+        slope = self.kv_bytes / self.bandwidth - self.attention / self.context
+        return self.active / self.mac_rate / slope if slope > 0 else math.inf
+
+    @property
+    def floor(self) -> float:
+        """Seconds to read every weight once."""
+        return float(weight_seconds(self.total, self.bytes_of_weight, self.bandwidth))
+
+
+def domain_of(system: System) -> int:
+    """Return the chips of a system's scale-up domain, or of its usual deployment where that is smaller, as of TPU pods."""
+    return int(min(float(system.scale_up.size), system.chips))
+
+
+def pair_of(model: Model, system: System, *, context: int = CONTEXT) -> Pair:
+    """Return a model on one scale-up domain; multiplies are at the peak of each operator's arithmetic."""
+    chips, chip = domain_of(system), system.chip
+    seconds = multiplied = 0.0
+    routed = [op for layer, _ in model.layers if (op := layer.routed) is not None]
+    every = [(op, n) for layer, n in model.layers for op in layer.ops] + [(op, 1) for op in model.stem]
+    for op, count in every:
+        if op.rows in ("tokens", "routed", "outputs"):
+            multiplied += count * op.active_weights
+            seconds += count * op.active_weights / (float(peak_rate(chip.peak, op.format.arithmetic)) / 2)
+    attention = 0.0
+    for layer, count in model.layers:
+        for a in layer.attention:
+            flops = float(np.asarray(a.flops_per_pair_decode * entries_read(a, context) + a.state_flops_per_token))
+            attention += count * flops / (chips * float(peak_rate(chip.peak, a.arithmetic)))
+    total = total_parameters(model)
+    return Pair(
+        active=active_parameters(model), total=total, bytes_of_weight=weight_bytes(model) / total,
+        kv_bytes=float(np.asarray(cache_bytes_read(model, context))) / context, context=context, chips=chips,
+        mac_rate=chips * multiplied / seconds, bandwidth=chips * float(chip.hbm.bandwidth),
+        capacity=chips * float(chip.hbm.capacity),
+        attention=attention, experts=int(routed[0].experts) if routed else 1, chosen=int(routed[0].active) if routed else 1,
+    )  # fmt: skip

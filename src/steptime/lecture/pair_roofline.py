@@ -1,0 +1,287 @@
+"""The board's questions for a real model and system: each closed form beside the full model, and why they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from steptime.blackboard.critical_batch import optimal_batch
+from steptime.blackboard.decode_latency import step_seconds
+from steptime.blackboard.expert_activation import weights_touched
+from steptime.blackboard.ideal_machine import balance, drain_seconds, multiplies
+from steptime.blackboard.scale_out import across_racks, pipeline_condition
+from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
+from steptime.blackboard.token_cost import cost_per_token
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.errors import InputError, RangeError
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.system import System
+from steptime.lecture.model_on_system import CONTEXT, Pair, pair_of
+from steptime.models.model import Model, with_formats
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import Array, whole
+from steptime.physics.chip_memory import memory_per_chip
+from steptime.physics.engine import Engine, engine_for
+from steptime.physics.layout_space import legal
+from steptime.physics.step import decode_step
+from steptime.result_base import Tabular, table_of, unit
+from steptime.units import MILLION, show
+
+SPOKEN_BALANCE: Final = 300.0
+SPEEDS: Final = (1.5, 2.0, 2.5)
+STORED: Final = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}  # bytes of a weight, scales left out as on the board
+NOTED: Final = 0.1  # share of arithmetic from which a note says that attention is no trifle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question of the board, answered; what is not asked of a column, or cannot be, is not a number."""
+
+    name: str = field(metadata=unit("", "what is asked"))
+    section: int = field(metadata=unit("", "of the lecture"))
+    formula: str = field(metadata=unit("", "the closed form"))
+    spoken: float = field(default=math.nan, metadata=unit("", "the lecture's number; null: none", key="spoken"))
+    closed: float = field(default=math.nan, metadata=unit("", "the closed form for this pair; null: none", key="closed_form"))
+    full: float = field(default=math.nan, metadata=unit("", "the full model; null: none", key="full_model"))
+    unit: str = field(default="", metadata=unit("", "of the numbers"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Roofline(Tabular):
+    """The lecture's blackboard for one model on one scale-up domain."""
+
+    SCHEMA: ClassVar[str] = "steptime.roofline/1"
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "of the full model"))
+    chips: int = field(metadata=unit("", "of the scale-up domain"))
+    context: int = field(metadata=unit("tokens", "of each sequence"))
+    active: float = field(metadata=unit("", "active parameters", key="active_parameters"))
+    total: float = field(metadata=unit("", "all parameters", key="total_parameters"))
+    kv_bytes: float = field(metadata=unit("B", "read of the cache for a token of context", key="kv_bytes_per_token"))
+    answers: tuple[Answer, ...] = field(metadata=unit("", "the board's questions"))
+    notes: tuple[str, ...] = field(metadata=unit("", "where the closed forms leave the truth"))
+
+    def __getitem__(self, name: str) -> Answer:
+        """Return the answer of a name."""
+        found = next((one for one in self.answers if one.name == name), None)
+        if found is None:
+            raise InputError(f"the board has no {name!r}; it has {', '.join(one.name for one in self.answers)}")
+        return found
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what is asked and the main answers."""
+        shown = ("B*, cache left out", "L*, the knee", "floor of a step")
+        return f"Roofline of {self.model} on {self.chips} chips of {self.system}", {
+            name: show(self[name].closed, self[name].unit) for name in shown
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each question."""
+        return table_of(Answer, self.answers)
+
+
+@dataclass(frozen=True)
+class Front:
+    """Points of the full model: seconds of a step, chips and batch of each, those that fit alone."""
+
+    seconds: Array
+    chip_seconds: Array  # a token
+    batch: Array
+
+    def cheapest(self, speed: float = 0.0) -> int:
+        """Return the point of least chip-seconds a token at a speed [tok/s] or faster; -1 where there is none."""
+        cost = np.where(self.seconds * speed <= 1 + 1e-9, self.chip_seconds, np.inf)
+        best = int(np.argmin(cost)) if cost.size else -1
+        return best if best >= 0 and np.isfinite(cost[best]) else -1
+
+
+def roofline(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    context: int = CONTEXT,
+    weights: str | None = None,
+    engine: Engine | str | None = None,
+) -> Roofline:
+    """Return the blackboard's answers for a model on one scale-up domain of a system.
+
+    context: tokens of each sequence; weights: number format, by default the config's; engine: of the full model, by default
+    the one that suits the system. Raises RangeError where the weights do not fit the domain.
+    """
+    machine, described = system_of(system), model_of(model)
+    if weights is not None:
+        form = number_format(weights)
+        described = with_formats(described, weights=form, experts=form)
+    context = whole("the context", context, unit="token")
+    if context > described.max_context:
+        raise RangeError(f"{described.name} has a context of at most {described.max_context:,.0f} tokens, not {context:,}")
+    used = engine_for(machine, engine)
+    pair = pair_of(described, machine, context=context)
+    room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
+    if room < 1:
+        raise RangeError(
+            f"{described.name} and one sequence of {context:,} tokens need more than the {show(pair.capacity, 'B')} of the "
+            f"{pair.chips} chips that {machine.name} joins; a larger domain, smaller --weights or a shorter --context may do"
+        )
+    front = front_of(described, machine, used, pair)
+    rent = float(np.asarray(machine.rent.typical))
+    answers = (
+        *_balance(machine, pair),
+        *_times(machine, pair, front),
+        *_money(pair, room, rent, front),
+        *_racks(machine, pair),
+    )
+    return Roofline(
+        model=described.name, system=machine.name, engine=used.name, chips=pair.chips, context=context, active=pair.active,
+        total=pair.total, kv_bytes=pair.kv_bytes, answers=answers, notes=tuple(_notes(pair, room, front, rent)),
+    )  # fmt: skip
+
+
+def _balance(system: System, pair: Pair) -> Iterator[Answer]:
+    """Yield R by format and of the model's own, sparsity, and the batches at which both bounds are equal."""
+    chip, formula = system.chip, "R = F b_w / W"
+    for name, stored in STORED.items():
+        if name in chip.peak:
+            found = balance(multiplies(float(chip.peak[name])), stored, float(chip.hbm.bandwidth))
+            yield Answer(name=f"R in {name}", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=float(found))
+    yield Answer(name="R as stored", section=3, formula=formula, spoken=SPOKEN_BALANCE, closed=pair.balance)
+    yield Answer(name="sparsity", section=3, formula="sigma = N_tot / N_act", closed=pair.sparsity)
+    best = float(optimal_batch(pair.balance, pair.sparsity))
+    spoken = SPOKEN_BALANCE * pair.sparsity
+    yield Answer(name="B*, cache left out", section=3, formula="B* = R sigma", spoken=spoken, closed=best)
+    with_kv = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
+    yield Answer(name="B* at this context", section=3, formula="R sigma / (1 - L/L*)", closed=with_kv)
+
+
+def _times(system: System, pair: Pair, front: Front) -> Iterator[Answer]:
+    hbm = system.chip.hbm
+    drain = float(drain_seconds(float(hbm.capacity), float(hbm.bandwidth)))
+    fastest = float(np.min(front.seconds)) if front.seconds.size else math.nan
+    yield Answer(
+        name="L*, the knee", section=13, formula="b_w N_act / (R kappa)", spoken=200e3, closed=pair.knee, unit="tokens"
+    )
+    yield Answer(name="floor of a step", section=4, formula="b_w N_tot / W", closed=pair.floor, full=fastest, unit="s")
+    yield Answer(name="drain of the memory", section=4, formula="C / W", spoken=0.020, closed=drain, unit="s")
+    yield Answer(
+        name="mean wait of trains", section=4, formula="1.5 drains", spoken=0.030, closed=float(mean_wait(drain)), unit="s"
+    )
+    yield Answer(
+        name="worst wait of trains", section=4, formula="2 drains", spoken=0.040, closed=float(worst_wait(drain)), unit="s"
+    )
+
+
+def seconds_of(pair: Pair, batch: float) -> float:
+    """Return the closed form's time of a step [s]."""
+    return float(
+        step_seconds(
+            batch, pair.context, active=pair.active, total=pair.total, weight_bytes=pair.bytes_of_weight,
+            kv_bytes_per_token=pair.kv_bytes, mac_rate=pair.mac_rate, bandwidth=pair.bandwidth,
+        )
+    )  # fmt: skip
+
+
+def price_of_speed(pair: Pair, batch: float, speed: float) -> float:
+    """Return the cost of a token at `speed` times that of a batch, over its cost there; infinite beyond the floor. Section 5.
+
+    Both points are bound by memory: t_w + u B.
+    """
+    base = seconds_of(pair, batch)
+    each = pair.context * pair.kv_bytes / pair.bandwidth
+    left = base / speed - pair.floor
+    return (base / speed) / (left / each) / (base / batch) if left > 0 and each > 0 else math.inf
+
+
+def _money(pair: Pair, room: float, rent: float, front: Front) -> Iterator[Answer]:
+    """Yield costs at the floor and at batch 1, prices of speed and the greatest speed.
+
+    The base is the batch B*, or the largest that fits the memory where that is smaller; of the full model, its cheapest point.
+    """
+    base = min(float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee)), room)
+    at, alone = front.cheapest(), front.batch == 1
+    dear = float(np.min(front.chip_seconds[alone])) * rent * MILLION if alone.any() else math.nan
+    yield Answer(
+        name="batch that is cheapest", section=2, formula="least of B*, what fits", closed=base, full=_at(front.batch, at)
+    )
+    for name, batch, full in (
+        ("cost at that batch", base, _at(front.chip_seconds, at) * rent * MILLION), ("cost at batch 1", 1.0, dear),
+    ):  # fmt: skip
+        cost = float(cost_per_token(seconds_of(pair, batch), batch, pair.chips, rent)) * MILLION
+        yield Answer(name=name, section=2, formula="rent t / B", closed=cost, full=full, unit="USD/Mtok")
+    for speed in SPEEDS:
+        faster = front.cheapest(speed / _at(front.seconds, at)) if at >= 0 else -1
+        full = _at(front.chip_seconds, faster) / _at(front.chip_seconds, at)
+        yield Answer(
+            name=f"price of {speed:g}x the speed", section=5, formula="(B/s) / B', t_w + u B' = t/s",
+            closed=price_of_speed(pair, base, speed), full=full, unit="x",
+        )  # fmt: skip
+    fastest = _at(front.seconds, at) / float(np.min(front.seconds)) if at >= 0 else math.nan
+    yield Answer(
+        name="greatest speed", section=5, formula="t / t_w", closed=seconds_of(pair, base) / pair.floor, full=fastest, unit="x"
+    )
+
+
+def _at(values: Array, place: int) -> float:
+    return float(values[place]) if place >= 0 else math.nan
+
+
+def _racks(system: System, pair: Pair) -> Iterator[Answer]:
+    """Yield what leaving the domain costs; nothing for a box without a network."""
+    if system.is_box:
+        return
+    ratio = float(system.scale_up.link.bandwidth) / float(system.scale_out.link.bandwidth)
+    yield Answer(name="links inside over outside", section=8, formula="beta", spoken=8.0, closed=ratio, unit="x")
+    if pair.experts > 1:
+        two, hidden = float(across_racks(2, ratio)), float(pipeline_condition(pair.chosen, 1, ratio))
+        yield Answer(name="experts over two racks", section=7, formula="max(1/2, beta/2)", spoken=4.0, closed=two, unit="x")
+        yield Answer(name="pipeline hidden from 1", section=9, formula="2 k l / beta", spoken=2.0, closed=hidden)
+
+
+def front_of(model: Model, system: System, engine: Engine, pair: Pair) -> Front:
+    """Return the full model's points: one stage, ways that share the experts whole or not at all, batches by doubling."""
+    found: list[tuple[Array, Array, Array]] = []
+    for layout in legal(model, system, pair.chips, microbatches=(1,), engine=engine):
+        size = int(layout.tp * layout.dp)
+        whole_domain = size == pair.chips or not size & (size - 1)
+        if layout.pp > 1 or layout.cp > 1 or layout.ep not in (1, size) or not whole_domain:
+            continue
+        batch = layout.dp * 2 ** np.arange(0, 15)
+        fits = np.asarray(memory_per_chip(model, system, batch=batch, context=pair.context, layout=layout, engine=engine).fits)
+        if not fits.any():
+            continue
+        batch = batch[np.broadcast_to(fits, batch.shape)]
+        step = decode_step(model, system, batch=batch, context=pair.context, layout=layout, engine=engine)
+        seconds = np.broadcast_to(step.total, batch.shape)
+        found.append((seconds, size * seconds / batch, batch * 1.0))
+    parts = zip(*found, strict=True) if found else [[np.zeros(0)]] * 3
+    return Front(*(np.concatenate(one) for one in parts))
+
+
+def _notes(pair: Pair, room: float, front: Front, rent: float) -> Iterator[str]:
+    """Yield where the closed forms leave the truth of the full model."""
+    if pair.attention_ratio > NOTED:
+        knee = pair.knee_with_attention
+        yield (
+            f"attention computes {pair.attention_ratio:.2g} times as long as the weights here, which the board leaves "
+            + ("out; longer than its cache is read, so that no context is a knee" if math.isinf(knee) else
+               f"out; counted in, the knee lies at {knee:,.0f} tokens")
+        )  # fmt: skip
+    if pair.experts > 1:
+        share = float(weights_touched(1, pair.active, pair.total, experts=pair.experts, chosen=pair.chosen)) / pair.total
+        yield f"a batch of one reads {share:.1%} of the weights, not all: the closed floor and cost at batch 1 are too high"
+    best = float(optimal_batch(pair.balance, pair.sparsity, pair.context, pair.knee))
+    if math.isinf(best):
+        yield "beyond the knee no batch is bound by arithmetic: the largest that fits is the cheapest"
+    elif room < best:
+        yield f"the memory holds {room:,.0f} sequences of this context, fewer than B*"
+    if not front.seconds.size:
+        yield "the full model finds no layout of one domain whose memory holds this"
+    else:
+        yield "the full model adds exchanges, overheads, lost efficiency and memory; its batches and replicas double"
+    if math.isnan(rent):
+        yield "no rent of this system is known: costs are left out, prices of speed are not"

@@ -1,0 +1,115 @@
+"""Grouped-query attention beside shared and routed experts: EXAONE MoE, Hunyuan V3, Solar Open, dots.llm1, Trinity, Laguna."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, final
+
+from steptime.models import blocks, blocks_decoder
+from steptime.models.config import Config
+from steptime.models.family_registry import Family
+from steptime.models.model import Layer, Op
+
+SANDWICH: Final = ("post_attention_norm", "post_mlp_norm")
+COUNT: Final = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+SHARED: Final = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What one of these models has beside the plain layer; `gated`: a gate of each value or of each head (Laguna)."""
+
+    qk_norm: bool = True
+    sinks: bool = False
+    sandwich: bool = False
+    gated: bool = False
+    gate_bias: bool = False
+    balance: bool = False
+    output_bias: bool = True
+
+
+KINDS: Final = {
+    "exaone_moe": Kind(),
+    "hy_v3": Kind(),
+    "dots1": Kind(),
+    "mellum": Kind(),
+    "solar_open": Kind(qk_norm=False, output_bias=False),
+    "aria_text": Kind(qk_norm=False),
+    "flint": Kind(sinks=True),
+    "kolibri1": Kind(sandwich=True),
+    "afmoe": Kind(sandwich=True, gated=True, balance=True),
+    "beam": Kind(sandwich=True, gated=True, gate_bias=True),
+    "bailing_moe": Kind(qk_norm=False),
+    "bailing_moe_v2": Kind(),
+    "laguna": Kind(gated=True, balance=True),
+}
+
+
+@final
+class ExpertsBeside(Family):
+    """EXAONE MoE, Hunyuan V3, dots.llm1 (arXiv 2506.05767), Solar Open, Mellum, Trinity (`afmoe`), Laguna, Ling, Aria.
+
+    They differ in a few parts of a layer, which `KINDS` lists: norms on queries and keys and behind the blocks, sinks, a
+    gate on what attention returns, and biases that balance the experts where the checkpoint counts them as parameters.
+    """
+
+    model_types = tuple(KINDS)
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, norms, and a dense block or experts."""
+        named = c.text("model_type")
+        if named not in KINDS:
+            raise c.error("model_type", f"is {named!r}; known: {', '.join(KINDS)}")
+        kind, module = KINDS[named], f"layers.{index}"
+        heads = blocks_decoder.entry(c, "num_attention_heads_per_layer", index, default=c.heads)
+        if heads % c.kv_heads:
+            raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, not {heads}")
+        bias = c.flag("attention_bias", "use_qkv_bias", default=False)
+        block = blocks.grouped_query(
+            c,
+            f"{module}.self_attn",
+            heads=heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            bias=bias,
+            output_bias=c.flag("use_bias", default=bias) and kind.output_bias,
+            qk_norm=c.head_dim if c.flag("use_qk_norm", default=kind.qk_norm) else 0,
+            window=blocks_decoder.window(c, index, period=4),
+        )
+        if kind.gated:
+            bias_of_gate = (blocks.small(c, "gate_bias", heads, split="group"),) if kind.gate_bias else ()
+            block += blocks.Block((self._gate(c, f"{module}.self_attn", heads), *bias_of_gate))
+        if kind.sinks:
+            block += blocks.Block((blocks.small(c, "sinks", heads),))
+        norms = (*blocks_decoder.PRE, *SANDWICH) if kind.sandwich else blocks_decoder.PRE
+        return blocks_decoder.decoder(c, block, self._feed_forward(c, f"{module}.mlp", index, kind), norms=norms)
+
+    def _gate(self, c: Config, module: str, heads: int) -> Op:
+        wide = c.raw("gating", default="per-head") not in (True, "per-head") or c.text("model_type") != "laguna"
+        outputs = heads * c.head_dim if wide else heads
+        return blocks.linear(c, f"{module}.gate_proj", c.width, outputs, term="projections", split_limit=heads)
+
+    def _feed_forward(self, c: Config, module: str, index: int, kind: Kind) -> blocks.Block:
+        bias = c.flag("mlp_bias", default=False)
+        if not self._sparse(c, index):
+            return blocks.gated(c, module, c.integer("intermediate_size"), bias=bias)
+        hidden = c.integer("moe_intermediate_size", "intermediate_size")
+        count = c.integer(*COUNT)
+        shared = c.integer("shared_expert_intermediate_size", default=hidden * c.integer(*SHARED, default=0, least=0), least=0)
+        block = blocks_decoder.shared_and_routed(
+            c,
+            module,
+            hidden,
+            count=count,
+            active=c.integer("num_experts_per_tok", "moe_topk"),
+            shared=shared,
+            shared_bias=bias,
+            groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+        )
+        return block + blocks.Block((blocks.small(c, "balance", count, term="experts"),)) if kind.balance else block
+
+    def _sparse(self, c: Config, index: int) -> bool:
+        alone = c.indices("mlp_only_layers", default=())
+        if index in alone or index < c.integer("num_dense_layers", default=0, least=0):
+            return False
+        return blocks_decoder.is_sparse(c, index) and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0

@@ -1,0 +1,116 @@
+"""Hunyuan V4, A.X K2 and dots.3 Note: latent attention with a gate over selected tokens or a window, and experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import final
+
+from steptime.models import blocks, blocks_decoder
+from steptime.models.config import Config
+from steptime.models.family_registry import Family
+from steptime.models.model import Layer, Op
+
+KNOWN = ("indexed_attention", "full_attention", "sliding_attention")
+
+
+@final
+class LatentSparse(Family):
+    """Hunyuan V4 (`hy_v4`), A.X K2 (`axk2`) and the text part of dots.3 Note (`dots3_note`), as transformers has them.
+
+    All gate what latent attention returns: Hunyuan each value, with sinks and residual streams mixed as in hyper-connections
+    (arXiv 2409.19606), A.X each value from the latent of the queries, with norms gated by a matrix of low rank, dots each
+    head. An indexer as in DeepSeek-V3.2 selects tokens (arXiv 2512.02556); most layers of dots have a window instead, and
+    "shared" layers of Hunyuan take the selection of the layer before.
+    """
+
+    model_types = ("hy_v4", "axk2", "dots3_note", "dots3_note_text")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention with or without an indexer, norms, and a dense block or experts."""
+        kind, module, sparse = self._kind(c), f"layers.{index}", blocks_decoder.is_sparse(c, index, dense=1)
+        block = self._attention(c, index, kind)
+        if kind == "axk2":
+            block += blocks.Block(self._gated_norms(c, count=1 + sparse))
+        if kind == "hy_v4":
+            block += blocks.Block((self._mixer(c, "attn_hc"), self._mixer(c, "ffn_hc")))
+        if sparse:
+            hidden = c.integer("moe_intermediate_size")
+            each = c.integer("shared_experts_intermediate_size", default=hidden)
+            feed_forward = blocks_decoder.shared_and_routed(
+                c,
+                f"{module}.mlp",
+                hidden,
+                count=c.integer("n_routed_experts", "num_local_experts"),
+                active=c.integer("num_experts_per_tok"),
+                shared=c.integer("n_shared_experts", default=0, least=0) * each,
+                groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
+            )
+        else:
+            feed_forward = blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
+        return blocks_decoder.decoder(c, block, feed_forward, mixer="gated latent attention")
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, final norm and head, and what joins Hunyuan's residual streams."""
+        if self._kind(c) != "hy_v4":
+            return super().stem(c)
+        streams = self._streams(c)
+        joiner = self._streamed(c, "hc_head", maps=streams, scales=1)
+        return (*super().stem(c), joiner)
+
+    def _attention(self, c: Config, index: int, kind: str) -> blocks.Block:
+        module, term = f"layers.{index}.self_attn", "projections"
+        block = blocks.latent(c, module)
+        rank, values = c.integer("q_lora_rank"), c.heads * c.integer("v_head_dim")
+        if kind == "axk2":
+            queries = c.heads * (c.integer("qk_nope_head_dim") + c.integer("qk_rope_head_dim"))
+            fused = blocks.linear(c, f"{module}.q_gate_proj", 2 * rank, queries + values, term=term, split_limit=c.heads)
+            block = blocks.Block(tuple(fused if op.name == "q_b_proj" else op for op in block.ops), block.attention)
+        else:
+            outputs = values if kind == "hy_v4" else c.heads
+            gate = blocks.linear(c, f"{module}.g_proj", c.width, outputs, term=term, split_limit=c.heads)
+            beside = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
+            block += blocks.Block((gate, beside))
+        listed = c.choices("layer_types", known=KNOWN, length=index + 1)[index] if c.has("layer_types") else KNOWN[0]
+        if listed == "sliding_attention":
+            return blocks.Block(block.ops, (replace(block.attention[0], window=c.integer("sliding_window")),))
+        if listed == "full_attention":
+            return block
+        block = blocks_decoder.selecting(block, c.integer("index_topk"))
+        return block + blocks_decoder.indexer(c, f"{module}.indexer") if self._full(c, index) else block
+
+    def _gated_norms(self, c: Config, *, count: int) -> tuple[Op, ...]:
+        rank = c.integer("gated_norm_rank", default=16)
+        narrow = blocks.linear(c, "norm_gate.fc1", c.width, rank, term="projections", split="replicated")
+        wide = blocks.linear(c, "norm_gate.fc2", rank, c.width, term="projections", split="replicated")
+        return (narrow, wide) * count
+
+    def _mixer(self, c: Config, name: str) -> Op:
+        """Maps of all streams to a weight for reading and one for writing each, the sum that reads, the product that writes."""
+        return self._streamed(c, name, maps=2 * self._streams(c), scales=2)
+
+    def _streamed(self, c: Config, name: str, *, maps: int, scales: int) -> Op:
+        wide = self._streams(c) * c.width
+        return Op(
+            name=name,
+            term="hyper-connections",
+            weights=maps * wide + maps + scales,
+            flops_per_row=2 * wide * (maps + scales),
+            format=c.base_format,
+            split="replicated",
+            inputs=scales * wide,
+            outputs=c.width if scales == 1 else wide + c.width,
+        )
+
+    def _streams(self, c: Config) -> int:
+        return c.integer("hc_mult", default=4)
+
+    def _rotary(self, c: Config) -> int:
+        return c.integer("qk_rope_head_dim")
+
+    def _full(self, c: Config, index: int) -> bool:
+        if not c.has("indexer_types"):
+            return True
+        return c.choices("indexer_types", known=("full", "shared"), length=index + 1)[index] == "full"
+
+    def _kind(self, c: Config) -> str:
+        return c.text("model_type", default="hy_v4")

@@ -1,0 +1,69 @@
+"""Decoders like Llama whose feed-forward block has two matrices: Apertus, Arcee, Nemotron-4, Jais 2, nanochat, Persimmon."""
+
+from __future__ import annotations
+
+from typing import final
+
+from steptime.models import blocks, blocks_decoder
+from steptime.models.blocks_vision import Tower, matrix, tower
+from steptime.models.config import Config
+from steptime.models.family_registry import Family
+from steptime.models.image_tokens import lines, rule
+from steptime.models.model import Layer, Op
+
+
+@final
+class Plain(Family):
+    """Apertus (arXiv 2509.14233), Arcee's AFM, Nemotron-4 and Minitron (arXiv 2402.16819), Jais 2, nanochat, Persimmon, Fuyu.
+
+    The activation between the two matrices is a squared ReLU, and in Apertus an xIELU of two learned values a layer.
+    nanochat's norms have no gains, Nemotron's, Jais' and Persimmon's are layer norms with biases.
+    """
+
+    model_types = ("apertus", "arcee", "nemotron", "jais2", "nanochat", "persimmon", "fuyu")
+
+    def layer(self, c: Config, index: int) -> Layer:
+        """Return attention, norms and a plain feed-forward block."""
+        kind, module = self._kind(c), f"layers.{index}"
+        fused = kind == "persimmon"
+        bias = fused or c.flag("attention_bias", default=kind == "jais2")
+        block = blocks.grouped_query(
+            c,
+            f"{module}.self_attn",
+            heads=c.heads,
+            kv_heads=c.heads if fused else c.kv_heads,
+            head_dim=c.width // c.heads if fused else c.head_dim,
+            bias=bias,
+            output_bias=bias,
+            qk_norm=c.head_dim if kind == "apertus" else 0,
+        )
+        if fused and c.flag("qk_layernorm", default=True):
+            block += blocks.head_norms(c, c.heads, c.heads, c.head_dim)
+        if kind == "apertus" and c.text("hidden_act", default="xielu") == "xielu":
+            block += blocks.Block((blocks.small(c, "activation", 2),))
+        mlp_bias = fused or c.flag("mlp_bias", default=kind == "jais2")
+        feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=mlp_bias)
+        norms = () if kind == "nanochat" else blocks_decoder.PRE
+        return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=self._layer_norms(c))
+
+    def stem(self, c: Config) -> tuple[Op, ...]:
+        """Return embedding, final norm and head; nanochat's norm has no gains."""
+        ends = (blocks.embedding(c, tied=self.tied(c)), blocks.head(c))
+        if self._kind(c) == "nanochat":
+            return ends
+        return ends[0], blocks.norm(c, "final_norm", c.width, bias=self._layer_norms(c)), ends[1]
+
+    def towers(self, c: Config) -> tuple[Tower, ...]:
+        """Return Fuyu's map of patches, which it has instead of a tower."""
+        if not c.has("patch_size"):
+            return ()
+        patch, text = c.integer("patch_size"), self.text(c).width
+        values = patch**2 * c.integer("num_channels", default=3)
+        cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as its processor has it")
+        return (tower(c, "image", cuts, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
+
+    def _layer_norms(self, c: Config) -> bool:
+        return self._kind(c) in ("nemotron", "jais2", "persimmon")
+
+    def _kind(self, c: Config) -> str:
+        return c.text("model_type", default="arcee")

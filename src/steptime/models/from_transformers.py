@@ -1,0 +1,394 @@
+"""Reads a model from the code of transformers: its module tree, built without weights, and two prompts run through it.
+
+The generic way for architectures that no family reads, and the oracle of those that one does. Parameters are equal to the
+code's by construction. The readable truth of a known architecture is its family.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from steptime.errors import InputError, shown
+from steptime.models.config import Config
+from steptime.models.family_registry import refuse
+from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
+from steptime.models.traced_passes import Kept, Trace, inputs_of, trace
+
+CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+EXPERT: Final = re.compile(r"expert", re.IGNORECASE)
+SHARED: Final = re.compile(r"shared", re.IGNORECASE)
+MIXER: Final = re.compile(r"attn|attention|mixer|mamba|conv|rec|time_mix|temporal|mlstm", re.IGNORECASE)
+DECAY: Final = re.compile(r"A(_log)?$|D$|dt_bias$")  # of a recurrent state, which no matrix multiplies by
+COMPRESSED: Final = re.compile(r"compress")
+AGREES: Final = 0.01
+"""How far the FLOPs of a traced prompt may be from those of the modules before a note says so."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A module tree with its trace: what is read of it."""
+
+    c: Config
+    model: Any
+    trace: Trace
+    container: str  # the list of layers
+    head: str  # the module of the logits
+
+    def children(self, name: str) -> tuple[str, ...]:
+        """Return the full names of a module's children."""
+        module = self.model.get_submodule(name)
+        return tuple(f"{name}.{child}".lstrip(".") for child, _ in module.named_children())
+
+
+def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "", trusted_place: str = "") -> Model:
+    """Return the model that transformers builds from the fields of a config.json.
+
+    Args:
+        fields: Fields of the config.
+        name: Name of the model.
+        kv_format: Number format of the KV cache; "": the config's.
+        trusted_place: Folder or Hugging Face id whose code may run; "": none. No place that a config names is ever used.
+
+    Raises:
+        InputError: transformers is missing, does not know the architecture, or its code cannot be followed.
+    """
+    c = Config(fields, name=name, kv_format=kv_format)
+    refuse(c)
+    if unseen := sorted(key for key in _text(c).fields if COMPRESSED.search(key)):
+        raise c.error(unseen[0], "makes entries of many tokens, which prompts as short as those traced do not show")
+    torch, transformers = _imported()
+    model, found = _followed(torch, transformers, fields, trusted_place)
+    tree = Tree(_text(c), model, found, _container(model), _head(model))
+    if not found.caches and any(
+        flops > 0 and "attention" in _class(tree, module).lower() for module, flops in found.per_pair.items()
+    ):
+        raise InputError(
+            f"{type(model).__name__} compares tokens and returns no cache, so that its bytes cannot be read from code"
+        )
+    layers, stem, active = _ops(tree)
+    read = Model(
+        name=name,
+        family=f"{c.text('model_type', default=type(model).__name__)}, read from code",
+        layers=tuple(Counter(layers).items()),
+        stem=stem,
+        width=tree.c.width,
+        vocabulary=tree.c.vocabulary,
+        heads=_count(tree.c, ("num_attention_heads", "n_head", "num_heads", "n_heads"), 1),
+        max_context=_count(tree.c, ("max_position_embeddings", "n_positions", "seq_length"), 0) or math.inf,
+        kv_format=kv_format or c.quantization.kv_format or "bf16",
+        kv_told=bool(kv_format or c.quantization.kv_format),
+    )
+    dense, routed = stored_formats(read)
+    kept = Checkpoint(weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields)
+    return replace(read, checkpoint=kept, notes=_notes(transformers, tree, read, active))
+
+
+def _imported() -> tuple[Any, Any]:
+    try:
+        import torch
+        import transformers
+    except ImportError as problem:
+        raise InputError(
+            f"reading a model from code needs PyTorch and transformers, and {problem.name} is missing: "
+            "pip install 'steptime[code]'"
+        ) from None
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
+    return torch, transformers
+
+
+def _followed(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted_place: str) -> tuple[Any, Trace]:
+    """Build the model without weights and run its prompts: on the meta device, or where the code asks for values of tensors
+    that it made itself, with tensors that know their shapes alone.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    ways: tuple[Callable[[], AbstractContextManager[Any]], ...] = (lambda: torch.device("meta"), lambda: fake)
+    refused: InputError | None = None
+    for way in ways:
+        model = _built(transformers, fields, trusted_place, way)
+        try:
+            return model, trace(torch, model, way)
+        except InputError as problem:
+            refused = refused or problem
+    raise refused or InputError("no way to follow the code")
+
+
+def _written(value: Any) -> Any:
+    """Return a value of a config.json as Python has it: transformers writes infinities as tables."""
+    if isinstance(value, Mapping):
+        return float(value["__float__"]) if "__float__" in value else {key: _written(part) for key, part in value.items()}
+    return [_written(part) for part in value] if isinstance(value, list) else value
+
+
+def _check_code_places(fields: Any, place: str) -> None:
+    """Raise InputError where an `auto_map` of a config takes code from another place than the trusted one."""
+    if isinstance(fields, list):
+        for part in fields:
+            _check_code_places(part, place)
+    elif isinstance(fields, Mapping):
+        for key, value in fields.items():
+            if key != "auto_map":
+                _check_code_places(value, place)
+                continue
+            for reference in _texts(value):
+                named, dashes, _ = reference.partition("--")
+                if dashes and named != place:
+                    raise InputError(
+                        f"trust_remote_code: auto_map takes code from another repository, got {shown(reference)}; "
+                        f"only the code of {shown(place)} is trusted"
+                    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def _built(
+    transformers: Any, fields: Mapping[str, Any], trusted_place: str, device: Callable[[], AbstractContextManager[Any]]
+) -> Any:
+    trusted = bool(trusted_place)
+    # A config must not say where code comes from, so fields that transformers takes as a place are left out.
+    left_out = ("quantization_config", "auto_map", "_name_or_path", "name_or_path")
+    plain = {key: _written(value) for key, value in fields.items() if key not in left_out}
+    kind = plain.pop("model_type", None)
+    if not isinstance(kind, str) or (kind not in transformers.CONFIG_MAPPING and not trusted):
+        raise InputError(
+            f"transformers {transformers.__version__} has no code for the architecture {str(kind)[:60]!r}; where the "
+            "repository brings its own, load_model(..., trust_remote_code=True) runs that"
+        )
+
+    try:
+        if kind in transformers.CONFIG_MAPPING:
+            config = transformers.AutoConfig.for_model(kind, **plain)
+        else:
+            # transformers reads the config of the place itself, which may differ from `fields`.
+            for config_fields in (fields, transformers.PretrainedConfig.get_config_dict(trusted_place)[0]):
+                _check_code_places(config_fields, trusted_place)
+            config = transformers.AutoConfig.from_pretrained(trusted_place, trust_remote_code=True)
+        seeing = type(config) in transformers.AutoModelForImageTextToText._model_mapping
+        plainly = type(config) in transformers.AutoModelForCausalLM._model_mapping
+        auto = transformers.AutoModelForImageTextToText if seeing and not plainly else transformers.AutoModelForCausalLM
+        with device():
+            model = auto.from_config(config, attn_implementation="eager", trust_remote_code=trusted).eval()
+        if getattr(model, "_can_set_experts_implementation", bool)():
+            model.set_experts_implementation("batched_mm")  # shapes that no routing decides
+    except InputError:
+        raise
+    except Exception as problem:
+        first = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise InputError(f"transformers {transformers.__version__} builds no {kind} from this config: {first[:160]}") from None
+    return model
+
+
+def _text(c: Config) -> Config:
+    return c.inner("text_config") if c.has("text_config") else c
+
+
+def _container(model: Any) -> str:
+    """Return the name of the list of layers: of all lists that which holds most parameters."""
+    lists = {name: module for name, module in model.named_modules() if type(module).__name__ == "ModuleList"}
+    if not lists:
+        raise InputError(f"the code of {type(model).__name__} has no list of layers")
+    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    return str(max(outer, key=lambda name: sum(p.numel() for p in lists[name].parameters())))
+
+
+def _head(model: Any) -> str:
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return next((str(name) for name, module in model.named_modules() if module is head and head is not None), "")
+
+
+def _count(c: Config, names: tuple[str, ...], default: int) -> int:
+    return int(next((c.fields[name] for name in names if isinstance(c.fields.get(name), int)), default))
+
+
+def _ops(tree: Tree) -> tuple[list[Layer], tuple[Op, ...], float]:
+    """Return the layers, the stem, and the FLOPs a token that the trace has in modules with weights."""
+    by_layer: dict[int, list[Op]] = {}
+    stem: list[Op] = []
+    seen: set[int] = set()
+    idle_last = sorted(tree.model.named_modules(), key=lambda named: tree.trace.calls.get(named[0]) is None)
+    for name, module in idle_last:
+        own = dict(module.named_parameters(recurse=False))
+        fresh = {n: p for n, p in own.items() if id(p) not in seen}
+        seen |= {id(p) for p in own.values()}
+        if not own or (not fresh and name != tree.head and tree.trace.calls.get(name) is None):
+            continue
+        ops = _module_ops(tree, name, module, fresh if fresh and name != tree.head else own)
+        if not fresh and name != tree.head:  # a block whose weights an earlier one holds
+            ops = [replace(op, stored=False) for op in ops]
+        inside = re.match(re.escape(tree.container) + r"\.(\d+)\.?", name)
+        (by_layer.setdefault(int(inside[1]), []) if inside else stem).extend(ops)
+    depth = len(tree.model.get_submodule(tree.container))
+    layers = [_layer(tree, index, tuple(by_layer.get(index, ())), depth) for index in range(depth)]
+    traced = tree.trace.per_token.get("Global", 0.0)
+    return layers, tuple(stem), traced
+
+
+def _module_ops(tree: Tree, name: str, module: Any, own: Mapping[str, Any]) -> list[Op]:
+    """Return the operators of one module's own parameters; a module that no prompt reaches is a tower."""
+    c, kind, size = tree.c, type(module).__name__, float(sum(p.numel() for p in own.values()))
+    calls = tree.trace.calls.get(name)
+    path = name.removeprefix("model.")
+    base = Op(
+        name=kind if name.rpartition(".")[2].isdecimal() or not name else name.rpartition(".")[2],
+        term=_term(tree, name),
+        weights=size,
+        flops_per_row=0.0,
+        format=c.weight_format(path),
+        split="group",
+    )
+    inside = name.startswith(f"{tree.container}.")
+    if calls is None and not (inside and any(tree.trace.calls.get(parent) for parent in _parents(name))):
+        return [replace(base, term="vision", rows="none", split="replicated", active=0, format=c.base_format)]
+    if hasattr(module, "num_embeddings"):
+        shared = bool(tree.head) and module.weight is tree.model.get_submodule(tree.head).weight
+        weights = size - module.weight.numel() * shared  # the head stores a shared one
+        table = replace(base, weights=weights, term="embedding", rows="lookup", format=c.base_format)
+        return [replace(table, outputs=module.weight.shape[-1])]
+    if name == tree.head:
+        flops = 2.0 * module.weight.numel()
+        return [replace(base, term="head", rows="outputs", flops_per_row=flops, inputs=c.width, outputs=c.vocabulary)]
+    wide = [p for p in own.values() if p.ndim >= 2]
+    if EXPERT.search(kind) and any(p.ndim == 3 for p in wide):
+        return _experts(tree, name, base, own)
+    if not wide or "norm" in kind.lower():
+        norm = "norm" in kind.lower()
+        return [replace(base, term="norms" if norm else base.term, split="replicated", format=c.base_format)]
+    inputs = inputs_of(module)
+    if inputs and calls is not None and (kind in ("Linear", "Conv1D") or tree.trace.own(name, tree.children(name)) > 0):
+        matrix = 2.0 * module.weight.numel()
+        again = calls.count if calls.rows == calls.count else 1
+        first = replace(base, flops_per_row=matrix * calls.rows / again, inputs=inputs, outputs=module.weight.numel() / inputs)
+        return [first, *[replace(first, stored=False)] * (again - 1)]
+    parent = _parents(name)[0] if "." in name else ""
+    if calls is None and inputs and tree.trace.own(parent, tree.children(parent)) >= 2 * module.weight.numel() * (1 - AGREES):
+        return [replace(base, flops_per_row=2.0 * module.weight.numel(), inputs=inputs)]  # its parent multiplies by its weight
+    of_state = all(DECAY.match(n) for n, p in own.items() if p.ndim >= 2)
+    traced = 0.0 if of_state else max(tree.trace.own(name, tree.children(name)), 0.0)
+    return [replace(base, flops_per_row=traced, format=c.base_format)]
+
+
+def _parents(name: str) -> list[str]:
+    words = name.split(".")
+    return [".".join(words[:end]) for end in range(len(words) - 1, 0, -1)][:1]
+
+
+def _experts(tree: Tree, name: str, base: Op, own: Mapping[str, Any]) -> list[Op]:
+    """Return routed experts, or a dense block where every token passes all of them."""
+    count = min(p.shape[0] for p in own.values() if p.ndim == 3)
+    each = sum(p.numel() / p.shape[0] for p in own.values() if p.shape[0] >= count)
+    matrices = sum(p.numel() / p.shape[0] for p in own.values() if p.ndim == 3)
+    rest = sum(p.numel() for p in own.values()) - each * count
+    traced = tree.trace.own(name, tree.children(name)) / (2 * matrices)
+    if SHARED.search(name):
+        return [replace(base, term="shared experts", flops_per_row=2 * matrices * traced)]
+    active = _count(tree.c, CHOSEN, round(traced)) or traced
+    routed = replace(
+        base,
+        name="experts",
+        term="experts",
+        weights=each,
+        flops_per_row=2 * matrices,
+        rows="routed",
+        split="experts",
+        experts=count,
+        active=min(active, count),
+        inputs=tree.c.width,
+        outputs=tree.c.width,
+        format=tree.c.weight_format(f"{name.removeprefix('model.')}.0.up_proj"),
+    )
+    spare = (replace(base, name="not used", weights=rest, rows="none", active=0),) if rest else ()
+    return [routed, *spare]
+
+
+def _term(tree: Tree, name: str) -> str:
+    inside = name.removeprefix(f"{tree.container}.").partition(".")[2] if name.startswith(tree.container) else name
+    if EXPERT.search(inside):
+        return "shared experts" if SHARED.search(inside) else "experts"
+    if re.search(r"(^|\.)(router|gate)(\.|$)", inside):
+        return "experts"
+    return "projections" if MIXER.search(inside) or not name.startswith(tree.container) else "feed-forward"
+
+
+def _layer(tree: Tree, index: int, ops: tuple[Op, ...], depth: int) -> Layer:
+    """Return one layer: its operators, and what the cache tells of its mixers."""
+    caches = tree.trace.caches
+    if len(caches) == 1 and depth > 1:  # one tensor for all layers, as RWKV keeps them
+        caches = (replace(caches[0], per_token=caches[0].per_token / depth, state_bytes=caches[0].state_bytes / depth),) * depth
+    per = len(caches) // depth if depth and len(caches) % depth == 0 else 0
+    mine = caches[index * per : (index + 1) * per] if per else caches[index : index + 1]
+    name = f"{tree.container}.{index}"
+    mixers = tuple(mixer for kept in mine for mixer in _mixers(tree, name, kept, len(mine)))
+    module = tree.model.get_submodule(name)
+    window = next((f", window {m.window:.0f}" for m in mixers if math.isfinite(m.window)), "")
+    return Layer(name=f"{type(module).__name__}{window}", ops=ops, attention=mixers)
+
+
+def _mixers(tree: Tree, name: str, kept: Kept, sharing: int) -> tuple[Attention, ...]:
+    c, found = tree.c, []
+    if kept.per_token:
+        pair = _pair_flops(tree, name) / max(sharing, 1)
+        decode, expand = pair, 0.0
+        rank, rotary = (_count(c, (n,), 0) for n in ("kv_lora_rank", "qk_rope_head_dim"))
+        heads = _count(c, ("num_attention_heads", "n_head", "num_heads"), 1)
+        if rank and kept.per_token == rank + rotary:  # absorbed: see `parts.latent`
+            decode = 2.0 * heads * (2 * rank + rotary)
+            expand = 2.0 * rank * heads * (_count(c, ("qk_nope_head_dim",), 0) + _count(c, ("v_head_dim",), 0))
+        found.append(
+            Attention(
+                name="attention",
+                kv_bytes=kept.per_token * c.kv_format.bytes,
+                kv_shards=kept.heads,
+                flops_per_pair_decode=decode,
+                flops_per_pair_prefill=pair,
+                expand_flops=expand,
+                window=kept.window,
+                heads=heads,
+                query_values=pair / 4,
+                output_values=pair / 4,
+                arithmetic=c.kv_format.arithmetic,
+            )
+        )
+    if kept.state_bytes > 0:
+        found.append(Attention(name="state", state_bytes=kept.state_bytes, heads=kept.heads))
+    return tuple(found)
+
+
+def _pair_flops(tree: Tree, name: str) -> float:
+    """Return the FLOPs a pair of a layer's attention: of the modules that are called so, else of the whole layer."""
+    inner = [n for n in tree.trace.per_pair if n.startswith(f"{name}.") and "attention" in _class(tree, n).lower()]
+    top = [n for n in inner if not any(n.startswith(f"{other}.") for other in inner)]
+    return max(sum(tree.trace.per_pair[n] for n in top) if top else tree.trace.per_pair.get(name, 0.0), 0.0)
+
+
+def _class(tree: Tree, name: str) -> str:
+    try:
+        return type(tree.model.get_submodule(name)).__name__
+    except AttributeError:
+        return ""
+
+
+def _notes(transformers: Any, tree: Tree, model: Model, traced: float) -> tuple[str, ...]:
+    read = f"read from code: {type(tree.model).__name__} of transformers {transformers.__version__}, without weights"
+    ours = matmul_flops_per_token(model)
+    apart = traced / ours - 1 if ours else 0.0
+    checked = "a traced prompt has the FLOPs of its matrices"
+    if abs(apart) > AGREES:
+        checked = f"a traced prompt has {apart:+.1%} FLOPs against its matrices: mixers that the code computes as matrices"
+    return (
+        f"{read}; {checked}",
+        "states and convolutions are counted in bytes, not in FLOPs; splits over chips are those of KV heads only",
+    )

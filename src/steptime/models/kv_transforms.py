@@ -1,0 +1,208 @@
+"""What a change of how a cache is kept makes of one layer: of its operators, and of one of its mixers (`techniques`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from steptime.errors import InputError
+from steptime.hardware.number_formats import number_format
+from steptime.models.model import Attention, Layer, Op
+
+ROTARY: Final = 64  # values of the rotary key that a latent keeps beside it (DeepSeek-V2, arXiv 2405.04434, section 2.1.3)
+INDEX_HEADS, INDEX_DIM = 64, 128  # of DeepSeek-V3.2's indexer (its config.json; arXiv 2512.02556)
+INDEX_BYTES: Final = INDEX_DIM + 4  # its key in FP8 with one scale
+INDEXES: Final = ("indexer", "block index")
+KEYS: Final = ("k_proj", "v_proj", "k_norm", "kv_a_proj_with_mqa", "kv_a_norm")  # what makes the entries of a cache
+
+Made = tuple[tuple[Op, ...], tuple[Attention, ...]]
+"""The operators and mixers of a layer."""
+
+
+def _others(layer: Layer, a: Attention) -> tuple[Attention, ...]:
+    return tuple(other for other in layer.attention if other is not a)
+
+
+def _ops(layer: Layer, changed: Mapping[str, Op | None], added: Iterable[Op] = ()) -> tuple[Op, ...]:
+    """Return the operators of a layer with some of them changed or, where None stands for them, left out."""
+    kept = (changed.get(op.name, op) if op.term in ("projections", "norms") else op for op in layer.ops)
+    return (*(op for op in kept if op is not None), *added)
+
+
+def _sized(op: Op, share: float, *, limit: float | None = None) -> Op:
+    """Return an operator with `share` of its outputs."""
+    return replace(
+        op, weights=op.weights * share, flops_per_row=op.flops_per_row * share, outputs=op.outputs * share,
+        split_limit=op.split_limit if limit is None else limit,
+    )  # fmt: skip
+
+
+def _named(layer: Layer, name: str) -> Op:
+    found = next((op for op in layer.ops if op.name == name), None)
+    if found is None:
+        raise InputError(f"its attention has no {name}, which the change needs")
+    return found
+
+
+def _is_latent(layer: Layer) -> bool:
+    return any(op.name == "kv_a_proj_with_mqa" for op in layer.ops)
+
+
+def _grouped_alone(layer: Layer) -> None:
+    if _is_latent(layer):
+        raise InputError("it keeps one latent for all heads, no keys and values; latent=R makes that smaller")
+
+
+def windowed(layer: Layer, a: Attention, tokens: int) -> Made:
+    """Return a layer that keeps so many tokens, its index too."""
+    kept = (
+        replace(one, window=min(one.window, tokens / one.stride)) if one.name in INDEXES else one for one in _others(layer, a)
+    )
+    return layer.ops, (replace(a, window=min(a.window, tokens)), *kept)
+
+
+def reading_another(layer: Layer, a: Attention, _: int) -> Made:
+    """Return a layer that reads the cache of the one before it, and makes no keys and values; an index stays its own."""
+    kept = {op.name: None for op in layer.ops if op.name in KEYS}
+    return _ops(layer, kept), (replace(a, stored=False), *_others(layer, a))
+
+
+def with_kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
+    """Return a layer with another number of KV heads."""
+    _grouped_alone(layer)
+    if a.heads % heads:
+        raise InputError(f"{heads} KV heads do not divide its {a.heads} query heads")
+    share = heads / a.kv_shards
+    changed = {op.name: _sized(op, share, limit=heads) for op in layer.ops if op.name in ("k_proj", "v_proj")}
+    return _ops(layer, changed), (replace(a, kv_bytes=a.kv_bytes * share, kv_shards=heads), *_others(layer, a))
+
+
+def with_latent(layer: Layer, a: Attention, rank: int) -> Made:
+    """Return a layer that keeps a latent and a rotary key for all heads, of `rank` values where it does so already."""
+    if _is_latent(layer):
+        return _narrower(layer, a, rank)
+    heads = a.heads
+    key, value = a.query_values / heads, a.output_values / heads
+    if rank > heads * (key + value):
+        raise InputError(f"a latent of {rank:,} values is more than the {heads * (key + value):,.0f} that its heads have")
+    q, k = _named(layer, "q_proj"), next((op for op in layer.ops if op.name == "k_proj"), _named(layer, "q_proj"))
+    entry = a.kv_bytes / (a.kv_shards * (key + value))  # bytes of a value
+    down, up, more = q.inputs * (rank + ROTARY), rank * heads * (key + value), q.inputs * heads * ROTARY
+    q = replace(q, weights=q.weights + more, flops_per_row=q.flops_per_row + 2 * more, outputs=q.outputs + heads * ROTARY)
+    made = replace(
+        k, name="kv_a_proj_with_mqa", weights=down, flops_per_row=2 * down, outputs=rank + ROTARY, split="replicated",
+        split_limit=math.inf,
+    )  # fmt: skip
+    norm = replace(
+        k, name="kv_a_norm", term="norms", weights=rank, flops_per_row=0, inputs=rank, outputs=rank, split="replicated",
+        split_limit=math.inf,
+    )  # fmt: skip
+    expand = replace(
+        k, name="kv_b_proj", weights=up, flops_per_row=2 * up, inputs=rank, outputs=heads * (key + value), split_limit=heads
+    )
+    mixer = replace(
+        a, kv_bytes=(rank + ROTARY) * entry, kv_shards=1, flops_per_pair_decode=2 * heads * (2 * rank + ROTARY),
+        flops_per_pair_prefill=2 * heads * (key + ROTARY + value), expand_flops=2 * up,
+        query_values=heads * (rank + ROTARY), output_values=heads * rank, summed=0.0, gathered=0.0,
+    )  # fmt: skip
+    gone: dict[str, Op | None] = {"k_proj": None, "v_proj": None, "q_norm": None, "k_norm": None}
+    added = (made, norm, expand) if a.stored else (expand,)
+    return _ops(layer, {"q_proj": q, **gone}, added), (mixer, *_others(layer, a))
+
+
+def _narrower(layer: Layer, a: Attention, rank: int) -> Made:
+    """Return a layer of latent attention with a latent of another rank."""
+    heads, before = a.heads, a.output_values / a.heads
+    rotary = a.query_values / heads - before
+    share, whole = rank / before, (rank + rotary) / (before + rotary)
+    down, up = _named(layer, "kv_a_proj_with_mqa"), _named(layer, "kv_b_proj")
+    norm = _named(layer, "kv_a_norm")
+    changed = {
+        down.name: _sized(down, whole),
+        up.name: replace(up, weights=up.weights * share, flops_per_row=up.flops_per_row * share, inputs=rank),
+        norm.name: replace(norm, weights=norm.weights * share, inputs=rank, outputs=rank),
+    }
+    absorbed = a.flops_per_pair_prefill == a.flops_per_pair_decode
+    decode = 2 * heads * (2 * rank + rotary)
+    mixer = replace(
+        a, kv_bytes=a.kv_bytes * whole, flops_per_pair_decode=decode, expand_flops=a.expand_flops * share,
+        flops_per_pair_prefill=decode if absorbed else a.flops_per_pair_prefill,
+        query_values=heads * (rank + rotary), output_values=heads * rank,
+    )  # fmt: skip
+    return _ops(layer, changed), (mixer, *_others(layer, a))
+
+
+def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
+    """Return a layer whose keys and values are kept in `share` of their rank.
+
+    Values' second factor is part of the output projection; keys are made again for each entry that is read, since positions
+    turn them: 2 x rank x key FLOPs for each KV head.
+    """
+    _grouped_alone(layer)
+    key, value = a.query_values / a.heads, a.output_values / a.heads
+    k, v, o = _named(layer, "k_proj"), _named(layer, "v_proj"), _named(layer, "o_proj")
+    again = a.kv_shards * share * key * key  # parameters of the keys' second factor
+    changed = {
+        "k_proj": replace(_sized(k, share), weights=k.weights * share + again),
+        "v_proj": _sized(v, share),
+        "o_proj": replace(o, weights=o.weights * share, flops_per_row=o.flops_per_row * share, inputs=o.inputs * share),
+    }
+    added = 2 * a.kv_shards * share * key * key + 2 * a.heads * value * (share - 1)
+    mixer = replace(
+        a, kv_bytes=a.kv_bytes * share, flops_per_pair_decode=a.flops_per_pair_decode + added,
+        output_values=a.output_values * share,
+    )  # fmt: skip
+    return _ops(layer, changed), (mixer, *_others(layer, a))
+
+
+def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
+    """Return a layer that reads the best `tokens`, by an indexer as DeepSeek-V3.2 has: heads of its own, one key a token."""
+    if min(a.window, a.selected) <= tokens:
+        return layer.ops, layer.attention
+    main = replace(a, selected=min(a.selected, tokens))
+    if _is_latent(layer):  # prefill runs in the latent space too, as each query has tokens of its own
+        main = replace(main, flops_per_pair_prefill=a.flops_per_pair_decode, expand_flops=0.0)
+    if math.isfinite(a.selected):  # by an index of its own, or by that of an earlier layer
+        return layer.ops, (main, *_others(layer, a))
+    query = next((op for op in layer.ops if op.name == "q_b_proj"), _named(layer, "q_proj") if not _is_latent(layer) else None)
+    width = query.inputs if query is not None else _named(layer, "kv_a_proj_with_mqa").inputs
+    stream = _named(layer, "o_proj").outputs
+    like = _named(layer, "o_proj")
+
+    def matrix(name: str, inputs: float, outputs: float) -> Op:
+        return replace(
+            like, name=name, weights=inputs * outputs, flops_per_row=2 * inputs * outputs, inputs=inputs, outputs=outputs,
+            split="replicated", split_limit=math.inf,
+        )  # fmt: skip
+
+    added = (
+        matrix("index_q_proj", width, INDEX_HEADS * INDEX_DIM),
+        matrix("index_k_proj", stream, INDEX_DIM),
+        matrix("index_weights_proj", stream, INDEX_HEADS),
+        replace(matrix("index_key_norm", INDEX_DIM, 2), term="norms", flops_per_row=0.0, inputs=INDEX_DIM, outputs=INDEX_DIM),
+    )
+    flops = 2 * INDEX_HEADS * (INDEX_DIM + 1)
+    index = Attention(
+        name="indexer", kv_bytes=INDEX_BYTES, flops_per_pair_decode=flops, flops_per_pair_prefill=flops, window=a.window,
+        query_values=INDEX_HEADS * INDEX_DIM, arithmetic=number_format("fp8").arithmetic, kv_format="fp8", stored=a.stored,
+    )  # fmt: skip
+    return (*layer.ops, *added), (main, *_others(layer, a), index)
+
+
+def selecting_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> Made:
+    """Return a layer that reads the best blocks, by the score of one mean key a block, as MoBA does (arXiv 2502.13189)."""
+    size, chosen = figures
+    if a.window <= size * chosen or math.isfinite(a.selected):
+        return layer.ops, layer.attention
+    value = next((op.outputs for op in layer.ops if op.name == "v_proj"), 0.0)
+    key = next((op.outputs for op in layer.ops if op.name == "k_proj"), value)
+    share = 1.0 if _is_latent(layer) or not key else key / (key + value)
+    scores = 2 * a.query_values
+    index = Attention(
+        name="block index", kv_bytes=a.kv_bytes * share, kv_shards=a.kv_shards, flops_per_pair_decode=scores,
+        flops_per_pair_prefill=scores, stride=float(size), window=a.window / size, heads=a.heads,
+        query_values=a.query_values, arithmetic=a.arithmetic, stored=a.stored,
+    )  # fmt: skip
+    return layer.ops, (replace(a, selected=min(a.selected, size * chosen)), *_others(layer, a), index)

@@ -1,0 +1,391 @@
+"""Turns a config.json into a `Model`."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from steptime.catalog.data_files import find, is_dir, is_file, looks_like, read_file
+from steptime.catalog.entry_names import check_entry_name, is_entry_name
+from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnknownName, shown
+from steptime.hardware.number_formats import number_format
+from steptime.models.config import LATENT_FP8_MIXED, Config
+from steptime.models.family_registry import Family, family_named, known_families, refuse
+from steptime.models.model import Checkpoint, Model, stored_formats, with_formats
+from steptime.models.safetensors_header import INDEX, Headers, read_headers, signature
+from steptime.units import counted
+
+ModelLike = Model | str | os.PathLike[str] | Mapping[str, Any]
+
+GGUF, SAFETENSORS = ".gguf", ".safetensors"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+CODE = "transformers:"  # before a name: read it from the code of transformers
+CONTEXTS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "nvfp4", "mxfp8", "mxfp4", LATENT_FP8_MIXED)
+
+
+def read_model(
+    fields: Mapping[str, Any],
+    *,
+    name: str = "",
+    kv_format: str = "",
+    headers: Headers | None = None,
+    renamed: Callable[[str], str] = str,
+    asked: set[str] | None = None,
+) -> Model:
+    """Return the model that a config.json describes, in the formats that the headers of its checkpoint tell, if there are any.
+
+    renamed: what the checkpoint's modules are called here, where it calls them otherwise; asked: gains the names of the fields
+    that were looked for.
+    Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
+    steptime does not know.
+    """
+    named = (fields.get(key) for key in ("_name_or_path", "model_type"))
+    name = name or next(filter(is_entry_name, named), "model")
+    if kv_format and kv_format not in KV_FORMATS:
+        raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
+    fields, doubts = _believed(fields, name, headers)
+    outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, asked=asked)
+    outer.kv_name = kv_format
+    family = family_of(outer)
+    c = family.text(outer)
+    each = () if headers is None else tuple(family.each(c))
+    layers = family.layers(c) if headers is None else ()
+    stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
+    if headers is not None:
+        from steptime.models.checkpoint import fitted
+
+        told = fitted(each, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
+        layers, stem, draft, notes = told.layers, told.stem, told.draft, (*notes, *doubts, *told.notes)
+        checkpoint = Checkpoint(bytes=0 if headers.missing else told.held.bytes, held=told.held)
+    found = Model(
+        name=name,
+        family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
+        layers=layers,
+        stem=stem,
+        draft=draft,
+        width=c.width,
+        vocabulary=c.vocabulary,
+        heads=family.heads(c),
+        max_context=c.integer(*CONTEXTS) if any(c.has(field) for field in CONTEXTS) else math.inf,
+        kv_format=kv_format or c.quantization.kv_format or "bf16",
+        kv_told=bool(kv_format or c.quantization.kv_format),
+        notes=notes,
+        towers=family.towers(outer),
+    )
+    dense, routed = stored_formats(found)
+    kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields
+    return replace(found, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
+
+
+def _bits(c: Config) -> int:
+    """Return the bits of an integer, where integers of several fill a word: as MLX tells them, else as other tools do."""
+    mlx = c.raw("quantization", default=None)
+    told = mlx.get("bits") if isinstance(mlx, Mapping) else None
+    return told if told in (2, 3, 4, 6, 8) else c.quantization.bits
+
+
+def _believed(fields: Mapping[str, Any], name: str, headers: Headers | None) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the fields without a quantisation that cannot be read, where the files tell formats, and a note of it."""
+    if headers is None or headers.missing:
+        return fields, ()
+    inner = fields.get("text_config")
+    if isinstance(inner, Mapping):
+        believed, notes = _believed(inner, name, headers)
+        fields = {**fields, "text_config": believed} if notes else fields
+    else:
+        notes = ()
+    try:
+        Config(fields, name=name)
+    except ConfigError as problem:
+        kept = {key: value for key, value in fields.items() if key != "quantization_config"}
+        return kept, (*notes, f"{problem}. Formats are those of the files")
+    return fields, notes
+
+
+def family_of(c: Config) -> Family:
+    """Return the family that reads a config; raise UnknownName, which lists the known ones, where none does."""
+    kind = kind_of(c)
+    return family_named(kind) or known_families()[kind]
+
+
+def kind_of(c: Config) -> str:
+    """Return the kind of model by which a family knows a config: its `model_type`, else one of its architectures."""
+    kinds = (
+        [c.fields.get("model_type"), *(c.fields.get("architectures") or ())]
+        if isinstance(c.fields.get("architectures"), list | None)
+        else [c.fields.get("model_type")]
+    )
+    for kind in kinds:
+        if isinstance(kind, str) and (family_named(kind) is not None or kind in known_families()):
+            return kind
+    known = known_families()
+    if not any(isinstance(kind, str) and kind for kind in kinds):
+        raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
+    kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
+    refuse(c)
+    hint = (
+        f"The catalogue knows {len(known)} by their families; 'transformers:' before a path or an id reads others from code, "
+        "and `steptime models --new` guesses."
+    )
+    raise UnknownName("architecture", kind[:60], known, hint)
+
+
+def load_model(
+    name: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    weights: str = "",
+    experts: str = "",
+    kv: str = "",
+    catalog: str | os.PathLike[str] | None = None,
+    via: str = "",
+    trust_remote_code: bool = False,
+) -> Model:
+    """Return the model of a catalogue name, a Hugging Face id, a path, or a dict of the fields of a config.json.
+
+    A path is of a config.json or its folder, of a safetensors file or an index beside one, or of a GGUF file. Where files of
+    weights are there, their headers tell formats and exact bytes; no weights are read.
+    `weights`, `experts` and `kv` are number formats that replace those of the config: "fp8", "nvfp4", "bf16", ...
+    `via="transformers"`, or "transformers:" before the name, reads the model from the code of transformers, built without
+    weights, whatever family knows it. With `trust_remote_code`, the code of the folder or id that `name` gives may run;
+    no other place that a config names is trusted.
+    Raises UnknownName with the nearest names, ConfigError with the field, or DataFileError with file and line.
+    """
+    if not isinstance(name, str | os.PathLike | Mapping):
+        raise RangeError(f"a model is a name, a path or the fields of a config.json, not {shown(name)}")
+    if isinstance(name, str) and not name.strip():
+        raise RangeError("a model needs a name or a path; this one is empty")
+    if isinstance(name, str) and name.startswith(CODE):
+        name, via = name.removeprefix(CODE), "transformers"
+    if via:
+        model = _from_code(name, via, kv, catalog, trust_remote_code)
+    elif isinstance(name, Mapping):
+        model = read_model(name, kv_format=kv)
+    else:
+        model = _from_path(name, kv, catalog)
+    if weights or experts:
+        model = with_formats(
+            model,
+            weights=number_format(weights) if weights else None,
+            experts=number_format(experts or weights),
+        )
+    return model
+
+
+def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.PathLike[str] | None) -> Model:
+    """Return the model of a folder, a config, a file of weights beside one, a GGUF file, or a name."""
+    path = Path(name)
+    if _is_gguf(path):
+        from steptime.models.gguf_config import file_of, model_of_file
+
+        chosen = file_of(path)
+        return model_of_file(chosen, signature(chosen), kv_format)
+    direct = _holds_weights(path)
+    config = _config_at(path)
+    given = is_file(config)
+    config = config if given else _find(str(name), catalog)
+    in_folder = config.name == "config.json"
+    weights = path if direct else config.parent
+    held = signature(weights) if in_folder else ()
+    model = _load(config, config.stat().st_mtime, kv_format, weights, held)
+    if not given and in_folder:  # fetched into a folder that is named by a hash
+        model = _placed(replace(model, name=str(name)), str(name))
+    return model
+
+
+def _is_gguf(path: Path) -> bool:
+    """Whether a path is of a GGUF file, or of a folder that has no config.json, only such files perhaps."""
+    return not is_file(path / "config.json") if is_dir(path) else path.suffix == GGUF
+
+
+def _holds_weights(path: Path) -> bool:
+    """Whether a path is of a file of weights, or of their index, that a config.json lies beside."""
+    return not is_dir(path) and path.name.endswith((SAFETENSORS, INDEX))
+
+
+def _config_at(path: Path) -> Path:
+    """Return the config that a path means: that of a folder, that beside a file of weights, or the path itself."""
+    return path / "config.json" if is_dir(path) else _beside(path) if _holds_weights(path) else path
+
+
+def _beside(weights: Path) -> Path:
+    """Return the config.json beside a file of weights; raise DataFileError where either is not there."""
+    if not is_file(weights):
+        raise DataFileError(weights, "no such file")
+    config = weights.parent / "config.json"
+    if not is_file(config):
+        raise DataFileError(weights, "lies in a folder without a config.json, which says what its tensors are for")
+    return config
+
+
+def _from_code(
+    name: str | os.PathLike[str] | Mapping[str, Any],
+    via: str,
+    kv_format: str,
+    catalog: str | os.PathLike[str] | None,
+    trusted: bool,
+) -> Model:
+    if via != "transformers":
+        raise UnknownName("way to read a model", via, ("transformers",), "Known: transformers.")
+    from steptime.models.from_transformers import read_from_code
+
+    place = _trusted_place(name) if trusted else ""
+    fields = name if isinstance(name, Mapping) else config_of(name, catalog)
+    given = next(filter(is_entry_name, (fields.get("_name_or_path"), fields.get("model_type"))), "model")
+    label = given if isinstance(name, Mapping) else label_of(name)
+    return read_from_code(fields, name=label, kv_format=kv_format, trusted_place=place)
+
+
+def _trusted_place(name: str | os.PathLike[str] | Mapping[str, Any]) -> str:
+    """Return the folder or the Hugging Face id whose code the user trusts: the one that was named, and no other."""
+    if not isinstance(name, Mapping):
+        folder = folder_of(name)
+        if folder is not None:
+            return str(folder.resolve())
+        if isinstance(name, str) and HUB_ID.fullmatch(name) and not Path(name).exists():
+            return name
+    raise InputError(
+        f"trust_remote_code: needs the place of the code, got {shown(name)}; give a folder with a config.json or a "
+        "Hugging Face id such as owner/model"
+    )
+
+
+def label_of(name: str | os.PathLike[str]) -> str:
+    """Return what a model of a path is called: its folder, or the file where that is not called config.json."""
+    path = Path(name)
+    if is_file(path) and path.name == "config.json":
+        path = path.parent
+    return path.resolve().name if is_dir(path) else path.stem if is_file(path) else str(name)
+
+
+def folder_of(name: str | os.PathLike[str]) -> Path | None:
+    """Return the folder of a model's config.json, where files of weights may lie beside it; None for what is no path of one."""
+    path = Path(name)
+    path = path / "config.json" if is_dir(path) else path
+    return path.parent if is_file(path) and path.name == "config.json" else None
+
+
+def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | None = None) -> Mapping[str, Any]:
+    """Return the fields of a model's config as its file has them; `name` is as for `load_model`."""
+    path = Path(name)
+    if _is_gguf(path):
+        from steptime.models.gguf_config import fields_of_file, file_of
+
+        return fields_of_file(file_of(path))
+    path = _config_at(path)
+    data = _read_config(path if is_file(path) else _find(str(name), catalog))
+    config = data.get("config", data)
+    if not isinstance(config, dict):
+        raise DataFileError(path, "config: must be a table of fields")
+    return config
+
+
+def model_of(model: ModelLike) -> Model:
+    """Return a model as it is, and load one that is named: what every public function takes."""
+    if isinstance(model, Model):
+        return model
+    if not isinstance(model, str | os.PathLike | Mapping):
+        raise InputError(f"a model is a name, a path, a dict or a Model, not {type(model).__name__}")
+    return load_model(model)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the fields of a model's file; raise DataFileError for a file that is neither JSON nor a TOML file by its name."""
+    if path.suffix not in (".json", ".toml"):
+        try:
+            with path.open("rb") as file:
+                start = file.read(1000)
+        except OSError as error:
+            raise DataFileError(path, error.strerror or str(error)) from None
+        if not start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+            raise DataFileError(path, "is no model's config.json, which begins with a brace; give a config.json or its folder")
+    return read_file(path)
+
+
+@lru_cache(maxsize=256)
+def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tuple[Any, ...]) -> Model:
+    data = _read_config(path)
+    if not data:
+        raise DataFileError(path, "is empty, and no model's config.json")
+    kind = looks_like(data)
+    if kind and "model" not in kind:
+        raise DataFileError(path, f"is no model's config.json: it looks like {kind}")
+    if "config" not in data:
+        in_folder = path.name == "config.json"
+        headers = read_headers(weights, held) if held else None
+        asked: set[str] = set()
+        name = path.parent.name if in_folder else path.stem
+        model = read_model(data, name=name, kv_format=kv_format, headers=headers, asked=asked)
+        if note := _unread_note(data, asked):
+            model = replace(model, notes=(*model.notes, note))
+        return _placed(model, str(path.parent.resolve())) if in_folder else model
+    if not isinstance(data["config"], dict):
+        raise DataFileError(path, "config: must be a table of fields")
+    for key in ("source", "published", "remote_code"):
+        if not isinstance(data.get(key, {}), dict):
+            raise DataFileError(path, f"{key}: must be a table, not {shown(data[key])}")
+    name = check_entry_name(data["name"], path) if "name" in data else path.stem
+    model = read_model(data["config"], name=name, kv_format=kv_format)
+    trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
+    model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
+    return _placed(model, model.name) if "/" in model.name else model
+
+
+def _unread_note(fields: Mapping[str, Any], asked: set[str]) -> str:
+    """Return a note about the fields of a config that were not read and may be architecture; "" without any."""
+    from steptime.models.config_coverage import ignored_fields
+
+    unread = [one.name for one in ignored_fields(fields, asked) if one.doubtful]
+    if not unread:
+        return ""
+    more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
+    return (
+        f"its config has {counted(len(unread), 'field')} that may be architecture and {'is' if len(unread) == 1 else 'are'} "
+        f"not read: {', '.join(unread[:4])}{more}; `steptime models --new` shows the values"
+    )
+
+
+def _placed(model: Model, place: str) -> Model:
+    return replace(model, checkpoint=replace(model.checkpoint, place=place))
+
+
+def _find(name: str, catalog: str | os.PathLike[str] | None) -> Path:
+    try:
+        return find("models", name, catalog)
+    except UnknownName as unknown:
+        if "/" not in name:
+            raise
+        fetched = fetch(name)
+        if isinstance(fetched, str):
+            hint = f"`steptime models` lists the catalogue; a path to a config.json works too, and {fetched}."
+            raise UnknownName("model", name, unknown.nearest, hint) from None
+        return fetched
+
+
+def fetch(name: str) -> Path | str:
+    """Fetch the config.json of a Hugging Face id with `huggingface_hub`, or return in words why that cannot be done."""
+    try:
+        from huggingface_hub import errors, hf_hub_download
+    except ImportError:
+        return "with `pip install 'steptime[hub]'` and a network any Hugging Face id"
+    known = "any Hugging Face id, but"
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except errors.GatedRepoError:
+        return f"{known} this one is open only to those whom its owner lets in: ask there, and log in by `hf auth login`"
+    except errors.RepositoryNotFoundError:
+        return f"{known} Hugging Face has none of this name, or keeps it private (`hf auth login`)"
+    except errors.LocalEntryNotFoundError:
+        return f"{known} Hugging Face did not answer"
+    except errors.EntryNotFoundError:
+        return f"{known} this one has no config.json"
+    except errors.HFValidationError:
+        return f"{known} this is none"
+    except Exception as error:  # whatever a network, a proxy or a full disk may raise
+        return f"{known} asking for this one ended with {type(error).__name__}"

@@ -1,0 +1,241 @@
+"""Models that differ from one of the catalogue in a few fields of their config: heads, depth, latent rank, experts.
+
+What is not changed is as in the config. With `equal` a further field, the width of feed-forward blocks or of experts unless
+another is named, makes up for the change, so that variants have as many parameters in all, or for a token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.models.model import Model, active_parameters, total_parameters
+from steptime.models.model_loading import config_of, load_model
+
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "width": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim", "attention_head_dim"),
+    "ffn": ("intermediate_size",),
+    "latent": ("kv_lora_rank",),
+    "experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "active": ("num_experts_per_tok",),
+    "expert_width": ("moe_intermediate_size",),
+}
+"""Fields of a design, and what configs call them."""
+ATTENTION, EQUAL, BY = "attention", "equal", "by"
+GROUPED, LATENT = "grouped", "latent"
+COUNTED: Final = {"total": total_parameters, "active": active_parameters}
+MAKES_UP: Final = ("expert_width", "ffn", "width", "layers")  # fields that may, the first that a model has unless one is named
+INNER: Final = "text_config"  # where models of several kinds of input keep the fields of the one of text
+ONE_BY_ONE: Final = re.compile(r"layers?\.\d+")  # as lists of what stays unquantised name layers
+MOST_LAYERS: Final = 1000
+ROUNDED: Final = 64  # what the field that makes up is a multiple of: tiles of matrix units
+USUAL_LATENT, USUAL_HEADS = (
+    {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    8,
+)  # DeepSeek-V2 (arXiv 2405.04434); Llama 3's KV heads
+DEEPSEEK: Final = ("deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite", "mistral_large_3")
+DENSE, SPARSE = (
+    ("llama", "mistral", "qwen2", "qwen3"),
+    ("qwen3_moe",),
+)  # whose layers are those of that family but for attention
+OF_LATENT: Final = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def variant(
+    name: str | os.PathLike[str],
+    changes: Mapping[str, Any],
+    *,
+    weights: str = "",
+    experts: str = "",
+    kv: str = "",
+    catalog: str | os.PathLike[str] | None = None,
+) -> Model:
+    """Return the model of a name with other fields: {"kv_heads": 4, "attention": "latent", "equal": "total"}.
+
+    changes: values of `KEYS`; attention: "grouped" or "latent"; equal: "total" or "active" parameters that stay, to within a
+    rounding of `by`, the field that makes up for the change. Raises UnknownName for a field that the config does not have, and
+    InputError where no value of `by` brings the parameters back.
+
+    >>> from steptime.models.model import kv_bytes_per_token
+    >>> kv_bytes_per_token(variant("llama-3.3-70b", {"kv_heads": 4})), kv_bytes_per_token(load_model("llama-3.3-70b"))
+    (163840.0, 327680.0)
+    """
+    frozen = tuple(sorted(changes.items()))
+    return _variant(str(name), frozen, weights, experts, kv, None if catalog is None else str(catalog))
+
+
+@lru_cache(maxsize=512)
+def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, experts: str, kv: str, catalog: str | None) -> Model:
+    changes = dict(frozen)
+    equal, by = changes.pop(EQUAL, None), changes.pop(BY, None)
+    formats: dict[str, Any] = {"weights": weights, "experts": experts, "kv": kv}
+    whole = dict(config_of(name, catalog))
+    base = load_model(name, **formats, catalog=catalog)
+    inner = INNER in whole and isinstance(whole[INNER], dict)
+    config = dict(whole[INNER]) if inner else whole
+
+    def built(changed: Mapping[str, Any]) -> Model:
+        return _made(base, {**whole, INNER: dict(changed)} if inner else changed, changes, formats)
+
+    started = changes.get(ATTENTION)
+    if started is not None and inner:
+        raise InputError(f"attention={started} is for models of text alone; {base.name} has other inputs too")
+    config = _with_attention(config, started, base.name) if started is not None else config
+    plain = built(config)
+    for field, value in changes.items():
+        if field == ATTENTION:
+            continue
+        before = config.get(_key(config, field)) if field != "head_dim" or _has(config, field) else None
+        changed = _with_field(config, field, value)
+        if value != before and _same(built(changed), plain):
+            raise InputError(f"{field} {shown(value)} changes nothing in {base.name}: its layers do not follow from that field")
+        config, plain = changed, built(changed)
+    if equal is None:
+        if by is not None:
+            raise RangeError(f"by={shown(by)} makes up for a change of parameters; it needs equal=total or equal=active")
+        return plain
+    if equal not in COUNTED:
+        raise UnknownName("count of parameters", equal, COUNTED, "Known: total, active.")
+    return _made_equal(base, config, built, equal, _maker(config, changes, by))
+
+
+def _same(one: Model, other: Model) -> bool:
+    return (one.layers, one.stem, one.draft) == (other.layers, other.stem, other.draft)
+
+
+def _has(config: Mapping[str, Any], field: str) -> bool:
+    return any(key in config for key in KEYS[field])
+
+
+def _made(base: Model, config: Mapping[str, Any], changes: Mapping[str, Any], formats: Mapping[str, Any]) -> Model:
+    """Return the model of a config, under the name of the one that it differs from, whose measured drafts it has."""
+    told = ", ".join(f"{key} {value}" for key, value in sorted(changes.items()))
+    return replace(load_model(config, **formats), name=base.name, notes=(f"it has {told} in place of its own",) if told else ())
+
+
+def _key(config: Mapping[str, Any], field: str) -> str:
+    """Return what a config calls a field of a design."""
+    if field not in KEYS:
+        raise UnknownName("field of a model", field, [*KEYS, ATTENTION, EQUAL, BY], f"Known: {', '.join(KEYS)}, {ATTENTION}.")
+    for key in KEYS[field]:
+        if key in config:
+            return key
+    has = [name for name, keys in KEYS.items() if any(key in config for key in keys)]
+    raise UnknownName("field of this model", field, has, f"Its config has {', '.join(has)}.")
+
+
+def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    """Return a config with one field changed; what is told for each layer goes on in its pattern."""
+    if field in ("kv_heads", "head_dim") and "kv_lora_rank" in config:
+        raise InputError(f"{field} has no part in latent attention, which keeps one latent; attention=grouped has KV heads")
+    if field == "head_dim" and not _has(config, field):
+        return {**config, "head_dim": value}
+    key = _key(config, field)
+    changed = {**config, key: value}
+    if field in ("heads", "width") and not _has(config, "head_dim") and "kv_lora_rank" not in config:
+        changed["head_dim"] = config[_key(config, "width")] // config[_key(config, "heads")]
+    if field == "heads" and "num_key_value_heads" in config and "kv_lora_rank" in config:
+        changed["num_key_value_heads"] = value
+    if field == "layers":
+        before = config[key]
+        for name, each in config.items():
+            listed = isinstance(each, list) and len(each) == before
+            if listed and name == "layer_types":
+                changed[name] = [each[i % before] for i in range(value)]
+            elif listed or (isinstance(each, str) and name.endswith(("_pattern", "_enum"))):
+                raise InputError(f"layers cannot be changed where {name} tells each layer apart")
+        if ONE_BY_ONE.search(str(config.get("quantization_config", ""))):
+            raise InputError(
+                "layers cannot be changed where the quantisation tells each layer apart; --weights FORMAT of a plain config"
+            )
+    return changed
+
+
+def _with_attention(config: dict[str, Any], asked: str, name: str) -> dict[str, Any]:
+    """Return a config with grouped or with latent attention, all else as it is."""
+    if asked not in (GROUPED, LATENT):
+        raise UnknownName("attention", asked, (GROUPED, LATENT), f"Known: {GROUPED}, {LATENT}.")
+    is_latent = "kv_lora_rank" in config
+    if asked == GROUPED and is_latent:
+        if config.get("model_type") not in DEEPSEEK:
+            raise InputError(f"attention=grouped in place of a latent is for models of DeepSeek's kind, which {name} is not")
+        head = config.get("qk_nope_head_dim", 128)
+        kept = {key: value for key, value in config.items() if key not in OF_LATENT}
+        return {**kept, "head_dim": head, "num_key_value_heads": USUAL_HEADS}
+    if asked == LATENT and not is_latent:
+        return _latent(config, name)
+    return config
+
+
+def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a config of the DeepSeek family that is as another but for its attention; raise InputError where none can be."""
+    kind = config.get("model_type")
+    heads, width = config[_key(config, "heads")], config[_key(config, "width")]
+    head = config.get("head_dim") or width // heads
+    of_latent = {"qk_nope_head_dim": head, "v_head_dim": head, **USUAL_LATENT, "num_key_value_heads": heads}
+    if kind in DEEPSEEK:
+        return {**config, **of_latent}
+    windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+    sparse = kind in SPARSE and not config.get("mlp_only_layers") and config.get("decoder_sparse_step", 1) == 1
+    if windowed or config.get("layer_types") or (kind not in DENSE and not sparse):
+        raise InputError(
+            f"attention=latent is for models whose layers are alike and attend to the whole context, of the kinds "
+            f"{', '.join((*DENSE, *SPARSE))} and DeepSeek's, and not for {name}"
+        )
+    told: dict[str, Any] = {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+    }
+    if sparse:
+        told |= {"first_k_dense_replace": 0, "n_routed_experts": config["num_experts"], "n_shared_experts": 0}
+    else:
+        # Longer than any model, since the number of layers may change afterwards.
+        told["mlp_layer_types"] = ["dense"] * MOST_LAYERS
+    return {**config, **told, **of_latent}
+
+
+def _maker(config: Mapping[str, Any], changes: Mapping[str, Any], by: str | None) -> str:
+    """Return the field that makes up for a change; raise InputError for one that was asked for, or that cannot."""
+    if by is None:
+        for field in MAKES_UP:
+            if field not in changes and _has(config, field):
+                return field
+        raise InputError("no field is left that could make up for the change; name one with by")
+    if by not in MAKES_UP:
+        raise UnknownName("field that makes up for a change", by, MAKES_UP, f"Known: {', '.join(MAKES_UP)}.")
+    taken = [field for field in (by, *(("ffn", "expert_width") if by == "width" else ())) if field in changes]
+    if taken:
+        raise InputError(f"{taken[0]} was asked for, and by={by} would change it; name another field with by")
+    return by
+
+
+def _made_equal(base: Model, config: dict[str, Any], built: Callable[[Mapping[str, Any]], Model], equal: str, by: str) -> Model:
+    """Return the variant whose field `by` brings its parameters back, by halving; width takes feed-forward blocks along."""
+    count, key = COUNTED[equal], _key(config, by)
+    aim, step = count(base), 1 if by == "layers" else ROUNDED
+
+    def made(steps: int) -> Model:
+        value = steps * step
+        changed = _with_field(config, by, value)
+        if by == "width":
+            for name in ("intermediate_size", "moe_intermediate_size"):
+                if name in config:
+                    changed[name] = max(step, round(config[name] * value / config[key] / step) * step)
+        return built(changed)
+
+    low, high = 1, max(2, MOST_LAYERS if by == "layers" else 16 * int(config[key]) // step)
+    if not count(made(low)) <= aim <= count(made(high)):
+        raise InputError(f"no {by} brings {equal} parameters back to those of {base.name}")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(made(middle)) <= aim else (low, middle)
+    return min((made(low), made(high)), key=lambda model: abs(count(model) - aim))

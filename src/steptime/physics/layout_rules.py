@@ -1,0 +1,148 @@
+"""Which layouts can run, as one table of rules: `check` raises the first that is broken, the search keeps what breaks none.
+
+A rule holds over arrays of layouts at once. Its scope says what breaking it means: "model", it cannot run at all; "search", it
+could run, but another layout does the same at less cost; "engine", the engine at hand cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import LayoutError
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.physics.engine_rules import ENGINE_RULES
+from steptime.physics.layout import NAMES, Layout, check_ways
+from steptime.physics.layout_constraints import ENGINE, MODEL, SEARCH, Facts, Rule, axis, facts_of, near
+
+
+def _copies(layout: Layout) -> str:
+    """Write how many copies of experts a layout has beside them."""
+    return f" and {layout.redundant_experts} copies" if np.any(axis(layout.redundant_experts) > 0) else ""
+
+
+def _heads(facts: Facts, layout: Layout) -> str:
+    axes = "tp x cp" if np.any(axis(layout.cp) > 1) else "tp"
+    return (
+        f"{axes}={layout.group} does not divide the {facts.heads} heads of {facts.model}; try {near(facts.heads, layout.group)}"
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        name="heads",
+        scope=MODEL,
+        holds=lambda f, x: f.heads % axis(x.group) == 0,
+        reason=_heads,
+    ),
+    Rule(
+        name="stages",
+        scope=MODEL,
+        holds=lambda f, x: axis(x.pp) <= f.depth,
+        reason=lambda f, x: f"pp={x.pp} is more than the {f.depth} layers of {f.model}",
+    ),
+    Rule(
+        name="has experts",
+        scope=MODEL,
+        holds=lambda f, x: (axis(x.ep) == 1) | (f.experts > 0),
+        reason=lambda f, x: f"ep={x.ep}, but {f.model} has no experts; use tp or pp",
+    ),
+    Rule(
+        name="expert ways",
+        scope=MODEL,
+        holds=lambda _, x: x.stage % axis(x.ep) == 0,
+        reason=lambda _, x: (
+            f"ep={x.ep} does not divide the tp x cp x dp = {x.stage} chips of a stage; try {near(x.stage, x.ep)}"
+        ),
+    ),
+    Rule(
+        name="experts enough",
+        scope=MODEL,
+        holds=lambda f, x: (axis(x.ep) <= f.experts + axis(x.redundant_experts)) | (f.experts == 0),
+        reason=lambda f, x: f"ep={x.ep} is more than the {f.experts} experts of {f.model}{_copies(x)}",
+    ),
+    Rule(
+        name="shared experts",
+        scope=MODEL,
+        holds=lambda f, x: (axis(x.dp) == 1) | (f.experts > 0),
+        reason=lambda f, x: f"dp={x.dp}, but {f.model} has no experts that attention groups could share; use replicas",
+    ),
+    Rule(
+        name="divided cache",
+        scope=MODEL,
+        holds=lambda f, x: (axis(x.cp) == 1) | f.cached,
+        reason=lambda f, x: f"cp={x.cp}, but {f.model} has no KV cache to divide",
+    ),
+    Rule(
+        name="chips of the machine",
+        scope=MODEL,
+        holds=lambda f, x: axis(x.chips * x.replicas) <= f.most,
+        reason=lambda f, x: f"{np.max(x.chips * x.replicas):,} chips are more than the {np.max(f.most):,} of {f.system}",
+    ),
+    Rule(
+        name="chips of the deployment",
+        scope=SEARCH,
+        holds=lambda f, x: axis(x.chips) <= f.chips,
+        reason=lambda f, x: f"a replica of {x.chips} chips is more than the {f.chips} at hand",
+    ),
+    Rule(
+        name="heads before context",
+        scope=SEARCH,
+        holds=lambda f, x: (axis(x.cp) == 1) | (axis(x.tp) >= f.kv_heads),
+        reason=lambda f, x: f"cp={x.cp} divides contexts before tp={x.tp} has divided the {f.kv_heads} KV heads",
+    ),
+    Rule(
+        name="groups inside a domain",
+        scope=SEARCH,
+        holds=lambda f, x: axis(x.group) <= f.domain,
+        reason=lambda f, x: f"an attention group of {x.group} chips leaves the scale-up domain of {f.domain}",
+    ),
+    Rule(
+        name="groups that fill a domain",
+        scope=SEARCH,
+        holds=lambda f, x: (x.stage <= f.domain) | (f.domain % axis(x.group) == 0),
+        reason=lambda f, x: f"an attention group of {x.group} chips would straddle two domains of {f.domain}",
+    ),
+    *ENGINE_RULES,
+)
+
+
+def check(layout: Layout, model: Model, system: System) -> None:
+    """Raise LayoutError where a layout is none, or breaks a rule of the model or the system."""
+    check_ways(layout)
+    check_rules(layout, model, system)
+
+
+def check_rules(layout: Layout, model: Model, system: System) -> None:
+    """Raise LayoutError where a layout cannot run the model on the system, naming the axis and the nearest ways that could.
+
+    `check_ways` has passed the layout.
+    """
+    for reason in reasons(layout, facts_of(model, system), scopes=(MODEL,)):
+        raise LayoutError(reason)
+
+
+def reasons(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> list[str]:
+    """Return why a layout is absent from a search: what each rule that it breaks says; fields may be arrays."""
+    return [rule.reason(facts, layout) for rule in broken(layout, facts, scopes)]
+
+
+def broken(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> list[Rule]:
+    """Return the rules that a layout breaks; fields may be arrays."""
+    return [rule for rule in _in_force(facts, scopes) if not np.all(rule.holds(facts, layout))]
+
+
+def allowed(layouts: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> Any:
+    """Return which of the layouts, fields of shape (layouts,), break no rule: booleans of that shape."""
+    held = np.ones(np.broadcast_shapes(*(np.shape(getattr(layouts, name)) for name in NAMES)), dtype=bool)
+    for rule in _in_force(facts, scopes):
+        held &= rule.holds(facts, layouts)
+    return held
+
+
+def _in_force(facts: Facts, scopes: Iterable[str]) -> list[Rule]:
+    wanted = tuple(scopes)
+    return [rule for rule in RULES if rule.scope in wanted and rule.binds(facts.engine)]

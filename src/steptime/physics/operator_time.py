@@ -1,0 +1,208 @@
+"""The time of operators: their arithmetic and traffic overlapped, divided between the resources that they wait for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.number_checks import Array, Number, some
+from steptime.physics.engine import Engine, constant
+from steptime.physics.gemm_work import Products, products_demand, products_of, row_of
+from steptime.physics.op_work import (
+    Demand,
+    Ledger,
+    Pass,
+    attention_demands,
+    chip_factor,
+    kernel_counts,
+    routed_demand,
+)
+from steptime.physics.roofline import TINY, compute_time, is_norm, memory_time, overlap, root, smaller_power
+from steptime.physics.time_ledger import Clock, Entry, accumulate
+
+AT_ONCE = 1 << 15  # seconds of operators that are joined at once: about what a core keeps in cache
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """`count` times the demand of an operator, which stands for so many `instances` in the model."""
+
+    term: str
+    name: str
+    demand: Demand
+    count: Number = 1
+    instances: Number = 1
+
+    def all_of(self, asked: Number) -> Number:
+        """What all of them ask for, where one asks for so much."""
+        return asked if type(self.count) is int and self.count == 1 else self.count * asked
+
+
+def run_layers(clock: Clock, found: Ledger, model: Model, of: Pass, *, merged: bool) -> None:
+    """Add the operators and token mixers of all layers, and the overheads that go with them."""
+    system, engine = of.system, of.engine
+    run_products(clock, _products(model, of, merged=merged, stem=False), of)
+    operators = [
+        Operator(op.term, op.name, routed_demand(op, of, instances=n), instances=n)
+        for op, n in found.layers
+        if op.rows == "routed"
+    ]
+    for mixer, n in found.mixers:
+        phases = attention_demands(mixer, of.work, system, of.layout, engine).items()
+        operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
+    run(clock, operators, system, engine)
+    for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
+        each = constant(engine, f"seconds_per_{kernel}")
+        if times and some(each):
+            clock.wait(kernel.replace("_", " "), times, each)
+
+
+def run_stem(clock: Clock, model: Model, of: Pass, *, merged: bool) -> None:
+    """Add the operators before and after the layers, and what the host does for a step and its sequences."""
+    engine = of.engine
+    run_products(clock, _products(model, of, merged=merged, stem=True), of)
+    if some(engine.overheads.seconds_per_step):
+        clock.wait("step", 1, engine.overheads.seconds_per_step)
+    if some(engine.overheads.seconds_per_sequence):
+        clock.wait("sequences of a group", of.work.decode, engine.overheads.seconds_per_sequence)
+
+
+def _products(model: Model, of: Pass, *, merged: bool, stem: bool) -> Products:
+    chip = of.system.chip
+    return products_of(model, merged=merged, stem=stem, vendor=chip.vendor, peak=tuple(chip.peak), rules=of.engine.arithmetic)
+
+
+def run_products(clock: Clock, products: Products, of: Pass) -> None:
+    """Add products that run one after another: rows of one array, as many at once as a core keeps in cache."""
+    norm, bandwidth = of.engine.kernels.roofline_norm, of.system.chip.hbm.bandwidth
+    points = math.prod(np.broadcast_shapes(np.shape(norm), np.shape(of.rows), np.shape(of.layout.group)))
+    for part in products.parts(max(1, AT_ONCE // max(1, points))):
+        if not part.ops:
+            continue
+        asked, axes = products_demand(part, of)
+        compute: Array = np.asarray(compute_time(asked.flops, asked.peak, asked.efficiency))
+        traffic = {"weights": memory_time(asked.weights, bandwidth, asked.memory_efficiency)}
+        if some(asked.activations):
+            traffic["activations"] = memory_time(asked.activations, bandwidth, of.engine.kernels.memory_efficiency)
+        memory: Array = np.asarray(_sum([*traffic.values()]))
+        busy = {"compute": np.add.reduce(compute), "memory": np.add.reduce(memory)}
+        if not clock.parts:
+            clock.add({"": np.add.reduce(overlap(compute, memory, norm))}, {}, busy)
+            continue
+        seconds, to_compute, to_memory = (np.asarray(one) for one in overlapped(compute, memory, norm))
+        blame: dict[str, Number] = {"compute": np.add.reduce(to_compute)}
+        if len(traffic) > 1:
+            to_memory = to_memory / np.maximum(memory, TINY)
+            blame |= {what: np.add.reduce(to_memory * delivered) for what, delivered in traffic.items()}
+        else:
+            blame["weights"] = np.add.reduce(to_memory)
+        clock.add({term: np.add.reduce(seconds[rows]) for term, rows in part.by_term().items()}, blame, busy)
+        if clock.explained:
+            compute, memory = np.broadcast_arrays(compute, memory)
+            clock.entries += [
+                Entry(
+                    term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
+                    demand=row_of(asked, row, axes),
+                )
+                for row, (op, n) in enumerate(part.ops)
+            ]  # fmt: skip
+
+
+def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
+    """Add operators that run one after another: the times of many are rows of one array."""
+    norm = engine.kernels.roofline_norm
+    compute = [compute_time(one.all_of(one.demand.flops), one.demand.peak, one.demand.efficiency) for one in operators]
+    traffic = [_traffic(one, system, engine) for one in operators]
+    memory = [_sum(list(parts.values())) for parts in traffic]
+    shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
+    most = max(1, AT_ONCE // max(1, math.prod(shape)))
+    for first in range(0, len(operators), most):
+        some = slice(first, first + most)
+        _run(clock, operators[some], _rows(compute[some], shape), _rows(memory[some], shape), traffic[some], norm)
+
+
+def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
+    if len(values) == 1:
+        only = np.asarray(values[0])
+        return only.reshape(1, *[1] * (len(shape) - only.ndim), *only.shape)
+    found = np.empty((len(values), *shape))
+    for row, value in enumerate(values):
+        found[row] = value
+    return found
+
+
+def _sum(parts: Sequence[Number] | Array) -> Number:
+    """Return the sum of some numbers, or of the rows of an array: one alone as it is."""
+    if len(parts) == 1:
+        only: Number = parts[0]
+        return only
+    return np.add.reduce(parts) if isinstance(parts, np.ndarray) else sum(parts[1:], parts[0])
+
+
+def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:
+    """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
+    demand, bandwidth, kernels = one.demand, system.chip.hbm.bandwidth, engine.kernels
+    if some(demand.kv):
+        reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine) * demand.memory_efficiency
+        return {"kv": memory_time(one.all_of(demand.kv), bandwidth, reached)}
+    found = {"weights": memory_time(one.all_of(demand.weights), bandwidth, demand.memory_efficiency)}
+    if some(demand.activations):
+        found["activations"] = memory_time(one.all_of(demand.activations), bandwidth, kernels.memory_efficiency)
+    return found
+
+
+def _run(
+    clock: Clock,
+    operators: Sequence[Operator],
+    compute: Array,
+    memory: Array,
+    traffic: Sequence[dict[str, Number]],
+    norm: Number,
+) -> None:
+    """Add operators whose arithmetic and traffic take `compute` and `memory` [s], a row each."""
+    busy = {"compute": _sum(compute), "memory": _sum(memory)}
+    if not clock.parts:
+        clock.add({"": _sum(np.asarray(overlap(compute, memory, norm)))}, {}, busy)
+        return
+    parts: list[Array] = [np.asarray(part) for part in overlapped(compute, memory, norm)]
+    seconds, to_compute, to_memory = parts
+    terms: dict[str, Number] = {}
+    blame: dict[str, Number] = {"compute": _sum(to_compute)}
+    for row, (one, delivered) in enumerate(zip(operators, traffic, strict=True)):
+        accumulate(terms, {one.term: seconds[row]})
+        for what, part in delivered.items():
+            share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
+            accumulate(blame, {what: to_memory[row]}, share)
+    clock.add(terms, blame, busy)
+    if clock.explained:
+        clock.entries += [
+            Entry(
+                term=one.term, name=one.name, seconds=seconds[row], count=one.instances,
+                compute=compute[row], memory=memory[row], demand=one.demand, times=one.count,
+            )
+            for row, one in enumerate(operators)
+        ]  # fmt: skip
+
+
+def overlapped(compute: Number, memory: Number, norm: Number) -> tuple[Number, Number, Number]:
+    """Return the seconds of an operator, and how they divide between arithmetic and traffic, as each brought them about.
+
+    compute, memory [s]; norm: p of the p-norm that joins them.
+
+    >>> [float(x) for x in overlapped(3.0, 4.0, np.inf)], [round(float(x), 3) for x in overlapped(3.0, 4.0, 1)]
+    ([4.0, 0.0, 4.0], [7.0, 3.0, 4.0])
+    """
+    larger = np.maximum(compute, memory)
+    if is_norm(norm, np.inf):
+        seconds, to_memory = larger, memory * (memory > compute)
+    else:  # as `roofline.overlap` has it, the powers kept for the shares
+        smaller = smaller_power(compute, memory, norm)
+        both = 1 + smaller
+        seconds = larger * root(both, norm)
+        to_memory = seconds * (smaller + (memory > compute) * (1 - smaller)) / both
+    return seconds, seconds - to_memory, to_memory

@@ -1,0 +1,366 @@
+"""Pools apart: prefill replicas and decode replicas of all sizes, matched to one rate of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.number_checks import Array, Number, distinct
+from steptime.pareto import pareto
+from steptime.physics.layout import Layout, shaped, stacked, taken
+from steptime.physics.replica_placement import pairs
+from steptime.planning.batch_queue import PassTime, passes
+from steptime.planning.plan_problem import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
+from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
+from steptime.planning.slo_probability import aims_of
+from steptime.planning.steady_state import (
+    MOST_LOADED,
+    MOST_UTILISED,
+    State,
+    delivered,
+    fresh_tokens,
+    in_flight,
+    load_of,
+    ttft_seen,
+)
+
+UNKNOWN = 0.03  # s per token, of a pool that decodes and is not chosen yet, where no limit says more
+LARGEST_PASS = 16384  # tokens of one prefill pass of a group, unless one prompt is longer
+MOST_SEQUENCES = 65536
+AT_ONCE = 1 << 16  # pairs of pools that are matched at once: about what a core keeps in cache
+
+
+def batches(most: float, per_octave: int = 2) -> Array:
+    """Batch sizes to try, evenly spaced in their logarithm: whole numbers from 1 to at least `most`.
+
+    >>> batches(8).tolist()
+    [1, 2, 3, 4, 6, 8]
+    """
+    count = int(np.ceil(np.log2(max(most, 1)) * per_octave)) + 1
+    return distinct(np.ceil(2 ** (np.arange(count) / per_octave) - 1e-9)).astype(np.int64)
+
+
+def batches_of(wide: Layout) -> Array:
+    """Return batches to try, at least a sequence for each micro-batch of each group: layouts (n, 1) -> (n, batches)."""
+    most: Array = np.maximum(batches(MOST_SEQUENCES)[None, :], wide.dp * wide.microbatches)
+    return most
+
+
+def search_disaggregated(case: Case, layouts: list[Layout], decode: State) -> Table:
+    """Match prefill replicas and decode replicas of all sizes to one rate of requests.
+
+    decode: of pools that decode alone, with the batches of `batches_of`.
+    """
+    table = stacked(layouts)
+    decoders = _best_decoders(case, table, decode)
+    reading = best_readers(case, table)
+    found, which = _matched(case, reading, decoders, layouts)
+    return replace(found, ttft=_first_tokens(case, found, table, reading, which))
+
+
+def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Reader], which: Array) -> Array:
+    """Return the mean times to first token [s] of matched pools; `which` of the prefill pools each row has."""
+    if not len(found):
+        return np.zeros(0)
+    ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
+    late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
+    passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
+    sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
+    read = passed.wait + passed.service * (1 + late) + sent
+    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine, case.drafting))
+
+
+# --- prefill replicas -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A prefill replica of `chips` chips that reads most within the limit: its layout, prompts a group, its pool's figures.
+
+    usable: requests/s that each of 1, 2, ... such replicas reads within the limit and its links carry.
+    """
+
+    chips: int
+    layout: int
+    prompts: int
+    time: PassTime
+    late: float
+    seats: float
+    rate: float
+    usable: Array
+
+
+_FIGURES = ("late", "seats", "rate")  # of a pool, that a reader keeps
+
+
+def _at(pool: Prefill, index: Any) -> Prefill:
+    """Return the pool with the rows `index` of its flattened times and rates."""
+    shape = np.shape(pool.rate)
+
+    def rows(column: Number) -> Array:
+        found: Array = np.broadcast_to(column, shape).reshape(-1)[index]
+        return found
+
+    ways = {f.name: rows(getattr(pool.time, f.name)) for f in fields(PassTime)}
+    figures: dict[str, Any] = {name: rows(getattr(pool, name)) for name in _FIGURES}
+    return replace(pool, time=PassTime(**ways), **figures)
+
+
+def best_readers(case: Case, table: Layout) -> list[Reader]:
+    """Return, for each size of a replica, the layouts and passes that prefill most within the limit on TTFT, alone and many.
+
+    Without those in whose place others, or several smaller ones, prefill as much on their chips.
+    """
+    most = max(1.0, LARGEST_PASS // fresh_tokens(case.workload))
+    prompts = batches(most, per_octave=1)
+    prompts = prompts[prompts <= most]
+    wide = shaped(table, 1)
+    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "drafting": case.drafting, "legal": True}
+    pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
+    shape = np.shape(pool.rate)
+    aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
+    limit, links, chips, replicas = (
+        np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).most, wide.chips, wide.replicas)
+    )
+
+    def usable(at: Array, of: Array) -> Array:
+        if not len(at):
+            return np.zeros(0)
+        part = _at(pool, at)
+        found: Array = np.minimum(part.rate * within_limit(part, limit[at], of).most_utilised, links[at])
+        return found
+
+    runnable = np.logical_and(pool.memory.fits, runs(case, wide, "prefill"))
+    highest = np.where(runnable, np.minimum(pool.rate * MOST_UTILISED, links.reshape(shape)), 0.0).reshape(-1)
+    best = distinct(
+        np.concatenate([_most_usable(pool, highest, chips, of, limit, usable) for of in (replicas, 1 + 0 * replicas)])
+    )
+    many = [int(case.used // chips[at]) for at in best]
+    some = [np.append(numbers[numbers < most], most) for most in many for numbers in [batches(most)]]
+    each = usable(np.repeat(best, [len(numbers) for numbers in some]), np.concatenate([*some, best[:0]]))
+    readers: list[Reader] = []
+    chosen = _at(pool, best)
+    for row, (at, numbers) in enumerate(zip(best, some, strict=True)):
+        rates, each = each[: len(numbers)], each[len(numbers) :]
+        layout, column = (int(x) for x in np.unravel_index(at, shape))
+        rates = np.interp(np.arange(1, numbers[-1] + 1), numbers, rates)
+        one = Reader(
+            chips=int(chips[at]),
+            layout=layout,
+            prompts=int(prompts[column]),
+            time=PassTime(**{f.name: float(getattr(chosen.time, f.name)[row]) for f in fields(PassTime)}),
+            **{name: float(getattr(chosen, name)[row]) for name in _FIGURES},
+            usable=rates,
+        )
+        if not any(_replaces(other, one, case.system.scale_up.size) for other in readers):
+            readers.append(one)
+    return readers
+
+
+def _most_usable(
+    pool: Prefill, highest: Array, chips: Array, replicas: Array, limit: Array, usable: Callable[[Array, Array], Array]
+) -> Array:
+    """Return the index of the row of each size that reads most, where `replicas` of it share the requests.
+
+    highest: what each row reads at most, without a limit, 0 where it cannot run; only rows that may beat what was found are
+    looked at.
+    """
+    tops = _best_of_each(chips, highest)
+    found = np.zeros(len(highest))
+    found[tops] = np.where(highest[tops] > 0, usable(tops, replicas[tops]), 0.0)
+    least = found[tops][np.searchsorted(chips[tops], chips)]
+    others = np.nonzero(highest > least)[0]
+    if len(others):
+        part = _at(pool, others)
+        others = others[first_token(part, least[others] / part.rate, replicas[others]) <= limit[others]]
+    found[others] = usable(others, replicas[others])
+    best = _best_of_each(chips, found)
+    return best[found[best] > 0]
+
+
+def _best_of_each(sizes: Array, values: Array) -> Array:
+    """Return the index of the highest value of each size, the first of equals, by size."""
+    order = np.lexsort((-values, sizes))
+    return order[np.unique(sizes[order], return_index=True)[1]]
+
+
+def _replaces(small: Reader, large: Reader, domain: Number) -> bool:
+    """Whether smaller replicas find place on the chips of any number of larger ones, and prefill as much there as they do."""
+    if not _finds_place(small.chips, large.chips, domain):
+        return False
+    ratio = large.chips // small.chips
+    return bool(np.all(ratio * small.usable[ratio - 1 :: ratio][: len(large.usable)] >= large.usable))
+
+
+# --- decode replicas ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoders:
+    """The decode replicas of `chips` chips that no other of that size beats in speed and rate: columns of one shape.
+
+    rate: with all of `batch` in flight; most: that links take caches in [requests/s of a replica]; load: of `load_of`.
+    """
+
+    chips: int
+    layout: Any
+    batch: Any
+    tpot: Any
+    rate: Any
+    most: Any
+    load: Any
+    memory: Any
+
+
+DECODED = ("layout", "batch", "tpot", "rate", "most", "load", "memory")  # columns of `_Decoders`
+
+
+def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
+    """Return, for each size of a replica, the layouts and batches that no other of that size beats in speed and rate.
+
+    Nor several smaller ones, whose chips they have. Beside the batches of a grid, the largest within the limits is looked at.
+    """
+    wide = shaped(table, 1)
+    grid = batches_of(wide)
+    load = load_of(coarse.tpot, grid)
+    top, top_load = _largest(case, wide, grid, coarse, load)
+    fine = decoding(case, wide, top)
+
+    def both(first: Number, second: Number) -> Array:
+        return np.concatenate([np.broadcast_to(first, grid.shape), np.broadcast_to(second, top.shape)], axis=1)
+
+    sequences, loaded = both(grid, top), both(load, top_load)
+    tpot, rate = both(coarse.tpot, fine.tpot), both(coarse.rate, fine.rate)
+    used = both(*(state.memory.used / state.memory.capacity for state in (coarse, fine)))
+    fits = both(coarse.memory.fits, fine.memory.fits)
+    most = np.broadcast_to(moving(case, table).most, np.shape(table.chips))
+    good = fits & (loaded * in_flight(sequences, 1) <= MOST_LOADED) & runs(case, wide, "decode")
+    if not case.front and case.sure is None:
+        good &= tpot <= case.slo.tpot * (1 + 1e-9)
+    found: list[_Decoders] = []
+    for size in distinct(table.chips):
+        rows = np.nonzero(table.chips == size)[0]
+        m, b = np.nonzero(good[rows])
+        if not len(m):
+            continue
+        keep = pareto(-tpot[rows][m, b], rate[rows][m, b])
+        at = rows[m[keep]], b[keep]
+        columns = {"layout": at[0], "batch": sequences[at], "tpot": tpot[at], "rate": rate[at], "memory": used[at]}
+        columns |= {"most": most[at[0]], "load": loaded[at]}
+        kept = np.ones(len(keep), dtype=bool)
+        for small in found:
+            if _finds_place(small.chips, int(size), case.system.scale_up.size):
+                kept &= ~_beaten(columns["tpot"], columns["rate"] / size, small)
+        if np.any(kept):
+            found.append(_Decoders(chips=int(size), **{name: column[kept] for name, column in columns.items()}))
+    return found
+
+
+def _largest(case: Case, wide: Layout, grid: Array, state: State, load: Array) -> tuple[Array, Array]:
+    """Return the largest batch of each layout within the limit on TPOT and memory, and how loaded its pool is: shape (n, 1).
+
+    Read off lines between batches of the grid, in logarithms, which lie above the curve of the times.
+    """
+    aim = aims_of(case, wide, wide)[0]
+    over = np.log(np.maximum(state.tpot / aim, state.memory.used / state.memory.capacity))
+    last = np.clip(np.sum(np.logical_and.accumulate(over <= 0, axis=1), axis=1, keepdims=True) - 1, 0, grid.shape[1] - 2)
+    (low, high), (size, larger), (at, after) = (
+        (np.take_along_axis(x, last, 1), np.take_along_axis(x, last + 1, 1)) for x in (over, grid.astype(np.float64), load)
+    )
+    rising = (low < 0) & (high > low)
+    share = np.where(rising, np.clip(-low / np.where(rising, high - low, 1.0), 0.0, 1.0), 0.0)
+    unit = wide.dp * wide.microbatches
+    batch = np.maximum(np.floor(size * (larger / size) ** share / unit) * unit, size)
+    return batch.astype(np.int64), at + share * (after - at)
+
+
+def _finds_place(small: int, large: int, domain: Number) -> bool:
+    """Whether replicas of `small` chips find place on the chips of a larger one."""
+    return large % small == 0 and bool(large <= domain or small > domain or domain % small == 0)
+
+
+def _beaten(tpot: Array, per_chip: Array, small: _Decoders) -> Array:
+    """Whether smaller replicas on the same chips are as fast and serve as many requests: shape of `tpot`."""
+    order = np.argsort(small.tpot)
+    most = np.maximum.accumulate(small.rate[order]) / small.chips
+    slower = np.searchsorted(small.tpot[order], tpot, side="right")  # than these
+    beaten: Array = (slower > 0) & (most[slower - 1] >= per_chip)
+    return beaten
+
+
+def _matched(case: Case, readers: list[Reader], decoders: list[_Decoders], layouts: list[Layout]) -> tuple[Table, Array]:
+    """Divide the chips between prefill and decode replicas of each pair of sizes, for the highest rate that both sustain.
+
+    Return which of the readers each row has, too.
+    """
+    domain = float(case.system.scale_up.size)
+    alike = case.used // int(domain) if case.alike else 1  # domains, each with as many
+    rows = np.array([len(one.rate) for one in decoders], dtype=np.int64)
+    starts = np.cumsum(rows) - rows
+    sizes = [(which, size) for which in range(len(readers)) for size in range(len(decoders))]
+    fits = [pairs(domain, case.used // alike, readers[which].chips, decoders[size].chips) for which, size in sizes]
+    firsts = np.cumsum([0, *(len(one.usable) for one in readers[:-1])])
+    every = np.concatenate([one.usable for one in readers] or [np.zeros(0)])
+    kept = [number for number, (counts, _) in enumerate(fits) if len(counts)]
+    if not kept:
+        return joined(DISAGGREGATED, layouts, []), np.zeros(0, dtype=np.int64)
+    elements = np.array([len(fits[number][0]) * rows[sizes[number][1]] for number in kept])
+    cuts = np.searchsorted(np.cumsum(elements) // AT_ONCE, np.arange(1, int(elements.sum()) // AT_ONCE + 1))
+    columns = {name: np.concatenate([getattr(one, name) for one in decoders]) for name in DECODED}
+    reader_of, decoder_of = (np.array(column) for column in zip(*sizes, strict=True))
+    found_: list[tuple[Array, ...]] = []
+    for part in np.split(np.array(kept), cuts):
+        if not len(part):
+            continue
+        many = [len(fits[number][0]) for number in part]
+        of = np.repeat(part, many)  # of each pair of numbers, its sizes
+        counts, replicas = (alike * np.concatenate([fits[number][side] for number in part]) for side in (0, 1))
+        reader, decoder = reader_of[of], decoder_of[of]
+        usable = counts * every[firsts[reader] + counts - 1]
+        pair = np.repeat(np.arange(len(of)), rows[decoder])  # and with each row of its decode replicas
+        row = starts[decoder][pair] + np.arange(len(pair)) - (np.cumsum(rows[decoder]) - rows[decoder])[pair]
+        rate, batch, most, load = (columns[name][row] for name in ("rate", "batch", "most", "load"))
+        served = delivered(rate, batch, replicas[pair], most)
+        steady = load * in_flight(batch, replicas[pair]) <= MOST_LOADED
+        matched = np.minimum(usable[pair], np.where(steady, served, 0.0))
+        best, start = [], 0
+        for number, pairs_ in zip(part, many, strict=True):
+            wide = int(rows[sizes[number][1]])
+            first = np.argmax(matched[start : start + pairs_ * wide].reshape(pairs_, wide), axis=0)
+            best.append(start + first * wide + np.arange(wide))
+            start += pairs_ * wide
+        at = np.concatenate(best)
+        found_.append((reader[pair][at], counts[pair][at], replicas[pair][at], row[at], matched[at]))
+    which, counts, replicas, row, rate = (np.concatenate(column) for column in zip(*found_, strict=True))
+
+    def decode(name: str) -> Array:
+        found: Array = columns[name][row]
+        return found
+
+    def read(name: str) -> Array:
+        found: Array = np.array([getattr(reader, name) for reader in readers])[which]
+        return found
+
+    reading = counts * read("chips")
+    serving = replicas * np.repeat([one.chips for one in decoders], rows)[row]
+    found = Table(
+        mode=DISAGGREGATED,
+        layouts=layouts,
+        layout=decode("layout"),
+        batch=decode("batch"),
+        chunk=0 * row,
+        replicas=replicas,
+        prefill_layout=read("layout"),
+        prefill_prompts=read("prompts"),
+        prefill_replicas=counts,
+        tpot=decode("tpot"),
+        ttft=0.0 * rate,  # `_first_tokens` finds them
+        rate=rate,
+        utilisation=rate / (counts * read("rate")),
+        input_share=reading / (reading + serving),
+        memory=decode("memory"),
+    )
+    return found, which

@@ -1,0 +1,192 @@
+"""Choices that would make a plan cheaper: number formats, more chips, pools apart or together, drafts.
+
+A full search for each choice would take as long as the plan itself. Each is searched only among layouts near the one that the
+plan chose (every axis within a factor of `NEAR`), and where those are many among nearer ones and in its mode only: all choices
+take about a third of the plan's time, and nearly always find what full searches do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.unit_cost import usd_per_million
+from steptime.models.model import weight_bytes, with_formats
+from steptime.number_checks import MOST_CHIPS
+from steptime.physics.kv_dtype import as_served, with_small_cache
+from steptime.physics.layout import Layout
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
+from steptime.planning.plan_result import Lever, Plan
+from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
+from steptime.planning.refinement import Peak, best, served_by
+from steptime.planning.speculative_config import NONE, Drafting, known_draftings
+
+NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
+NEARER: Final = 2  # the same where near layouts are many
+FEW: Final = 160  # near layouts, all of which are searched, and in every mode
+ROWS: Final = 100  # of a search that are looked at again
+DRAFTS: Final = "--drafts"
+SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A choice that a plan has not made: its option, in words, the case with it, and the modes, if it is one of these."""
+
+    option: str
+    words: str
+    case: Case
+    modes: tuple[str, ...] = ()
+
+
+def choices_of(case: Case, modes: tuple[str, ...]) -> list[Choice]:
+    """Return the choices that a plan for a case has, which has searched these modes."""
+    tries = (*_weights(case), *_cache(case), *_chips(case))
+    found = [Choice(option=option, words=words, case=of) for option, words, of in tries]
+    words_of = {AGGREGATED: "one pool for prompts and output", DISAGGREGATED: "separate pools for prompts and output"}
+    found += [
+        Choice(option=f"--mode {mode}", words=words, case=case, modes=(mode,))
+        for mode, words in words_of.items()
+        if mode not in modes
+    ]
+    if not case.drafting.drafts and any(drafting.drafts for drafting in known_draftings(case.model)):
+        found.append(Choice(option=DRAFTS, words="", case=case))  # how many is seen with the chosen candidate
+    return found
+
+
+def lever_of(case: Case, chosen: Candidate, modes: tuple[str, ...], choice: Choice) -> Lever | None:
+    """Return what a choice would do to the cost of a plan's chosen candidate; None where it meets no limits."""
+    tried = _drafted(case, chosen) if choice.option == DRAFTS else choice
+    own = tried.case.chips != case.chips
+    searched, near = _nearby(tried.case if own else case, chosen, modes)
+    return _lever(tried, served_by(case, chosen) / case.chips, _best(tried.case, tried.modes or searched, near))
+
+
+def by_saving(levers: Iterable[Lever | None]) -> tuple[Lever, ...]:
+    """Return levers, the one that saves most first."""
+    return tuple(sorted((lever for lever in levers if lever is not None), key=lambda lever: -lever.saving))
+
+
+def best_lever(plan_: Plan) -> Lever | None:
+    """Return the choice that saves most, where one saves more than half a percent."""
+    first = plan_.levers[0] if plan_.levers else None
+    return first if first is not None and first.saving > AS_CHEAP else None
+
+
+def lever_sentence(plan_: Plan) -> str:
+    """Say which choice would help most, in money or in output for the same chips; nothing where none would."""
+    lever = best_lever(plan_)
+    if lever is None:
+        return ""
+    money = math.isfinite(plan_.usd_per_million_output_tokens)
+    gain = f"{lever.saving:.0%} cheaper" if money else f"{1 / (1 - lever.saving) - 1:.0%} more output per chip"
+    option = f" ({lever.option})" if lever.option else ""
+    hangs = f", {lever.caveat}" if lever.caveat else ""
+    return f" Of choices, {lever.words}{option} would help most: about {gain}{hangs}."
+
+
+def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
+    """Yield narrower formats of weights that the chip multiplies, of experts alone for 4 bits, as checkpoints have them."""
+    peak, model = case.system.chip.peak, case.model
+    routed = model.routed
+    eight = "fp8" if "fp8" in peak else "int8" if "int8" in peak else ""
+    tries = [("--weights", eight, "weights")] if eight else []
+    tries += [("--experts", "nvfp4", "experts") if routed else ("--weights", "nvfp4", "weights")] if "fp4" in peak else []
+    for option, name, what in tries:
+        stored = number_format(name)
+        smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
+        if weight_bytes(smaller) < SMALLER * weight_bytes(model):
+            served = as_served(smaller, case.system, case.engine)
+            cache = f" and the KV cache in {served.kv_format} with them" if served.kv_format != model.kv_format else ""
+            yield f"{option} {name}", f"{what} in {name}{cache}", replace(case, model=served)
+
+
+def _cache(case: Case) -> Iterator[tuple[str, str, Case]]:
+    if case.model.kv_format in ("bf16", "fp16"):
+        yield "--kv fp8", "a KV cache in fp8", replace(case, model=with_small_cache(case.model))
+
+
+def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
+    chips = 2 * case.chips
+    if chips <= min(MOST_CHIPS, case.system.scale_out.size):
+        yield f"--chips {chips}", "twice the chips", replace(case, chips=chips)
+
+
+def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
+    """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
+    about, every = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None], lawful(case)
+    near = _near(every, about, NEAR)
+    return (modes, near) if len(near) <= FEW else ((chosen.mode,), _near(every, about, NEARER))
+
+
+def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layout]:
+    """Return the layouts of which each axis is within a factor of that of one of some."""
+    axes = attrgetter("tp", "pp", "dp", "cp")
+    ways = np.array([axes(layout) for layout in layouts]).reshape(-1, 1, 4)
+    others = np.array([axes(layout) for layout in about])
+    near = np.any(np.all((ways <= factor * others) & (others <= factor * ways), axis=-1), axis=-1)
+    return [layout for layout, good in zip(layouts, near, strict=True) if good]
+
+
+def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
+    """Return the best candidate of some modes, and what it serves, among those of some layouts that leave room on a chip."""
+    held = held_by(case, layouts)
+    candidates = ranked(case, search(replace(case, front=False), modes, held), ROWS) if held else []
+    return best(case, candidates, finalists=1)[0] if candidates else None
+
+
+def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
+    """Return what a choice comes to, by the requests per second and chip without it; None where it meets no limits."""
+    if peak is None:
+        return None
+    case, option = choice.case, choice.option
+    caveat, drafting, rate = "", case.drafting, peak.rate / case.chips
+    if option.startswith(("--weights", "--experts", "--kv")):
+        caveat = "if answers stay good enough"
+    elif option.startswith(DRAFTS):
+        caveat = f"if a step yields {drafting.acceptance:.3g} tokens ({drafting.source})"
+    tokens = rate * case.workload.output_tokens
+    return Lever(
+        option=option,
+        words=choice.words,
+        caveat=caveat,
+        layout_text=peak.candidate.text,
+        tokens_per_second_per_chip=tokens,
+        usd_per_million_output_tokens=float(usd_per_million(case.system.rent.typical, tokens)),
+        saving=1 - base / rate,
+    )
+
+
+def _drafted(case: Case, chosen: Candidate) -> Choice:
+    """Return the drafts by the model's own layers that do most with the batch kept."""
+    tries = [replace(case, drafting=drafting) for drafting in known_draftings(case.model) if drafting.drafts]
+    rates = [float(state_of(of, chosen, chosen.batch, max(chosen.chunk, 1)).rate) for of in tries]
+    most = tries[rates.index(max(rates))]
+    many = most.drafting.drafts
+    return Choice(
+        option=f"{DRAFTS} {many}", words=f"{many} draft{'s' * (many > 1)} a step by the model's own layers", case=most
+    )
+
+
+def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Drafting:
+    """Return the number of drafts, of those whose acceptance is known, that serves most; the fewest of equals.
+
+    All layouts are searched without drafts, and with each number of them those near the layout that was best without: all of
+    them, where nothing meets the limits without.
+    """
+    plain = _best(case, modes, layouts)
+    near = (modes, layouts) if plain is None else _nearby(case, plain.candidate, modes)
+    rates: list[tuple[float, Drafting]] = []
+    for drafting in known_draftings(case.model):
+        of = replace(case, drafting=drafting)
+        found = _best(of, *near) if drafting.drafts else plain
+        if found is not None:
+            rates.append((found.rate / of.chips, drafting))
+    highest = max((rate for rate, _ in rates), default=0.0)
+    return next((drafting for rate, drafting in rates if rate >= highest * (1 - AS_CHEAP)), NONE)

@@ -1,0 +1,222 @@
+"""What a plan says in words: why it is not cheaper, what nothing meets, and what does not fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from steptime.hardware.rental_prices import kind_in_words
+from steptime.hardware.software_maturity import SOFTWARE
+from steptime.hardware.system import System
+from steptime.models.model import Model, weight_bytes
+from steptime.number_checks import Number
+from steptime.physics.chip_memory import weights_per_chip
+from steptime.physics.layout import Layout, show_layout
+from steptime.physics.layout_constraints import facts_of
+from steptime.physics.layout_rules import reasons
+from steptime.physics.layout_space import legal
+from steptime.physics.uncertainty import has_range, measured_on
+from steptime.planning.elasticity import IN_WORDS
+from steptime.planning.plan_problem import AGGREGATED, Case
+from steptime.planning.plan_result import Plan, best_change, mean_resources
+from steptime.planning.plan_search import fitting, ranked, room_of, search
+from steptime.planning.workload import Slo
+from steptime.units import counted, show
+
+STOPS = {
+    "speed": "a larger batch would make each token slower than {tpot}",
+    "first token": "a larger batch would delay the first token beyond {ttft}",
+    "memory": "the memory of a chip is full",
+    "prompt queue": "prompts already arrive almost as fast as chunks can read them",
+    "prefill rate": "the prefill pool takes no more requests",
+    "transfer rate": "the links between the pools carry no more KV caches",
+    "saturation": "a larger batch would {same}, since enough sequences share the weights already",
+}
+WAITS = {
+    "compute": "multiplies",
+    "weights": "streams weights",
+    "kv": "streams KV cache",
+    "activations": "moves activations",
+    "scale-up": "waits for the scale-up network",
+    "pod": "waits for the pod network",
+    "scale-out": "waits for the scale-out network",
+    "latency": "waits for messages to arrive",
+    "overhead": "waits for the engine's overhead",
+}
+BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
+
+
+def why(case: Case, found: Plan) -> str:
+    """Say why a plan cannot be cheaper, what its step waits for, and what would help most."""
+    server = found.pools[-1]
+    resources = mean_resources(server)
+    total = sum(resources.values())
+    leading = sorted(resources, key=lambda name: -resources[name])[:2]
+    shares = " and ".join(
+        f"{WAITS.get(name, name)} for {resources[name] / total:.0%}" for name in leading if resources[name] > 0.05 * total
+    )
+    rented = math.isfinite(float(case.system.rent.typical))
+    same = "cost the same per token" if rented else "bring no more output"
+    given = {"tpot": show(case.slo.tpot, "s"), "ttft": show(case.slo.ttft, "s"), "same": same}
+    stops = " and ".join(STOPS[name].format(**given) for name in found.binding)
+    step = "step" if server.role == "serve" else "decode step"
+    text = f"It cannot {'be cheaper' if rented else 'serve more'} because {stops}. A {step} {shares} of its time."
+    change = best_change(found)
+    if not found.elasticities:  # not worked out
+        return text
+    if change is None:
+        return text + f" No single figure of the machine, 10 % better, would {'lower the cost' if rented else 'raise that'}."
+    name, saving = change
+    better = BETTER.get(name, f"10 % more {IN_WORDS.get(name, name)}")
+    gain = f"{saving:.1%} cheaper" if rented else f"{saving / (1 - saving):.1%} more requests a second"
+    return text + f" {better} would help most: {gain}."
+
+
+def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[str, ...]:
+    """Return what to mind about a step whose longest sequence has `reach` [tokens]: the model's context, an odd network."""
+    warnings = []
+    longest = float(np.max(reach))
+    if longest > model.max_context:
+        warnings.append(f"requests of {longest:,.0f} tokens exceed the model's context of {model.max_context:,.0f}")
+    for inner, outer in pairwise(system.domains):
+        if np.any(np.asarray(inner.link.bandwidth) < outer.link.bandwidth):
+            warnings.append(
+                f"{inner.name}, the {inner.kind} network, is slower than {outer.name}, the {outer.kind} network outside it "
+                f"({show(float(np.min(inner.link.bandwidth)), 'B/s')} and {show(float(np.max(outer.link.bandwidth)), 'B/s')}): "
+                "chips of one domain are taken to use the former alone"
+            )
+    return tuple(warnings)
+
+
+def warnings_of(case: Case) -> tuple[str, ...]:
+    """Return what to mind about a plan before it is made: a short context, an uncertain rent, notes on the model."""
+    reach = case.workload.input_tokens + case.workload.output_tokens
+    warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
+    rent = case.system.rent
+    if not math.isfinite(rent.typical):
+        warnings.append(rent.note)
+    elif rent.grade in ("recalled", "guess"):
+        warnings.append(
+            f"the rent of {show(float(rent.typical), 'USD/s')} a chip is a {rent.grade} figure ({kind_in_words(rent)}); "
+            "give yours in USD per chip-hour, such as --rent 2.10"
+        )
+    if has_range(case.engine) and SOFTWARE in case.system.chip.reached:
+        chip = case.system.chip.title or case.system.chip.name
+        warnings.append(
+            f"times on {chip} rest on runs of DeepSeek-R1 alone, with software of {_days(case.system)}: on other models, and "
+            "since, they may be shorter"
+        )
+    if has_range(case.engine) and not measured_on(case.engine, case.system):
+        warnings.append(
+            f"no run on chips of {case.system.chip.vendor or 'this maker'} was measured: times are a guess from others, and "
+            "ranges reach from half to twice of them or further"
+        )
+    return (*warnings, *case.model.notes)
+
+
+def _days(system: System) -> str:
+    """Say of which days the software is that a system is taken to have."""
+    share = system.chip.reached[SOFTWARE]
+    period = next((one for one in system.chip.software if one.share == share), None)
+    if period is None:
+        return "a share of one's own"
+    return period.first if period.first == period.last else f"{period.first} to {period.last}"
+
+
+def _likely(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> bool:
+    """Whether any layout keeps the limits if its typical times hold."""
+    typical = replace(case, sure=None, aim=(1.0, 1.0))
+    return bool(ranked(typical, search(typical, modes, layouts), 1))
+
+
+def unreachable(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> str:
+    """Say which limit nothing meets, and how near the best comes to it, each limit taken alone."""
+    chips = counted(case.chips, "chip")
+    tables = search(replace(case, slo=Slo()), modes, layouts)
+    tpot = np.concatenate([t.tpot for t in tables])
+    ttft = np.concatenate([t.ttft for t in tables])
+    fits = np.concatenate([(t.memory <= 1) & (t.rate > 0) for t in tables])
+    if not np.any(fits):
+        if AGGREGATED not in modes and any(
+            np.any(t.memory <= 1) for t in search(replace(case, slo=Slo()), (AGGREGATED,), layouts)
+        ):
+            return (
+                f"separate pools hold the {show(weight_bytes(case.model), 'B')} of weights twice, and {chips} have no room for "
+                "that; use more chips, or one pool (--mode aggregated)"
+            )
+        return (
+            f"the {show(weight_bytes(case.model), 'B')} of weights fit {chips}, but leave no room for a request "
+            f"of {case.workload.input_tokens + case.workload.output_tokens:,.0f} tokens; use more chips"
+        )
+    if case.sure is not None:
+        likely = unreachable(replace(case, sure=None), modes, layouts) if not _likely(case, modes, layouts) else ""
+        return likely or (
+            "no layout's range keeps within the limits so surely, though the typical times of some do; ask for less, for a "
+            "lower --sure, or for more chips"
+        )
+    fastest = float(np.min(tpot[fits]))
+    speed, first = show(1 / case.slo.tpot, "tok/s"), show(case.slo.ttft, "s")
+    if fastest > case.slo.tpot:
+        return (
+            f"no layout on {chips} reaches {speed} per user; the fastest gives {show(1 / fastest, 'tok/s')}. "
+            "Use more or faster chips, smaller weights (--weights), or ask for less"
+        )
+    in_time = search(replace(case, slo=Slo(ttft=case.slo.ttft)), modes, layouts)
+    if not any(np.any((t.ttft <= case.slo.ttft) & (t.memory <= 1) & (t.rate > 0)) for t in in_time):
+        soonest = min(float(np.min(t.ttft[t.memory <= 1], initial=np.inf)) for t in in_time)
+        return (
+            f"no layout on {chips} gives a first token within {first}; the soonest is {show(soonest, 's')}. Use "
+            "more chips, a shorter prompt, or a prefix cache (--cached)"
+        )
+    with_speed = show(float(np.min(ttft[fits & (tpot <= case.slo.tpot)])), "s")
+    return (
+        f"each limit can be met, but not both: at {speed} per user the soonest first token comes after {with_speed}, "
+        f"not {first}. Use more chips, or relax one"
+    )
+
+
+def _best_layout(case: Case, need: float, capacity: float) -> str:
+    """Say how near the layout comes that spreads the weights most, or why the engine does not start it."""
+    layouts = legal(case.model, case.system, case.chips)
+    best = min(layouts, key=lambda layout: float(weights_per_chip(case.model, layout)), default=None)
+    least = need if best is None else float(weights_per_chip(case.model, best))
+    if best is None or least >= capacity:
+        return f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
+    refused = reasons(best, facts_of(case.model, case.system, chips=case.chips, engine=case.engine))
+    return (
+        f"; {case.engine.name} starts no layout that holds them, such as {show_layout(replace(best, replicas=1))}: {refused[0]}"
+    )
+
+
+def does_not_fit(case: Case) -> str:
+    """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
+    capacity = float(room_of(case))
+    need, have = weight_bytes(case.model), case.chips * capacity
+    whole = float(case.chips * case.system.chip.capacity)
+    used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
+    message = (
+        f"{case.model.name} does not fit {case.chips} x {case.system.chip.name}: its weights take {show(need, 'B')}, "
+        f"the chips hold {show(have, 'B')}{used}"
+    )
+    if need > have:
+        message += f", {show(need - have, 'B')} too little"
+    else:
+        message += _best_layout(case, need, capacity)
+    least = math.ceil(need / capacity)
+    domain = min(case.system.scale_up.size, 4096)
+    tries = sorted(
+        {
+            *range(least, 2 * least + 1, max(1, least // 8)),
+            8 * math.ceil(least / 8),
+            domain * math.ceil(least / domain),
+            2 ** math.ceil(math.log2(least)),
+        }
+    )
+    most = min(4096, case.system.scale_out.size)
+    more = next((n for n in tries if case.chips < n <= most and fitting(replace(case, chips=n))), None)
+    if more:
+        message += f". With --chips {more} it would fit"
+    return message

@@ -1,0 +1,249 @@
+"""Searches every legal layout and batch for the candidates of a deployment, as arrays.
+
+`search` evaluates all candidates worth looking at and returns them as tables; `refine.refined` tunes the batch of one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.number_checks import Array, Number, distinct
+from steptime.physics.chip_memory import weights_per_chip
+from steptime.physics.layout import Layout, shaped, stacked, taken
+from steptime.physics.layout_constraints import facts_of
+from steptime.physics.layout_rules import reasons
+from steptime.physics.layout_space import legal, not_tried
+from steptime.planning.admission import most_seats, seated
+from steptime.planning.pd_matching import LARGEST_PASS, batches_of, search_disaggregated
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, joined, known
+from steptime.planning.slo_probability import aims_of
+from steptime.planning.speculative_config import decode_steps
+from steptime.planning.steady_state import (
+    MOST_LOADED,
+    MOST_UTILISED,
+    State,
+    aggregated,
+    fresh_tokens,
+    in_flight,
+    load_of,
+)
+from steptime.planning.workload import Workload
+from steptime.units import show
+
+LEAST_CHUNK = 64  # tokens: smaller ones cost as much
+PARTS = 64  # of a prompt at most
+AS_CHEAP = 0.005  # costs this near are the same
+FIRST = 0.9  # of the highest rate without prompts: what comes as near is looked at first
+OUTDONE = 0.02  # by which that serves more than others would without prompts, where these are not looked at
+PROMISING = 0.6  # of the highest rate, below which none is the best: closer batches and chunks serve at most 1.5 times as much
+
+
+def fitting(case: Case) -> list[Layout]:
+    """Return the legal layouts that the engine can run and whose weights leave room on a chip."""
+    return held_by(case, lawful(case))
+
+
+def lawful(case: Case) -> list[Layout]:
+    """Return the legal layouts that the engine can run, whether their weights leave room or not."""
+    return known(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
+
+
+def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
+    """Return those of some layouts whose weights leave room on a chip."""
+    if not layouts:
+        return []
+    room = room_of(case)
+    weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
+    return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
+
+
+def absent_because(case: Case, layout: Layout) -> list[str]:
+    """Return why a layout is not among those that a plan looks at: rules it breaks, memory, ways not tried; [] where it is.
+
+    Only the axes of one replica count: as many replicas are taken as fit.
+    """
+    facts = facts_of(case.model, case.system, chips=case.chips, engine=case.engine)
+    broken = reasons(layout, facts)
+    if broken:
+        return broken
+    weights, room = float(weights_per_chip(case.model, layout)), float(room_of(case))
+    if weights >= room:
+        return [f"its weights take {show(weights, 'B')} of a chip, which has {show(room, 'B')}"]
+    untried = not_tried(layout, facts, case.chips)
+    return [untried] if untried else []
+
+
+def room_of(case: Case) -> Number:
+    """Bytes of a chip that the engine uses."""
+    return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
+
+
+def chunk_sizes(workload: Workload) -> Array:
+    """Chunk sizes to try [tokens]: a prompt, its halves, quarters and so on, and several whole prompts.
+
+    >>> chunk_sizes(Workload(input_tokens=1000, output_tokens=1)).tolist()
+    [63, 125, 250, 500, 1000, 2000, 4000, 8000]
+    """
+    fresh = fresh_tokens(workload)
+    parts = 2.0 ** np.arange(np.log2(PARTS) + 1)
+    pieces = np.ceil(fresh / parts)
+    whole = fresh * parts[1:]
+    kept = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *whole[whole <= LARGEST_PASS / 2]]
+    return distinct(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
+
+
+def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
+    """Whether chunks are worth trying in a layout: several prompts in one only where there is one attention group.
+
+    Of several groups the busiest would often have two prompts where the mean has one, and all would wait for it.
+    """
+    kept: Array = (sizes <= fresh_tokens(workload)) | (np.asarray(layout.dp) == 1)
+    return kept
+
+
+def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
+    """Evaluate the candidates of all modes asked for."""
+    table = stacked(layouts)
+    wide = shaped(table, 1)
+    decode = decoding(case, wide, batches_of(wide))
+    apart = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
+    if AGGREGATED not in modes:
+        return [apart] if apart is not None else []
+    together = search_aggregated(case, layouts, decode, apart if case.sure is None else None)
+    return [together] if apart is None else [together, apart]
+
+
+def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: Table | None = None) -> Table:
+    """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
+
+    decode: of pools that decode alone, with the batches of `batches_of`; apart: what pools of their own deliver. Where one of
+    those is as fast and serves as many requests as a layout that would read its prompts in no time, chunks are not looked at.
+    """
+    workload = case.workload
+    table = stacked(layouts)
+    wide = shaped(table, 1)
+    sequences = batches_of(wide)
+    new = np.diff(sequences, axis=1, prepend=0) > 0
+    sizes = chunk_sizes(workload)
+    taken_up = in_flight(sequences, wide.replicas)
+    work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
+    alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
+    stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | alone  # prompt tokens of a step
+    load = load_of(decode.tpot, sequences)
+    roomy = decode.memory.fits & (load * taken_up <= MOST_LOADED)
+    queued = most_seats(workload, decode, wide) >= sequences  # for seats, where there is room for no more
+    hopeful = (roomy | queued) & new & stable
+    if not case.front and case.sure is None:
+        hopeful &= decode.tpot <= case.slo.tpot * (1 + 1e-9)  # prompts only make a token slower
+    rate = np.asarray(decode.rate * wide.replicas)
+    if apart is not None:
+        hopeful &= ~_outdone(case, apart, decode.tpot, rate)
+    if case.sure is not None:  # where each has to be differs
+        return _read_beside(case, layouts, sequences, decode, load, hopeful)
+    first = hopeful & (rate >= FIRST * _highest(decode.tpot, rate, hopeful))
+    found = _read_beside(case, layouts, sequences, decode, load, first)
+    rest = hopeful & ~first & ~_outdone(case, found, decode.tpot, rate * (1 + OUTDONE))
+    return joined(AGGREGATED, layouts, [found, _read_beside(case, layouts, sequences, decode, load, rest)])
+
+
+def _highest(tpot: Array, rate: Array, among: Array) -> Array:
+    """Return the highest rate among some of those that are no slower than each: shape of `tpot`; 0 where there is none."""
+    order = np.argsort(tpot[among])
+    most = np.append(np.maximum.accumulate(rate[among][order]), 0.0)  # the last for none
+    highest: Array = most[np.searchsorted(tpot[among][order], tpot, side="right") - 1]
+    return highest
+
+
+def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: State, load: Array, some: Array) -> Table:
+    """Evaluate some layouts and batches, of shape (layouts, batches), with every chunk in which prompts may be read beside."""
+    workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
+    m, b = np.nonzero(some)
+    batch, of = sequences[m, b], taken(table, m[:, None])
+    taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
+    state = aggregated(
+        case.model,
+        case.system,
+        workload,
+        layout=of,
+        batch=batch[:, None],
+        chunk=sizes[None, :],
+        engine=case.engine,
+        drafting=case.drafting,
+        quick=True,
+        legal=True,
+    )
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(of.dp))
+    loaded = loaded * taken_up
+    aim = aims_of(case, of, None, state.input_share)[1]
+    seats = seated(case, state, batch[:, None], of, aim)
+    kept = readable(workload, sizes[None, :], of) & ((loaded <= MOST_LOADED) | seats.capped)
+    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
+    i, j = np.nonzero(kept)
+    replicas = np.asarray(table.replicas)[m[i]]
+    memory = np.asarray(seats.memory.used / seats.memory.capacity)
+    none = np.zeros(len(i), dtype=np.int64)
+    return Table(
+        mode=AGGREGATED,
+        layouts=layouts,
+        layout=m[i],
+        batch=batch[i],
+        chunk=sizes[j],
+        replicas=replicas,
+        prefill_layout=none - 1,
+        prefill_prompts=none,
+        prefill_replicas=none,
+        tpot=state.tpot[i, j],
+        ttft=(state.ttft + seats.wait)[i, j],
+        rate=(state.rate * seats.share)[i, j] * replicas,
+        utilisation=state.utilisation[i, j],
+        input_share=state.input_share[i, j],
+        memory=memory[i, j],
+    )
+
+
+def _outdone(case: Case, apart: Table, tpot: Array, rate: Array) -> Array:
+    """Whether pools of their own keep the limit on the first token at no higher TPOT [s] and no lower rate [requests/s]."""
+    good = np.nonzero((apart.ttft <= case.slo.ttft) & (apart.memory <= 1) & (apart.rate > 0))[0]
+    if not len(good):
+        return np.zeros(tpot.shape, dtype=bool)
+    order = good[np.argsort(apart.tpot[good])]
+    most = np.append(np.maximum.accumulate(apart.rate[order]), -np.inf)  # the last for none
+    outdone: Array = most[np.searchsorted(apart.tpot[order], tpot, side="right") - 1] >= rate
+    return outdone
+
+
+def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
+    """Return about how much of its highest rate a pool delivers that decodes and reads, `loaded` by decode alone.
+
+    What prompts add to a token grows with the batch; of several groups, as long as more of them make more slow steps.
+    """
+    reads = state.reads * (1 - state.quiet)
+    growing = np.clip(reads * state.quiet / np.maximum(1 - state.quiet, 1e-12), 0.0, 1.0)
+    growing = np.where((state.reads > 1) & (groups > 1), growing, 1.0)
+    load: Array = (loaded * decode + growing * (state.tpot - decode)) / state.tpot
+    return load
+
+
+def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
+    """Return the candidates within the limits: by what they cost, in steps of half a percent, and the fastest of each first."""
+    good = []
+    for table in tables:
+        tpot, ttft = _aims(case, table)
+        good.append(np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0])
+    highest = max((float(np.max(table.rate[rows])) for table, rows in zip(tables, good, strict=True) if len(rows)), default=1.0)
+    found: list[tuple[int, float, int, int]] = []
+    for number, (table, some) in enumerate(zip(tables, good, strict=True)):
+        rows = some[table.rate[some] >= PROMISING * highest]
+        steps = np.floor(np.log(highest / table.rate[rows]) / AS_CHEAP).astype(np.int64)
+        order = np.lexsort((table.tpot[rows], steps))[:most]
+        found += [(int(steps[i]), float(table.tpot[rows[i]]), number, int(rows[i])) for i in order]
+    return [tables[number].row(index) for _, _, number, index in sorted(found)]
+
+
+def _aims(case: Case, table: Table) -> tuple[Number, Number]:
+    """Return where TPOT and TTFT of each row have to be [s]."""
+    layouts = stacked(table.layouts)
+    decoding = taken(layouts, table.layout)
+    if table.mode == AGGREGATED:
+        return aims_of(case, decoding, None, table.input_share)
+    return aims_of(case, decoding, taken(layouts, table.prefill_layout))

@@ -1,0 +1,209 @@
+"""A plan's steps taken apart: every entry that a step recorded with its formula and numbers, and the sources of the figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.hardware.rental_prices import kind_in_words, known
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.number_checks import Number
+from steptime.physics.chip_memory import stage_share
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
+from steptime.physics.op_work import busiest, software_factor
+from steptime.physics.speculative_step import TERM, draft_passes, drafter
+from steptime.physics.step import ledger_of_step
+from steptime.physics.time_ledger import Entry
+from steptime.planning.plan_result import Pool
+from steptime.planning.speculative_config import NONE, Drafting, decode_steps, step_yield
+from steptime.planning.steady_state import chunks_of, fresh_tokens, longest_prefix, mean_context
+from steptime.planning.workload import Workload
+from steptime.units import counted, show
+
+COLLECTIVES = {
+    "all-reduce": "of each block over {group} chips",
+    "dispatch": "of tokens to their experts on {ep} chips",
+    "combine": "of what comes back, in 16 bits",
+    "context exchange": "of queries and partial outputs over {cp} chips",
+    "pipeline": "of a micro-batch through {pp} stages",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One operator, collective or overhead: its term, its name, the formula with numbers, and its seconds of the step [s]."""
+
+    term: str
+    name: str
+    formula: str
+    seconds: float
+
+
+def explain_step(
+    model: Model, system: System, *, given: dict[str, Any], layout: Layout, engine: Engine, drafts: int = 0
+) -> list[Line]:
+    """Return the lines of a step as it recorded them, longest first inside each term: their seconds add up to the step.
+
+    given: the arguments of the step: batch, context, query, prompts, tokens, prefix, all single numbers. Formulas are those of
+    one instance in one micro-batch; seconds are of all instances, in as many micro-batches as make the step as long as it is.
+    drafts: tokens that are drafted in the step; their passes have a line each.
+    """
+    step, entries = ledger_of_step(model, system, given, layout=layout, engine=engine)
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for entry in entries:
+        if float(entry.seconds) > 0:
+            many = found.setdefault((entry.term, _name(entry, layout), _once(entry, system, engine)), [0.0, 0.0])
+            many[0] += float(np.asarray(entry.count))
+            many[1] += float(entry.counted)
+    order = {term: position for position, term in enumerate(step.terms)}
+    lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
+    lines.sort(key=lambda line: (order[line.term], -line.seconds))
+    lines = [replace(line, formula=line.formula + _slower(system, engine)) for line in lines]
+    asked: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **given}
+    asked.pop("query", None)
+    return lines + [
+        _passes(count, float(one.total), drafter(model).name)
+        for count, one in draft_passes(model, system, asked, drafts=drafts, layout=layout, engine=engine)
+    ]
+
+
+def _slower(system: System, engine: Engine) -> str:
+    """Return the factors on all times that are not 1, as a formula ends with them."""
+    software = float(software_factor(system, engine))
+    told = f" x {software:.4g} of its software" if software != 1 else ""
+    return told if engine.anchor is None else f"{told} x {engine.anchor.step:.4g} of own runs"
+
+
+def _passes(count: float, seconds: float, name: str) -> Line:
+    """Return the line of `count` passes of the draft layers, which take so many seconds each."""
+    formula = f"{count:g} x {show(seconds, 's')}" if count > 1 else show(seconds, "s")
+    return Line(term=TERM, name=name, formula=formula, seconds=count * seconds)
+
+
+def _line(term: str, name: str, once: str, count: float, seconds: float) -> Line:
+    """Return the line of `count` instances: beside the name of an operator, before the formula of anything else."""
+    if term == "overhead":
+        return Line(term=term, name=name, formula=f"{count:g} x {once}", seconds=seconds)
+    if term in COLLECTIVES:
+        return Line(term=term, name=name, formula=f"{count:g} x ({once})" if count > 1 else f"({once})", seconds=seconds)
+    return Line(term=term, name=f"{name} x {count:g}" if count > 1 else name, formula=once, seconds=seconds)
+
+
+def _name(entry: Entry, layout: Layout) -> str:
+    if entry.traffic is None:
+        return entry.name
+    ways = {"group": int(layout.group), "ep": int(layout.ep), "cp": int(layout.cp), "pp": int(layout.pp)}
+    return (entry.name or COLLECTIVES[entry.term]).format(**ways, sharing=int(layout.stage) // int(layout.ep))
+
+
+def _once(entry: Entry, system: System, engine: Engine) -> str:
+    """Return an entry's formula with its numbers, of one instance."""
+    if entry.demand is not None:
+        return _roofline(entry, system, engine)
+    if entry.traffic is not None:
+        return _transfer(entry, system, engine)
+    return show(float(entry.each), "s")
+
+
+def _roofline(entry: Entry, system: System, engine: Engine) -> str:
+    """Return the two sides of an operator's roofline, as its demand asks for them."""
+    demand, share = entry.demand, float(np.asarray(entry.times)) / float(entry.count)
+    assert demand is not None
+    flops, norm = float(demand.flops) * share, float(engine.kernels.roofline_norm)
+    bytes_ = float(demand.weights + demand.activations + demand.kv) * share
+    compute, memory = float(entry.compute) / float(entry.count), float(entry.memory) / float(entry.count)
+    bandwidth = float(system.chip.hbm.bandwidth)
+    reached = bytes_ / bandwidth / memory if memory > 0 else 1.0  # of the bandwidth, over all that is moved
+    joined = "max" if np.isinf(norm) else f"{norm:g}-norm"
+    rate = f"{show(float(demand.peak), 'FLOP/s')}{_over(demand.efficiency)}"
+    moved = f"{show(bytes_, 'B')} / {show(bandwidth, 'B/s')}{_over(reached)} = {show(memory, 's')}"
+    return f"{joined}({show(flops, 'FLOP')} / {rate} = {show(compute, 's')}, {moved})" if flops else moved
+
+
+def _over(efficiency: Number) -> str:
+    share = float(efficiency)
+    return "" if abs(share - 1) < 5e-4 else f" / {share:.3f}" if share >= 0.1 else f" / {share:.3g}"
+
+
+def _transfer(entry: Entry, system: System, engine: Engine) -> str:
+    """Return what each level of the network carries in a collective, its latency, and what the engine adds."""
+    traffic, count = entry.traffic, max(float(np.asarray(entry.count)), 1.0)
+    assert traffic is not None
+    reached = engine.kernels.network_efficiency
+    parts = []
+    for domain, seconds in zip(system.domains, traffic.busy, strict=True):
+        busy, bandwidth = float(np.asarray(seconds)) / count, float(domain.link.bandwidth)
+        if busy > 0:
+            carried = f"{show(busy * bandwidth, 'B')} / {show(bandwidth, 'B/s')}{_over(reached)}"
+            parts.append(f"{domain.name} {carried} = {show(busy / float(reached), 's')}")
+    joined = [f"max({', '.join(parts)})" if entry.at_once and len(parts) > 1 else " + ".join(parts)] if parts else []
+    if float(np.asarray(traffic.latency)) > 0:
+        joined.append(f"{show(float(np.asarray(traffic.latency)) / count, 's')} latency")
+    if float(engine.overheads.seconds_per_collective) > 0:
+        calls = float(np.asarray(traffic.calls)) / count
+        joined.append(f"{calls:g} x {show(float(engine.overheads.seconds_per_collective), 's')}")
+    return " + ".join(joined)
+
+
+def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) -> dict[str, Any]:
+    """Return the arguments of the step that a pool of a plan runs, with `drafts` to verify for each sequence."""
+    fresh = fresh_tokens(workload)
+    cached = workload.input_tokens - fresh
+    if pool.role == "prefill":
+        return {"prompts": pool.batch, "tokens": fresh, "prefix": cached}
+    given: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
+    if mixed and pool.mixed is not None:
+        tokens = float(chunks_of(workload, pool.chunk)[0])
+        given |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
+    return given
+
+
+def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, drafting: Drafting = NONE) -> list[str]:
+    """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
+    step = mean = float(pool.step.total)
+    what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
+    each, groups = float(busiest(pool.batch, pool.layout.dp)), int(pool.layout.dp)
+    lines = [
+        f"batch {pool.batch:,} = {each:,.6g} sequence{'s' * (each != 1)} x {counted(groups, 'attention group')}"
+        + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
+        f"mean context {mean_context(workload):,.0f} = input + output / 2",
+    ]
+    if pool.mixed is not None:
+        mixed, share = float(pool.mixed.total), pool.chunk_share
+        mean = (1 - share) * step + share * mixed
+        _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
+        others = pool.batch - 1 / int(pool.layout.replicas)  # in flight in the mean
+        load, places = others * chunks / float(decode_steps(workload, drafting)), int(pool.layout.dp * together)
+        places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
+        lines += [
+            f"chunks a step = (batch - 1 / replicas) x chunks of a prompt / {owed} = {others:,.4g} x {chunks:,.0f} / "
+            f"{decode_steps(workload, drafting):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
+            f"a share f = {share:.3f} as tokens meet them",
+            f"time per {what} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
+            f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
+        ]
+    if drafting.drafts and pool.role != "prefill":
+        gained = float(step_yield(workload, drafting))
+        lines += [f"drafts: {drafting.text}", f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}"]
+    if pool.layout.pp > 1:
+        lines.append(
+            f"the fullest of {int(pool.layout.pp)} stages holds {float(stage_share(model, pool.layout)):.1%} of the layers"
+        )
+    return lines
+
+
+def sources(system: System) -> list[tuple[str, str, str, str, str]]:
+    """Return (figure, value, grade, date, URL) of the machine's figures that a step depends on, and of the rent."""
+    wanted = [
+        (path, figure)
+        for path, figure in system.figures.items()
+        if path.startswith(("chip.peak", "chip.hbm", "chip.sram", "scale_up", "pod", "scale_out"))
+    ]
+    found = [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in wanted]
+    rent = system.rent
+    value = f"{show(float(rent.typical), 'USD/s')} ({kind_in_words(rent)})" if known(rent) else "not known"
+    return [*found, ("rent", value, rent.grade, rent.date, rent.url or rent.note)]

@@ -1,0 +1,114 @@
+"""The shipped rows of prices, and facts that no package of prices holds; `data/prices/README.md` tells where they are from."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Final
+
+from steptime.catalog.data_files import PACKAGED
+
+FOLDER: Final = PACKAGED / "prices"
+RESELLER, FIRST_PARTY = "reseller", "first-party"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One shipped row: a seller's rates for a model, in USD per million tokens; not a number where there are none.
+
+    family, catalogue, weights: of an open model, what it is called here, in the catalogue of models, and in which format hosts
+    keep it ("native": as its config says). variant: a product of its own of the family, such as turbo or @0528.
+    """
+
+    provider: str
+    model: str
+    family: str = ""
+    catalogue: str = ""
+    weights: str = ""
+    role: str = FIRST_PARTY
+    variant: str = ""
+    service: str = "standard"
+    above_tokens: float = 0.0
+    input: float = math.nan
+    output: float = math.nan
+    cache_read: float = math.nan
+    cache_write: float = math.nan
+    cache_write_long: float = math.nan
+    long_hold: str = ""
+    since: str = ""
+    as_of: str = ""
+    source: str = ""
+    agreeing: int = 1
+    disagreeing: str = ""
+    grade: str = "reported"
+
+
+def _number(text: str) -> float:
+    return float(text) if text else math.nan
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    with open(FOLDER / name, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _row(cells: Mapping[str, str], **more: Any) -> Row:
+    """Return a row of a file, whose columns are named alike in all of them."""
+    numbers = ("input", "output", "cache_read", "cache_write", "cache_write_long", "above_tokens")
+    texts = (
+        "provider",
+        "service",
+        "source",
+        "grade",
+        "family",
+        "catalogue",
+        "weights",
+        "role",
+        "variant",
+        "long_hold",
+        "as_of",
+    )
+    found: dict[str, Any] = {name: _number(cells[name]) for name in numbers if name in cells}
+    found |= {name: cells[name] for name in texts if name in cells}
+    return Row(**(found | more))
+
+
+@lru_cache(maxsize=1)
+def open_rows() -> tuple[Row, ...]:
+    """Return the rows of models with open weights."""
+    return tuple(_row(c, model=c["family"], **_told(c)) for c in _rows("open_models.csv"))
+
+
+@lru_cache(maxsize=1)
+def closed_rows() -> tuple[Row, ...]:
+    """Return the rows of models whose weights are not open."""
+    return tuple(_row(c, model=c["model"], **_told(c)) for c in _rows("closed_models.csv"))
+
+
+def _told(cells: Mapping[str, str]) -> dict[str, Any]:
+    agreeing = int(cells["sources_agreeing"])
+    return {"since": cells["price_since"], "agreeing": agreeing, "disagreeing": cells["disagreeing"]}
+
+
+@lru_cache(maxsize=1)
+def dated_rows() -> tuple[Row, ...]:
+    """Return first prices and changes of prices, by their day (`since`), the oldest first."""
+    found = (_row(c, model=c["model"], since=c["date"], as_of=c["date"]) for c in _rows("price_history.csv"))
+    return tuple(sorted(found, key=lambda row: row.since))
+
+
+@lru_cache(maxsize=1)
+def model_costs() -> tuple[dict[str, str], ...]:
+    """Return the costs of the families' models on plausible systems, as `docs/fit_prices.py` wrote them."""
+    return tuple(_rows("model_costs.csv"))
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """Return a shipped TOML file: facts, priors or tier_models."""
+    with open(FOLDER / f"{name}.toml", "rb") as file:
+        return tomllib.load(file)

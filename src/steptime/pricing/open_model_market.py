@@ -1,0 +1,119 @@
+"""Models with open weights as the market sells them: prices of their median sellers beside what is known of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from steptime.pricing.bundled_prices import RESELLER, Row, model_costs, open_rows
+from steptime.pricing.serving_costs import HOPPER
+from steptime.units import MILLION
+
+CURRENT: Final = "2026-06"  # rows that were read after this month are of the present market
+LEAST_SELLERS: Final = 3
+INPUT, OUTPUT = 4096, 1024  # tokens of the request that margins are told of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model: how many sellers it has, their median prices [USD per million], a request's price and costs [USD], its
+    size, its KV bytes a token, and what output tokens cost over input tokens by system."""
+
+    name: str
+    sellers: int
+    input: float
+    output: float
+    price: float
+    costs: Mapping[str, float]
+    active: float
+    total: float
+    kv_bytes: float
+    cost_ratios: Mapping[str, float]
+
+    @property
+    def hopper(self) -> float:
+        """What a request costs on Hopper: the geometric mean of `HOPPER`, of those that serve it."""
+        return mean_of_hopper(self.costs)
+
+    @property
+    def margin(self) -> float:
+        """Price of the median seller over the cost on Hopper."""
+        return self.price / self.hopper
+
+
+def mean_of_hopper(costs: Mapping[str, float]) -> float:
+    """Return the geometric mean of costs on Hopper, of those that there are."""
+    known = [costs[name] for name in HOPPER if math.isfinite(costs.get(name, math.nan))]
+    return math.exp(math.fsum(map(math.log, known)) / len(known)) if known else math.nan
+
+
+def one_each(rows: list[Row]) -> list[Row]:
+    """Return one standard row of each seller that is no reseller: the model itself before a variant of it."""
+    found: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: (row.variant != "", row.variant)):
+        current = row.service == "standard" and not row.above_tokens and row.as_of > CURRENT
+        if current and row.role != RESELLER:
+            found.setdefault(row.provider, row)
+    return list(found.values())
+
+
+@lru_cache(maxsize=1)
+def costs_by_model() -> Mapping[tuple[str, str], Mapping[str, Mapping[str, str]]]:
+    """Return the shipped costs by model and format of its weights, then by system."""
+    found: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for row in model_costs():
+        found[row["catalogue"], row["weights"]][row["system"]] = row
+    return found
+
+
+@lru_cache(maxsize=1)
+def families() -> tuple[Family, ...]:
+    """Return the families with enough sellers."""
+    grouped: dict[str, list[Row]] = defaultdict(list)
+    for row in open_rows():
+        grouped[row.family].append(row)
+    return tuple(one for name, rows in grouped.items() if (one := _family(name, rows)) is not None)
+
+
+def known_figures(family: str) -> dict[str, float]:
+    """Return what is known of a model with open weights, by the names of readings; nothing where it is none."""
+    row = next((row for row in open_rows() if row.family == family), None)
+    known = costs_by_model().get((row.catalogue, row.weights)) if row is not None else None
+    if not known:
+        return {}
+    figures = next(iter(known.values()))
+    read = "kv_bytes_read_per_token"
+    names = {"active_parameters": "active_parameters", "total_parameters": "total_parameters", "kv_bytes_per_token": read}
+    return {name: float(figures[column]) for name, column in names.items()}
+
+
+def _family(name: str, rows: list[Row]) -> Family | None:
+    sold = one_each(rows)
+    known = costs_by_model().get((rows[0].catalogue, rows[0].weights))
+    if len(sold) < LEAST_SELLERS or not known:
+        return None
+    inputs, outputs = np.array([(row.input, row.output) for row in sold]).T
+    figures = next(iter(known.values()))
+    return Family(
+        name=name,
+        sellers=len(sold),
+        input=float(np.median(inputs)),
+        output=float(np.median(outputs)),
+        price=float(np.median(INPUT * inputs + OUTPUT * outputs)) / MILLION,
+        costs={system: float(row["usd_per_request"] or math.nan) for system, row in known.items()},
+        active=float(figures["active_parameters"]),
+        total=float(figures["total_parameters"]),
+        kv_bytes=float(figures["kv_bytes_per_token"]),
+        cost_ratios={system: _ratio(row) for system, row in known.items()},
+    )
+
+
+def _ratio(row: Mapping[str, str]) -> float:
+    """Return what output tokens cost over input tokens on a system."""
+    return float(row["output_usd"] or math.nan) / float(row["input_usd"] or math.nan)

@@ -1,0 +1,141 @@
+"""Prices of a model over time, against the rents of the same days."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any, ClassVar
+
+import numpy as np
+
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import InputError, shown
+from steptime.models.model_loading import load_model
+from steptime.number_checks import positive
+from steptime.planning.workload import limits
+from steptime.pricing.bundled_prices import Row, dated_rows, open_rows
+from steptime.pricing.market import Mix, family_named, read_mix, rent_on
+from steptime.pricing.model_names import family_of
+from steptime.pricing.open_model_market import mean_of_hopper
+from steptime.pricing.price_lookup import find_list
+from steptime.pricing.serving_costs import HOPPER, token_costs
+from steptime.result_base import Tabular, table_of, unit
+from steptime.units import counted, show
+
+CHIP = "h100"  # whose rents stand beside prices: the one with the most dated lists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dated:
+    """A price from a day on, and the rent of that day."""
+
+    day: str = field(metadata=unit("", "from which it holds"))
+    provider: str = field(metadata=unit("", "who sells"))
+    model: str = field(metadata=unit("", "id at the seller"))
+    input: float = field(metadata=unit("USD", "of prompts", key="input_usd_per_million_tokens"))
+    output: float = field(metadata=unit("USD", "of outputs", key="output_usd_per_million_tokens"))
+    usd_per_request: float = field(metadata=unit("USD", "of the request", key="usd_per_request"))
+    rent: float = field(default=math.nan, metadata=unit("USD/s", "newest rent of an H100 that was listed by then"))
+    rent_listed: str = field(default="", metadata=unit("", "day of that list"))
+    margin: float = field(default=math.nan, metadata=unit("", "over the cost on Hopper at that rent; null: not known"))
+    source: str = field(default="", metadata=unit("", "where it was read, and what the day rests on"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PriceHistory(Tabular):
+    """A model's dated prices, the oldest first. As a table it is its rows."""
+
+    SCHEMA: ClassVar[str] = "steptime.price-history/1"
+
+    name: str = field(metadata=unit("", "of the model"))
+    rows: tuple[Dated, ...] = field(metadata=unit("", "the oldest first"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+
+    @property
+    def text(self) -> str:
+        """The answer in a sentence."""
+        first, last = self.rows[0], self.rows[-1]
+        changed = [b.usd_per_request / a.usd_per_request for a, b in self._pairs() if b.usd_per_request != a.usd_per_request]
+        dated, changes = counted(len(self.rows), "dated price"), counted(len(changed), "change")
+        said = f"{self.name} has {dated} from {first.day} to {last.day}, {changes}"
+        if changed:
+            said += f" (x{min(changed):.2g} to x{max(changed):.2g})"
+        if math.isfinite(first.rent) and math.isfinite(last.rent):
+            said += f"; an H100 rented for {show(first.rent, 'USD/s')} then and {show(last.rent, 'USD/s')} at the end"
+        return said + "."
+
+    def _pairs(self) -> list[tuple[Dated, Dated]]:
+        """Return prices of one id at one seller that follow one another."""
+        newest: dict[tuple[str, str], Dated] = {}
+        found = []
+        for row in self.rows:
+            before = newest.get((row.provider, row.model))
+            if before is not None:
+                found.append((before, row))
+            newest[row.provider, row.model] = row
+        return found
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the sentence and the last five prices."""
+        return f"Prices of {self.name} over time", {
+            f"{r.day} {r.provider}": f"{r.input:g} in, {r.output:g} out USD/M" for r in self.rows[-5:]
+        }
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each price."""
+        return table_of(Dated, self.rows)
+
+
+def price_history(
+    model: str, *, provider: str | None = None, speed: float = 40.0, mix: Mix | str | None = None, catalog: str | None = None
+) -> PriceHistory:
+    """Return the dated prices of a model with open weights, or of a seller's model such as "openai/o3"."""
+    request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+    family, _ = family_of(model)
+    if family:
+        family_named(model)  # which refuses a variant that nobody sells
+        rows = [row for row in dated_rows() if row.family == family]
+    else:
+        listed = find_list(model, provider)
+        rows = [r for r in dated_rows() if (r.provider, r.model.casefold()) == (listed.provider, listed.model.casefold())]
+        family = listed.name
+    rows = [row for row in rows if row.service == "standard" and not row.above_tokens]
+    rows = [row for row in rows if provider is None or row.provider == provider]
+    if not rows:
+        have = sorted({row.provider for row in dated_rows() if row.family == family})
+        elsewhere = f" at {shown(provider)}; there are some of {', '.join(have)}" if have else ""
+        raise InputError(f"no dated price of {family} is known{elsewhere}")
+    cost = _cost(family, request, speed, catalog) if any(row.family == family for row in open_rows()) else math.nan
+    now = float(load_system(HOPPER[0], catalog).rent.typical)
+    found = tuple(_dated(row, request, cost, now, catalog) for row in rows)
+    notes = ["rents before the first dated list are not known, and margins before it are left out"] if any(
+        not math.isfinite(one.rent) for one in found
+    ) else []  # fmt: skip
+    if math.isfinite(cost):
+        notes.append(
+            "margins: the present engine's cost, of the cheaper of aggregated and disaggregated mode, at the rent of the day; "
+            "engines of the day were slower"
+        )
+    return PriceHistory(name=family, rows=found, notes=tuple(notes))
+
+
+def _cost(family: str, mix: Mix, speed: float, catalog: str | None) -> float:
+    """Return what the request costs on Hopper at present rents [USD]."""
+    _, weights, catalogue, _ = family_named(family)
+    loaded = load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
+    machines = [load_system(name, catalog) for name in HOPPER]
+    slo = limits(speed=positive("--speed", speed, "tok/s"))
+    costs = token_costs(loaded, machines, mix.workload(), slo, front=False)
+    return mean_of_hopper({one.system: one.usd_per_request for one in costs if one.feasible})
+
+
+def _dated(row: Row, mix: Mix, cost: float, now: float, catalog: str | None) -> Dated:
+    read = row.cache_read if np.isfinite(row.cache_read) else row.input
+    price = mix.price(row.input, row.output, read)
+    rent, listed = rent_on(CHIP, date.fromisoformat(row.since), catalog)
+    return Dated(
+        day=row.since, provider=row.provider, model=row.model, input=row.input, output=row.output, usd_per_request=price,
+        rent=rent, rent_listed=listed if math.isfinite(rent) else "", margin=price / (cost * rent / now),
+        source=f"{row.source}, {row.grade}",
+    )  # fmt: skip

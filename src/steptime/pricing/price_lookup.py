@@ -1,0 +1,289 @@
+"""Finds price lists: of a closed model at its maker, and of a model with open weights at all its sellers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from datetime import time as time_of_day
+from typing import Any, Final
+
+from steptime.errors import InputError, RangeError, UnknownName
+from steptime.pricing import genai_prices_package
+from steptime.pricing.bundled_prices import FIRST_PARTY, RESELLER, Row, closed_rows, dated_rows, open_rows, table
+from steptime.pricing.model_names import family_of
+from steptime.pricing.price_list import STANDARD, PriceList, checked, completed, joined
+from steptime.pricing.price_validity import NEWEST, base_rows, first_day, on_day, on_time, rates_of, read_time
+from steptime.result_base import unit
+from steptime.units import parse
+
+_NOON: Final = datetime.combine(NEWEST, time_of_day(12), tzinfo=UTC)  # of the day on which prices were collected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A seller's standard price of a model with open weights, from one source."""
+
+    provider: str = field(metadata=unit("", "who sells"))
+    role: str = field(metadata=unit("", "first-party, host, hyperscaler or reseller"))
+    variant: str = field(metadata=unit("", "a product of its own: turbo, fast, @0528, nvfp4; empty: the model itself"))
+    input: float = field(metadata=unit("USD", "of prompts", key="input_usd_per_million_tokens"))
+    output: float = field(metadata=unit("USD", "of outputs", key="output_usd_per_million_tokens"))
+    cache_read: float = field(metadata=unit("USD", "of cached prompts", key="cache_read_usd_per_million_tokens"))
+    matched: str = field(default="", metadata=unit("", "id at the seller"))
+    source: str = field(default="", metadata=unit("", "where it was read"))
+    as_of: str = field(default="", metadata=unit("", "when"))
+    agreeing: int = field(default=1, metadata=unit("", "sources that tell this price"))
+    others: str = field(default="", metadata=unit("", "what other sources say instead"))
+    grade: str = field(default="reported", metadata=unit("", "how far to trust it"))
+
+    @property
+    def read(self) -> float:
+        """What a cached token costs."""
+        return self.cache_read if math.isfinite(self.cache_read) else self.input
+
+
+def find_list(name: str, provider: str | None = None, at: str | datetime | None = None, *, update: bool = False) -> PriceList:
+    """Return the list of a model at a seller: "openai/gpt-6-sol", or a model and its provider.
+
+    The package genai-prices is asked first where it is installed; what it lacks is of the shipped rows of the same time, and
+    where the two disagree the list says so.
+    """
+    if update:
+        genai_prices_package.snapshot(update=True)
+    seller, model = _split(name, provider)
+    time = read_time(at)
+    at = time or _NOON
+    listed = _from_package(seller, model, time, update=update) if genai_prices_package.installed() else None
+    try:
+        own = _from_rows(seller, model, time)
+    except InputError:
+        if listed is None:
+            raise
+        _, notes = on_time(listed.provider, listed.model, listed.rates, at)
+        return checked(_completed(replace(listed, notes=(*listed.notes, *notes)), at))
+    rates, notes = on_time(own.provider, own.model, own.rates, at)
+    own = replace(own, rates=rates, notes=(*own.notes, *notes))
+    return checked(_completed(own if listed is None else joined(listed, own, base_rows(own.provider, own.model, at)), at))
+
+
+def _split(name: str, provider: str | None) -> tuple[str, str]:
+    """Return the seller and the model; raise UnknownName with the nearest where there is none."""
+    front, _, model = name.strip().partition("/") if "/" in name else ("", "", name.strip())
+    rows = closed_rows()
+    sellers = {row.provider for row in (*rows, *open_rows(), *dated_rows())}
+    asked = (provider or front).strip().casefold().replace("x-ai", "xai")
+    if provider and front and front.casefold() not in (asked, provider.casefold()):
+        model = name.strip()
+    if not asked:
+        having = sorted({row.provider for row in rows if row.model == model.casefold()})
+        if having:
+            return having[0] if len(having) == 1 else _maker(having, model), model.casefold()
+        if family_of(name)[0]:
+            return _maker_of(family_of(name)[0]), name.strip()
+        raise _unknown_model(name, rows)
+    if asked not in sellers:
+        raise UnknownName(
+            "provider", provider or front, sellers, f"Known: {len(sellers)} sellers, such as openai, anthropic, google."
+        )
+    return asked, model.casefold() if any(row.provider == asked for row in rows) else model
+
+
+def _maker(having: list[str], model: str) -> str:
+    """Return who makes a model that several sell."""
+    makers = {"claude": "anthropic", "gemini": "google", "gpt": "openai", "grok": "xai", "o": "openai"}
+    return next((maker for start, maker in makers.items() if model.startswith(start) and maker in having), having[0])
+
+
+def _maker_of(family: str) -> str:
+    """Return who makes a model with open weights and sells it; raise InputError with its sellers where nobody does."""
+    rows = [row for row in open_rows() if row.family == family]
+    makers = [row.provider for row in rows if row.role == FIRST_PARTY]
+    if not makers:
+        sellers = ", ".join(sorted({row.provider for row in rows}))
+        raise InputError(f"the maker of {family} does not sell it: say whose list, --provider NAME, of {sellers}")
+    return makers[0]
+
+
+def _unknown_model(name: str, rows: Iterable[Row]) -> UnknownName:
+    known = {f"{row.provider}/{row.model}" for row in rows} | {row.family for row in open_rows()}
+    known |= {f"{row.provider}/{row.model}" for row in dated_rows()}
+    return UnknownName(
+        "model with a price", name, known, "Closed models are named as openai/gpt-6-sol, open ones as deepseek-v3."
+    )
+
+
+def _from_package(seller: str, model: str, time: datetime | None, *, update: bool) -> PriceList | None:
+    """Return the package's list, but not of times before the model's first row: the package has its first price for ever."""
+    found = genai_prices_package.find(seller, model, time or _NOON, update=update)
+    first = first_day(seller, model)
+    if found is None or (time is not None and first and time.date() < date.fromisoformat(first)):
+        return None
+    ruled = any(one["provider"] == seller and model in one["models"] for one in table("facts")["hours"])
+    if ruled:  # the package knows the hours and no weekends: the shipped rule takes their place
+        return None
+    read = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
+    return replace(found, at="" if time is None else found.at, as_of=read)
+
+
+def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
+    """Return the list of the shipped rows: the newest, or the dated ones of a time."""
+    rows = [row for row in closed_rows() if (row.provider, row.model) == (seller, model)]
+    rows = rows or _open_at(seller, model)
+    ids = {row.model for row in dated_rows() if row.provider == seller and row.model.casefold() == model.casefold()}
+    dated = next(iter(ids), model)
+    first = first_day(seller, dated)
+    if not rows and not first:
+        raise _unknown_model(f"{seller}/{model}", [row for row in closed_rows() if row.provider == seller])
+    if (time is None and rows) or (time is not None and not first):
+        since = min((row.since for row in rows if row.since), default="")
+        if time is not None and (not since or time.date() < date.fromisoformat(since)):
+            told = f"its price is known from {since}" if since else "only its present price is known"
+            raise RangeError(f"no price of {seller}/{model} is known on {time.date()}: {told}")
+        return _listed(seller, model, rows)
+    at = time or _NOON
+    rates, newest = on_day(seller, dated, at)
+    if newest is None:
+        raise RangeError(f"no price of {seller}/{dated} is known on {at.date()}: the first row is of {first}")
+    rates = completed(rates, [row for row in rows if row.since and date.fromisoformat(row.since) <= at.date()])
+    return PriceList(
+        provider=seller, model=dated, rates=rates, at="" if time is None else at.strftime("%Y-%m-%dT%H:%MZ"),
+        source=newest.source, as_of=newest.since, grade=newest.grade,
+    )  # fmt: skip
+
+
+def _open_at(seller: str, model: str) -> list[Row]:
+    family, variant = family_of(model)
+    rows = [row for row in open_rows() if (row.family, row.variant, row.provider) == (family, variant, seller)]
+    return [row for row in rows if not row.service.startswith(("time", "off"))]
+
+
+def _listed(seller: str, model: str, rows: list[Row]) -> PriceList:
+    """Return rows as a list: of each service and tier the one that most sources tell; what others say is a note."""
+    best: dict[tuple[str, float], Row] = {}
+    for row in sorted(rows, key=lambda row: (-row.agreeing, row.source)):
+        near = next((key for key in best if key[0] == row.service and 0 < abs(key[1] - row.above_tokens) <= 1), None)
+        best.setdefault(near or (row.service, row.above_tokens), row)
+    best = {key: row for key, row in best.items() if not _outvoted(key, best)}
+    chosen = [best[key] for key in sorted(best)]
+    first = best.get((STANDARD, 0.0), chosen[0])
+    notes = [f"other sources say {row.disagreeing} USD/M" for row in chosen if row.disagreeing]
+    return PriceList(
+        provider=seller, model=model, rates=tuple(map(rates_of, chosen)), source=first.source, as_of=first.as_of,
+        grade=first.grade, notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _outvoted(key: tuple[str, float], best: Mapping[tuple[str, float], Row]) -> bool:
+    """Whether a tier stands at another threshold in more sources, with the same prices."""
+    row = best[key]
+    return any(
+        other != key and other[0] == key[0] and key[1] > 0 and (one.input, one.output) == (row.input, row.output)
+        and one.agreeing > row.agreeing
+        for other, one in best.items()
+    )  # fmt: skip
+
+
+def _completed(found: PriceList, at: datetime) -> PriceList:
+    """Return a list with what only the shipped facts tell: lifetimes, storage, promised speeds, its age."""
+    facts, notes = table("facts"), list[str]()
+    life: Mapping[str, Any] = next((one for one in facts["caches"] if one["provider"] == found.provider), {})
+    storage = next(
+        (o["usd"] for o in facts["storage"] if o["provider"] == found.provider and found.model in o["models"]), math.nan
+    )
+    speeds = {
+        o["service"]: float(o["times"])
+        for o in facts["speeds"]
+        if o["provider"] == found.provider and found.model in o["models"]
+    }
+    if at.date() > NEWEST:
+        notes.append(f"prices were collected on {NEWEST}, {(at.date() - NEWEST).days} days before")
+    return replace(
+        found,
+        hold=parse(life["hold"], "s") if "hold" in life else math.nan,
+        hold_long=parse(life["hold_long"], "s") if "hold_long" in life else math.nan,
+        storage=storage,
+        speeds=speeds | found.speeds,
+        notes=(*found.notes, *notes),
+    )
+
+
+# --- models with open weights ------------------------------------------------------------------------------------------
+
+
+def offers_of(family: str, at: str | datetime | None = None, *, update: bool = False) -> tuple[Offer, ...]:
+    """Return the standard offers of a family: shipped rows, and those of the package that differ, each with its source."""
+    time = read_time(at)
+    if update:
+        genai_prices_package.snapshot(update=True)
+    found = [_offer(row) for row in open_rows() if _standard(row, family)] if time is None else _dated_offers(family, time)
+    if genai_prices_package.installed() and (time is None or time.date() >= NEWEST.replace(day=1)):
+        found += _others(family, time, found, update=update)
+    return tuple(sorted(found, key=lambda one: (one.role == RESELLER, one.input + one.output, one.provider)))
+
+
+def _standard(row: Row, family: str) -> bool:
+    return row.family == family and row.service == STANDARD and not row.above_tokens and row.input + row.output > 0
+
+
+def _offer(row: Row) -> Offer:
+    return Offer(
+        provider=row.provider, role=row.role, variant=row.variant, input=row.input, output=row.output,
+        cache_read=row.cache_read, source=row.source, as_of=row.as_of, agreeing=row.agreeing,
+        others=row.disagreeing, grade=row.grade,
+    )  # fmt: skip
+
+
+def _dated_offers(family: str, time: datetime) -> list[Offer]:
+    """Return the newest dated row of each seller up to a time; raise RangeError before the first."""
+    newest: dict[tuple[str, str], Row] = {}
+    rows = [row for row in dated_rows() if row.family == family and row.service == STANDARD and not row.above_tokens]
+    for row in rows:
+        if date.fromisoformat(row.since) <= time.date():
+            newest[row.provider, row.model] = row
+    if not newest:
+        told = f"the first row is of {rows[0].since}" if rows else "it has no dated rows"
+        raise RangeError(f"no price of {family} is known on {time.date()}: {told}; leave --at out for the newest")
+    roles = {row.provider: row.role for row in open_rows()}
+    return [
+        Offer(
+            provider=row.provider,
+            role=roles.get(row.provider, "host"),
+            variant=family_of(row.model)[1],
+            input=row.input,
+            output=row.output,
+            cache_read=row.cache_read,
+            matched=row.model,
+            source=row.source,
+            as_of=row.since,
+            grade=row.grade,
+        )
+        for row in newest.values()
+    ]
+
+
+def _others(family: str, time: datetime | None, have: list[Offer], *, update: bool) -> list[Offer]:
+    at = time or _NOON
+    roles = {row.provider: row.role for row in open_rows()}
+    known = {(one.provider, one.variant, one.input, one.output) for one in have}
+    found = []
+    for variant, listed in genai_prices_package.of_family(family, at, update=update):
+        base = listed.base
+        if (listed.provider, variant, base.input, base.output) in known:
+            continue
+        role = roles.get(listed.provider, RESELLER if listed.provider.startswith("huggingface") else "host")
+        found.append(
+            Offer(
+                provider=listed.provider,
+                role=role,
+                variant=variant,
+                input=base.input,
+                output=base.output,
+                cache_read=base.cache_read,
+                matched=listed.model,
+                source=listed.source,
+                as_of=str(NEWEST)[:7],
+            )
+        )
+    return found

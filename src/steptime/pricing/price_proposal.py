@@ -1,0 +1,360 @@
+"""Proposes a price list: what each price must be for a margin over cost, with the reason of each figure.
+
+Cost is the rent of a busy chip over the share of the day that interactive chips are busy (`utilisation`, of the shipped
+facts); a batch service fills the rest, and pays for a busy chip. Long contexts, fast service and batch are read off plans of
+the same model on the same system.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, takewhile
+from typing import Any, ClassVar, Final, NamedTuple
+
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.errors import Impossible, InputError
+from steptime.hardware.rental_prices import known, rent_in_words
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import usd
+from steptime.models.model import Model, cache_bytes_read
+from steptime.models.model_loading import ModelLike, load_model, model_of
+from steptime.number_checks import positive
+from steptime.planning.planner import MODES as EITHER
+from steptime.planning.workload import Slo, Workload, limits
+from steptime.pricing.kv_storage_cost import Tier, tiers
+from steptime.pricing.market import Mix, family_named, read_mix
+from steptime.pricing.model_names import family_of
+from steptime.pricing.monte_carlo import assumed
+from steptime.pricing.price_list import PriceList, Rates
+from steptime.pricing.serving_costs import TokenCost, cost_on
+from steptime.processes import map_in_processes
+from steptime.result_base import Tabular, table_of, unit
+from steptime.units import HOUR, MILLION, show
+
+FASTER: Final = 2.5  # times the speed that a fast service is proposed at, as those that are sold promise
+TURNED: Final = 1.5  # times the cost of a tier's first doubling at which the next begins: what tiers that are sold ask
+ALIKE: Final = 1.1  # times the cost of the request up to which longer ones are sold at its price
+LONGEST: Final = 262_144  # tokens of a prompt, of models that state no limit
+LIVES: Final = ((300.0, "5 minutes"), (3600.0, "an hour"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One price that is proposed."""
+
+    name: str = field(metadata=unit("", "what it is the price of"))
+    usd: float = field(metadata=unit("USD", "per million tokens, or per million tokens and hour; null: not sold", key="usd"))
+    reason: str = field(metadata=unit("", "why"))
+
+    @property
+    def written(self) -> str:
+        """The price in words."""
+        return usd(self.usd) if math.isfinite(self.usd) else "not sold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Proposal(Tabular):
+    """A list at a target margin. As a table it is its lines."""
+
+    SCHEMA: ClassVar[str] = "steptime.price-proposal/1"
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    margin: float = field(metadata=unit("", "price over cost, idle time counted"))
+    utilisation: float = field(metadata=unit("", "share of the day that interactive chips are busy"))
+    mix: Mix = field(metadata=unit("", "the request"))
+    speed: float = field(metadata=unit("tok/s", "of each user"))
+    cost: TokenCost = field(metadata=unit("", "of the request on a busy chip, with the mode, chips and layout of its plan"))
+    lines: tuple[Line, ...] = field(metadata=unit("", "each price with its reason"))
+    list: PriceList = field(metadata=unit("", "the same as a list that can be read backward"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind"))
+
+    @property
+    def text(self) -> str:
+        """The answer in a sentence."""
+        base = self.list.base
+        return (
+            f"{self.model} on {self.system} at {self.margin:g} times its cost: {usd(base.input)} per million tokens in, "
+            f"{usd(base.output)} out, {usd(base.read)} for cached ones."
+        )
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the sentence and the prices."""
+        title = f"Proposed prices of {self.model} on {self.system} at margin {self.margin:g}"
+        return title, {one.name: one.written for one in self.lines[:5]}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each price."""
+        return table_of(Line, self.lines)
+
+
+def propose_prices(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    margin: float,
+    speed: float = 40.0,
+    mix: Mix | str | None = None,
+    mode: tuple[str, ...] = EITHER,
+    hold: Mapping[str, float] | None = None,
+    catalog: str | None = None,
+) -> Proposal:
+    """Return a list for a model on a system at a margin over cost, each with its reason. Prices are proportional to it."""
+    positive("target margin", margin)
+    request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
+    machine, loaded = system_of(system), _loaded(model, catalog)
+    if not known(machine.rent):
+        raise InputError(
+            f"no rent of {machine.chip.name} is known, so that nothing costs; take a system with one, such as hgx-h100"
+        )
+    low, high = assumed("utilisation")
+    busy = math.sqrt(low * high)
+    work = _works(request, loaded)
+    ask = partial(_cost, machine, loaded, limits(speed=positive("--speed", speed, "tok/s")), mode)
+    base, *longer = map_in_processes(ask, work)
+    if not base.feasible:
+        raise Impossible(f"{loaded.name} is not served on {machine.name} at {speed:g} tok/s: {base.reason}")
+    made = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
+    lines, rates = made.plain(tiers(hold))
+    points = points_of(work[1:], longer)
+    steps_ = made.long(points, rates)
+    refused = next((one.input_tokens for one in work[1 + len(points) :]), math.nan)
+    lines += made.told(points, steps_, refused, speed)
+    services = list[Rates]()
+    for cost, paid in ((base, rates), *((step.cost, paid) for step, paid in steps_)):
+        more, beside = made.modes(cost, paid, speed, services)
+        lines += more
+        services += beside
+    listed = PriceList(
+        provider="proposed", model=loaded.name, rates=(rates, *(paid for _, paid in steps_), *services), hold=LIVES[0][0],
+        hold_long=LIVES[1][0], longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER}, source="computed",
+        grade="given",
+    )  # fmt: skip
+    notes = (
+        f"interactive chips are taken to be busy {100 * busy:.0f} % of the day (30 to 60 %, reported); prices pay for the rest",
+        f"rent {rent_in_words(machine.rent)}",
+        f"a request costs {usd(base.usd_per_request)} in {base.mode} mode on {base.chips:,} chips, {base.layout_text}",
+    )
+    return Proposal(
+        model=loaded.name, system=machine.name, margin=margin, utilisation=busy, mix=request, speed=speed,
+        cost=base, lines=tuple(lines), list=listed, notes=notes,
+    )  # fmt: skip
+
+
+def _loaded(model: ModelLike, catalog: str | None) -> Model:
+    """Return a named model in the format that hosts keep it in, or as it is where nobody sells it."""
+    if not isinstance(model, str):
+        return model_of(model)
+    try:
+        _, weights, catalogue, _ = family_named(model)
+    except InputError:
+        if family_of(model)[0]:  # a variant that nobody sells
+            raise
+        return load_model(model, catalog=catalog)
+    return load_model(catalogue, weights="fp8" if weights == "fp8" else "", catalog=catalog)
+
+
+def _works(request: Mix, model: Model) -> list[Workload]:
+    """Return the request, and the same with longer prompts: doublings, up to the longest that the model takes."""
+    most = longest_prompt(model, request)
+    doublings = takewhile(lambda size: size < most, (request.input_tokens * 2**power for power in count(1)))
+    longer = [*doublings, most] if most > request.input_tokens else []
+    return [request.workload(), *(Workload(input_tokens=size, output_tokens=request.output_tokens) for size in longer)]
+
+
+def _cost(machine: System, model: Model, slo: Slo, mode: tuple[str, ...], work: Workload) -> TokenCost:
+    return cost_on(machine, model=model, workload=work, slo=slo, modes=mode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Maker:
+    """What prices are made of."""
+
+    margin: float
+    busy: float
+    base: TokenCost
+    machine: System
+    model: Model
+    request: Mix
+
+    @property
+    def fresh(self) -> float:
+        """Cost of a million prompt tokens that no cache holds: a plan counts all tokens of a prompt [USD]."""
+        return self.base.input_usd_per_million / (1 - self.request.cached_share)
+
+    def plain(self, memory: tuple[Tier, ...]) -> tuple[list[Line], Rates]:
+        """Return input, output, cached input, writes and holding."""
+        times = self.margin / self.busy
+        each = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
+        bytes_ = float(cache_bytes_read(self.model, 32_768.0)) / 32_768
+        host = self.machine.tiers[0] if self.machine.tiers else None
+        width = float(host.bandwidth) if host is not None else float(self.machine.scale_up.link.bandwidth)
+        load = bytes_ / width * float(self.machine.rent.typical) * MILLION
+        paid = {"input": self.fresh, "output": self.base.output_usd_per_million}
+        lines = [
+            Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {each}")
+            for name, cost in paid.items()
+        ]
+        stays = held_by_life(memory)
+        held = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
+        back = self.margin * load + held[0]
+        hit = min(back, lines[0].usd)
+        way = (
+            f"{show(bytes_, 'B')} a token back to the chip at {show(width, 'B/s')}, paid for as if it waited, and {stays[0][1]}"
+        )
+        dearer = f"no less than input: {way} cost {usd(back)}"
+        lines.append(Line(name="cached input", usd=hit, reason=way if hit == back else dearer))
+        writes = [lines[0].usd + one for one in held]
+        for (_, name), price, one, (_, where) in zip(LIVES, writes, held, stays, strict=True):
+            lines.append(Line(name=f"cache write, {name}", usd=price, reason=f"input and {where} ({usd(one)})"))
+        for tier in memory:
+            hourly = self.margin * bytes_ * tier.usd_per_byte_second * HOUR * MILLION
+            lines.append(
+                Line(
+                    name=f"hold in {tier.name}, Mtok-hour",
+                    usd=hourly,
+                    reason=f"{show(bytes_, 'B')} a token x {self.margin:g}; {tier.grade}",
+                )
+            )
+        rates = Rates(
+            input=lines[0].usd, output=lines[1].usd, cache_read=hit, cache_write=writes[0],
+            cache_write_long=writes[1],
+        )  # fmt: skip
+        return lines, rates
+
+    def long(self, points: list[Point], base: Rates) -> list[tuple[Step, Rates]]:
+        """Return the tiers of long contexts: each paid for at its dearest context, and none where all cost as the base."""
+        times = self.margin / self.busy
+        found = []
+        for step in steps(Point(self.request.input_tokens, self.fresh, self.base.output_usd_per_million, self.base), points):
+            paid = step.input * times
+            rates = Rates(
+                above_tokens=step.above,
+                input=paid,
+                output=step.output * times,
+                cache_read=min(base.cache_read, paid),
+                cache_write=paid + base.cache_write - base.input,
+                cache_write_long=paid + base.cache_write_long - base.input,
+            )
+            found.append((step, rates))
+        return found
+
+    def told(self, points: list[Point], found: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
+        """Return the prices of long contexts with their reasons, and up to where any are sold; refused: one not served."""
+        lines = []
+        for step, rates in found:
+            ratio = step.output / self.base.output_usd_per_million
+            name, there = f"above {step.above:,.0f} tokens", f"at up to {step.end:,.0f} tokens"
+            lines += [
+                Line(name=f"input {name}", usd=rates.input, reason=f"chip-time of prompts {there}"),
+                Line(name=f"output {name}", usd=rates.output, reason=f"{there} a token out costs {ratio:.2f} times as much"),
+            ]
+        most = points[-1].tokens if points else self.request.input_tokens
+        if not found:
+            alike = f"up to {most:,.0f} tokens a request costs as much a token to {100 * (ALIKE - 1):.0f} %"
+            lines.append(Line(name="long contexts", usd=math.nan, reason=alike))
+        if math.isfinite(refused):
+            why = f"prompts of {refused:,.0f} tokens are not served at {speed:g} tok/s"
+            lines.append(Line(name=f"above {most:,.0f} tokens", usd=math.nan, reason=why))
+        return lines
+
+    def modes(self, cost: TokenCost, paid: Rates, speed: float, shorter: list[Rates]) -> tuple[list[Line], list[Rates]]:
+        """Return a fast and a batch service beside rates, off the front of speed and cost there; never below shorter ones."""
+        least = {rates.service: rates.output / paid.output for rates in shorter}
+        here = float(cost.at_speed(speed))
+        fast = float(cost.at_speed(speed * FASTER)) / here
+        slow = min(usd_ for _, usd_ in cost.front) / here if cost.front else math.nan
+        top = max((fastest for fastest, _ in cost.front), default=math.nan)
+        sold = math.isfinite(fast)
+        why = f"the front of speed and cost: {fast:.2f} times as dear" if sold else f"the front ends at {top:,.0f} tok/s"
+        if sold and least.get("fast", 0.0) > fast:
+            fast, why = least["fast"], f"{why}; no less than shorter contexts"
+        share = max(slow * self.busy, least.get("batch", 0.0))
+        filled = f"no speed is promised ({slow:.2f} of the cost), and its queue fills the chips' idle time ({self.busy:.2f})"
+        above = f", above {paid.above_tokens:,.0f} tokens" if paid.above_tokens else ""
+        lines = [
+            Line(name=f"output, fast ({FASTER:g} times {speed:g} tok/s){above}", usd=paid.output * fast, reason=why),
+            Line(name=f"output, batch{above}", usd=paid.output * share, reason=filled),
+        ]
+        services = {"fast": fast, "batch": share} if sold else {"batch": share}
+        rates = [
+            Rates(service=name, above_tokens=paid.above_tokens, input=paid.input * one, output=paid.output * one)
+            for name, one in services.items()
+        ]
+        return lines, rates
+
+
+def held_by_life(memory: tuple[Tier, ...]) -> list[tuple[float, str]]:
+    """Return what a byte costs to hold for each lifetime [USD], and where it lies.
+
+    A cache may be read at any time of its life, and moves down as it ages: up to five minutes it lies in the cheapest tier that
+    can be read within them, then in the cheapest that can be read within an hour. A longer life thus costs more.
+    """
+    found, cost, begun, words = [], 0.0, 0.0, list[str]()
+    for life, _ in LIVES:
+        able = [one for one in memory if one.drain <= life]
+        tier = min(able or memory, key=lambda one: one.usd_per_byte_second)
+        cost += tier.usd_per_byte_second * (life - begun)
+        words.append(f"{show(life - begun, 's')} in {tier.name}")
+        begun = life
+        found.append((cost, ", then ".join(words)))
+    return found
+
+
+class Point(NamedTuple):
+    """What tokens cost at a context [USD per million]."""
+
+    tokens: float
+    input: float
+    output: float
+    cost: TokenCost
+
+
+class Step(NamedTuple):
+    """A tier: from above which context to which it is, and the most that tokens cost in it [USD per million]."""
+
+    above: float
+    end: float
+    input: float
+    output: float
+    cost: TokenCost
+
+
+def steps(base: Point, points: list[Point]) -> list[Step]:
+    """Return the tiers of contexts beyond the base, the shortest first.
+
+    A tier holds the contexts up to the next one that costs `TURNED` times as much as its first, and is paid for at the dearest
+    of them, so that no request in it earns less. The base's own rates hold on while a context costs the same to `ALIKE`.
+    """
+    found: list[Step] = []
+    above, first = base.tokens, base
+    for point in points:
+        open_ = found[-1] if found else None
+        if open_ is None and point.input <= ALIKE * base.input and point.output <= ALIKE * base.output:
+            above = point.tokens
+        elif open_ is None or max(point.input / first.input, point.output / first.output) >= TURNED:
+            first = point
+            lower = (0.0, 0.0) if open_ is None else (open_.input, open_.output)
+            found.append(Step(above, point.tokens, max(point.input, lower[0]), max(point.output, lower[1]), point.cost))
+            above = point.tokens
+        else:
+            dearest = max(point.input, open_.input), max(point.output, open_.output)
+            found[-1] = Step(open_.above, point.tokens, *dearest, point.cost)
+            above = point.tokens
+    return found
+
+
+def longest_prompt(model: Model, request: Mix) -> float:
+    """Return the longest prompt that leaves room for the answer; `LONGEST` where no limit is stated."""
+    return model.max_context - request.output_tokens if math.isfinite(model.max_context) else float(LONGEST)
+
+
+def points_of(works: Sequence[Workload], costs: Sequence[TokenCost]) -> list[Point]:
+    """Return what contexts cost, up to the first that is not served."""
+    served = takewhile(lambda one: one[1].feasible, zip(works, costs, strict=True))
+    return [
+        Point(float(work.input_tokens), cost.input_usd_per_million, cost.output_usd_per_million, cost) for work, cost in served
+    ]

@@ -1,0 +1,115 @@
+"""Which prices hold on a day and at an hour: first prices and changes, tiers that went, promotions that end, peak hours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final
+
+from steptime.errors import RangeError, shown
+from steptime.pricing.bundled_prices import Row, dated_rows, table
+from steptime.pricing.price_list import PRICES, STANDARD, Rates
+
+BEIJING: Final = timedelta(hours=8)
+NEWEST: Final = date(2026, 11, 21)
+"""The day on which the shipped rows were collected."""
+
+
+def read_time(text: str | date | datetime | None) -> datetime | None:
+    """Return a day at noon, or a day and hour, in UTC.
+
+    >>> read_time("2026-03-01"), read_time("2026-11-20T02:00Z").hour
+    (datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.timezone.utc), 2)
+    """
+    if text is None or isinstance(text, datetime):
+        return text if text is None or text.tzinfo else text.replace(tzinfo=UTC)
+    if isinstance(text, date):
+        return datetime.combine(text, time(12), tzinfo=UTC)
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise RangeError(
+            f"--at takes a day such as 2026-03-01, or an hour such as 2026-11-20T02:00Z, not {shown(text)}"
+        ) from None
+    if re.fullmatch(r"\d{4}-?\d{2}-?\d{2}", text.strip()):
+        found = found.replace(hour=12)
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def rates_of(row: Row) -> Rates:
+    """Return the rates of a row."""
+    source = f"{row.source}, {row.as_of}"
+    return Rates(
+        service=row.service, above_tokens=row.above_tokens, source=source, **{name: getattr(row, name) for name in PRICES}
+    )
+
+
+def on_day(provider: str, model: str, at: datetime) -> tuple[tuple[Rates, ...], Row | None]:
+    """Return the newest dated rates up to a time, by service and tier, and the newest row; empty where none was known then."""
+    newest: dict[tuple[str, float], Row] = {}
+    for row in dated_rows():
+        if row.provider == provider and row.model == model and date.fromisoformat(row.since) <= at.date():
+            newest[row.service, row.above_tokens] = row
+    rows = [newest[key] for key in sorted(newest)]
+    return tuple(map(rates_of, rows)), max(rows, key=lambda row: row.since, default=None)
+
+
+def base_rows(provider: str, model: str, at: datetime) -> list[Row]:
+    """Return the dated standard rows of a model up to a time, without tiers, the oldest first."""
+    mine = [row for row in dated_rows() if (row.provider, row.model) == (provider, model)]
+    base = [row for row in mine if row.service == STANDARD and not row.above_tokens]
+    return [row for row in base if date.fromisoformat(row.since) <= at.date()]
+
+
+def first_day(provider: str, model: str) -> str:
+    """Return the day of the first dated row of a model, or "" where there is none."""
+    return next((row.since for row in dated_rows() if row.provider == provider and row.model == model), "")
+
+
+def _facts(kind: str, provider: str, model: str) -> Iterable[Mapping[str, Any]]:
+    return (one for one in table("facts").get(kind, ()) if one["provider"] == provider and model in one["models"])
+
+
+def on_time(provider: str, model: str, rates: tuple[Rates, ...], at: datetime) -> tuple[tuple[Rates, ...], list[str]]:
+    """Return rates with what the shipped facts say of a time: tiers that went, promotions that ended, peak hours."""
+    notes = []
+    for one in _facts("dropped", provider, model):
+        if at.date() >= date.fromisoformat(one["date"]) and any(r.above_tokens == one["above_tokens"] for r in rates):
+            rates = tuple(r for r in rates if r.above_tokens != one["above_tokens"])
+            notes.append(f"{one['note']} ({one['date']})")
+    for one in _facts("changes", provider, model):
+        if at.date() >= date.fromisoformat(one["from"]):
+            rates = tuple(_changed(r, one) for r in rates)
+            notes.append(f"{one['note']}; these are the prices from {one['from']}")
+        else:
+            notes.append(f"{one['note']}; from {one['from']} {one['input']:g} in, {one['output']:g} out USD/M")
+    for one in _facts("hours", provider, model):
+        if at.date() >= date.fromisoformat(one["from"]):
+            times, words = _hour(one, at)
+            rates = tuple(r.times(times) if r.service == "standard" else r for r in rates)
+            notes.append(words)
+    return rates, notes
+
+
+def _changed(rates: Rates, change: Mapping[str, Any]) -> Rates:
+    """Return the rates after a change: the standard ones as told, others in proportion to input."""
+    if rates.service == "standard" and not rates.above_tokens:
+        return replace(rates, **{name: change[name] for name in PRICES if name in change})
+    return rates.times(2.0 if rates.service == "batch" else 1.0)
+
+
+def _hour(rule: Mapping[str, Any], at: datetime) -> tuple[float, str]:
+    """Return by what the price off peak is multiplied at a time, and why."""
+    spans = " and ".join(rule["peak"])
+    weekend = (at + BEIJING).weekday() >= 5 and at.date() >= date.fromisoformat(rule["weekends_from"])
+    for span in rule["peak"]:
+        start, end = (time.fromisoformat(end) for end in span.split("-"))
+        if start <= at.time() < end and not weekend:
+            return float(
+                rule["times"]
+            ), f"peak: {rule['times']:g} times the price off peak at {spans} UTC on weekdays of Beijing"
+    return 1.0, f"off peak; {rule['times']:g} times as dear at {spans} UTC on weekdays of Beijing" + (
+        " (a weekend)" if weekend else ""
+    )

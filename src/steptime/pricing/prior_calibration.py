@@ -1,0 +1,253 @@
+"""Priors fitted to shipped rows, and how often intervals held on models whose truth is known, each left out of its own fit.
+
+`docs/fit_prices.py` writes what `priors_text` returns; readings take it from the file, so that a list is read in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from steptime.blackboard.price_signals import active_from_input, usd_per_flop
+from steptime.number_checks import Array
+from steptime.pricing.bundled_prices import dated_rows, open_rows, table
+from steptime.pricing.kv_price_step import calibrated
+from steptime.pricing.monte_carlo import Z90, Draws, Margin, interval
+from steptime.pricing.open_model_market import costs_by_model, families
+from steptime.pricing.price_estimate import Held
+from steptime.pricing.price_list import PriceList, Rates
+from steptime.pricing.serving_costs import HOPPER, plausible
+from steptime.units import MILLION
+
+HALF_BUSY: Final = 0.45  # of the peak FP8 rate: of DeepSeek's own pass of prompts (reported); others say up to 0.60
+
+Fit = tuple[Array, float]
+"""Coefficients of a logarithm to base 10, and the scatter about it."""
+
+
+def by_input(inputs: Array, _: Array, sizes: Array) -> Fit:
+    """Fit size = constant x input price: the median of the ratio, in log10."""
+    ratio = np.log10(sizes / inputs)
+    centre = float(np.median(ratio))
+    return np.array([centre, 1.0, 0.0]), float(np.std(ratio - centre, ddof=1))
+
+
+def by_both(inputs: Array, outputs: Array, sizes: Array) -> Fit:
+    """Fit size = constant x input price ** a x output price ** b, by least squares in log10."""
+    columns = np.stack([np.ones_like(inputs), np.log10(inputs), np.log10(outputs)], axis=1)
+    found, *_ = np.linalg.lstsq(columns, np.log10(sizes), rcond=None)
+    scatter = np.log10(sizes) - columns @ found
+    return found, float(np.std(scatter, ddof=3))
+
+
+def predicted(fit: Array, inputs: Array | float, outputs: Array | float) -> Array:
+    """Return log10 of a size by a fit."""
+    found: Array = fit[0] + fit[1] * np.log10(inputs) + fit[2] * np.log10(outputs)
+    return found
+
+
+def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Held:
+    """Return how many families' sizes lay in the 90 % interval of a fit to the others."""
+    inputs, outputs = _prices()
+    held = 0
+    for at in range(len(sizes)):
+        others = np.arange(len(sizes)) != at
+        found, scatter = fit(inputs[others], outputs[others], sizes[others])
+        held += bool(abs(math.log10(sizes[at]) - predicted(found, inputs[at], outputs[at])) <= Z90 * scatter)
+    return Held(held=held, of=len(sizes))
+
+
+def _prices() -> tuple[Array, Array]:
+    inputs, outputs = np.array([(one.input, one.output) for one in families()]).T
+    return inputs, outputs
+
+
+def tier_list(provider: str, model: str) -> PriceList:
+    """Return the newest dated list of a model with a step."""
+    newest: dict[float, Rates] = {}
+    for row in dated_rows():
+        if (row.provider, row.model, row.service) == (provider, model, "standard"):
+            newest[row.above_tokens] = Rates(above_tokens=row.above_tokens, input=row.input, output=row.output)
+    return PriceList(provider=provider, model=model, rates=tuple(newest[above] for above in sorted(newest)))
+
+
+def known_tiers() -> list[tuple[PriceList, float]]:
+    """Return the lists with a step of known models, with the BF16 bytes that a token of context adds to a read."""
+    found = []
+    for one in table("tier_models")["models"]:
+        figures = next(iter(costs_by_model()[one["catalogue"], one["weights"]].values()))
+        found.append((tier_list(one["provider"], one["model"]), float(figures["kv_bytes_read_per_token"])))
+    return found
+
+
+def tiers_held(margin: Margin, draws: Draws) -> tuple[Held, Held, list[float]]:
+    """Return how many true bytes lay in their interval by a margin prior, how many below the bound, and log10 of errors."""
+    held, below, errors = 0, 0, []
+    for one, truth in known_tiers():
+        values, most = calibrated(one, margin, draws)
+        low, high = interval(values)
+        held += low <= truth <= high
+        below += bool(truth <= np.quantile(most, 0.95))
+        errors.append(math.log10(float(np.median(values)) / truth))
+    return Held(held=held, of=len(errors)), Held(held=below, of=len(errors)), errors
+
+
+def active_bound_held() -> int:
+    """Return of how many families the input price pays at least the arithmetic of their active parameters."""
+    usd = usd_per_operation()
+    return sum(bool(one.active <= active_from_input(one.input / MILLION, usd)) for one in families())
+
+
+def of_market() -> Margin:
+    """Return the margins of the families on Hopper, recomputed from the shipped rows."""
+    values = tuple(sorted(one.margin for one in families() if math.isfinite(one.margin)))
+    low, median, high = np.quantile(values, [0.05, 0.5, 0.95]).tolist()
+    return Margin(median=median, low=low, high=high, basis="market", values=values)
+
+
+def within(values: Sequence[float], low: float, high: float) -> Held:
+    """Return how many values lie between two."""
+    return Held(held=sum(low <= one <= high for one in values), of=len(values))
+
+
+def rank_correlation(a: Array, b: Array) -> float:
+    """Return Spearman's rank correlation, ties at their mean rank."""
+    ranks = np.stack(
+        [np.mean([np.searchsorted(np.sort(one), one, side) for side in ("left", "right")], axis=0) for one in (a, b)]
+    )
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def explained(known: Array, *by: Array) -> float:
+    """Return the share of the variance of log10 that a regression on other logarithms explains."""
+    columns = np.stack([np.ones_like(known), *(np.log10(one) for one in by)], axis=1)
+    logs = np.log10(known)
+    found, *_ = np.linalg.lstsq(columns, logs, rcond=None)
+    return float(1 - np.var(logs - columns @ found) / np.var(logs))
+
+
+def _cost_ratios() -> dict[str, Array]:
+    """Return what output tokens cost over input tokens, by family, on each system."""
+    return {name: np.array([one.cost_ratios.get(name, math.nan) for one in families()]) for name in families()[0].cost_ratios}
+
+
+def _steps_at_one_threshold() -> dict[str, float]:
+    """Return how multiples of output prices stand to known bytes, of the models whose first step is where most have theirs."""
+    steps = [(tiers[1].above_tokens, tiers[1].output / tiers[0].output, truth) for tiers, truth in _first_steps()]
+    most = statistics.mode(above for above, _, _ in steps)
+    multiples, truths = np.array([(multiple, truth) for above, multiple, truth in steps if above == most]).T
+    return {
+        "step_above": most,
+        "step_models": len(multiples),
+        "step_low": float(np.min(multiples)),
+        "step_high": float(np.max(multiples)),
+        "step_bytes_apart": float(np.max(truths) / np.min(truths)),
+        "step_rank": rank_correlation(multiples, truths),
+    }
+
+
+def _first_steps() -> list[tuple[tuple[Rates, ...], float]]:
+    return [(listed.of(), truth) for listed, truth in known_tiers()]
+
+
+def blind_facts() -> dict[str, float | str]:
+    """Return what shows that some readings do not hold: of ratios, of price levels, and of prices of hits."""
+    inputs, outputs = _prices()
+    kv = np.array([one.kv_bytes for one in families()])
+    ratios = outputs / inputs
+    ranks = {
+        name: rank_correlation(ratios[able], costs[able])
+        for name, costs in _cost_ratios().items()
+        for able in [np.isfinite(costs)]
+    }
+    low, high = min(ranks, key=ranks.__getitem__), max(ranks, key=ranks.__getitem__)
+    cached = {one.name: one.kv_bytes for one in families()}
+    hits = [row for row in open_rows() if row.family in cached and row.cache_read > 0 and row.service == "standard"]
+    read, fresh, held = np.array([(row.cache_read, row.input, cached[row.family]) for row in hits]).T
+    return {
+        "models": len(ratios),
+        "ratio_systems": len(ranks),
+        "ratio_rank": float(np.median(list(ranks.values()))),
+        "ratio_rank_low": ranks[low],
+        "ratio_rank_low_on": low,
+        "ratio_rank_high": ranks[high],
+        "ratio_rank_high_on": high,
+        "at_four": int(np.sum(np.isclose(ratios, 4))),
+        "levels_r2": explained(kv, inputs, outputs),
+        "hits": len(hits),
+        "hit_r2": explained(read, fresh),
+        "hit_kv_r2": explained(read, fresh, held),
+        **_steps_at_one_threshold(),
+    }
+
+
+def spread_of(sizes: Array) -> float:
+    """Return the standard deviation of log10: what is known of a size without prices."""
+    return float(np.std(np.log10(sizes), ddof=1))
+
+
+def usd_per_operation() -> float:
+    """Return the median USD per FP8 operation of plausible systems, at `HALF_BUSY` of their peak."""
+    machines, _ = plausible()
+    rents = np.array([float(one.rent.typical) for one in machines])
+    rates = np.array([float(one.chip.peak.get("fp8", math.nan)) for one in machines])
+    return float(np.nanmedian(usd_per_flop(rents, rates, HALF_BUSY)))
+
+
+def _written(name: str, fit: Fit, held: Held, sizes: Array) -> list[str]:
+    figures = ", ".join(f"{value:.6f}" for value in fit[0])
+    return [
+        f"[{name}]",
+        f"log10 = [{figures}] # constant, power of the input price, power of the output price, in USD per million",
+        f"scatter = {fit[1]:.6f} # standard deviation of log10",
+        f"spread = {spread_of(sizes):.6f} # the same without prices",
+        f"held = {held.held}",
+        f"of = {held.of}",
+        "",
+    ]
+
+
+def priors_text() -> str:
+    """Return the priors as TOML."""
+    market = of_market()
+    active, total = (np.array([getattr(one, name) for one in families()]) for name in ("active", "total"))
+    prices = _prices()
+    held, below, errors = tiers_held(replace(market, basis="market"), Draws())
+    known = np.array([float(next(iter(rows.values()))["kv_bytes_read_per_token"]) for rows in costs_by_model().values()])
+    inside = within(market.values, 0.5, 10)
+    lines = [
+        "# Written by docs/fit_prices.py from the rows beside it; tests recompute each figure.",
+        "",
+        "[margin] # of the median seller of each model over a request's cost (4,096 in, 1,024 out, 40 tok/s), a busy chip",
+        f'chips = "Hopper (geometric mean of {" and ".join(HOPPER)})"',
+        "values = [",
+        *(f"  {value:.6g}," for value in market.values),
+        "]",
+        f"held = {inside.held} # within 0.5 to 10",
+        f"of = {inside.of}",
+        "",
+        *_written("active", by_input(*prices, active), left_out(by_input, active), active)[:-1],
+        f"bound_held = {active_bound_held()} # all of the input price spent on arithmetic",
+        "",
+        *_written("total", by_both(*prices, total), left_out(by_both, total), total),
+        "[dollars] # of plausible systems",
+        f"usd_per_flop = {usd_per_operation():.6g} # median, FP8 at {HALF_BUSY:g} of the peak",
+        "",
+        "[blind] # why some readings do not hold: ratios of prices against ratios of costs, KV bytes against prices and hits",
+        *(f'{name} = "{fact}"' if isinstance(fact, str) else f"{name} = {fact:.6g}" for name, fact in blind_facts().items()),
+        "",
+        "[step] # KV bytes per token from price steps of models whose architecture is known (tier_models.toml)",
+        f"scatter = {float(np.std(errors, ddof=1)):.6f} # standard deviation of log10 of reading over truth",
+        f"bias = {float(np.mean(errors)):.6f}",
+        f"spread = {spread_of(known):.6f} # of the models that are sold, without prices",
+        f"held = {held.held}",
+        f"bound_held = {below.held} # at margin 1",
+        f"of = {held.of}",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""Sizes read from a price list: active and total parameters, and KV bytes per token from a step over context."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from steptime.blackboard.price_signals import active_from_input, kv_bytes_from_step, kv_bytes_from_tier
+from steptime.pricing.bundled_prices import table
+from steptime.pricing.kv_price_step import calibrated, has_step, usd_per_byte
+from steptime.pricing.monte_carlo import Z90, Draws, Margin, interval
+from steptime.pricing.price_estimate import Reading, held_of, unknown
+from steptime.pricing.price_list import PriceList
+from steptime.pricing.prior_calibration import HALF_BUSY
+from steptime.pricing.serving_costs import HOPPER
+from steptime.units import MILLION
+
+BALANCE, WEIGHT_BYTES = 300.0, 1.0  # the lecture's machine, in FP8
+MEMORY_SHARE = 0.77  # of bandwidth, in figures that are told without draws
+
+
+def bits_of(name: str) -> float:
+    """Return the bits that a reading tells: log2 of the spread without prices over the scatter with them, at least 0."""
+    told = table("priors")[name]
+    return max(0.0, math.log2(told["spread"] / told["scatter"]))
+
+
+def size(found: PriceList, which: str, what: str) -> Reading:
+    """Return active or total parameters by the fit to models with open weights."""
+    base, fit = found.base, table("priors")[which]
+    if not (base.input > 0 and base.output > 0):
+        return unknown(f"{which}_parameters", what, "a price of 0 says nothing of a size", measure="parameters")
+    constant, power_in, power_out = fit["log10"]
+    centre = constant + power_in * math.log10(base.input) + power_out * math.log10(base.output)
+    half = Z90 * fit["scatter"]
+    bound = math.nan
+    if which == "active":
+        bound = float(active_from_input(base.input / MILLION, table("priors")["dollars"]["usd_per_flop"]))
+    return Reading(
+        name=f"{which}_parameters",
+        what=what,
+        measure="parameters",
+        value=10**centre,
+        interval=(10 ** (centre - half), 10 ** (centre + half)),
+        bound=bound,
+        bound_held=held_of(which, "bound_held") if which == "active" else None,
+        bits=bits_of(which),
+        held=held_of(which),
+        reason=(
+            "median of models with open weights at that input price"
+            if which == "active"
+            else f"fit to models with open weights: input price to the power {power_in:.2g}, output price {power_out:.2g}"
+        )
+        + (
+            f"; the bound is all of the input price spent on arithmetic, at {HALF_BUSY:.0%} of FP8 peak".replace("%", " %")
+            if which == "active"
+            else ""
+        ),
+    )
+
+
+def kv_bytes(found: PriceList, margin: Margin, draws: Draws, active: float, balance: float = BALANCE) -> Reading:
+    """Return KV bytes per token from the first step of output prices, with the lecture's reading of its threshold beside it."""
+    name, what = "kv_bytes_per_token", "KV bytes per token"
+    tiers = found.of()
+    if not has_step(found):
+        rising = len(tiers) > 1 and tiers[1].input > tiers[0].input
+        why = "only input is dearer above the step, and prompts are bound by arithmetic" if rising else "the list has no step"
+        return unknown(
+            name, what, f"{why}; bytes that a token reads show in what output costs more over a longer context", measure="B"
+        )
+    ideal = float(kv_bytes_from_tier(active, tiers[1].above_tokens, balance, WEIGHT_BYTES))
+    values, most = calibrated(found, margin, draws)
+    at_one = float(
+        kv_bytes_from_step(
+            (tiers[1].output - tiers[0].output) / MILLION, tiers[1].above_tokens, float(usd_per_byte(MEMORY_SHARE)[0])
+        )
+    )
+    rises = tiers[1].input / tiers[0].input > tiers[1].output / tiers[0].output if tiers[0].input and tiers[0].output else False
+    steeper = "; input rises more than output, which reading caches does not explain" if rises else ""
+    return Reading(
+        name=name,
+        what=what,
+        measure="B",
+        value=float(np.median(values)),
+        interval=interval(values),
+        bound=float(np.quantile(most, 0.95)),
+        bound_held=held_of("step", "bound_held"),
+        bits=bits_of("step"),
+        held=held_of("step") if margin.values else None,
+        reason=f"step of {tiers[1].output - tiers[0].output:g} USD/M above {tiers[1].above_tokens:,.0f} tokens, margin "
+        f"{margin.median:.2g} ({margin.low:.2g} to {margin.high:.2g}; {margin.basis}); over exactly "
+        f"{tiers[1].above_tokens:,.0f} tokens {at_one / 1e3:,.0f} kB at margin 1; the bound takes a margin "
+        f"of at least 1 and USD per byte of {' and '.join(HOPPER)}, and is in BF16 as the interval is{steeper}",
+        ideal=ideal,
+        ideal_from=f"section 13: at the threshold memory overtakes arithmetic, {active / 1e9:,.0f} B active, R = {balance:g}",
+    )

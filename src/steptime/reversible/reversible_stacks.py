@@ -1,0 +1,206 @@
+"""Plain, checkpointed and reversible stacks of the same blocks on PyTorch: memory, arithmetic, time and gradients by depth.
+
+A block is two functions, each a layer norm, a matrix, GELU and a matrix, all of half the width, as PyTorch initialises them.
+The three stacks are the same blocks with the same weights: only what is kept differs. Needs the extra `torch`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import InputError, UnknownName
+from steptime.number_checks import whole
+from steptime.reversible.feistel import half_of
+from steptime.reversible.memory_tradeoff import arithmetic_ratio, forwards_of, reversible_bytes, stream_bytes
+from steptime.reversible.reversible_blocks import ReversibleBlock, ReversibleSequence, halves
+from steptime.reversible.stack_results import KINDS, ErrorPoint, StackPoint, Stacks
+from steptime.reversible.torch_extra import load, torch
+from steptime.reversible.torch_memory import FlopCount, LiveBytes, SavedBytes
+
+DTYPES = ("float64", "float32", "bfloat16")
+DEEPEST, WIDEST, MOST_ROWS = 4096, 1 << 16, 1 << 20
+ERROR_WIDTH, ERROR_ROWS = 256, 16  # of the stacks that errors are measured on, which take little time
+DEPTHS = 5  # of a curve, each twice the one before
+
+
+def measure_stacks(
+    *,
+    depth: int = 64,
+    width: int = 1024,
+    rows: int = 64,
+    dtype: str = "float32",
+    device: str | None = None,
+    repeats: int = 3,
+    seed: int = 0,
+) -> Stacks:
+    """Measure stacks up to `depth` blocks of `width` [values] on `rows` rows; on a GPU where there is one, unless told.
+
+    A CPU computes with one thread, as its products are so small that others mostly wait. Raises RangeError for an odd width,
+    and InputError where PyTorch is not installed.
+    """
+    depth = whole("depth", depth, most=DEEPEST, unit="block")
+    half_of("the width of a stack", whole("width", width, least=2, most=WIDEST), "values")
+    rows, repeats = whole("rows", rows, most=MOST_ROWS), whole("repeats", repeats, most=1000)
+    if dtype not in DTYPES:
+        raise UnknownName("number format", dtype, DTYPES, "Known: " + ", ".join(DTYPES) + ".")
+    device = _device_of(device)
+    depths = sorted({max(1, depth >> power) for power in range(DEPTHS)})
+    blocks = _blocks(depth, width, dtype, device, seed)
+    x = _input(rows, width, dtype, device, seed)
+    with _one_thread():
+        points = [point for d in depths for point in _points(blocks[:d], x, repeats)]
+        errors = tuple(gradient_errors(depths, width=min(width, ERROR_WIDTH), seed=seed))
+    streams = float(reversible_bytes(stream_bytes(rows, width // 2, x.element_size())))
+    return Stacks(
+        depth=depth, width=width, rows=rows, dtype=dtype, device=device, torch=str(torch.__version__), streams=streams,
+        arithmetic=float(arithmetic_ratio(forwards_of("reversible"))), points=tuple(points),
+        error_width=min(width, ERROR_WIDTH), errors=errors,
+    )  # fmt: skip
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have PyTorch compute with one thread of the CPU."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def gradient_errors(depths: Sequence[int], *, width: int = ERROR_WIDTH, seed: int = 0) -> list[ErrorPoint]:
+    """Return how far gradients and rebuilt inputs of reversible stacks are off, by depth and number format, on the CPU."""
+    found = []
+    for dtype in DTYPES:
+        blocks = _blocks(max(depths), width, dtype, "cpu", seed)
+        wide = _blocks(max(depths), width, "float64", "cpu", seed)
+        x = _input(ERROR_ROWS, width, dtype, "cpu", seed)
+        for depth in depths:
+            plain, reversible = (_gradients(blocks[:depth], x, kind) for kind in ("plain", "reversible"))
+            exact = plain if dtype == "float64" else _gradients(wide[:depth], x.double(), "plain")
+            stack = ReversibleSequence(blocks[:depth])
+            found.append(
+                ErrorPoint(
+                    depth=depth, dtype=dtype, gradient_error=_distance(reversible, plain), plain_error=_distance(plain, exact),
+                    input_error=_distance([stack.inverse(stack(x).detach())], [x]),
+                )
+            )  # fmt: skip
+    return found
+
+
+def run_stack(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> Any:
+    """Return the output of a stack of a kind: plain, checkpointed or reversible."""
+    if kind == "reversible":
+        return ReversibleSequence(blocks)(x)
+    checkpoint = load("torch.utils.checkpoint").checkpoint
+    a, b = halves(x, -1)
+    for block in blocks:
+        a, b = block.coupled(a, b) if kind == "plain" else checkpoint(block.coupled, a, b, use_reentrant=False)
+    return torch.cat((a, b), -1)
+
+
+def _points(blocks: Sequence[ReversibleBlock], x: Any, repeats: int) -> list[StackPoint]:
+    """Measure the three stacks of some blocks."""
+    flops, seconds, gradients, found = {}, {}, {}, []
+    for kind in KINDS:
+        gradients[kind] = _gradients(blocks, x, kind)
+        saved, peak, allocated, flops[kind] = _held(blocks, x, kind)
+        seconds[kind] = _seconds(lambda kind=kind: _step(blocks, x, kind), repeats, x.device)  # type: ignore[misc]
+        found.append(
+            StackPoint(
+                depth=len(blocks), kind=kind, saved=saved, peak=peak, allocated=allocated, flop=flops[kind],
+                arithmetic=flops[kind] / flops["plain"], seconds=seconds[kind], slowness=seconds[kind] / seconds["plain"],
+                gradient_error=_distance(gradients[kind], gradients["plain"]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _step(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> list[Any]:
+    """Run one forward and backward pass; return the gradients of the parameters."""
+    for block in blocks:
+        block.zero_grad()
+    y = run_stack(blocks, x, kind)
+    y.backward(y.detach())  # of half the sum of squares
+    return [parameter.grad for block in blocks for parameter in block.parameters()]
+
+
+def _gradients(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> list[Any]:
+    x = x.clone().requires_grad_()
+    grads = _step(blocks, x, kind)
+    return [x.grad, *(grad.clone() for grad in grads)]
+
+
+def _held(blocks: Sequence[ReversibleBlock], x: Any, kind: str) -> tuple[int, int, int | None, int]:
+    """Return the bytes saved, the most alive, the most allocated (None on a CPU), and the FLOPs of a step."""
+    x = x.clone().requires_grad_()
+    with SavedBytes(parameter for block in blocks for parameter in block.parameters()) as saved:
+        y = run_stack(blocks, x, kind)
+    kept = saved.bytes()
+    del y
+    with LiveBytes() as live:
+        grads = _step(blocks, x, kind)
+    peak = live.peak([*grads, x.grad])
+    del grads
+    with FlopCount() as count:
+        _step(blocks, x, kind)
+    allocated = None
+    if x.device.type == "cuda":
+        for block in blocks:
+            block.zero_grad()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _step(blocks, x, kind)
+        allocated = int(torch.cuda.max_memory_allocated() - before)
+    return kept, peak, allocated, count.flops()
+
+
+def _seconds(step: Callable[[], Any], repeats: int, device: Any) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def _distance(found: Sequence[Any], true: Sequence[Any]) -> float:
+    """Return the norm of all differences over the norm of what is true."""
+    off = sum(float((f.double() - t.double()).square().sum()) for f, t in zip(found, true, strict=True))
+    return float(np.sqrt(off / sum(float(t.double().square().sum()) for t in true)))
+
+
+def _blocks(depth: int, width: int, dtype: str, device: str, seed: int) -> list[ReversibleBlock]:
+    """Return blocks whose weights are those of float32, rounded."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = [ReversibleBlock(_function(width // 2), _function(width // 2)) for _ in range(depth)]
+    return [block.to(dtype=getattr(torch, dtype), device=device) for block in made]
+
+
+def _function(half: int) -> Any:
+    nn = torch.nn
+    return nn.Sequential(nn.LayerNorm(half), nn.Linear(half, half), nn.GELU(), nn.Linear(half, half))
+
+
+def _input(rows: int, width: int, dtype: str, device: str, seed: int) -> Any:
+    made = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed + 1))
+    return made.to(dtype=getattr(torch, dtype), device=device)
+
+
+def _device_of(asked: str | None) -> str:
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked not in ("cpu", "cuda"):
+        raise UnknownName("device", asked, ("cpu", "cuda"), "Known: cpu, cuda.")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise InputError("PyTorch finds no GPU here; --device cpu measures without one")
+    return asked

@@ -1,0 +1,344 @@
+"""Scaling laws by name: constants with their sources, loss, and the runs that a law was fitted to.
+
+A law is a file of `data/laws` (or of one's own), read into a `Law`. `loss`, `tokens_for` and the functions of `optimum` take a
+name or a `Law`, and broadcast over parameters, tokens, what else the law knows, and the constants themselves: `drawn` makes a
+law of many constants at once, as far apart as its errors say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from steptime.catalog.data_files import files, find
+from steptime.catalog.hardware_loading import Reader
+from steptime.catalog.schema import LawEntry, SpreadEntry, validated
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, did_you_mean, expect, shown
+from steptime.number_checks import LARGEST, Number, between, positive, share
+from steptime.provenance import GRADES, Figure
+from steptime.result_base import Result
+from steptime.scaling.law_forms import FORMS, Form, More
+from steptime.units import in_digits, show
+
+DOMAINS: Final = {
+    "params": "parameters", "tokens": "tokens", "compute": "FLOP", "experts": "experts", "granularity": "granularity",
+    "sparsity": "sparsity", "bits": "bits", "ratio": "tokens a parameter",
+}  # fmt: skip
+PLAIN: Final = More()
+MOST_EXPERTS: Final = 1e6
+DRAWN_QUANTILE: Final = 4.0  # standard deviations beyond which no constant is drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How constants scatter together: of the logarithms of those in `logs`."""
+
+    names: tuple[str, ...]
+    logs: tuple[str, ...]
+    deviations: tuple[float, ...]
+    correlations: tuple[tuple[float, ...], ...]
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Law(Result):
+    """A scaling law: form, constants (numbers, or arrays of one shape), published errors, domain and sources."""
+
+    name: str
+    title: str
+    form: str
+    year: int
+    counts: str
+    corpus: str = ""
+    default: bool = False
+    constants: Mapping[str, Number] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    spread: Spread | None = None
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    domain: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Form:
+        """The form by which it reckons."""
+        return FORMS[self.form]
+
+    @property
+    def grade(self) -> str:
+        """The worst grade of its constants: how far to trust it."""
+        grades = [self.figures[f"constants.{name}"].grade for name in self.constants if f"constants.{name}" in self.figures]
+        return max(grades, key=GRADES.index, default="recalled" if self.figures else "guess")
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Constants that its form needs and that are not known."""
+        return tuple(name for name in self.kind.constants if name not in self.constants)
+
+    @property
+    def tells_loss(self) -> bool:
+        """Whether a loss follows from parameters and tokens."""
+        return self.kind.tokens is not None and not self.lacks
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return its formula and where it was fitted."""
+        title = f"Law {self.name}: {self.title} ({self.year}, {self.grade})"
+        return title, {"form": self.kind.formula, "fitted to": fitted_to(self)}
+
+
+LawLike: TypeAlias = Law | str | os.PathLike[str]
+
+
+def load_law(name: LawLike, catalog: str | os.PathLike[str] | None = None) -> Law:
+    """Return the law of a name, an alias or a path to a TOML file, or a Law as it is.
+
+    >>> load_law("chinchilla").constants["alpha"]
+    0.34
+    """
+    if isinstance(name, Law):
+        return name
+    expect("a law", name, (str, os.PathLike), "a name, a path or a Law")
+    path = find("laws", os.fspath(name), catalog)
+    return _load(path, path.stat().st_mtime)
+
+
+def load_laws(
+    names: Iterable[LawLike] | LawLike | None = None, catalog: str | os.PathLike[str] | None = None
+) -> tuple[Law, ...]:
+    """Return laws by name; without names those that are used unless told."""
+    if names is None:
+        every = (load_law(name, catalog) for name in files("laws", catalog))
+        return tuple(law for law in every if law.default)
+    given = [names] if isinstance(names, str | os.PathLike | Law) else list(names)
+    if not given:
+        raise InputError("a law is needed, such as epoch; `steptime laws` lists them")
+    return tuple(load_law(name, catalog) for name in given)
+
+
+def with_constants(law: LawLike, **constants: Number) -> Law:
+    """Return a law with other constants, or with those that nobody has published.
+
+    >>> made = with_constants("gadre", E=1.7, a=140.0, b=190.0, eta=0.15)
+    >>> round(float(loss(made, 1e9, 20e9)), 2)
+    2.03
+    """
+    found = load_law(law)
+    for name in constants:
+        if name not in found.kind.constants:
+            raise UnknownName(
+                f"constant of {found.name}", name, found.kind.constants, f"It has {', '.join(found.kind.constants)}."
+            )
+    return replace(found, constants={**found.constants, **constants}, spread=None, errors={})
+
+
+def loss(law: LawLike, params: Number, tokens: Number, **more: Number) -> Number:
+    """Return the loss [nats a token] of models by a law; broadcasts.
+
+    params: active ones [parameters]; tokens: trained on, repeats counted [tokens]; more: what the law knows of `experts`,
+    `granularity`, `sparsity` (share of parameters that a token leaves out), `unique` tokens and `bits`.
+
+    >>> round(float(loss("hoffmann", 70e9, 1.4e12)), 3), loss("epoch", [1e9, 10e9], 2e12).shape
+    (1.937, (2,))
+    """
+    found = load_law(law)
+    form = _knowing(found, "loss")
+    given = _more(found, more)
+    sizes = np.asarray(positive("parameters", params), dtype=float)
+    return form.loss(found.constants, sizes, np.asarray(positive("tokens", tokens), dtype=float), given)  # type: ignore[misc]
+
+
+def tokens_for(law: LawLike, params: Number, at_loss: Number, **more: Number) -> Number:
+    """Return the tokens that models need for a loss; infinite where no number of tokens reaches it.
+
+    >>> float(f"{tokens_for('hoffmann', 70e9, 1.9365):.3g}"), tokens_for("hoffmann", 1e9, 1.7).item()
+    (1400000000000.0, inf)
+    """
+    found = load_law(law)
+    form = _knowing(found, "tokens")
+    sizes = np.asarray(positive("parameters", params), dtype=float)
+    return form.tokens(found.constants, sizes, positive("loss", at_loss), _more(found, more))  # type: ignore[misc]
+
+
+def drawn(law: Law, count: int, seed: int = 0) -> Law:
+    """Return a law of `count` constants each, drawn as its errors scatter together; the first are the published ones.
+
+    Raises InputError where its errors were not published with what ties them together.
+    """
+    if law.spread is None:
+        raise InputError(f"{law.name}: errors of its constants are not known together; epoch has them")
+    names, deviations = law.spread.names, np.asarray(law.spread.deviations)
+    cov = np.asarray(law.spread.correlations) * np.outer(deviations, deviations)
+    values, vectors = np.linalg.eigh(cov)
+    steps = np.random.default_rng(seed).standard_normal((count - 1, len(names)))
+    steps = np.clip(steps, -DRAWN_QUANTILE, DRAWN_QUANTILE) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    steps = np.vstack([np.zeros(len(names)), steps])
+    made: dict[str, Number] = dict(law.constants)
+    for position, name in enumerate(names):
+        step = steps[:, position]
+        made[name] = law.constants[name] * np.exp(step) if name in law.spread.logs else law.constants[name] + step
+    return replace(law, constants=made)
+
+
+def beyond(law: Law, **given: Number) -> dict[str, float]:
+    """Return how many times inputs lie outside the runs that a law was fitted to, those alone that do.
+
+    >>> {name: round(far, 2) for name, far in beyond(load_law("hoffmann"), params=100e9, tokens=1e11).items()}
+    {'params': 6.25}
+    """
+    found = {}
+    for name, value in given.items():
+        if name not in law.domain or np.ndim(value):
+            continue
+        low, high = law.domain[name]
+        number = float(value)
+        if not low <= number <= high:
+            found[name] = number / high if number > high else low / number
+    return found
+
+
+def in_beyond(far: Mapping[str, float], law: Law | None = None) -> str:
+    """Return in words how far inputs lie outside the runs of a law; law: whose runs are told too.
+
+    >>> in_beyond({"params": 6.25}), in_beyond({"params": 6.25}, load_law("hoffmann"))
+    ('6.2x in parameters', '6.2x in parameters (fitted to 44.0 M to 16.0 B)')
+    """
+    told = {name: f" (fitted to {_span(*law.domain[name])})" if law else "" for name in far}
+    return " and ".join(f"{in_digits(times, 2)}x in {DOMAINS[name]}{told[name]}" for name, times in far.items())
+
+
+def _span(low: float, high: float) -> str:
+    return f"{_short(low)} to {_short(high)}" if low > 0 and np.isfinite(high) else f"up to {_short(high)}"
+
+
+def fitted_to(law: Law) -> str:
+    """Return in words what a law was fitted to."""
+    spans = []
+    for name, (low, high) in law.domain.items():
+        spans.append(f"{_span(low, high)} {DOMAINS[name]}")
+    spans += [f"{_short(value)} {DOMAINS.get(name, name)} always" for name, value in law.fixed.items()]
+    return "; ".join([*([law.corpus] if law.corpus else []), *spans])
+
+
+def _short(value: float) -> str:
+    return in_digits(value) if value < 1e6 else (f"{value:.2g}" if value >= 1e16 else show(value))
+
+
+def _knowing(law: Law, what: str) -> Form:
+    """Return the form of a law, which must tell a loss (`what` loss), or tokens for a loss too."""
+    if law.kind.loss is None:
+        raise InputError(f"{law.name} tells no loss: {law.kind.formula}")
+    if what == "tokens" and law.kind.tokens is None:
+        raise InputError(f"{law.name} knows no tokens ({fitted_to(law)}); it tells sizes of equal loss alone")
+    if law.lacks:
+        raise InputError(
+            f"{law.name} lacks the constants {', '.join(law.lacks)}, which are not known; give them by "
+            "steptime.scaling.scaling_laws.with_constants, or in a copy of its file"
+        )
+    return law.kind
+
+
+def _more(law: Law, given: Mapping[str, Number]) -> More:
+    """Return what a model is beside its size, checked; what the law does not know is refused."""
+    if not given:
+        return PLAIN
+    checked: dict[str, Any] = {}
+    known = list(More.__dataclass_fields__)
+    for name, value in given.items():
+        if name not in known:
+            raise UnknownName("input of a law", name, known, f"Laws know {', '.join(known)}.")
+        plain = getattr(PLAIN, name)
+        if name not in law.kind.takes:
+            if np.all(np.asarray(value) == plain):
+                continue
+            raise InputError(f"{law.name} knows nothing of {name}: {law.kind.formula}")
+        checked[name] = np.asarray(_CHECKS[name](value), dtype=float)
+    if "experts" in law.fixed and "experts" in checked:
+        every = checked["experts"]
+        if not np.all((every == 1) | (every == law.fixed["experts"])):
+            raise RangeError(
+                f"{law.name} knows dense models and {law.fixed['experts']:g} experts alone, not {shown(given['experts'])}"
+            )
+    return More(**checked)
+
+
+_CHECKS: Final[dict[str, Any]] = {
+    "experts": lambda value: between("experts", value, 1, MOST_EXPERTS),
+    "granularity": lambda value: between("granularity", value, 1, MOST_EXPERTS),
+    "sparsity": lambda value: share("sparsity", value, whole_too=False),
+    "unique": lambda value: value if np.all(np.isposinf(value)) else positive("unique tokens", value),
+    "bits": lambda value: value if np.all(np.isposinf(value)) else positive("bits", value),
+}
+
+
+def _any(name: str, value: Number, _: str) -> Number:
+    """Return a constant, which may be below 0."""
+    return between(name, value, -LARGEST, LARGEST)
+
+
+@lru_cache(maxsize=128)
+def _load(path: Path, _modified: float) -> Law:
+    entry = validated(LawEntry, path)
+    reader = Reader(path, entry.sources)
+    if entry.form not in FORMS:
+        near = did_you_mean(entry.form, FORMS, most=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(FORMS)}"
+        raise DataFileError(path, f"form: no form is called {shown(entry.form)}{hint}", reader.line("form"))
+    for part in ("constants", "errors"):
+        for name in getattr(entry, part):
+            if name not in FORMS[entry.form].constants:
+                known = ", ".join(FORMS[entry.form].constants)
+                raise DataFileError(path, f"{part}.{name}: the form {entry.form} has {known}", reader.line(f"{part}.{name}"))
+    constants = {name: reader.number(f"constants.{name}", value, "", _any) for name, value in entry.constants.items()}
+    return Law(
+        name=entry.name,
+        title=entry.title,
+        form=entry.form,
+        year=entry.year,
+        counts=entry.counts,
+        corpus=entry.corpus,
+        default=entry.default,
+        constants=constants,
+        errors={name: reader.number(f"errors.{name}", value, "") for name, value in entry.errors.items()},
+        spread=_spread(entry.spread, reader, constants) if entry.spread else None,
+        fixed={name: reader.number(f"fixed.{name}", value, "") for name, value in entry.fixed.items()},
+        domain={
+            name: (
+                reader.number(f"domain.{name}.least", span.least, "", _any) if span.least else 0.0,
+                reader.number(f"domain.{name}.most", span.most, "", _any) if span.most else np.inf,
+            )
+            for name, span in entry.domain.items()
+        },
+        figures=reader.figures,
+    )
+
+
+def _spread(entry: SpreadEntry, reader: Reader, constants: Mapping[str, Number]) -> Spread:
+    """Return how constants scatter; raise DataFileError where sizes or names do not go together."""
+    sizes = {len(entry.names), len(entry.deviations), len(entry.correlations), *map(len, entry.correlations)}
+    unknown = [name for name in (*entry.names, *entry.logs) if name not in constants]
+    line = reader.line("spread")
+    if unknown:
+        raise DataFileError(reader.path, f"spread: there is no constant {shown(unknown[0])}", line)
+    if len(sizes) > 1 or entry.source not in reader.sources:
+        raise DataFileError(
+            reader.path, "spread: needs a source, and as many deviations and rows of correlations as names", line
+        )
+    wrong = [one for one in entry.deviations if not 0 <= one <= LARGEST]
+    if wrong:
+        problem = f"spread.deviations: must be standard deviations of at least 0, not {shown(wrong[0])}"
+        raise DataFileError(reader.path, problem, reader.line("spread.deviations"))
+    matrix = np.asarray(entry.correlations)
+    if not np.allclose(matrix, matrix.T) or not np.allclose(np.diag(matrix), 1.0) or np.abs(matrix).max() > 1:
+        raise DataFileError(reader.path, "spread.correlations: is no matrix of correlations", line)
+    return Spread(
+        names=tuple(entry.names),
+        logs=tuple(entry.logs),
+        deviations=tuple(entry.deviations),
+        correlations=tuple(map(tuple, entry.correlations)),
+        url=reader.sources[entry.source].url,
+    )

@@ -1,0 +1,214 @@
+"""Curves of a budget, as pictures show them: the bill by size at equal loss, losses over sizes and tokens, the frontier.
+
+Pictures of budgets, as files: the bill by size, contours of loss, open models, experts, and the frontier of equal loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.number_checks import Array
+from steptime.scaling.lifetime_compute import Bill, Demand, bill_of
+from steptime.scaling.model_sizing import Budget
+from steptime.scaling.moe_vs_dense import MoeBoard, moe_board
+from steptime.scaling.overtraining_data import open_models
+from steptime.scaling.scaling_laws import LawLike, load_law, loss, tokens_for
+from steptime.units import show
+
+SPAN: Final = 8.0  # times above the best size
+POINTS: Final = 121
+
+
+def cost_curve(law: LawLike, demand: Demand, at_loss: float, around: float, **more: float) -> Bill:
+    """Return the bill of models of equal loss, `SPAN` times below and above the best; infinite where too small.
+
+    >>> curve = cost_curve("hoffmann", Demand(served=200e12), 1.8046, 104.9e9)
+    >>> curve.params.size, bool(np.isinf(curve.total[0]))
+    (121, True)
+    """
+    found = load_law(law)
+    params = np.geomspace(around / SPAN, around * SPAN, POINTS)
+    return bill_of(demand, params, np.asarray(tokens_for(found, params, at_loss, **more)), at_loss)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contours:
+    """Losses over parameters (rows) and tokens (columns)."""
+
+    params: Array
+    tokens: Array
+    losses: Array
+
+
+def contours(law: LawLike, around: tuple[float, float], **more: float) -> Contours:
+    """Return losses a factor of 100 around parameters and tokens.
+
+    >>> found = contours("epoch", (100e9, 10e12))
+    >>> found.losses.shape, bool((np.diff(found.losses, axis=0) < 0).all())
+    ((61, 61), True)
+    """
+    params = np.geomspace(around[0] / 100, around[0] * 100, 61)
+    tokens = np.geomspace(around[1] / 100, around[1] * 100, 61)
+    return Contours(params=params, tokens=tokens, losses=np.asarray(loss(law, params[:, None], tokens, **more)))
+
+
+def frontier(law: LawLike, at_loss: float, around: float, **more: float) -> tuple[Array, Array]:
+    """Return training FLOP and serving FLOP a token (2 N) of models of equal loss, smallest first: what cheaper tokens take.
+
+    Those that more training makes dearer to serve are left out.
+
+    >>> training, serving = frontier("hoffmann", 1.8046, 104.9e9)
+    >>> bool((np.diff(training) < 0).all() and (np.diff(serving) > 0).all())
+    True
+    """
+    curve = cost_curve(law, Demand(), at_loss, around, **more)
+    training = np.asarray(curve.training)
+    known = np.isfinite(training)
+    best = int(np.argmin(np.where(known, training, np.inf)))
+    kept = known & (np.arange(training.size) <= best)
+    return training[kept], 2 * np.asarray(curve.params)[kept]
+
+
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, told apart by the colour-blind (https://jfly.uni-koeln.de/color/)."""
+MARKS: Final = ("o", "s", "^", "D", "v", "P")
+STYLE: Final[Any] = {
+    "font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False,
+    "svg.fonttype": "none", "figure.constrained_layout.use": True, "svg.hashsalt": "steptime",
+}  # fmt: skip
+HEADROOM: Final = 5.0  # times the least bill that a picture shows
+MOST_GAIN: Final = 100.0
+FARTHEST: Final = 100.0  # times the training of its choice that a frontier goes
+NAMED: Final = 12  # open models whose names are written
+
+
+def draw(found: Budget, kind: str, path: str) -> None:
+    """Draw a picture of a budget to a file. Raises UnknownName for a kind that there is not."""
+    if kind not in KINDS:
+        raise UnknownName("picture", kind, KINDS, f"There are {', '.join(KINDS)}.")
+    _save(lambda axes: KINDS[kind](axes, found), path)
+
+
+def draw_board(board: MoeBoard, path: str) -> None:
+    """Draw effective sizes of mixtures against experts to a file."""
+    _save(lambda axes: _board(axes, board), path)
+
+
+def _save(paint: Callable[[Any], None], path: str) -> None:
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("a picture needs matplotlib: pip install 'steptime[plot]'") from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.5, 4.8))
+        paint(figure.subplots())
+        try:
+            figure.savefig(Path(path), dpi=160)
+        except OSError as error:
+            raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
+
+
+def _cost(axes: Any, found: Budget) -> None:
+    best = found.choice
+    curve = cost_curve(best.known, found.demand, best.loss, best.params, **found.more)
+    axes.loglog(curve.params, curve.total, color="black", linewidth=2, label="in all")
+    for name, values, colour, dash in zip(
+        ("training, 6 N D", "RL", "serving, 2 N D η"), (curve.training, curve.rl, curve.serving), COLOURS, ("-", "-.", "--"),
+        strict=False,
+    ):  # fmt: skip
+        if np.any(np.asarray(values) > 0):
+            axes.loglog(curve.params, np.broadcast_to(values, np.shape(curve.params)), dash, color=colour, label=name)
+    axes.plot(best.params, best.total_flop, "D", color="black", label=f"least: {show(best.params)}")
+    if np.isfinite(best.equality_params):
+        axes.plot(best.equality_params, best.equality_cost * best.total_flop, "o", color=COLOURS[4],
+                  label=f"equality: {show(best.equality_params)}")  # fmt: skip
+    axes.set(xlabel="parameters", ylabel="FLOP of training", ylim=(best.total_flop / 30, best.total_flop * HEADROOM),
+             title=f"The bill at a loss of {best.loss:.4f} by {best.law}")  # fmt: skip
+    axes.legend(frameon=False)
+
+
+def _contours(axes: Any, found: Budget) -> None:
+    best = found.choice
+    made = contours(best.known, (best.params, best.tokens), **found.more)
+    axes.set(xscale="log", yscale="log")
+    lines = axes.contour(made.tokens, made.params, made.losses, levels=14, cmap="cividis")
+    axes.clabel(lines, fmt="%.3g", fontsize=8)
+    for share in (0.01, 0.1, 1.0, 10.0):
+        compute = best.training_flop * share
+        axes.plot(made.tokens, compute / 6 / made.tokens, ":", color="grey", linewidth=1)
+        axes.annotate(
+            f"{compute:.1g} FLOP", (made.tokens[8], compute / 6 / made.tokens[8]), fontsize=7, color="grey", clip_on=True
+        )
+    axes.plot(best.tokens, best.params, "D", color="black", label="least bill")
+    axes.plot(made.tokens, made.tokens / 20, "--", color=COLOURS[1], linewidth=1, label="20 tokens a parameter")
+    axes.set(xlabel="training tokens", ylabel="parameters", title=f"Loss by {best.law}",
+             xlim=(made.tokens[0], made.tokens[-1]), ylim=(made.params[0], made.params[-1]))  # fmt: skip
+    axes.legend(frameon=False)
+
+
+def _open(axes: Any, found: Budget) -> None:
+    models = open_models()
+    for position, grade in enumerate(dict.fromkeys(one.grade for one in models)):
+        mine = [one for one in models if one.grade == grade]
+        sizes, ratios = [one.active for one in mine], [one.over_chinchilla for one in mine]
+        axes.loglog(sizes, ratios, MARKS[position], color=COLOURS[position],
+                    label=f"open models, tokens {grade}")  # fmt: skip
+    for one in models[:: max(1, len(models) // NAMED)]:
+        axes.annotate(one.model.rpartition("/")[2], (one.active, one.over_chinchilla), fontsize=7, textcoords="offset points",
+                      xytext=(4, 3))  # fmt: skip
+    for position, choice in enumerate(found.choices):
+        axes.loglog(choice.params, choice.over_chinchilla, "D", color="black", markersize=5,
+                    label="this budget, by law" if not position else None)  # fmt: skip
+    axes.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    axes.set(xlabel="active parameters", ylabel="tokens over 20 a parameter", title="How far models are overtrained")
+    axes.legend(frameon=False)
+
+
+def _experts(axes: Any, found: Budget) -> None:
+    _board(axes, moe_board(found.choice.params, tokens=found.choice.tokens))
+
+
+def _board(axes: Any, board: MoeBoard) -> None:
+    for position, law in enumerate(dict.fromkeys(row.law for row in board.rows)):
+        mine = [row for row in board.rows if row.law == law]
+        rows = [row for row in mine if row.gain <= MOST_GAIN]
+        colour, named = COLOURS[position % len(COLOURS)], law if len(rows) == len(mine) else f"{law}, to {MOST_GAIN:g}x"
+        axes.loglog([row.experts for row in rows], [row.equivalent for row in rows], marker=MARKS[position % len(MARKS)],
+                    color=colour, linestyle="-" if len(mine) > 2 else "none", label=named)  # fmt: skip
+        best = min(mine, key=lambda row: row.cost_over_dense)
+        if best in rows:
+            axes.plot(best.experts, best.equivalent, "o", markersize=13, fillstyle="none", color=colour)
+    axes.set_xscale("log", base=2)
+    axes.axhline(board.active, color="grey", linestyle="--", linewidth=1)
+    axes.set(xlabel="experts", ylabel="dense parameters of equal loss",
+             title=f"{show(board.active)} active parameters; ringed: cheapest at {board.batch:,.0f} sequences")  # fmt: skip
+    axes.legend(frameon=False)
+
+
+def _frontier(axes: Any, found: Budget) -> None:
+    for position, choice in enumerate(found.choices):
+        training, serving = frontier(choice.known, choice.loss, choice.params, **found.more)
+        kept = training <= FARTHEST * choice.training_flop
+        usd = choice.usd / choice.total_flop  # a FLOP of training
+        million = found.demand.eta * usd * 1e6
+        axes.loglog(training[kept] * usd, serving[kept] * million, color=COLOURS[position % len(COLOURS)], label=choice.law)
+        axes.plot(choice.training_usd, 2 * choice.params * million, "D", color=COLOURS[position % len(COLOURS)])
+    axes.set(
+        xlabel="training [USD]",
+        ylabel="serving [USD per million tokens]",
+        title=f"Equal loss on {found.system}: what cheaper tokens take; least bill marked",
+    )
+    axes.legend(frameon=False)
+
+
+KINDS: Final[Mapping[str, Callable[[Any, Budget], None]]] = {
+    "cost": _cost, "contours": _contours, "open": _open, "experts": _experts, "frontier": _frontier,
+}  # fmt: skip
+"""What can be drawn of a budget."""

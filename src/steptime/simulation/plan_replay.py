@@ -1,0 +1,150 @@
+"""A plan under random arrivals: the rate at which its limits hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from steptime.catalog.hardware_loading import SystemLike
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.models.model_loading import ModelLike
+from steptime.physics.engine import Engine
+from steptime.planning.plan_result import Plan
+from steptime.planning.speculative_config import NONE, Drafting
+from steptime.planning.workload import Slo, Workload
+from steptime.result_base import Result, unit
+from steptime.simulation.max_rate import long_enough, meets
+from steptime.simulation.plan_as_traffic import PoolLike, prompts_of, reading, requests_of, serving, things_of
+from steptime.simulation.plan_vs_simulation import Compared, compare
+from steptime.simulation.run_metrics import Answers
+from steptime.simulation.simulation_result import Simulation
+from steptime.simulation.simulator import simulate
+from steptime.simulation.slo_check import Judged, at, judge
+from steptime.units import in_digits
+
+__all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]
+
+LOWER = 0.9  # of the rate, where the limits do not hold
+STEADY = 20.0  # lifetimes of a request over which others come, that a cost is judged by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Replay(Result):
+    """A plan under random arrivals: the run that meets the limits at `quantile`, its seats and rate, and how many tries."""
+
+    SCHEMA: ClassVar[str] = "steptime.replay/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "reason": unit("", "why the limits do not hold; empty where they do"),
+        "limits": unit("", "the last run against the limits"),
+        "answers": unit("", "the figures of the last run"),
+    }
+
+    simulation: Simulation = field(metadata=unit("", "the last run", left_out=True))
+    slo: Slo = field(default=Slo(), metadata=unit("", "the limits", left_out=True))
+    batch: int = field(metadata=unit("sequences", "that a replica has seats for"))
+    planned_batch: float = field(metadata=unit("sequences", "of the plan"))
+    rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
+    planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
+    quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
+    good: bool = field(metadata=unit("", "whether they hold at last"))
+    tried: int = field(metadata=unit("", "rates that were tried"))
+
+    @property
+    def answers(self) -> Answers:
+        """The figures of the last run."""
+        return self.simulation.answers
+
+    @property
+    def limits(self) -> Judged:
+        """The last run against the limits."""
+        return judge(self.answers, self.slo, self.quantile)
+
+    @property
+    def reason(self) -> str:
+        """Why the limits do not hold; empty where they do."""
+        if self.good:
+            return ""
+        share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate, 4)}"
+        lowest = f"{in_digits(self.rate, 4)} requests/s ({share})"
+        why = self.limits.why if not self.limits.met else "the run is too short to tell"
+        return f"with random arrivals the limits do not hold {at(self.quantile)}, down to {lowest}: {why}"
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return batch and rate against the planned ones, and the figures of the run."""
+        _, figures = self.answers.headline()
+        holds = "limits hold" if self.good else "limits do not hold"
+        rate = f"{in_digits(self.rate)} of {in_digits(self.planned_rate)} requests/s"
+        return f"Replay: {holds} {at(self.quantile)} with {rate}", figures
+
+
+def replay(
+    plan: Plan,
+    model: ModelLike | None = None,
+    system: SystemLike | None = None,
+    engine: Engine | str | None = None,
+    *,
+    quantile: str = "p90",
+    requests: int = 4000,
+    seed: int = 0,
+) -> Replay:
+    """Replay a plan with random arrivals, and lower its rate until its limits hold at `quantile`: `plan --simulate`.
+
+    A plan holds the names of its model, system and engine; what was loaded from a file, stored in other formats or varied must
+    be given again, and InputError says so. requests: the least.
+    """
+    things = things_of(plan, model, system, engine)
+    return replay_pools(
+        *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
+        engine=things[2], quantile=quantile, requests=requests, seed=seed, drafting=plan.drafting,
+    )  # fmt: skip
+
+
+def replay_pools(
+    model: Model,
+    system: System,
+    workload: Workload,
+    slo: Slo,
+    pools: Sequence[PoolLike],
+    rate: float,
+    *,
+    engine: Engine,
+    quantile: str = "p90",
+    requests: int = 4000,
+    seed: int = 0,
+    tries: int = 24,
+    drafting: Drafting = NONE,
+) -> Replay:
+    """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower the rate until the limits hold.
+
+    A plan keeps its limits in the mean; the rate is lowered, to LOWER of the one before, until TTFT and TPOT are within them at
+    `quantile`. The seats stay those of the plan, as its launch commands have them. requests: the least.
+    """
+    server = pools[-1]
+    prefill = pools[0].layout if len(pools) > 1 else None
+    prompts = prompts_of(workload)
+    given: dict[str, Any] = {"layout": server.layout, "engine": engine, "slo": slo, "quantile": quantile, "prefill": prefill}
+    given |= {
+        "cached": prompts.skipped,
+        "prefill_policy": None if prefill is None else reading(pools[0], prompts.fresh, drafting),
+    }
+    given["policy"] = serving(server, prompts.fresh, apart=prefill is not None, drafting=drafting)
+    traffic, run = partial(requests_of, workload, seed=seed), partial(simulate, model, system, **given)
+    now, tried, good = rate, 0, False
+    while not good and tried < tries:
+        now, tried = rate * LOWER**tried, tried + 1
+        last = long_enough(run, traffic, now, requests, STEADY)
+        good = meets(last.answers, slo, quantile)
+    return Replay(
+        simulation=last,
+        slo=slo,
+        batch=server.seats,
+        planned_batch=server.batch,
+        rate=now,
+        planned_rate=rate,
+        quantile=quantile,
+        good=good,
+        tried=tried,
+    )

@@ -1,0 +1,324 @@
+"""What happens to a request in the event loop: it arrives, is seated, joins the decode batch, is preempted, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from steptime.simulation.jit import compiled, inlined
+from steptime.simulation.loop_state import (
+    BLOCK_SECONDS,
+    BUSY,
+    CLOCK,
+    CONTEXT,
+    DECODE_SECONDS,
+    DECODES,
+    DECODING,
+    DONE,
+    EVERY,
+    FREE,
+    GAPS,
+    JOINED,
+    LIVE,
+    NEXT_RECORD,
+    PARTIAL,
+    PREFILL_FIRST,
+    PREFILLING,
+    QUEUE,
+    QUEUED,
+    RECORDED,
+    RECORDS,
+    REJECTED,
+    SEAT,
+    SEAT_SECONDS,
+    SEATS,
+    SHORTEST,
+    STALL,
+    STATIC,
+    STEPS,
+    TOKEN_STEPS,
+    WAITING,
+    WIDTH,
+    Replicas,
+    Rules,
+    blocks_held,
+    blocks_of,
+    drop,
+    enqueue,
+    held,
+    insert,
+    push,
+    remove,
+    sink,
+)
+
+
+@compiled
+def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
+    """Queue request `i` at replica `r`, or reject what could never be served."""
+    room = q[i].inputs + q[i].outputs
+    q[i].replica = r
+    q[i].ready = q[i].arrival + rules.before + rules.before_token * q[i].inputs
+    if (
+        q[i].inputs < 1
+        or q[i].outputs < 1
+        or room > rules.longest
+        or blocks_of(rules, room * rules.unit + (rules.growth if rules.unit > 1 else 0)) > rules.blocks
+    ):
+        q[i].status = REJECTED
+        return False
+    q[i].status = WAITING
+    enqueue(q, p.lists, r, i)
+    p.count[r, QUEUED] += 1
+    return True
+
+
+@compiled
+def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Move request `i` from its queue to a seat and take the blocks of its prompt."""
+    remove(q, p.lists, r, QUEUE, i)
+    insert(q, p.lists, r, SEAT, i, p.lists[r, q[i].rank, SEAT + 1])
+    p.count[r, QUEUED] -= 1
+    p.count[r, SEATS] += 1
+    q[i].status = PREFILLING
+    q[i].read = q[i].cached
+    q[i].left = q[i].inputs + q[i].made - q[i].cached
+    p.count[r, FREE] -= blocks_held(q, p, rules, r, i)
+    if np.isnan(q[i].scheduled):
+        q[i].scheduled = p.seconds[r, CLOCK]
+
+
+@compiled
+def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Let a request whose prompt is read decode what it still owes."""
+    steps = p.count[r, STEPS]
+    owed = (q[i].outputs - q[i].made - 1) * rules.unit
+    q[i].joined, q[i].end = steps, steps + (owed + rules.growth - 1) // rules.growth
+    q[i].status = DECODING
+    push(q, p.heap, r, p.count[r, LIVE], i)
+    p.count[r, LIVE] += 1
+    p.count[r, DECODES] += 1
+    p.residue[r, (held(q, p, rules, r, i) - steps) % rules.block] += 1
+    p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
+
+
+@compiled
+def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
+    """Give back the seat, the blocks and the share in the decode batch of request `i`."""
+    p.count[r, FREE] += blocks_held(q, p, rules, r, i)
+    remove(q, p.lists, r, SEAT, i)
+    p.count[r, SEATS] -= 1
+    if q[i].status == DECODING:
+        units = held(q, p, rules, r, i)
+        p.count[r, DECODES] -= 1
+        p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
+        p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
+
+
+@compiled
+def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
+    """Send the last seated request of the last class back to the front of its queue; what it had is computed again."""
+    rank = rules.ranks - 1
+    while p.lists[r, rank, SEAT + 1] < 0:
+        rank -= 1
+    i = p.lists[r, rank, SEAT + 1]
+    made = q[i].made
+    if q[i].status == DECODING:
+        drop(q, p.heap, r, p.count[r, LIVE], i)
+        p.count[r, LIVE] -= 1
+        made += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
+    else:
+        k = 0
+        while p.partials[r, k] != i:
+            k += 1
+        p.count[r, PARTIAL] -= 1
+        for j in range(k, p.count[r, PARTIAL]):
+            p.partials[r, j] = p.partials[r, j + 1]
+    leave(q, p, rules, r, i)
+    if q[i].cached == q[i].inputs:  # its cache came from a prefill pool
+        q[i].cached = 0
+    q[i].made, q[i].status, q[i].load = made, WAITING, 0.0
+    q[i].preempted += 1
+    insert(q, p.lists, r, QUEUE, i, -1)
+    p.count[r, QUEUED] += 1
+
+
+@compiled
+def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
+    """End request `i`; in a closed loop its client sends the next when it has seen the last token."""
+    q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
+    seen = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
+    ask_again(q, p, rules, r, seen, following)
+
+
+@compiled
+def ask_again(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: Any) -> None:
+    """Let a client of a closed loop send its next request to its replica `r`, and the one after where that is rejected."""
+    while rules.closed and following[r] < len(q):
+        k = following[r]
+        following[r] = following[len(following) - len(q) + k]
+        q[k].arrival = now
+        if arrive(q, p, rules, r, k):
+            break
+
+
+@inlined
+def pass_time(p: Replicas, r: int, seconds: float, free: float) -> None:
+    """Let time pass for what is counted by time: busy seconds, occupancy (`free` blocks in the mean) and the timeline."""
+    p.seconds[r, CLOCK] += seconds
+    p.seconds[r, BUSY] += seconds
+    p.seconds[r, SEAT_SECONDS] += seconds * p.count[r, SEATS]
+    p.seconds[r, BLOCK_SECONDS] += seconds * free
+    p.seconds[r, DECODE_SECONDS] += seconds * p.count[r, LIVE]
+    record(p, r)
+
+
+@compiled
+def idle_until(p: Replicas, r: int, time: float) -> None:
+    """Let an idle replica wait until a time; its timeline says so."""
+    p.seconds[r, CLOCK] = time
+    record(p, r)
+
+
+@inlined
+def record(p: Replicas, r: int) -> None:
+    """Note in the timeline what was true until now; every second row goes where there is no more room."""
+    if p.seconds[r, CLOCK] < p.seconds[r, NEXT_RECORD]:
+        return
+    k = p.count[r, RECORDED]
+    if k == RECORDS:
+        k = RECORDS // 2
+        for j in range(k):
+            for what in range(p.records.shape[2]):
+                p.records[r, j, what] = p.records[r, 2 * j, what]
+        p.seconds[r, EVERY] *= 2
+    p.records[r, k, 0], p.records[r, k, 1] = p.seconds[r, CLOCK], p.count[r, SEATS]
+    p.records[r, k, 2], p.records[r, k, 3] = p.count[r, LIVE], p.count[r, FREE]
+    p.count[r, RECORDED] = k + 1
+    p.seconds[r, NEXT_RECORD] = p.seconds[r, CLOCK] + p.seconds[r, EVERY]
+
+
+@inlined
+def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
+    """Count the inter-token times of `n` decode steps that take `seconds` together; prompts may have held up the first.
+
+    Who joined while others were held up waited for a part of that time only.
+    """
+    b = p.count[r, LIVE]
+    p.seconds[r, TOKEN_STEPS] += n * b
+    mean = seconds / n
+    stalled = p.seconds[r, STALL]
+    if stalled > 0.0:
+        joined = min(p.count[r, JOINED], b)
+        p.gaps[r, bin_of(mean + stalled)] += b - joined
+        for k in range(joined):
+            p.gaps[r, bin_of(mean + stalled - p.delays[r, k])] += 1
+        n -= 1
+    p.gaps[r, bin_of(mean)] += n * b
+    p.seconds[r, STALL], p.count[r, JOINED] = 0.0, 0
+
+
+@compiled
+def bin_of(seconds: float) -> int:
+    """The bin of the histogram of inter-token times that holds a time."""
+    return min(GAPS - 1, max(0, int(np.log(max(seconds, SHORTEST) / SHORTEST) / WIDTH)))
+
+
+@inlined
+def complete(q: Any, p: Replicas, rules: Rules, r: int, following: Any) -> None:
+    """End every decoding request whose last step is done."""
+    while p.count[r, LIVE] > 0 and q[p.heap[r, 0]].end <= p.count[r, STEPS]:
+        i = p.heap[r, 0]
+        size = p.count[r, LIVE] - 1
+        sink(q, p.heap, r, size, 0, p.heap[r, size])
+        p.count[r, LIVE] = size
+        if rules.kind != STATIC:
+            leave(q, p, rules, r, i)
+        finish(q, p, rules, r, i, following)
+
+
+@compiled
+def clear(p: Replicas, rules: Rules, r: int) -> None:
+    """Empty the seats of a static batch that is done."""
+    p.count[r, DECODES], p.count[r, SEATS], p.count[r, FREE] = 0, 0, rules.blocks
+    p.seconds[r, CONTEXT] = 0.0
+    for k in range(rules.block):
+        p.residue[r, k] = 0
+    for rank in range(rules.ranks):
+        p.lists[r, rank, SEAT], p.lists[r, rank, SEAT + 1] = -1, -1
+
+
+@inlined
+def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
+    """Give the requests whose prompts were read their next token; those that owe more join the decode batch."""
+    for k in range(ends):
+        i = p.ends[k]
+        if np.isnan(q[i].first):
+            q[i].first = p.seconds[r, CLOCK]
+        if q[i].outputs > q[i].made + 1:
+            join(q, p, rules, r, i)
+            p.delays[r, p.count[r, JOINED]] = p.seconds[r, STALL]
+            p.count[r, JOINED] += rules.kind == PREFILL_FIRST
+        elif rules.kind == STATIC:
+            finish(q, p, rules, r, i, following)
+        else:
+            leave(q, p, rules, r, i)
+            finish(q, p, rules, r, i, following)
+
+
+@inlined
+def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
+    """The request that is served next, or -1: the front of the first class whose front is in the queue by now."""
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        if i >= 0 and q[i].ready <= p.seconds[r, CLOCK]:
+            return int(i)
+    return -1
+
+
+@compiled
+def soonest(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
+    """When the first front of a class is in the queue that was not there by `after` [s]; infinite where there is none."""
+    found = np.inf
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        if i >= 0 and after < q[i].ready < found:
+            found = q[i].ready
+    return found
+
+
+@compiled
+def ready_by(q: Any, p: Replicas, rules: Rules, r: int, now: float, most: int) -> int:
+    """How many requests, at most `most`, are in the queue by `now` [s]."""
+    n = 0
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        while i >= 0 and n < most and q[i].ready <= now:
+            n += 1
+            i = q[i].after
+    return n
+
+
+@compiled
+def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
+    """When the first request is in the queue that was not there by `after` [s]; infinite where none is on its way."""
+    found = np.inf
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        while i >= 0 and q[i].ready <= after:
+            i = q[i].after
+        if i >= 0:
+            found = min(found, q[i].ready)
+    return found
+
+
+@compiled
+def first_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> float:
+    """When the first came of the fronts of classes that are in the queue at `now` [s]."""
+    found = np.inf
+    for rank in range(rules.ranks):
+        i = p.lists[r, rank, QUEUE]
+        if i >= 0 and q[i].ready <= now:
+            found = min(found, q[i].arrival)
+    return found

@@ -1,0 +1,109 @@
+"""A finished run: its figures, its requests, its timeline, and what it was run with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from steptime.hardware.system import Rent
+from steptime.physics.bias_correction import Anchor
+from steptime.physics.layout import Layout, show_layout
+from steptime.result_base import Tabular, unit
+from steptime.simulation.loop_state import DONE, REJECTED
+from steptime.simulation.prefix_cache import CacheUse
+from steptime.simulation.run_metrics import Answers
+from steptime.simulation.scheduling_policy import Policy
+from steptime.simulation.slo_check import Judged, at
+from steptime.simulation.step_time_model import Pace
+from steptime.simulation.traffic import Traffic
+
+POINTS = 100  # of the timeline in JSON
+COLUMNS = {
+    "arrival_s": "arrival",
+    "input_tokens": "inputs",
+    "output_tokens": "outputs",
+    "rank": "rank",
+    "cached_tokens": "cached",
+    "scheduled_s": "scheduled",
+    "first_s": "first",
+    "finish_s": "finish",
+    "preemptions": "preempted",
+    "replica": "replica",
+}
+APART = {
+    "moved_s": "moved",
+    "resumed_s": "resumed",
+}  # of a decode pool of its own: when the cache came, when it was seated
+OVER_TIME = {"time_s": "seconds", "decoding": "decoding", "kv_share": "kv", "waiting": "waiting"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Simulation(Tabular):
+    """A finished run: its figures, every request (rows of `pool.REQUEST`), the timeline, and what it was run with.
+
+    `pace` carries how far its coefficients are from the steps they stand for. limited: whether any class has a limit.
+    As a table it has a row for each request.
+    """
+
+    SCHEMA: ClassVar[str] = "steptime.simulation/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "over_time": unit(
+            "", f"about {POINTS} points: time_s, sequences decoding, kv_share taken, requests waiting", key="timeline"
+        )
+    }
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    layout: Layout = field(metadata=unit("", "of a replica that decodes, and how many there are"))
+    limits: Judged | None = field(default=None, metadata=unit("", "whether the limits are met; null without limits"))
+    answers: Answers = field(metadata=unit("", "the figures of the run"))
+    requests: Any = field(metadata=unit("", "every request", left_out=True))
+    timeline: dict[str, Any] = field(metadata=unit("", "what happened over time", left_out=True))
+    traffic: Traffic = field(metadata=unit("", "what came"))
+    policy: Policy = field(metadata=unit("", "how it was scheduled"))
+    pace: Pace = field(metadata=unit("", "how true the step times are"))
+    replicas: int = field(metadata=unit("", "that decode"))
+    chips: int = field(metadata=unit("", "of all pools"))
+    cache: CacheUse | None = field(default=None, metadata=unit("", "what a prefix cache did"))
+    prefill_replicas: int = field(default=0, metadata=unit("", "that only read prompts"))
+    fast_replicas: int = field(default=0, metadata=unit("", "for the fast class alone"))
+    limited: bool = field(default=False, metadata=unit("", "whether any class has a limit"))
+    rent: Rent = field(default=Rent(), metadata=unit("", "of a chip: its kind, term, date and grade, and where it stands"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
+
+    @property
+    def output_tokens_per_second_per_chip(self) -> float:
+        """Output tokens per second over all chips."""
+        return self.answers.output_tokens_per_second / self.chips
+
+    @property
+    def over_time(self) -> dict[str, list[float]]:
+        """The timeline in about `POINTS` points."""
+        step = max(1, len(self.timeline["seconds"]) // POINTS)
+        return {key: np.asarray(self.timeline[name])[::step].tolist() for key, name in OVER_TIME.items()}
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what served what, and the figures of the run."""
+        title, figures = self.answers.headline()
+        chips = f"{self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}"
+        on = f"{self.model} on {chips} ({show_layout(self.layout)}), engine {self.engine}"
+        verdict = {"verdict": title.removeprefix("Answers: ")}
+        if self.limits is not None:
+            held = f"{self.limits.verdict} {at(self.limits.quantile)}: {self.limits.count}"
+            return f"Simulation: {on}", {"limits": held, **verdict, **figures}
+        return f"Simulation: {on}", {**verdict, **figures}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each request: times from the start of the run [s], tokens, and whether it was served."""
+        return request_columns(self.requests)
+
+
+def request_columns(requests: Any) -> dict[str, Any]:
+    """Return finished requests as columns with units in their names."""
+    names = COLUMNS | (APART if np.isfinite(requests["moved"]).any() else {})
+    status = np.select([requests["status"] == DONE, requests["status"] == REJECTED], ["served", "rejected"], "unserved")
+    return {key: requests[name] for key, name in names.items()} | {"status": status}

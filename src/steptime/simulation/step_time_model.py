@@ -1,0 +1,339 @@
+r"""The step time as coefficients, so that n equal steps have a sum in closed form.
+
+With b decoding sequences whose contexts add up to C, and prompt chunks of P tokens in all, Q pairs of query and key, K keys:
+
+$$ t = d_b + x_b C + (r_{b+P} - r_b) + q\,Q + k\,K $$
+
+where the first two are multiplied by a factor (`joint`) for what decode and prompts wait for together: collectives that hide
+behind operators, and the cycle of a pipeline, are no sums.
+
+$d_b$ and $x_b$ are a line through decode steps of b sequences at several contexts; $r_n$ the pass of n prompt tokens without
+their attention (the weights stream once for decode and prompts, so rows beside a decode batch cost what they add); q and k the
+attention of prompts. Exact for full attention on an ideal machine with one limit at a time; `decode_error` and `mixed_error`
+say how far it is from `step.mixed_step` on points drawn from the range in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.physics.engine import Engine, engine_for
+from steptime.physics.layout import Layout
+from steptime.physics.speculative_step import drafted_step
+from steptime.physics.step import Step
+from steptime.planning.steady_state import waited
+from steptime.result_base import Result, unit
+from steptime.simulation.loop_state import Rates
+
+LEFT_OUT = unit("", "", left_out=True)
+MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
+SAMPLES = 200
+OF_PROMPTS = ("rows", "pair", "key", "chunk", "own", "shared")  # coefficients of prompt work
+SHARED = ("experts", "dispatch", "combine")  # terms on which the attention groups work together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pace(Result):
+    """Coefficients of the step time [s]; see the module.
+
+    decode [s by batch], context [s/token by batch], rows [s by prompt tokens], pair [s], key [s], chunk [s for each prompt in a
+    step]. Where there are several attention `groups`: own [s by prompt tokens of the busiest group] and shared [s by prompt
+    tokens of all], the experts and the exchange with them, are `rows` taken apart. late: how much longer a prompt
+    is under way than its last pass takes, through the stages of a pipeline, over that pass. joint: factor on a step with
+    prompts, attention to them left out, by decode sequences and by prompt tokens, both powers of two less one.
+    before [s], before_token [s per prompt token]: from a request's arrival to its place in the queue. answer [decode steps]:
+    from the end of its prompt until its first token is seen. extra_delay: by what share of the time from a seat to the
+    first token all tokens of a request reach the user later, where measured runs show that (an anchor).
+    `decode_error`, `mixed_error`: mean error relative to the steps that they stand for.
+    """
+
+    decode: Any = field(metadata=LEFT_OUT)
+    context: Any = field(metadata=LEFT_OUT)
+    rows: Any = field(metadata=LEFT_OUT)
+    pair: float = field(default=0.0, metadata=LEFT_OUT)
+    key: float = field(default=0.0, metadata=LEFT_OUT)
+    chunk: float = field(default=0.0, metadata=LEFT_OUT)
+    own: Any = field(default=None, metadata=LEFT_OUT)
+    shared: Any = field(default=None, metadata=LEFT_OUT)
+    joint: Any = field(default=None, metadata=LEFT_OUT)
+    late: float = field(default=0.0, metadata=LEFT_OUT)
+    groups: int = field(default=1, metadata=LEFT_OUT)
+    before: float = field(default=0.0, metadata=LEFT_OUT)
+    before_token: float = field(default=0.0, metadata=LEFT_OUT)
+    answer: float = field(default=0.0, metadata=LEFT_OUT)
+    extra_delay: float = field(default=0.0, metadata=LEFT_OUT)
+    decode_error: float = field(default=0.0, metadata=unit("", "mean error of decode steps, relative to those they stand for"))
+    mixed_error: float = field(default=0.0, metadata=unit("", "the same of steps with prompt tokens"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many sequences it covers, and how far it is from the steps."""
+        return f"Pace of up to {len(self.decode) - 1:,} sequences", {
+            "mean error": f"{self.decode_error:.2%} of decode steps, {self.mixed_error:.2%} with prompts"
+        }
+
+    @property
+    def rates(self) -> Rates:
+        """The arrays that the loop reads."""
+        return Rates(
+            np.ascontiguousarray(self.decode, dtype=np.float64),
+            np.ascontiguousarray(self.context, dtype=np.float64),
+            np.ascontiguousarray(self.rows if self.shared is None else self.shared, dtype=np.float64),
+            float(self.pair),
+            float(self.key),
+            float(self.chunk),
+            np.ascontiguousarray(self.rows if self.own is None else self.own, dtype=np.float64),
+            int(self.groups),
+            np.ones((1, 1)) if self.joint is None else np.ascontiguousarray(self.joint, dtype=np.float64),
+        )
+
+    def seconds(self, batch: Any, context: Any, tokens: Any = 0, pairs: Any = 0.0, keys: Any = 0.0, chunks: Any = 0) -> Any:
+        """Time of one step [s]: batch sequences, context [tokens in all], prompt tokens, pairs and keys; all broadcast."""
+        rows = np.asarray(self.rows)
+        last = len(rows) - 1
+        top = np.asarray(batch) + np.asarray(tokens)
+        beyond = np.maximum(top - last, 0) * (rows[last] - rows[last - 1])
+        added = rows[np.minimum(top, last)] + beyond - rows[np.minimum(batch, last)]
+        decode = np.asarray(self.decode)[batch] + np.asarray(self.context)[batch] * context
+        factor = 1.0 if self.joint is None else np.where(np.asarray(tokens) > 0, self._factor(batch, tokens), 1.0)
+        return factor * (decode + added) + self.pair * pairs + self.key * keys + self.chunk * chunks
+
+    def _factor(self, batch: Any, tokens: Any) -> Any:
+        """The factor of steps with prompts, between the points of `joint`."""
+        table = np.asarray(self.joint)
+        (i, x), (j, y) = _between(batch, len(table)), _between(tokens, len(table[0]))
+        low, high = ((1 - y) * table[row, j] + y * table[row, j + 1] for row in (i, i + 1))
+        return (1 - x) * low + x * high
+
+
+def _between(number: Any, points: int) -> tuple[Any, Any]:
+    """The point of so many powers of two, less one, below a number, and how far it is from there to the next."""
+    place = np.minimum(np.log2(1.0 + np.asarray(number)), points - 1)
+    below = np.minimum(place.astype(np.int64), points - 2)
+    return below, place - below
+
+
+def linear_pace(
+    *,
+    step: float,
+    sequence: float = 0.0,
+    context: float = 0.0,
+    token: float = 0.0,
+    pair: float = 0.0,
+    max_sequences: int = 256,
+    max_tokens: int = 8192,
+) -> Pace:
+    """Return the pace of measured constants: seconds a step, a decoding sequence, a token of context, a prompt token, a pair.
+
+    >>> pace = linear_pace(step=0.01, sequence=1e-4, context=1e-8, token=2e-5)
+    >>> round(float(pace.seconds(10, 10_000)), 6), round(float(pace.seconds(0, 0, 1000)), 6)
+    (0.0111, 0.03)
+    """
+    b, n = np.arange(max_sequences + 1), np.arange(max(2, max_sequences + max_tokens + 1))
+    return Pace(
+        decode=np.where(b > 0, step + sequence * b, 0.0),
+        context=np.full(max_sequences + 1, float(context)),
+        rows=np.where(n > 0, step + token * n, 0.0),
+        pair=pair,
+    )
+
+
+def slowed(pace: Pace, slowness: float) -> Pace:
+    """Return the pace of steps that all take `slowness` times as long.
+
+    >>> round(float(slowed(linear_pace(step=0.01), 1.5).seconds(10, 0)), 6)
+    0.015
+    """
+    if slowness == 1:
+        return pace
+    if not slowness > 0:
+        raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
+    return _scaled(pace, slowness, "decode", "context", *OF_PROMPTS)
+
+
+def with_first_tokens(pace: Pace, factor: float) -> Pace:
+    """Return the pace at which first tokens take `factor` times as long, on the clock of the steps.
+
+    Sooner first tokens mean shorter prompt work. Later ones mean a delay outside the chips, which takes no capacity: the time
+    per token was measured too, and says what a step takes.
+
+    >>> faster, slower = (with_first_tokens(linear_pace(step=0.01, token=2e-5), factor) for factor in (0.5, 2.0))
+    >>> float(slower.seconds(0, 0, 1000)), slower.extra_delay, round(float(faster.seconds(0, 0, 1000)), 6)
+    (0.03, 1.0, 0.015)
+    """
+    if factor == 1:
+        return pace
+    pace = _scaled(pace, factor, "before", "before_token", "answer")
+    if factor < 1:
+        return _scaled(pace, factor, *OF_PROMPTS)
+    return replace(_scaled(pace, factor, "late"), extra_delay=factor - 1)
+
+
+def _scaled(pace: Pace, factor: float, *names: str) -> Pace:
+    """Return the pace with the fields of those names multiplied."""
+    changed: dict[str, Any] = {name: getattr(pace, name) * factor for name in names if getattr(pace, name) is not None}
+    return replace(pace, **changed)
+
+
+def pace_of(
+    model: Model,
+    system: System,
+    *,
+    layout: Layout | None = None,
+    engine: Engine | str | None = None,
+    max_sequences: int = 256,
+    token_budget: int = 2048,
+    contexts: tuple[float, float] = (1.0, 8192.0),
+    query: int = 1,
+    check: bool = True,
+) -> Pace:
+    """Return the pace of a replica, sampled from `step`.
+
+    contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
+    one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group,
+    with the experts that the prompts of all groups pass through.
+    With `query` > 1 every decode step verifies drafts, and the model's own layers, if it has any that draft, make new ones.
+    """
+    layout = layout or Layout()
+    low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
+    if max_sequences < 1 or token_budget < 1:
+        raise RangeError(f"max sequences and token budget must be at least 1, not {max_sequences} and {token_budget}")
+    runs_on = engine_for(system, engine)
+    given = {"layout": layout, "engine": runs_on, "drafts": query - 1, "apart": False}
+    decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5))
+    rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
+    pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
+    groups = int(layout.dp)
+    own, shared = _apart(model, system, given, len(rows) - 1) if groups > 1 else (None, None)
+    pace = Pace(
+        decode=decode,
+        context=slope,
+        rows=rows,
+        pair=pair,
+        key=key,
+        own=own,
+        shared=shared,
+        late=_late(model, system, given, token_budget) if layout.pp > 1 else 0.0,
+        groups=groups,
+        before=float(runs_on.scheduler.seconds_before_queue),
+        before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
+        answer=float(runs_on.scheduler.steps_before_answer)
+        + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
+    )
+    pace = replace(pace, joint=_joint(model, system, given, pace, (low, high), max_sequences, token_budget * groups))
+    if not check:
+        return with_first_tokens(pace, waited(runs_on))
+    errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups)
+    return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), waited(runs_on))
+
+
+def _knots(most: int, dense: int = 64) -> Any:
+    """Whole numbers from 1 to `most`: all up to `dense`, then 1/16 apart in their logarithm base 2."""
+    far = np.geomspace(dense, max(most, dense), max(2, int(16 * np.log2(max(most, dense) / dense)) + 2))
+    return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), most)).astype(np.int64)
+
+
+def _decode(model: Model, system: System, given: Any, most: int, contexts: Any) -> tuple[Any, Any]:
+    """Lines through decode steps: seconds at no context, and seconds per token of context in all, by batch."""
+    batch = _knots(most)
+    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **given, parts=False).total
+    weight = 1 / times
+    total = batch[:, None] * contexts
+    s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
+    y0, y1 = (weight**2 * times).sum(1), (weight**2 * times * total).sum(1)
+    slope = np.maximum((s0 * y1 - s1 * y0) / (s0 * s2 - s1 * s1), 0.0)
+    base = np.maximum((y0 - slope * s1) / s0, 0.0)
+    every = np.arange(most + 1)
+    decode, context = np.interp(every, batch, base), np.interp(every, batch, slope)
+    decode[0] = context[0] = 0.0
+    return decode, context
+
+
+def _rows(model: Model, system: System, given: Any, most: int) -> Any:
+    """Seconds of passes of prompt tokens without their attention, spread over the attention groups, by tokens."""
+    tokens = _knots(most)
+    groups = given["layout"].dp
+    step = drafted_step(model, system, tokens=tokens / groups, prompts=groups, **given)
+    return _every(step.total - step.terms.get("attention", 0.0), tokens, most)
+
+
+def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, Any]:
+    """Seconds of passes without their attention, by tokens: those of one attention group, and what the tokens of all share.
+
+    Both are read off passes that are spread evenly, where collectives hide behind operators as they do in full ones.
+    """
+    tokens, groups = _knots(most), given["layout"].dp
+    full, every = (drafted_step(model, system, tokens=n, prompts=groups, **given) for n in (tokens, tokens / groups))
+
+    def shared(step: Step) -> Any:
+        return sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
+
+    own = full.total - full.terms.get("attention", 0.0) - shared(full)
+    return _every(own, tokens, most), _every(shared(every), tokens, most)
+
+
+def _joint(model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int) -> Any:
+    """Steps with prompts that are spread evenly over what the sum of their parts makes them, attention to prompts left out."""
+    batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (most, budget))
+    batch, groups, context = np.minimum(batch, most)[:, None], given["layout"].dp, sum(contexts) / 2
+    each = np.maximum(tokens / groups, 1.0)
+    alone = drafted_step(model, system, batch=batch, context=context, **given)
+    step = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=each, **given)
+    attention = step.terms.get("attention", 0.0) - alone.terms.get("attention", 0.0)
+    return (step.total - attention) / pace.seconds(batch, batch * context, np.round(groups * each).astype(np.int64))
+
+
+def _late(model: Model, system: System, given: Any, tokens: int) -> float:
+    """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
+    step = drafted_step(model, system, tokens=tokens, prompts=given["layout"].dp, **given, parts=False)
+    return float(step.latency / step.total) - 1
+
+
+def _every(times: Any, tokens: Any, most: int) -> Any:
+    """Seconds for each number of tokens up to `most`, from those at some of them; nothing takes none."""
+    found = np.interp(np.arange(max(2, most + 1)), tokens, np.maximum.accumulate(times))
+    found[0] = 0.0
+    return found
+
+
+def _attention(model: Model, system: System, given: Any, budget: int, context: float) -> tuple[float, float]:
+    """Seconds per pair and per key of prompts, from chunks at any place of prompts no longer than `context`."""
+    groups = given["layout"].dp
+    longest = max(17.0, min(budget / groups, context))
+    tokens = np.geomspace(16, longest, 6)[:, None]
+    prefix = np.linspace(0.0, 1.0, 5) * np.maximum(context - tokens, 0.0)
+    step = drafted_step(model, system, tokens=tokens, prefix=prefix, prompts=groups, **given)
+    times = np.broadcast_to(step.terms.get("attention", 0.0), step.total.shape)
+    pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
+    weight = 1 / step.total
+    columns = np.stack([(pairs * weight).ravel(), (keys * weight).ravel()], axis=1)
+    found, *_ = np.linalg.lstsq(columns, (times * weight).ravel(), rcond=None)
+    if min(found) < 0:  # one of the two explains all
+        alone = [max(float(c @ (times * weight).ravel() / (c @ c)), 0.0) for c in columns.T]
+        target = times * weight
+        left = [float(np.sum((target.ravel() - a * c) ** 2)) for a, c in zip(alone, columns.T, strict=True)]
+        found = np.array([alone[0], 0.0]) if left[0] <= left[1] else np.array([0.0, alone[1]])
+    return float(found[0]), float(found[1])
+
+
+def _errors(
+    model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int
+) -> tuple[float, float]:
+    """Mean relative error of decode steps, and of steps with a prompt chunk, at points drawn from the range."""
+    draw = np.random.default_rng(0)
+    batch = np.maximum(1, np.round(most ** draw.random(SAMPLES))).astype(np.int64)
+    context = draw.uniform(*contexts, SAMPLES)
+    groups = given["layout"].dp
+    tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
+    prefix = draw.uniform(0, contexts[1], SAMPLES)
+    true = drafted_step(model, system, batch=batch, context=context, **given, parts=False).total
+    decode = np.mean(np.abs(pace.seconds(batch, batch * context) / true - 1))
+    mixed = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens, prefix=prefix, **given)
+    pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
+    ours = pace.seconds(batch, batch * context, groups * tokens, pairs, keys)
+    return float(decode), float(np.mean(np.abs(ours / mixed.total - 1)))

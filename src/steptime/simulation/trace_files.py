@@ -1,0 +1,184 @@
+"""Trace files as traffic: Azure's CSV, Mooncake's JSONL with block hashes, and request JSONL of ShareGPT or vLLM runs.
+
+The columns tell the format: a time, tokens in, tokens out. Times are dates, seconds, or (Mooncake: timestamp, input_length,
+output_length) milliseconds. Lines must be in order of time; what is wrong is told with its line. Requests of no tokens are
+kept: a server rejects and counts them.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steptime.catalog.data_files import UTF16, is_dir, is_file
+from steptime.errors import DataFileError, shown
+from steptime.number_checks import whole
+from steptime.simulation.traffic import MOST, Traffic
+
+TIMES = ("TIMESTAMP", "timestamp", "arrival_time", "arrival")
+INPUTS = ("ContextTokens", "input_length", "input_toks", "input_tokens", "prompt_tokens", "prompt_len")
+OUTPUTS = ("GeneratedTokens", "output_length", "output_toks", "output_tokens", "completion_tokens", "output_len")
+MOONCAKE_BLOCK = 512  # tokens; the trace's README
+PACKED = {b"\x1f\x8b": "gzip", b"PK": "zip", b"BZ": "bzip2", b"\x28\xb5": "zstandard", b"\xfd7": "xz"}  # by their first bytes
+
+
+MOONCAKE = {"timestamp", "input_length", "output_length"}  # its names, by which times are in milliseconds
+LARGEST = 1 << 40  # tokens of a request, and number of a block, that are believed
+
+
+def read_trace(path: str | os.PathLike[str], *, most: int | None = None) -> Traffic:
+    """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `most`."""
+    place = Path(path)
+    if is_dir(place):
+        raise DataFileError(path, "is a folder, not a trace file")
+    if not is_file(place) and not os.path.exists(place):
+        raise DataFileError(shown(str(path)).strip("'"), "no such file")
+    if most is not None:
+        most = whole("requests", most, most=MOST)
+    times: list[float] = []
+    inputs: list[int] = []
+    outputs: list[int] = []
+    blocks: list[int] = []
+    starts = [0]
+    hashed = dated = mooncake = False
+    for line, row in _rows(place):
+        if most is not None and len(times) >= most:
+            break
+        name, value = _pick(place, line, row, TIMES, "time")
+        seconds, date = _time(place, line, name, value)
+        if not times:
+            hashed, dated, mooncake = "hash_ids" in row, date, row.keys() >= MOONCAKE
+        if ("hash_ids" in row) != hashed:
+            raise DataFileError(path, f"{'has' if not hashed else 'lacks'} hash_ids, unlike the lines before", line)
+        if date != dated:
+            raise DataFileError(path, f"{name}: {value!r} is {'a date' if date else 'no date'}, unlike those before", line)
+        time = seconds * (1e-3 if mooncake else 1.0)
+        if times and time < times[-1]:
+            raise DataFileError(path, f"goes back in time: {time - times[-1]:.6g} s after the line before; sort it", line)
+        times.append(time)
+        inputs.append(_tokens(place, line, *_pick(place, line, row, INPUTS, "input tokens")))
+        outputs.append(_tokens(place, line, *_pick(place, line, row, OUTPUTS, "output tokens")))
+        if hashed:
+            blocks.extend(_hashes(place, line, row.get("hash_ids"), inputs[-1]))
+        starts.append(len(blocks))
+    if not times:
+        raise DataFileError(path, "holds no requests")
+    arrival = np.array(times)
+    return Traffic(
+        arrival=arrival - arrival[0],
+        inputs=np.array(inputs, dtype=np.int64),
+        outputs=np.array(outputs, dtype=np.int64),
+        blocks=np.array(blocks, dtype=np.int64),
+        starts=np.array(starts if blocks else [], dtype=np.int64),
+        block_tokens=MOONCAKE_BLOCK,
+        name=place.name,
+    )
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a file with their lines: of JSONL where it begins with a brace or is named so, else of CSV."""
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            start = raw.read(4096)
+        if start[:2] in UTF16:
+            raise DataFileError(path, "is UTF-16 text; save it as UTF-8")
+        if start[:2] in PACKED:
+            raise DataFileError(path, f"is packed ({PACKED[start[:2]]}); unpack it first")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            braced = start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
+            if not braced and path.suffix.casefold() not in (".json", ".jsonl"):
+                reader = csv.DictReader(file)
+                _check_header(path, reader.fieldnames or ())
+                for row in reader:
+                    number = reader.line_num
+                    if None in row or None in row.values():
+                        raise DataFileError(path, f"needs {len(reader.fieldnames or ())} columns", number)
+                    yield number, row
+                return
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                found = json.loads(line)
+                if not isinstance(found, dict):
+                    raise DataFileError(path, "is not a JSON object", number)
+                yield number, found
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not UTF-8 text ({error.reason})") from None
+    except json.JSONDecodeError as error:
+        raise DataFileError(path, f"is not valid JSON: {error.msg}", number) from None
+    except (ValueError, RecursionError):
+        raise DataFileError(path, "is not valid JSON: nested too deep, or a number too long", number) from None
+    except csv.Error as error:
+        raise DataFileError(path, f"is not valid CSV: {error}", number + 1) from None
+    except OSError as error:
+        raise DataFileError(path, error.strerror or str(error)) from None
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    folded = [name.strip().casefold() for name in names]
+    twice = next((name for name, plain in zip(names, folded, strict=True) if folded.count(plain) > 1), None)
+    if twice is not None:
+        raise DataFileError(path, f"has the column {shown(twice.strip())} twice", 1)
+
+
+def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], what: str) -> tuple[str, Any]:
+    """Return the name and the value of the first of some columns that a row has, in capitals or not."""
+    folded = {key.strip().casefold(): key for key in row}
+    for name in names:
+        if name.casefold() in folded:
+            key = folded[name.casefold()]
+            return key, row[key]
+    if "conversations" in row:
+        raise DataFileError(path, f"holds conversations as text; count their tokens and give {names[0]} for each", line)
+    mark = next((mark for mark in ";\t|" if len(row) == 1 and mark in next(iter(row))), "")
+    if mark:
+        raise DataFileError(path, f"parts its columns by {mark!r}; part them by commas", line)
+    raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
+
+
+def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
+    """Return a time [s], and whether it was written as a date; those without an offset are taken as UTC."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except OverflowError:
+        found = math.inf
+    except (TypeError, ValueError):
+        try:
+            date = datetime.datetime.fromisoformat(str(value).strip())
+        except ValueError:
+            raise DataFileError(path, f"{name}: {shown(value)} is neither seconds nor a date", line) from None
+        date = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
+        return (date - datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)) / datetime.timedelta(seconds=1), True
+    if not abs(found) < LARGEST:
+        raise DataFileError(path, f"{name}: {shown(value)} is not a time", line)
+    return found, False
+
+
+def _tokens(path: Path, line: int, name: str, value: Any) -> int:
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not (0 <= found < LARGEST and found == int(found)):
+        raise DataFileError(path, f"{name}: {shown(value)} is not a number of tokens", line)
+    return int(found)
+
+
+def _hashes(path: Path, line: int, value: Any, tokens: int) -> list[int]:
+    """Return the blocks of a prompt: a whole number for each that its tokens begin."""
+    if not isinstance(value, list) or not all(type(k) is int and abs(k) < 1 << 63 for k in value):
+        raise DataFileError(path, f"hash_ids: {shown(value)} is not a list of whole numbers, one for each block", line)
+    if len(value) != -(-tokens // MOONCAKE_BLOCK):
+        raise DataFileError(
+            path, f"hash_ids: {len(value)} blocks of {MOONCAKE_BLOCK} tokens do not make {tokens:,} tokens", line
+        )
+    return value

@@ -1,0 +1,77 @@
+"""Strong and weak scaling: the fastest layout at other numbers of chips, with the batch as it is or growing with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.result_base import Tabular, table_of, unit
+from steptime.training.training_job import TrainingJob
+from steptime.training.training_layout import show_training_layout
+from steptime.training.training_search import search
+from steptime.training.training_stack import TrainingEngine, on_chip
+
+TIMES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPoint:
+    """A number of chips."""
+
+    kind: str = field(metadata=unit("", "strong: the batch stays; weak: it grows with the chips"))
+    chips: int = field(metadata=unit("", "chips"))
+    batch: int = field(metadata=unit("", "sequences of a step"))
+    seconds: float = field(metadata=unit("s", "a step; nan where nothing fits"))
+    tokens_per_second_per_chip: float = field(metadata=unit("tok/s", "tokens of a chip", key="tokens_per_s_per_chip"))
+    layout: str = field(metadata=unit("", "fastest layout that fits, or why there is none"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Scaling(Tabular):
+    """Points of strong and of weak scaling."""
+
+    SCHEMA: ClassVar[str] = "steptime.scaling/1"
+    points: tuple[ScalingPoint, ...] = field(metadata=unit("", "points", kind="list of points"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many points there are."""
+        return f"Scaling: {len(self.points)} points", {}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point."""
+        return table_of(ScalingPoint, self.points)
+
+
+def scaling_of(
+    model: Model,
+    system: System,
+    *,
+    chips: int,
+    engine: TrainingEngine,
+    job: TrainingJob,
+    layout: Mapping[str, Any] | None = None,
+) -> Scaling:
+    """Return strong and weak scaling about `chips` chips."""
+    experts = model.routed
+    tuned, slower = on_chip(engine, system, experts=experts)
+    fixed = {k: v for k, v in (layout or {}).items() if k != "dp"}
+    found = []
+    for kind in ("strong", "weak"):
+        for times in TIMES:
+            here = int(chips * times)
+            batch = int(job.batch) if kind == "strong" else int(int(job.batch) * times)
+            if here < 1 or batch < 1 or here != chips * times or (system.is_box and here > system.scale_up.size):
+                continue
+            other = replace(job, batch=batch)
+            tried = search(model, system, other, tuned, chips=here, slower=float(slower), fixed=fixed)
+            best = tried.fastest() if tried.count else None
+            words = show_training_layout(best[0]) if best else "nothing fits" if tried.count else "the batch does not divide"
+            rate = batch * float(job.seq) / here / best[1] if best else float("nan")
+            found.append(
+                ScalingPoint(kind=kind, chips=here, batch=batch, seconds=best[1] if best else float("nan"),
+                             tokens_per_second_per_chip=rate, layout=words)
+            )  # fmt: skip
+    return Scaling(points=tuple(found))

@@ -1,0 +1,242 @@
+r"""The forward and the backward pass of one layer, for one micro-batch, on one chip.
+
+A product costs its FLOPs forward, and backward as much twice: for the gradients of its input and of its weights (a frozen
+base needs the first only). Flash attention computes scores again, so that its backward pass takes 2.5 times its forward one
+(Dao, arXiv 2307.08691, section 3.1: five products against two). Element-wise operators move bytes, twice as many backward.
+
+Tensor parallelism with sequence parallelism gathers before and scatters after each block: four collectives of a layer
+forward, six backward, since the inputs that were kept in parts are gathered again (Korthikanti et al., arXiv 2205.05198,
+section 4.2.2). Context parallelism sends keys and values to all who share a sequence, once forward and twice backward.
+Experts exchange tokens: dispatch and combine, forward and backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from steptime.hardware.number_formats import peak_rate
+from steptime.hardware.system import System
+from steptime.models.model import Attention, pairs
+from steptime.number_checks import Number, some
+from steptime.physics import network_time
+from steptime.physics.layout import ways_of
+from steptime.physics.network_time import Traffic
+from steptime.physics.op_work import REACHED
+from steptime.training.layer_profile import MODULES, WIDE, Sheet, Stem
+from steptime.training.training_job import UNFUSED, TrainingJob
+from steptime.training.training_layout import TrainingLayout
+from steptime.training.training_stack import TrainingEngine
+
+WATTS_PER_FLOP = 1e-12  # with which a chip holds its clock: an A100 has 1.28 W for a TFLOP/s in bf16, an H100 0.71, a B200 0.44
+FLASH_BACKWARD = 2.5  # products of flash attention's backward pass over its forward pass's: 5 to 2
+SCORE_PASSES = 6.0  # of scores through memory, where attention is not fused: product, softmax (2), dropout (2), product
+LOGIT_BYTES = 12.0  # a logit moves forward and backward through a fused cross-entropy in fp32
+SELECTIVE = ("attention",)  # what "selective" computes again, of Megatron-LM: core attention
+ALTERNATE = "alternate"  # each second product, and all that is no product: torchtitan's selective checkpointing by operator
+
+Terms = dict[str, Number]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Seconds of one layer and one micro-batch by term, forward and backward; `weights` of the backward for weight
+    gradients."""
+
+    forward: Terms
+    backward: Terms
+    weights: Number
+
+    def total(self, direction: str) -> Number:
+        """Sum of one direction's terms."""
+        found: Number = 0.0
+        for value in getattr(self, direction).values():
+            found = found + value
+        return found
+
+
+def modules_of(recompute: str) -> tuple[str, ...]:
+    """Return the modules that a word for recomputation means; all of them for "full"."""
+    if recompute in ("none", ""):
+        return ()
+    if recompute in ("full", "reversible"):
+        return MODULES
+    if recompute == "selective":
+        return SELECTIVE
+    return tuple(recompute.split("+"))
+
+
+def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> tuple[Number, Number]:
+    """Return the rates of dense products [FLOP/s]: in the format of the job, and in 16 bits."""
+    c, peak = engine.constants, system.chip.peak
+    reached = system.chip.reached.get("compute", REACHED["compute"])
+    share = c.compute_efficiency * (reached / REACHED["compute"]) ** c.chip_departure * sustained(system, engine)
+    wide = peak_rate(peak, ("fp16", "bf16", "fp32") if job.dtype == "fp16" else ("bf16", "fp16", "fp32")) * share
+    lanes = {"fp8": c.eight_bit_efficiency, "int8": c.eight_bit_efficiency, "mxfp8": c.block_efficiency}
+    lanes["nvfp4"] = c.four_bit_efficiency
+    if job.dtype not in lanes:
+        return (peak_rate(peak, ("fp32", "tf32")) * share if job.dtype == "fp32" else wide), wide
+    return peak_rate(peak, job.format.arithmetic) * share * lanes[job.dtype], wide
+
+
+def sustained(system: System, engine: TrainingEngine) -> Number:
+    """Return the factor by which a chip's power limit lowers the rates that it sustains; 1 where it is not known.
+
+    A chip at its limit draws power about as the cube of its clock, so that a rate would follow the cube root of power.
+    """
+    chip = system.chip
+    each = np.asarray(chip.power_w) / peak_rate(chip.peak, ("bf16", "fp16", "fp32")) / WATTS_PER_FLOP
+    return np.minimum(np.where(np.isfinite(each), each, 1.0), 1.0) ** engine.constants.power_exponent
+
+
+def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Passes:
+    """Return the passes of one layer over the tokens of one micro-batch."""
+    c = engine.constants
+    rows = x.micro_batch * job.seq / x.cp  # of a group of tp chips
+    own = rows / x.tp  # of a chip, where sequence parallelism divides
+    fast, wide = product_rates(job, system, engine)
+    bandwidth = system.chip.hbm.bandwidth
+    forward: Terms = {}
+    backward: Terms = {}
+    weight_gradients: Number = 0.0
+    for product in sheet.products:
+        rate = fast if product.narrow else wide
+        if product.routed:
+            rate, name = rate * c.expert_efficiency, "experts"
+            share, held = own, product.weights / (x.ep * x.etp)
+        else:
+            name = "matrices"
+            ways = x.tp if product.replicated else ways_of(product.limit, x.tp)
+            share, held = rows / ways, product.weights / (1 if product.replicated else ways)
+        moved = held * job.format.bytes + share * (product.inputs + product.outputs) * WIDE
+        once = np.maximum(share * product.flops / rate, moved / bandwidth)
+        forward[name] = forward.get(name, 0.0) + once
+        backward[name] = backward.get(name, 0.0) + once * (1 + job.trained)
+        weight_gradients = weight_gradients + once * job.trained
+    if job.task == "lora":  # adapters: forward, and gradients of their inputs and of themselves
+        adapters = rows / x.tp * 2 * job.lora_rank * sheet.widths / wide
+        forward["adapters"], backward["adapters"] = adapters, 2 * adapters
+    scores = _attention(sheet, job, system, engine, x, wide)
+    forward["attention"], backward["attention"] = scores
+    reached = bandwidth * c.memory_efficiency
+    narrow = sheet.quantised_values * 2 if job.format.bytes < WIDE and job.dtype not in ("bf16", "fp16") else 0.0
+    elements = (sheet.element_values + narrow + (sheet.routed_values if sheet.routed else 0.0)) * own * WIDE / reached
+    forward["element-wise"], backward["element-wise"] = elements, 2 * elements
+    _exchanges(forward, backward, sheet, job, system, engine, x)
+    launched = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
+    if some(launched):
+        forward["launch"], backward["launch"] = launched + 0.0 * own, 2 * launched + 0.0 * own
+    _again(forward, backward, sheet, x, own=own, rate=fast, reached=reached)
+    return Passes(forward, backward, weight_gradients)
+
+
+def _attention(
+    sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, rate: Number
+) -> tuple[Number, Number]:
+    """Seconds of attention forward and backward: fused, or with scores that go through memory."""
+    c = engine.constants
+    peak = peak_rate(system.chip.peak, ("bf16", "fp16", "fp32"))
+    plain = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))
+    forward: Number = 0.0
+    backward: Number = 0.0
+    for a in sheet.attention:
+        heads = ways_of(a.heads, x.tp) * x.cp
+        if a.state_bytes:
+            once = x.micro_batch * job.seq * a.state_flops_per_token / heads / rate
+            forward, backward = forward + once, backward + 2 * once
+        elif job.attention == UNFUSED:
+            full = job.seq * np.minimum(job.seq, a.window) * 1.0
+            once = x.micro_batch * full * a.flops_per_pair_prefill / heads / (rate if aligned(a) else plain)
+            moved = SCORE_PASSES * WIDE * x.micro_batch * full * a.heads / heads
+            once = once + moved / (system.chip.hbm.bandwidth * c.memory_efficiency)
+            forward, backward = forward + once, backward + 2 * once
+        else:
+            counted = x.micro_batch * pairs(a, job.seq * 1.0, 0.0) * a.flops_per_pair_prefill / heads
+            once = counted / (peak * c.attention_efficiency * sustained(system, engine))
+            forward, backward = forward + once, backward + FLASH_BACKWARD * once
+    return forward, backward
+
+
+def aligned(a: Attention) -> bool:
+    """Whether the width of a head suits matrix units, which take rows of 16 bytes: else its products run on the others.
+
+    NVIDIA, "Matrix Multiplication Background", section 2.2: dimensions are multiples of 16 bytes for tensor cores.
+    """
+    return a.flops_per_pair_prefill / 4 / a.heads % 8 == 0
+
+
+def seconds_of(traffic: Traffic, engine: TrainingEngine) -> Number:
+    """Return the seconds of a collective whose levels follow one another."""
+    c = engine.constants
+    found: Number = traffic.latency
+    for level, busy in enumerate(traffic.busy):
+        found = found + busy / (c.scale_up_efficiency if level == 0 else c.scale_out_efficiency)
+    return found
+
+
+def _exchanges(
+    forward: Terms, backward: Terms, sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
+) -> None:
+    """Add what chips of one copy exchange for a layer."""
+    c = engine.constants
+    rows = x.micro_batch * job.seq / x.cp
+    if np.any(np.asarray(x.tp) > 1):
+        phase = seconds_of(network_time.all_gather(system, x.tp, rows * sheet.boundary * WIDE), engine) * (1 - c.tensor_overlap)
+        forward["tensor parallel"] = 2 * sheet.blocks * phase
+        backward["tensor parallel"] = (2 + job.trained) * sheet.blocks * phase
+    if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
+        whole = rows * x.cp * sheet.exchanged * WIDE / x.tp
+        once = seconds_of(network_time.all_gather(system, x.cp, whole, x.tp), engine)
+        for terms, times in ((forward, 1.0), (backward, 2.0)):
+            hidden = c.data_overlap * terms["attention"]
+            terms["context parallel"] = np.maximum(times * once - hidden, 0.0)
+    if sheet.routed is not None and np.any(np.asarray(x.ep) > 1):
+        op = sheet.routed
+        groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
+        sent = network_time.exchange(
+            system, x.ep, rows / x.tp, sheet.boundary * WIDE, experts=op.experts, active=round(op.active),
+            expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
+        )  # fmt: skip
+        both = 2 * seconds_of(sent, engine) * (1 - c.expert_overlap)
+        forward["expert exchange"], backward["expert exchange"] = both, both
+    if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):  # ranks that share an expert gather its rows, and scatter
+        taken = rows / x.tp * sheet.routed.active * sheet.boundary * WIDE * x.etp
+        phase = seconds_of(network_time.all_gather(system, x.etp, taken), engine) * (1 - c.tensor_overlap)
+        for terms, times in ((forward, 2.0), (backward, 2.0 + job.trained)):
+            terms["expert exchange"] = terms.get("expert exchange", 0.0) + times * phase
+
+
+def _again(
+    forward: Terms, backward: Terms, sheet: Sheet, x: TrainingLayout, *, own: Number, rate: Number, reached: Number
+) -> None:
+    """Add what the backward pass computes again."""
+    if x.recompute in ("full", "reversible"):
+        found: Number = 0.0
+        for value in forward.values():
+            found = found + value
+        backward["recompute"] = found
+        return
+    found = 0.0
+    if x.recompute == ALTERNATE:
+        found = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
+    for module in modules_of(x.recompute) if x.recompute != ALTERNATE else ():
+        flops, values = sheet.again[module]
+        found = found + own * flops / rate + own * values * WIDE / reached
+        if module == "attention":
+            found = found + forward["attention"]
+        if module in ("moe",) and "expert exchange" in forward:
+            found = found + forward["expert exchange"]
+    if some(found):
+        backward["recompute"] = found
+
+
+def stem_passes(
+    stem: Stem, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
+) -> tuple[Number, Number]:
+    """Seconds of the head with its cross-entropy, forward and backward, on the stage that has it."""
+    rows = x.micro_batch * job.seq / x.cp
+    _, wide = product_rates(job, system, engine)
+    once = rows * stem.head_flops / x.tp / wide
+    loss = rows * stem.vocabulary / x.tp * LOGIT_BYTES / (system.chip.hbm.bandwidth * engine.constants.memory_efficiency)
+    return once + loss / 3, once * (1 + job.trained) + loss * 2 / 3

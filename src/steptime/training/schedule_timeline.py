@@ -1,0 +1,142 @@
+"""What a picture of a step needs: who does what when, as arrays; and the picture itself as a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import DataFileError, InputError
+from steptime.number_checks import Array
+from steptime.training.pipeline_simulator import Walk
+from steptime.training.schedules.work_order import KINDS
+
+PICTURES: Final = (".svg", ".png", ".pdf")
+COLOURS: Final = (
+    "#0072B2",
+    "#E69F00",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+)  # of KINDS; told apart by the colour-blind (Okabe, Ito)
+WORDS: Final = (
+    "forward",
+    "backward",
+    "backward, gradients of inputs",
+    "gradients of weights",
+    "forward and backward overlapped",
+)
+IDLE: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The intervals of a step, one entry each: those of a device together, in order of time [s].
+
+    device, kind (a place in KINDS), chunk, micro: what is done; of a pair, what goes forward, and back_micro what goes backward
+    (else -1). total: seconds of the step. idle: (devices,) seconds without work. in_flight: (devices,) most activations held,
+    those of a whole device for one micro-batch counted as 1.
+    """
+
+    device: Array
+    kind: Array
+    chunk: Array
+    micro: Array
+    back_micro: Array
+    start: Array
+    end: Array
+    total: float
+    idle: Array
+    in_flight: Array
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pipeline."""
+        return len(self.idle)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of work that there are."""
+        return tuple(KINDS[kind] for kind in np.unique(self.kind))
+
+    def of(self, device: int) -> slice:
+        """Return where the intervals of a device stand."""
+        low, high = np.searchsorted(self.device, (device, device + 1))
+        return slice(int(low), int(high))
+
+    def cells(self, since: float, step: float, count: int) -> Array:
+        """Return the interval in the middle of each of `count` cells of `step` seconds (devices, count), or IDLE."""
+        middles = since + (np.arange(count) + 0.5) * step
+        found = np.full((self.devices, count), IDLE)
+        for device in range(self.devices):
+            place = self.of(device)
+            latest = place.start + np.searchsorted(self.start[place], middles, side="right") - 1
+            inside = (latest >= place.start) & (middles < self.end[np.maximum(latest, 0)])
+            found[device] = np.where(inside, latest, IDLE)
+        return found
+
+
+def timeline(walk: Walk) -> Timeline:
+    """Return the timeline of a walk of single times (no leading axes)."""
+    if walk.start.ndim != 1:
+        raise InputError(f"a timeline is of one step, not of {walk.start[..., 0].size}")
+    order = walk.order
+    return Timeline(
+        device=order.device,
+        kind=order.kind,
+        chunk=order.chunk,
+        micro=order.micro,
+        back_micro=order.back_micro,
+        start=walk.start,
+        end=walk.end,
+        total=float(walk.total),
+        idle=np.where(walk.idle > 1e-9 * walk.total, walk.idle, 0.0),
+        in_flight=walk.in_flight,
+    )
+
+
+def plot(made: Timeline, path: str, title: str = "") -> None:
+    """Write a picture of a timeline by its ending: .svg, .png or .pdf."""
+    if Path(path).suffix.casefold() not in PICTURES:
+        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
+    figure = drawn(made, title)
+    try:
+        figure.savefig(path, dpi=160)
+    except OSError as error:
+        raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
+
+
+def drawn(made: Timeline, title: str = "") -> Any:
+    """Return the picture as a matplotlib figure: a row a device, a box an interval, later chunks lighter."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install 'steptime[plot]'") from None
+
+    figure = Figure(figsize=(11, 1.2 + 0.32 * made.devices), layout="constrained")
+    place = figure.subplots()
+    most = int(made.chunk.max()) + 1
+    for kind in np.unique(made.kind):
+        for chunk in np.unique(made.chunk[made.kind == kind]):
+            chosen = (made.kind == kind) & (made.chunk == chunk)
+            place.barh(
+                made.device[chosen], (made.end - made.start)[chosen], left=made.start[chosen], height=0.86,
+                color=COLOURS[kind], alpha=1.0 - 0.5 * chunk / most, edgecolor="white", linewidth=0.4,
+            )  # fmt: skip
+    longest = (made.end - made.start).max() / made.total
+    if longest > 0.012:
+        for device, start, end, micro, back in zip(made.device, made.start, made.end, made.micro, made.back_micro, strict=True):
+            words = f"{micro}" if back < 0 else f"{micro},{back}"
+            place.text((start + end) / 2, device, words, ha="center", va="center", fontsize=6, color="white")
+    place.set(xlabel="seconds", ylabel="device", xlim=(0, made.total), title=title)
+    place.set_yticks(range(made.devices))
+    place.invert_yaxis()
+    place.spines[["top", "right"]].set_visible(False)
+    figure.legend(
+        handles=[Patch(color=COLOURS[kind], label=WORDS[kind]) for kind in np.unique(made.kind)],
+        loc="outside lower center", ncols=5, frameon=False, fontsize=8,
+    )  # fmt: skip
+    return figure

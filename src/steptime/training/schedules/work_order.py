@@ -1,0 +1,230 @@
+"""Who does what, in which order: the work of each device of a pipeline in one step, and what each piece waits for.
+
+A model of S stages is a path over (device, chunk): a chunk is a part of the model that a device holds. Interleaved schedules
+wind round and round, V-shaped ones go down and come back, and DualPipe has two paths, one each way, each with half the
+micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from steptime.errors import InputError
+from steptime.number_checks import Array
+
+FORWARD, BACKWARD, INPUT, WEIGHT, PAIR = range(5)
+KINDS: Final = ("F", "B", "B_in", "W", "FB")  # whole backward; its two halves; a forward and a whole backward overlapped
+
+Item = tuple[int, int, int, int, int]  # kind, chunk, micro-batch, and of a pair the chunk and micro-batch that go backward
+
+
+class Row:
+    """The work of one device as it is written down: micro-batches of a chunk in order, weight gradients first in, first out."""
+
+    def __init__(self, first: Sequence[int] = (0,), most: int = 1 << 60) -> None:
+        """Start with the first micro-batch of each chunk; those from `most` on are left out."""
+        self.items: list[Item] = []
+        self._next = {kind: list(first) for kind in (FORWARD, INPUT)}
+        self._pending: list[tuple[int, int]] = []
+        self._most = most
+
+    def _take(self, kind: int, chunk: int) -> int:
+        micro = self._next[kind][chunk]
+        self._next[kind][chunk] += 1
+        return micro
+
+    def _add(self, kind: int, chunk: int, micro: int) -> None:
+        if micro < self._most:
+            self.items.append((kind, chunk, micro, -1, -1))
+
+    def forward(self, chunk: int = 0) -> None:
+        """Add a forward pass."""
+        self._add(FORWARD, chunk, self._take(FORWARD, chunk))
+
+    def backward(self, chunk: int = 0) -> None:
+        """Add a whole backward pass."""
+        self._add(BACKWARD, chunk, self._take(INPUT, chunk))
+
+    def inputs(self, chunk: int = 0) -> None:
+        """Add the half of a backward pass that the stage before waits for."""
+        micro = self._take(INPUT, chunk)
+        self._add(INPUT, chunk, micro)
+        self._pending.append((chunk, micro))
+
+    def weights(self, chunk: int | None = None) -> None:
+        """Add the longest pending gradients of weights, of one chunk if it is given; nothing if none is pending."""
+        found = next((pair for pair in self._pending if chunk in (None, pair[0])), None)
+        if found is not None:
+            self._pending.remove(found)
+            self._add(WEIGHT, *found)
+
+    def pair(self, ahead: int, back: int) -> None:
+        """Add a forward pass of chunk `ahead` overlapped with a whole backward pass of chunk `back`."""
+        self.items.append((PAIR, ahead, self._take(FORWARD, ahead), back, self._take(INPUT, back)))
+
+    def rest(self) -> None:
+        """Add all gradients of weights that are pending."""
+        while self._pending:
+            self.weights()
+
+
+@dataclass(frozen=True)
+class Order:
+    """The work of a step: one entry an item, those of a device together and in the order in which it does them.
+
+    paths: (lanes, stages, 2) device and chunk of each stage of the model. microbatches: of the whole step; the lanes share
+    them. device, kind, chunk, micro; back_chunk, back_micro: of pairs, what goes backward (else -1).
+    """
+
+    paths: Array
+    microbatches: int
+    device: Array
+    kind: Array
+    chunk: Array
+    micro: Array
+    back_chunk: Array
+    back_micro: Array
+
+    @property
+    def devices(self) -> int:
+        """Devices of the pipeline."""
+        return int(self.paths[..., 0].max()) + 1
+
+    @property
+    def chunks(self) -> int:
+        """Parts of the model on each device."""
+        return int(self.paths[..., 1].max()) + 1
+
+    @cached_property
+    def links(self) -> Links:
+        """What each item waits for."""
+        return _links(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What items wait for, in an order in which none comes before what it waits for.
+
+    rank: where an item stands in that order. waves: bounds of groups of items that do not wait for one another. after:
+    (waits, items) places + 1 of the items waited for, 0 for nothing; sender: the devices that they come from.
+    """
+
+    rank: Array
+    waves: Array
+    after: Array
+    sender: Array
+
+
+def order_of(paths: Array, microbatches: int, rows: Sequence[Sequence[Item]]) -> Order:
+    """Return the order of a step from the items of each device."""
+    device = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    columns = np.array([item for row in rows for item in row], dtype=np.int64).reshape(-1, 5).T
+    return Order(paths, microbatches, device, *columns)
+
+
+def down(devices: int, chunk: int = 0) -> list[tuple[int, int]]:
+    """Return the path from the first device to the last."""
+    return [(device, chunk) for device in range(devices)]
+
+
+def around(devices: int, virtual: int) -> Array:
+    """Return the path that goes round `virtual` times: stage s lies on device s mod p (interleaved)."""
+    return np.array([[step for chunk in range(virtual) for step in down(devices, chunk)]])
+
+
+def vee(devices: int) -> Array:
+    """Return the path down and back: the first device holds the first and the last stage."""
+    return np.array([[*down(devices, 0), *reversed(down(devices, 1))]])
+
+
+def both_ways(devices: int) -> Array:
+    """Return two paths, down and up, each through a copy of the whole model."""
+    return np.array([down(devices, 0), list(reversed(down(devices, 1)))])
+
+
+def _ends(order: Order) -> tuple[Array, Array]:
+    """Return the items that end the forward and the backward pass of (device, chunk, micro-batch), -1 for none."""
+    shape = (order.devices, order.chunks, order.microbatches)
+    forward, backward = np.full(shape, -1), np.full(shape, -1)
+    places = np.arange(len(order.kind))
+    ahead = np.isin(order.kind, (FORWARD, PAIR))
+    forward[order.device[ahead], order.chunk[ahead], order.micro[ahead]] = places[ahead]
+    back = np.isin(order.kind, (BACKWARD, INPUT))
+    backward[order.device[back], order.chunk[back], order.micro[back]] = places[back]
+    pair = order.kind == PAIR
+    backward[order.device[pair], order.back_chunk[pair], order.back_micro[pair]] = places[pair]
+    return forward, backward
+
+
+def _waits(order: Order) -> Array:
+    """Return (3, items): the item before on the device, what a forward waits for, what a backward waits for; -1 for nothing."""
+    forward, backward = _ends(order)
+    lanes, stages, _ = order.paths.shape
+    stage = np.full((lanes, order.devices, order.chunks), -1)
+    for lane in range(lanes):
+        stage[lane, order.paths[lane, :, 0], order.paths[lane, :, 1]] = np.arange(stages)
+    places = np.arange(len(order.kind))
+    waits = np.full((3, len(places)), -1)
+    waits[0] = np.where(np.append(-1, order.device[:-1]) == order.device, places - 1, -1)
+    share = order.microbatches // lanes
+
+    ahead = np.isin(order.kind, (FORWARD, PAIR))
+    lane, at = order.micro[ahead] // share, order.micro[ahead]
+    here = stage[lane, order.device[ahead], order.chunk[ahead]]
+    before = order.paths[lane, np.maximum(here - 1, 0)]
+    waits[1, ahead] = np.where(here > 0, forward[before[:, 0], before[:, 1], at], -1)
+
+    back = np.isin(order.kind, (BACKWARD, INPUT, PAIR))
+    pair = order.kind == PAIR
+    chunk = np.where(pair, order.back_chunk, order.chunk)[back]
+    micro = np.where(pair, order.back_micro, order.micro)[back]
+    lane, device = micro // share, order.device[back]
+    here = stage[lane, device, chunk]
+    behind = order.paths[lane, np.minimum(here + 1, stages - 1)]
+    waits[2, back] = np.where(here < stages - 1, backward[behind[:, 0], behind[:, 1], micro], forward[device, chunk, micro])
+    return waits
+
+
+def _levels(waits: Array) -> Array:
+    """Return for each item how many items stand in the longest chain that it waits for."""
+    count = waits.shape[1]
+    left = (waits >= 0).sum(axis=0).tolist()
+    followers: list[list[int]] = [[] for _ in range(count)]
+    for row in waits:
+        for item in np.flatnonzero(row >= 0).tolist():
+            followers[row[item]].append(item)
+    level = [0] * count
+    ready = [item for item in range(count) if left[item] == 0]
+    for item in ready:
+        after = level[item] + 1
+        for follower in followers[item]:
+            level[follower] = max(level[follower], after)
+            left[follower] -= 1
+            if left[follower] == 0:
+                ready.append(follower)
+    if len(ready) < count:
+        raise InputError("a schedule in which devices wait for one another in a circle cannot run")
+    return np.array(level)
+
+
+def _links(order: Order) -> Links:
+    waits = _waits(order)
+    level = _levels(waits)
+    ordered = np.argsort(level, kind="stable")
+    rank = np.empty_like(ordered)
+    rank[ordered] = np.arange(len(ordered))
+    waves = np.append(np.flatnonzero(np.diff(level[ordered], prepend=-1)), len(level))
+    sender = np.where(waits >= 0, order.device[waits], order.device)[:, ordered]
+    after = np.where(waits >= 0, rank[waits] + 1, 0)[:, ordered]
+    used = np.append(True, (waits[1:] >= 0).any(axis=1))
+    if not np.any((waits[1] >= 0) & (waits[2] >= 0)):  # without pairs one row does for both directions
+        later = waits[1, ordered] < 0
+        after = np.array([after[0], np.where(later, after[2], after[1])])
+        sender = np.array([sender[0], np.where(later, sender[2], sender[1])])
+        used = np.array([True, bool(used[1:].any())])
+    return Links(rank=rank, waves=waves, after=after[used], sender=sender[used])

@@ -1,0 +1,157 @@
+"""Which layers lie on which pipeline stage, and how long the stages take.
+
+Layers that divide by the chunks are dealt out evenly. Where they do so only with the embedding and the head counted as a
+layer each, the first and the last chunk have one less (Llama 3 405B: 126 + 2 = 8 x 16). Else the fullest chunk has one more
+than others. A layout may say itself how many layers each chunk has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from steptime.models.model import Model
+from steptime.number_checks import Number
+from steptime.training.schedules.schedule import schedule_named
+from steptime.training.training_layout import TrainingLayout, read_layers
+
+SLOTS = 2  # the embedding and the head, counted as a layer each
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a device of a pipeline holds: layers of each kind, and how much of the embedding and the head (1: all of it).
+
+    later: devices before it. With two copies of the model, one each way, all is the mean of both.
+    """
+
+    parts: tuple[Number, ...]
+    embedding: Number
+    head: Number
+    later: Number
+
+    @property
+    def layers(self) -> Number:
+        """Layers of all kinds."""
+        return sum(self.parts, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """Layers of the first stage, of the fullest stage between, and of the last one."""
+
+    first: Number
+    middle: Number
+    last: Number
+
+
+def deal(depth: int, x: TrainingLayout) -> Dealt:
+    """Return how `depth` layers are dealt to the stages of a layout.
+
+    >>> d = deal(126, TrainingLayout(pp=16, virtual_stages=8, tp=8))
+    >>> float(d.first), float(d.middle), float(d.last)
+    (7.0, 8.0, 7.0)
+    >>> d = deal(80, TrainingLayout(pp=8, virtual_stages=5)); float(d.first), float(d.last)
+    (10.0, 10.0)
+    """
+    chunks = np.asarray(x.pp * x.virtual_stages)
+    even = depth % chunks == 0
+    slotted = ~even & ((depth + SLOTS) % chunks == 0) & (chunks > 1)
+    whole = np.where(slotted, (depth + SLOTS) / chunks, np.ceil(depth / chunks))
+    middle = np.where(even | slotted, whole * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
+    ends = middle - slotted
+    # the last stage of an uneven deal has what is left over by the others, at least none
+    left = depth - middle * (np.asarray(x.pp) - 1)
+    ragged = ~even & ~slotted
+    last = np.where(ragged, np.maximum(np.minimum(left, middle), np.floor(depth / np.asarray(x.pp))), ends)
+    return Dealt(np.where(np.asarray(x.pp) == 1, depth, ends), np.where(np.asarray(x.pp) == 1, depth, middle),
+                 np.where(np.asarray(x.pp) == 1, depth, last))  # fmt: skip
+
+
+def chunks_possible(model: Model) -> int:
+    """Most chunks that a model can be cut in: a layer each, or its embedding or head."""
+    return model.depth + SLOTS
+
+
+def prologue(counts: list[int]) -> bool:
+    """Whether the first kind of layer stands at the beginning only, as the dense layers before experts do: one in eight or
+    fewer.
+
+    >>> prologue([3, 58]), prologue([21, 21]), prologue([32])
+    (True, False, False)
+    """
+    return len(counts) > 1 and counts[0] * 8 <= sum(counts)
+
+
+def shares(model: Model, layers: Number, *, first: bool) -> list[Any]:
+    """Return how many layers of each kind a stage of so many has; kinds that alternate are mixed evenly."""
+    counts = [n for _, n in model.layers]
+    depth = sum(counts)
+    if not prologue(counts):
+        return [layers * (n / depth) for n in counts]
+    rest = depth - counts[0]
+    here = np.minimum(layers, counts[0]) if first else np.where(np.asarray(layers) >= depth, counts[0], 0.0)
+    return [here, *((layers - here) * (n / rest) for n in counts[1:])]
+
+
+def kinds_between(model: Model, start: int, stop: int) -> list[float]:
+    """Return how many layers of each kind lie from layer `start` to `stop`; kinds that alternate are mixed evenly."""
+    counts = [n for _, n in model.layers]
+    if not prologue(counts):
+        return [(stop - start) * n / model.depth for n in counts]
+    ahead = max(min(stop, counts[0]) - start, 0)
+    return [float(ahead), *((stop - start - ahead) * n / (model.depth - counts[0]) for n in counts[1:])]
+
+
+def stages_of(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
+    """Return the stages of a layout that may be the slowest or the fullest, in order: all of them where it says their layers,
+    else the first, the fullest between, and the last."""
+    copies = schedule_named(x.schedule).copies
+    if x.layers:
+        return _given(model, x, read_layers(x.layers))
+    dealt, alone = deal(model.depth, x), np.asarray(x.pp) == 1
+    first, middle, last = (
+        tuple(shares(model, layers, first=place == 0)) for place, layers in enumerate((dealt.first, dealt.middle, dealt.last))
+    )
+    if copies == 1:
+        return Stage(first, 1.0, 1.0 * alone, 0.0), Stage(middle, 0.0, 0.0, 1.0), Stage(last, 0.0, 1.0, x.pp - 1.0)
+    both = tuple(np.where(alone, a, (a + b) / 2) for a, b in zip(first, last, strict=True))
+    ends = np.where(alone, 1.0, 0.5)
+    return Stage(both, ends, ends, 0.0), Stage(middle, 0.0, 0.0, 1.0)
+
+
+def _given(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[Stage, ...]:
+    """Return all stages where the layers of each chunk are given, which lie on devices as the schedule's paths do."""
+    pp, chunks = int(np.max(x.pp)), len(counts)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    kinds = np.array([kinds_between(model, int(a), int(b)) for a, b in pairwise(starts)])
+    paths = schedule_named(x.schedule).paths(pp, int(np.max(x.virtual_stages))) if pp > 1 else np.zeros((1, chunks, 2), int)
+    found = np.zeros((pp, kinds.shape[1] + 2))
+    for path in paths:
+        np.add.at(found[:, :-2], path[:, 0], kinds / len(paths))
+        found[path[0, 0], -2] += 1 / len(paths)
+        found[path[-1, 0], -1] += 1 / len(paths)
+    return tuple(Stage(tuple(map(float, row[:-2])), float(row[-2]), float(row[-1]), float(n)) for n, row in enumerate(found))
+
+
+def layers_of_chunks(depth: int, stages: Sequence[int]) -> list[int]:
+    """Return the layers of each chunk, in the order in which a micro-batch passes them; stages: the device of each.
+
+    Chunks differ by one layer at most. Those with more are on devices between, then on the first, and at last on the one with
+    the head.
+
+    >>> layers_of_chunks(61, range(4))
+    [15, 16, 15, 15]
+    """
+    base, extra = divmod(depth, len(stages))
+    counts, more = [base] * len(stages), dict.fromkeys(stages, 0)
+    for _ in range(extra):
+        free = [n for n, count in enumerate(counts) if count == base]
+        place = min(free, key=lambda n: (more[stages[n]], stages[n] == stages[-1], stages[n] == stages[0], n))
+        counts[place] += 1
+        more[stages[place]] += 1
+    return counts

@@ -1,0 +1,34 @@
+"""The schedule of a training step as it goes: chunks of the lengths that its layers have, walked through event by event."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.training.pipeline_simulator import walk
+from steptime.training.schedule_timeline import Timeline, timeline
+from steptime.training.schedules.schedule import schedule_named
+from steptime.training.training_planner import Training
+from steptime.training.training_stack import TrainingEngine, on_chip
+from steptime.training.training_step import chunk_times, step_seconds
+
+MOST_ITEMS = 200_000  # stages x micro-batches x virtual stages that a picture is drawn of; of more, so many micro-batches
+
+
+def timeline_of(model: Model, system: System, found: Training, engine: TrainingEngine) -> Timeline | None:
+    """Return who does what when in a step; None without a pipeline. Of very many micro-batches as many as a picture can
+    tell."""
+    x = found.step.layout
+    pp, v = int(x.pp), int(x.virtual_stages)
+    if pp == 1:
+        return None
+    schedule = schedule_named(x.schedule)
+    m = int(np.asarray(found.step.microbatches))
+    if pp * v * m > MOST_ITEMS:
+        m = max(MOST_ITEMS // (pp * v) // pp * pp, 2 * pp)
+    tuned, slower = on_chip(engine, system, experts=model.routed)
+    stages = step_seconds(model, found.job, system, tuned, x, slower=slower).stages
+    order = schedule.order(pp, m, v)
+    forward, backward, weights = (float(slower) * times for times in chunk_times(x, stages, order.chunks))
+    return timeline(walk(order, forward, backward, weights))

@@ -1,0 +1,65 @@
+"""FLOPs of a token of training: what the model asks for, by convention, and what is computed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from steptime.models.model import Model, matmul_flops_per_token, pairs
+from steptime.number_checks import Number
+from steptime.training.layer_profile import sheets
+from steptime.training.layer_time import ALTERNATE, modules_of
+from steptime.training.training_job import TrainingJob
+
+
+def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
+    """FLOPs of a token's forward pass in a sequence of `seq` [tokens], head counted; full: whether masked pairs count.
+
+    >>> import steptime as st
+    >>> m = st.load_model("llama-3.1-405b")
+    >>> round(3 * float(forward_flops(m, 8192, full=False)) / 1e9), round(3 * float(forward_flops(m, 8192, full=True)) / 1e9)
+    (2524, 2625)
+    """
+    found: Number = matmul_flops_per_token(model)
+    for layer, n in model.layers:
+        for a in layer.attention:
+            met = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+            found = found + n * (a.flops_per_pair_prefill * met + a.state_flops_per_token)
+    return found
+
+
+def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
+    """FLOPs of a token's forward pass through the multi-token-prediction layers, each with the head."""
+    head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
+    found: Number = 0.0
+    for layer, n in model.draft:
+        found = found + n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
+        for a in layer.attention:
+            met = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+            found = found + n * a.flops_per_pair_prefill * met
+    return found
+
+
+def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
+    """FLOPs of a token of training: three times the forward pass, twice with a frozen base (LoRA: its adapters left out)."""
+    once = forward_flops(model, job.seq, full=full) + (draft_flops(model, job.seq, full=full) if job.mtp else 0.0)
+    return (2 + job.trained) * once
+
+
+def again_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
+    """FLOPs of a token that are computed again, attention in full."""
+    if recompute in ("full", "reversible"):
+        head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
+        return forward_flops(model, job.seq, full=True) - head
+    found: Number = 0.0
+    for (sheet, n), (layer, _) in zip(sheets(model), model.layers, strict=True):
+        if recompute == ALTERNATE:
+            found = found + n * sum(product.flops for product in sheet.products) / 2
+            continue
+        for module in modules_of(recompute):
+            found = found + n * sheet.again[module][0]
+            if module == "attention":
+                each = (
+                    a.flops_per_pair_prefill * np.minimum(job.seq, np.minimum(a.window, a.selected)) for a in layer.attention
+                )
+                found = found + n * sum(each)
+    return found

@@ -1,0 +1,103 @@
+"""What is asked of a training step: sequences, number formats, optimizer, which parameters are trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from steptime.errors import InputError, UnknownName
+from steptime.hardware.number_formats import Format, number_format
+from steptime.hardware.system import System
+from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number, whole
+from steptime.training.training_layout import TASKS
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """Bytes that an optimizer keeps for a parameter besides weights and gradients: a master copy and its moments."""
+
+    name: str
+    master: float
+    moments: float
+    source: str
+
+
+OPTIMIZERS: Final = {
+    o.name: o
+    for o in (
+        Optimizer("adamw", 4, 8, "fp32 master and two fp32 moments: Megatron-LM, training/theoretical_memory_usage.py"),
+        Optimizer("adamw-bf16", 4, 4, "two bf16 moments: DeepSeek-V3, arXiv 2412.19437, section 3.3"),
+        Optimizer("adamw-fp8", 2, 2, "fp8 moments, fp16 master: precision-aware optimizer of Megatron-LM"),
+        Optimizer("muon", 4, 4, "one fp32 moment: Kimi Team, arXiv 2502.16982"),
+        Optimizer("adafactor", 4, 0, "row and column sums only: Shazeer and Stern, arXiv 1804.04235"),
+        Optimizer("sgd", 4, 4, "momentum"),
+    )
+}
+DTYPES: Final = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "int8", "fp32")
+BLOCK_SCALED: Final = ("mxfp8", "nvfp4")  # a scale for every 32 or 16 values
+FLASH, UNFUSED = "flash", "unfused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """A step's work: `batch` sequences of `seq` [tokens] over all chips; numbers may be arrays.
+
+    dtype: of the products of layers; weights and attention stay in 16 bits. gradient_bytes: of a gradient as it is kept and
+    reduced. lora_rank: of the adapters, with task "lora". mtp: whether multi-token-prediction layers are trained. attention:
+    "flash", or "unfused" where scores go through memory. sequence_parallel: whether tensor-parallel ranks divide what lies
+    between blocks. logit_bytes: that a logit takes at once: 6 with a fused cross-entropy (16-bit logits, fp32 gradients), 12
+    without. whole_hops: whether each tensor-parallel rank sends all of a micro-batch's activations to the next stage, not its
+    part.
+    """
+
+    seq: Number
+    batch: Number
+    dtype: str = "bf16"
+    task: str = "pretrain"
+    optimizer: str = "adamw"
+    gradient_bytes: float = 4.0
+    lora_rank: int = 16
+    mtp: bool = False
+    attention: str = FLASH
+    sequence_parallel: bool = True
+    logit_bytes: float = 6.0
+    whole_hops: bool = False
+
+    @property
+    def format(self) -> Format:
+        """The format of the products of layers."""
+        return number_format(self.dtype)
+
+    @property
+    def states(self) -> Optimizer:
+        """What the optimizer keeps."""
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def trained(self) -> float:
+        """Weight gradients that are computed, as a share of all: none of a frozen base."""
+        return 0.0 if self.task == "lora" else 1.0
+
+
+def computes_in(system: System, dtype: str) -> bool:
+    """Whether a chip computes in a format; scales of blocks came to matrix units with 4-bit formats (Blackwell, CDNA 4)."""
+    peak = system.chip.peak
+    return number_format(dtype).arithmetic[0] in peak and (dtype not in BLOCK_SCALED or "fp4" in peak)
+
+
+def checked(job: TrainingJob, system: System) -> TrainingJob:
+    """Return the job; raise InputError for what is unknown, or a format that the chip does not compute in."""
+    whole("seq", job.seq, most=MOST_TOKENS, unit="tokens")
+    whole("batch", job.batch, most=MOST_SEQUENCES, unit="sequences")
+    for what, value, known in (
+        ("number format of training", job.dtype, DTYPES),
+        ("task", job.task, TASKS),
+        ("optimizer", job.optimizer, tuple(OPTIMIZERS)),
+        ("attention", job.attention, (FLASH, UNFUSED)),
+    ):
+        if value not in known:
+            raise UnknownName(what, value, known, "Known: " + ", ".join(known) + ".")
+    if not computes_in(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
+        able = [d for d in DTYPES if computes_in(system, d)]
+        raise InputError(f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(able)}")
+    return job

@@ -1,0 +1,187 @@
+"""What a training layout must satisfy, each with a message that names the axis and the nearest choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import LayoutError, UnknownName
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.number_checks import MOST_CHIPS, divisors, whole
+from steptime.result_base import in_words
+from steptime.training.layer_profile import MODULES
+from steptime.training.layer_time import ALTERNATE
+from steptime.training.schedules.schedule import schedule_named
+from steptime.training.stage_balance import chunks_possible, layers_of_chunks
+from steptime.training.training_job import TrainingJob
+from steptime.training.training_layout import SHARDINGS, WAYS, TrainingLayout, read_layers, show_layers
+from steptime.training.training_stack import TrainingEngine
+from steptime.units import counted
+
+RECOMPUTE_WORDS = ("none", "selective", "full", ALTERNATE, "reversible")
+
+
+def check_words(recompute: str, sharding: str, schedule: str) -> None:
+    """Raise UnknownName for a word that is none of its kind."""
+    if recompute not in RECOMPUTE_WORDS:
+        for part in recompute.split("+"):
+            if part in RECOMPUTE_WORDS:
+                raise LayoutError(f"recompute={recompute}: {part} stands alone; joined by + are {', '.join(MODULES)}")
+            if part not in MODULES:
+                raise UnknownName("recomputation", part, (*RECOMPUTE_WORDS, *MODULES),
+                                  f"Known: {', '.join(RECOMPUTE_WORDS)}; or {', '.join(MODULES)} joined by +.")  # fmt: skip
+    if sharding not in SHARDINGS:
+        raise UnknownName("sharding", sharding, SHARDINGS, f"Known: {', '.join(SHARDINGS)}.")
+    schedule_named(schedule)
+
+
+def check_counts(ways: Mapping[str, Any]) -> None:
+    """Raise RangeError for ways, numbers or arrays, that are no whole numbers of at least 1; a sharding group may be 0."""
+    for name, value in ways.items():
+        if name in (*WAYS, "sharding_group"):
+            whole(
+                "vpp" if name == "virtual_stages" else name, value, least=0 if name == "sharding_group" else 1, most=MOST_CHIPS
+            )
+
+
+def check_group(sharding: str, group: Any) -> None:
+    """Raise LayoutError for a sharding group where nothing is sharded."""
+    if sharding == "none" and np.any(np.asarray(group) > 0):
+        raise LayoutError("a sharding group needs a sharding: zero1, zero2 or zero3")
+
+
+def check_alone(virtual: int) -> None:
+    """Raise LayoutError for virtual stages without a pipeline."""
+    if virtual > 1:
+        raise LayoutError(f"vpp={virtual} asks for virtual stages, and pp=1 has no pipeline; give --pp, or leave --vpp out")
+
+
+def near(number: int, way: int) -> str:
+    """Return the divisors of a number that are nearest to a way.
+
+    >>> near(128, 12), near(80, 7)
+    ('8 or 16', '5 or 8')
+    """
+    below = [d for d in divisors(number) if d <= way][-1:]
+    above = [d for d in divisors(number) if d > way][:1]
+    return " or ".join(map(str, below + above))
+
+
+def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJob, engine: TrainingEngine) -> None:
+    """Raise LayoutError for the first rule that a layout of plain numbers breaks."""
+    check_words(x.recompute, x.sharding, x.schedule)
+    check_ways(x, model, system, job)
+    check_batch(x, job)
+    pp, v = int(x.pp), int(x.virtual_stages)
+    schedule = schedule_named(x.schedule)
+    if pp > 1:
+        schedule.check(pp, int(job.batch) // int(x.dp * x.micro_batch), v)
+        check_stack(schedule.name, engine)
+    else:
+        check_alone(v)
+    if engine.shardings and x.sharding not in (*engine.shardings, "none"):
+        raise LayoutError(
+            f"stack {engine.name} has no sharding {x.sharding}; it has {', '.join(engine.shardings)}; --engine typical has all"
+        )
+    group, every = int(x.sharding_group), int(x.dp * x.cp)
+    if group and every % group:
+        raise LayoutError(
+            f"a sharding group of {group} does not divide the {every} ranks that share states; try {near(every, group)}"
+        )
+    check_group(x.sharding, x.sharding_group)
+
+
+def check_draft(model: Model, job: TrainingJob) -> None:
+    """Raise LayoutError where multi-token-prediction layers are to be trained that a model has not."""
+    if job.mtp and not model.draft:
+        raise LayoutError(f"{model.name} has no multi-token-prediction layers to train; leave --mtp out")
+
+
+def check_stack(schedule: str, engine: TrainingEngine) -> None:
+    """Raise LayoutError where a stack lacks a schedule."""
+    if engine.schedules and schedule not in engine.schedules:
+        raise LayoutError(
+            f"stack {engine.name} has no schedule {schedule}; it has {', '.join(engine.schedules)}; --engine typical has all"
+        )
+
+
+def check_batch(x: TrainingLayout, job: TrainingJob) -> None:
+    """Raise LayoutError where a batch does not divide over copies in micro-batches."""
+    dp, mbs = int(x.dp), int(x.micro_batch)
+    if int(job.batch) % (dp * mbs):
+        below = int(job.batch) // (dp * mbs) * dp * mbs
+        near_ = " or ".join(f"{b:,}" for b in (below, below + dp * mbs) if b)
+        raise LayoutError(f"batch={job.batch:,} does not divide over dp={dp} copies in micro-batches of {mbs}; try {near_}")
+
+
+def check_ways(x: TrainingLayout, model: Model, system: System, job: TrainingJob) -> None:
+    """Raise LayoutError for ways that do not divide the model, the sequence or the machine."""
+    tp, pp, cp, ep, etp, dp, v = (int(getattr(x, n)) for n in ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages"))
+    if system.is_box and x.chips > system.scale_up.size:
+        raise LayoutError(f"{x.chips:,.0f} chips are more than the {system.scale_up.size:,.0f} of {system.name}")
+    if model.heads % tp:
+        raise LayoutError(f"tp={tp} does not divide the {model.heads} heads of {model.name}; try {near(model.heads, tp)}")
+    kv = kv_heads_of(model)
+    if kv % tp and tp % kv:
+        raise LayoutError(f"tp={tp} neither divides the {kv} KV heads of {model.name} nor is a multiple; try {near(kv, tp)}")
+    for width in widths_of(model):
+        if width % tp:
+            raise LayoutError(f"tp={tp} does not divide the {width:,} columns of a feed-forward block; try {near(width, tp)}")
+    if cp > 1 and int(job.seq) % (2 * cp):
+        raise LayoutError(
+            f"cp={cp} does not cut sequences of {job.seq:,} tokens in {2 * cp} parts, two for each rank (which balances "
+            f"a causal mask); try cp={near(max(int(job.seq) // 2, 1), cp)}"
+        )
+    _check_experts(model, ep, etp, tp * cp * dp)
+    if pp * v > chunks_possible(model):
+        most = chunks_possible(model) // pp
+        raise LayoutError(
+            f"pp={pp} x vpp={v} = {pp * v} chunks are more than the {model.depth} layers of {model.name} with embedding "
+            "and head; " + (f"at most vpp={most} with pp={pp}" if most else f"at most pp={chunks_possible(model)}")
+        )
+    check_layers(x.layers, model, pp * v)
+
+
+def check_layers(layers: str, model: Model, chunks: Any) -> None:
+    """Raise LayoutError for layers of chunks that are not those of the model, or not of so many chunks."""
+    if not layers:
+        return
+    counts = read_layers(layers)
+    if np.any(np.asarray(chunks) != len(counts)):
+        asked = in_words(chunks, "{:,g}".format)
+        raise LayoutError(f"layers={layers} are of {counted(len(counts), 'chunk')}, and pp x vpp = {asked}")
+    if sum(counts) != model.depth:
+        even = show_layers(layers_of_chunks(model.depth, range(len(counts))))
+        raise LayoutError(f"layers={layers} are {sum(counts):,} layers, and {model.name} has {model.depth}; try layers={even}")
+    if 0 in counts[1:-1]:
+        raise LayoutError(f"layers={layers}: only the first chunk, which has the embedding, and the last may have none")
+
+
+@lru_cache(maxsize=256)
+def widths_of(model: Model) -> tuple[int, ...]:
+    """Return the widths of feed-forward blocks that tensor parallelism divides."""
+    closing = (op for layer, _ in model.layers for op in layer.ops if op.name == "down_proj" and op.rows == "tokens")
+    return tuple(sorted({int(op.inputs) for op in closing}))
+
+
+@lru_cache(maxsize=256)
+def kv_heads_of(model: Model) -> int:
+    """Return the KV heads that tensor parallelism divides; 1 where a latent is shared by all."""
+    mixers = (a for layer, _ in model.layers for a in layer.attention if a.kv_bytes and not a.expand_flops)
+    return max((a.kv_shards for a in mixers), default=1)
+
+
+def _check_experts(model: Model, ep: int, etp: int, stage: int) -> None:
+    experts = max((op.experts for layer, _ in model.layers for op in layer.ops if op.rows == "routed"), default=0)
+    if not experts and ep * etp > 1:
+        raise LayoutError(f"ep={ep}, etp={etp}, but {model.name} has no experts")
+    if experts and experts % ep:
+        raise LayoutError(f"ep={ep} does not divide the {experts} experts of {model.name}; try {near(experts, ep)}")
+    if stage % (ep * etp):
+        raise LayoutError(
+            f"ep={ep} x etp={etp} does not divide the tp x cp x dp = {stage} chips of a stage; try {near(stage, ep * etp)}"
+        )

@@ -1,0 +1,307 @@
+"""Results of serving benchmarks, as rows of measured runs: what vLLM's and SGLang's own load generators write.
+
+- `vllm bench serve --save-result` (earlier `benchmarks/benchmark_serving.py`): one JSON object a file, or with
+  `--append-result` one a line. https://github.com/vllm-project/vllm/blob/main/vllm/benchmarks/serve.py
+- `python -m sglang.bench_serving --output-file` (later `sglang.benchmark.serving`): one JSON object a line.
+  https://github.com/sgl-project/sglang/blob/main/python/sglang/bench_serving.py
+
+Both hold means of times, and tokens in all, so that mean lengths are known. They do not hold the machine, the layout and the
+formats: those are `given`, by column, or stand in the file as vLLM's `--metadata tp=4 system=hgx-h200` or SGLang's server_info.
+
+**Requests in flight.** A closed loop holds `max_concurrency`. Open arrivals hold, on average, as many as arrive during one
+request (Little's law), $X (TTFT + (O - 1) TPOT)$ at $X$ requests a second. Where all requests were sent at once, with no limit,
+those that decode are $X (O - 1) TPOT$; the others wait, and the time to first token is that of the wait: it is left out.
+
+**Lengths.** Means are known. How far lengths reach to both sides of them is told by the lengths themselves, where the file has
+them, or by SGLang's `random_range_ratio`; else it is taken to be what is usual (`runs.DRAWN`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from steptime.catalog.data_files import is_dir, is_file
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import DataFileError, InputError, RangeError, shown
+from steptime.hardware.number_formats import number_format
+from steptime.models.model_loading import load_model
+from steptime.number_checks import MOST_CHIPS, whole
+from steptime.physics.engine import TYPICAL
+from steptime.units import count
+from steptime.validation.run_table import AXES, DRAWN, REQUESTS, SPREAD, checker, read_runs
+
+OPTIONS = {
+    "model": "--model NAME", "system": "--system NAME", "tp": "--tp WAYS", "pp": "--pp STAGES", "dp": "--dp GROUPS",
+    "ep": "--ep WAYS", "weight_dtype": "--weights FORMAT", "expert_dtype": "--experts FORMAT", "kv_dtype": "--kv FORMAT",
+}  # fmt: skip
+MAY_LACK = {"pp": "1", "dp": "1", "ep": "1", "expert_dtype": "", "kv_dtype": ""}  # one way each; the engine's own formats
+ENGINES = {"vllm": "vllm", "openai": "vllm", "sglang": "sglang", "trt": "trtllm", "tensorrt": "trtllm"}  # by start of backend
+SUFFIXES = (".json", ".jsonl", ".csv")  # of what is read in a folder
+LEAST, MOST = 1e-9, 1e15  # of any time, length or count that is believed
+CACHED = 1.0  # per cent of prompts found in a prefix cache, from which a run is not one of fresh prompts
+
+
+def read_files(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    given: Mapping[str, str] | None = None,
+    skip_bad: bool = False,
+    catalog: str | None = None,
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the rows of files and folders of runs, CSV or results, and what was wrong with those left out.
+
+    `given` holds, by column, what results do not tell. Raises DataFileError with the line of a bad run unless `skip_bad`.
+    """
+    found = [path for name in paths for path in _files(Path(name))]
+    results = [path for path in found if _is_json(path)]
+    if given and not results:
+        raise RangeError(f"{OPTIONS[next(iter(given))].split()[0]} is for results in JSON; {found[0]} has a column for it")
+    _check_given(given or {}, catalog)
+    rows: list[dict[str, str]] = []
+    problems: list[str] = []
+    for path in found:
+        if path in results:
+            more, wrong = read_results(path, given or {}, skip_bad=skip_bad, catalog=catalog)
+        else:
+            more, wrong = read_runs(path, skip_bad=skip_bad, catalog=catalog)
+        rows += more
+        problems += [f"{path.name}: {problem}" for problem in wrong] if len(found) > 1 else wrong
+    if not rows:
+        raise InputError(f"{', '.join(map(str, paths))}: has no runs" + (f": {problems[0]}" if problems else ""))
+    return rows, problems
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the path itself, or the files of a folder that may hold runs."""
+    if not is_dir(path):
+        return [path]
+    try:
+        inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES and is_file(p))
+    except OSError as error:
+        raise DataFileError(path, error.strerror or str(error)) from None
+    if not inside:
+        raise DataFileError(path, f"is a folder without a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file")
+    return inside
+
+
+def _check_given(given: Mapping[str, str], catalog: str | None) -> None:
+    """Raise InputError for a name or a number that the user, not a file, got wrong."""
+    for axis in AXES:
+        if axis in given:
+            whole(axis, count(given[axis], axis), most=MOST_CHIPS)
+    if "system" in given:
+        load_system(given["system"], catalog)
+    if "model" in given:
+        load_model(given["model"], catalog=catalog)
+    for column in ("weight_dtype", "expert_dtype"):
+        if column in given:
+            number_format(given[column])
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            return file.read(4096).lstrip()[:1] in ("{", "[")
+    except OSError as error:
+        raise DataFileError(shown(str(path)).strip("'"), error.strerror or str(error)) from None
+    except ValueError:  # a zero byte in its name
+        raise DataFileError(shown(str(path)).strip("'"), "no such file") from None
+
+
+def read_results(
+    path: Path, given: Mapping[str, str], *, skip_bad: bool = False, catalog: str | None = None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the rows of a file of results, and what was wrong with those left out."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    problem_of = checker(catalog)
+    rows, problems = [], []
+    values = list(objects(text))
+    for number, (line, value) in enumerate(values, 1):
+        try:
+            row = row_of(value, given, id_=path.name if len(values) == 1 else f"{path.name}:{number}")
+        except InputError as error:
+            problem = str(error)
+        else:
+            _must_be_told(row, path, line)
+            problem = problem_of(row)
+            if problem.startswith("unknown model") and "model" not in given:
+                problem += "; --model NAME replaces it"
+        if problem and not skip_bad:
+            raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such runs out", line)
+        if problem:
+            problems.append(f"line {line}: {problem}")
+        else:
+            rows.append(row)
+    return rows, problems
+
+
+def _must_be_told(row: Mapping[str, str], path: Path, line: int) -> None:
+    """Raise DataFileError, with the option, where neither the file nor the user tells what a prediction takes."""
+    for column in OPTIONS:
+        if not row[column] and MAY_LACK.get(column) != "":
+            raise NotTold(path, column, line)
+
+
+class NotTold(DataFileError):
+    """A result that does not tell what a prediction takes, in a `column` of a run."""
+
+    def __init__(self, path: object, column: str, line: int | None = None) -> None:
+        self.column = column
+        super().__init__(path, f"does not tell the {column} of the run: give {OPTIONS[column]}", line)
+
+
+def objects(text: str) -> Iterator[tuple[int, Any]]:
+    """Yield each JSON value of a text, with its line, and the members of a list one by one; an InputError for a broken one.
+
+    >>> [value for _, value in objects('{"a": 1}\\n{"a": 2} [{"a": 3}]')]
+    [{'a': 1}, {'a': 2}, {'a': 3}]
+    """
+    decoder = json.JSONDecoder()
+    at, line = 0, 1
+    while something := re.compile(r"\S").search(text, at):
+        start = something.start()
+        line += text.count("\n", at, start)
+        try:
+            value, at = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep, or a number too long"
+            yield line, InputError(f"is not valid JSON: {reason}")
+            following = text.find("\n{", start + 1)
+            at = len(text) if following < 0 else following
+        else:
+            yield from ((line, member) for member in (value if isinstance(value, list) else [value]))
+        line += text.count("\n", start, at)
+
+
+def row_of(result: Any, given: Mapping[str, str], *, id_: str) -> dict[str, str]:
+    """Return the row of one result, with "" for what nobody tells. Raises InputError where it is no steady run.
+
+    Times are means [s]; `input_mean` and `output_mean` [tokens a request] and `concurrency_mean` are as measured.
+    """
+    if isinstance(result, InputError):
+        raise result
+    if not isinstance(result, dict) or not {"completed", "duration", "total_input_tokens"} <= result.keys():
+        raise InputError("is no result of `vllm bench serve` or of SGLang's bench_serving")
+    server = result.get("server_info") if isinstance(result.get("server_info"), dict) else {}
+    _refuse(result, server or {})
+    requests = _positive(result, "completed")
+    means = {key: _positive(result, f"total_{key}_tokens") / requests for key in ("input", "output")}
+    if means["output"] <= 1:
+        raise InputError("has one output token a request, and so no time per output token")
+    tpot = _positive(result, "mean_tpot_ms") / 1e3
+    ttft = _positive(result, "mean_ttft_ms") / 1e3 if result.get("mean_ttft_ms") else None
+    rate = requests / _positive(result, "duration")
+    flight, at_once = _in_flight(result, rate=rate, ttft=ttft, decoding=tpot * (means["output"] - 1))
+    told = dict.fromkeys(OPTIONS, "") | MAY_LACK | _of_server(server or {}) | _written(result) | dict(given)
+    backend = str(result.get("backend") or result.get("endpoint_type") or "")
+    engine = next((name for start, name in ENGINES.items() if backend.startswith(start)), TYPICAL)
+    date = re.match(r"(\d{4})(\d\d)(\d\d)-", str(result.get("date", "")))
+    return {
+        "id": id_,
+        "engine": engine,
+        "engine_version": str(server.get("version", "") if server else ""),
+        "measured": "-".join(date.groups()) if date else "",
+        **told,
+        **{f"{key}_tokens": str(max(1, round(mean))) for key, mean in means.items()},
+        **{f"{key}_mean": f"{mean:.6g}" for key, mean in means.items()},
+        SPREAD: f"{_spread(result):.4g}",
+        REQUESTS: f"{requests:.0f}",
+        "concurrency": str(max(1, round(flight))),
+        "concurrency_mean": f"{flight:.6g}",
+        "ttft_s": "" if ttft is None or at_once else f"{ttft:.6g}",
+        "tpot_s": f"{tpot:.6g}",
+    }
+
+
+def _positive(result: Mapping[str, Any], key: str) -> float:
+    """Return a number of a result that must be there and above 0."""
+    value = result.get(key)
+    if value is None:
+        hint = ": run it with --percentile-metrics ttft,tpot,itl" if key == "mean_tpot_ms" else ""
+        raise InputError(f"lacks {key}{hint}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST < value < MOST:
+        raise InputError(f"{key} must be a number greater than 0, not {shown(value)}")
+    return float(value)
+
+
+def _spread(result: Mapping[str, Any]) -> float:
+    """Return how far output lengths reach to both sides of their mean, as a share: of even lengths with their deviation."""
+    lengths, ratio = result.get("output_lens"), result.get("random_range_ratio")
+    if isinstance(lengths, list) and len(lengths) > 1 and all(isinstance(n, int) and n > 0 for n in lengths):
+        return float(min(1.0, math.sqrt(3) * statistics.pstdev(lengths) / statistics.fmean(lengths)))
+    if isinstance(ratio, int | float) and 0 <= ratio <= 1:  # from this share of the longest to the longest
+        return float((1 - ratio) / (1 + ratio))
+    return DRAWN
+
+
+def _refuse(result: Mapping[str, Any], server: Mapping[str, Any]) -> None:
+    """Raise InputError for a run that the model of a steady, plain deployment does not describe."""
+    completed, errors = result["completed"], result.get("errors")
+    sent = len(errors) if isinstance(errors, list) and errors else result.get("num_prompts")
+    failed = result.get("failed")
+    if failed is None and isinstance(sent, int) and isinstance(completed, int):
+        failed = sent - completed
+    if completed == 0:
+        raise InputError("completed no request")
+    if isinstance(failed, int | float) and failed > 0:
+        raise InputError(f"has {failed!s:.40} failed requests beside {completed!s:.40} completed ones")
+    cache = result.get("cache_report")
+    drafts = server.get("speculative_algorithm") or result.get("accept_length")
+    hits = cache.get("cache_hit_rate_pct") if isinstance(cache, dict) else None
+    for wrong, what in (
+        (drafts or any(key.startswith("spec_decode_") for key in result), "was decoded speculatively"),
+        (any(key.startswith("diffusion_") for key in result), "is of a diffusion model"),
+        (result.get("ramp_up_strategy"), "ramps its request rate up"),
+        (result.get("total_input_vision_tokens"), "has images in its prompts"),
+        (isinstance(hits, int | float) and hits > CACHED, "found prompts in a prefix cache"),
+        (
+            "decode" in server or server.get("disaggregation_mode", "null") not in (None, "null"),
+            "has prefill and decode on chips of their own",
+        ),
+    ):
+        if wrong:
+            raise InputError(f"{what}, which is not modelled")
+
+
+def _in_flight(result: Mapping[str, Any], *, rate: float, ttft: float | None, decoding: float) -> tuple[float, bool]:
+    """Return mean requests in flight, at least 1, and whether all were sent at once.
+
+    rate [completed requests/s], ttft and time in decode [s].
+    """
+    limit = _positive(result, "max_concurrency") if result.get("max_concurrency") is not None else math.inf
+    if result.get("request_rate") in (None, "inf", math.inf):
+        at_once = limit == math.inf
+        return max(1.0, rate * decoding if at_once else min(limit, result["completed"])), at_once
+    latency = next((_positive(result, key) / 1e3 for key in ("mean_e2el_ms", "mean_e2e_latency_ms") if key in result), None)
+    if latency is None:
+        latency = (_positive(result, "mean_ttft_ms") / 1e3 if ttft is None else ttft) + decoding
+    return max(1.0, min(limit, rate * latency)), False
+
+
+def _written(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a vLLM result tells of its server: the model, and columns that --metadata wrote."""
+    told = {"model": result.get("model_id"), **{key: result.get(key) for key in OPTIONS if key != "model"}}
+    return {key: str(value) for key, value in told.items() if isinstance(value, str | int) and str(value)}
+
+
+def _of_server(server: Mapping[str, Any]) -> dict[str, str]:
+    """Return what SGLang's server_info tells: the model, the ways where attention is not data parallel, an 8-bit cache.
+
+    With attention groups the meaning of tp_size and dp_size depends on flags and version: tp and dp are then "".
+    """
+    told = {"model": server.get("model_path"), **{axis: server.get(f"{axis}_size") for axis in AXES}}
+    if any(isinstance(n, int) and n > 1 for n in (server.get("dp_size"), server.get("attn_dp_size"))):
+        told |= {"tp": "", "dp": ""}
+    if str(server.get("kv_cache_dtype", "")).startswith("fp8"):
+        told["kv_dtype"] = "fp8"
+    return {key: str(value) for key, value in told.items() if value is not None}

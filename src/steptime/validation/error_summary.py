@@ -1,0 +1,154 @@
+"""How far predictions are from measurements: errors of all runs, and by model, system, engine and what binds."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from steptime.atomic_files import temporary_file
+from steptime.number_checks import Array
+from steptime.result_base import Tabular, in_words, unit
+from steptime.safe_text import safe_cell
+from steptime.units import show
+from steptime.validation.run_kinds import label_of
+
+TIMES = ("tpot", "tpot_low", "tpot_high", "ttft", "ttft_low", "ttft_high")
+SPEEDS = ("output_tok_s", "output_tok_s_low", "output_tok_s_high")
+FIGURES = (*TIMES, "ttft_median", *SPEEDS)
+MEASURED = {"tpot": "tpot_s", "ttft": "ttft_s", "ttft_median": "ttft_median_s", "output_tok_s": "output_tok_s"}
+"""The quantities that error tables are made of, and the column of a run that holds each as measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Predictions(Tabular):
+    """Predicted times of runs [s] and throughputs [tok/s] with 90 % ranges, what binds, and why a run has none or is in doubt.
+
+    simulated: whether TTFT comes from simulated loops, or (without numba) from a closed form. Arrays of shape (runs,), not a
+    number where a kind of run has no such figure.
+    """
+
+    tpot: Array = field(metadata=unit("s", "time per output token after the first"))
+    tpot_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
+    tpot_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
+    ttft: Array = field(metadata=unit("s", "time to first token"))
+    ttft_low: Array = field(metadata=unit("s", "lower end of its 90 % interval"))
+    ttft_high: Array = field(metadata=unit("s", "upper end of its 90 % interval"))
+    ttft_median: Array = field(metadata=unit("s", "median time to first token"))
+    output_tok_s: Array = field(metadata=unit("tok/s", "output tokens of the whole deployment", key="output_tok_s"))
+    output_tok_s_low: Array = field(metadata=unit("tok/s", "lower end of its 90 % interval", key="output_tok_s_low"))
+    output_tok_s_high: Array = field(metadata=unit("tok/s", "upper end of its 90 % interval", key="output_tok_s_high"))
+    bound: Array = field(metadata=unit("", "resource that takes the largest part of a decode step"))
+    regime: Array = field(metadata=unit("", "decode or mixed"))
+    reason: Array = field(
+        metadata=unit("", "why there is no prediction, or why the run cannot be right or is in doubt; else empty")
+    )
+    simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return how many runs there are, and the range of their times."""
+        found = {name.upper(): in_words(getattr(self, name), lambda value: show(value, "s")) for name in ("tpot", "ttft")}
+        return f"Predictions of {len(self.tpot):,} runs", found
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each run."""
+        times = {f"{name}_s": getattr(self, name) for name in (*TIMES, "ttft_median")}
+        speeds = {name: getattr(self, name) for name in SPEEDS}
+        return times | speeds | {"bound": self.bound, "regime": self.regime, "reason": self.reason}
+
+
+def errors(measured: Array, predicted: Array, low: Array, high: Array) -> dict[str, float]:
+    """Return error figures: median, mean and 90th percentile of |predicted/measured - 1|, bias, within 25 %, coverage.
+
+    Coverage is not a number where no range is stated, its ends not being numbers.
+    """
+    off = predicted / measured - 1
+    inside = np.nan if np.isnan(low).all() else np.mean((measured >= low) & (measured <= high))
+    return {
+        "runs": len(off),
+        "median": float(np.median(np.abs(off))),
+        "mean": float(np.mean(np.abs(off))),
+        "p90": float(np.quantile(np.abs(off), 0.9)),
+        "bias": float(np.median(off)),
+        "within_25": float(np.mean(np.abs(off) <= 0.25)),
+        "coverage": float(inside),
+    }
+
+
+BY = ("kind", "model", "system", "engine", "weight_dtype", "concurrency", "bound")
+
+
+def report(rows: Sequence[Mapping[str, str]], predictions: Predictions) -> dict[str, Any]:
+    """Return error tables of all runs with a measured and a predicted figure, and by each of `BY`.
+
+    Runs that cannot be right are in none: `Predictions.reason` names them.
+    """
+    tables: dict[str, Any] = {}
+    good, nothing = predictions.reason == "", np.full(len(rows), np.nan)
+    for name in MEASURED:
+        measured = measured_of(rows, name)
+        predicted = getattr(predictions, name)
+        known = good & np.isfinite(measured) & np.isfinite(predicted)
+        if not known.any():
+            continue
+        low, high = (getattr(predictions, f"{name}_{end}", nothing) for end in ("low", "high"))
+
+        def of(chosen: Array, columns: tuple[Array, ...] = (measured, predicted, low, high)) -> dict[str, float]:
+            return errors(*(column[chosen] for column in columns))
+
+        tables[name] = {"all": of(known), "by": {}}
+        for key in BY:
+            labels = _labels(rows, predictions, key)
+            values = dict.fromkeys(labels[known])
+            tables[name]["by"][key] = {str(value): of(known & (labels == value)) for value in sorted(values, key=_order)}
+    return tables
+
+
+def measured_of(rows: Iterable[Mapping[str, str]], name: str) -> Array:
+    """Return the measured figure of each run, not a number where there is none.
+
+    Output tokens a second follow from tokens in all where only those are told, by the mean lengths of prompts and outputs.
+    """
+    found = np.array([float(row.get(MEASURED[name]) or "nan") for row in rows])
+    if name != "output_tok_s":
+        return found
+    return np.where(np.isnan(found), [_output_share(row) * float(row.get("total_tok_s") or "nan") for row in rows], found)
+
+
+def _output_share(row: Mapping[str, str]) -> float:
+    """Return the share of a run's tokens that are output."""
+    prompt, output = (float(row.get(f"{name}_mean") or row[f"{name}_tokens"]) for name in ("input", "output"))
+    return output / (prompt + output)
+
+
+def _labels(rows: Iterable[Mapping[str, str]], predictions: Predictions, key: str) -> Array:
+    if key == "bound":
+        return predictions.bound
+    if key == "kind":
+        return np.array([label_of(row) for row in rows], dtype=object)
+    return np.array([row[key].removesuffix(".0") for row in rows], dtype=object)
+
+
+def _order(value: str) -> tuple[float, str]:
+    return (float(value), "") if str(value).replace(".", "", 1).isdigit() else (math.inf, str(value))
+
+
+def write_predictions(path: str | os.PathLike[str], rows: Sequence[Mapping[str, str]], predictions: Predictions) -> None:
+    """Write a line for every row as CSV: its id and all columns but the regime, nothing where none is known."""
+    found = {name: values for name, values in predictions.columns().items() if name != "regime"}
+    with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", *found])
+        columns = [map(safe_cell, values) if values.dtype == object else _texts(values) for values in found.values()]
+        writer.writerows(zip((safe_cell(row["id"]) for row in rows), *columns, strict=True))
+
+
+def _texts(values: Array) -> Iterable[str]:
+    """Write numbers with six figures, and nothing for what is not a number."""
+    texts = map("{:.6g}".format, values.tolist())
+    return ("" if text == "nan" else text for text in texts) if np.isnan(values).any() else texts

@@ -1,0 +1,286 @@
+"""How public deployments were launched, by their published scripts, where columns of their runs do not say it or say otherwise.
+
+InferenceX's runs of DeepSeek-R1 by SGLang behind Dynamo on GB200, until December 2025, are of two collections of scripts
+(github.com/SemiAnalysisAI/InferenceX, benchmarks/dsr1_fp8_gb200_dynamo-sglang_slurm.sh and its history):
+
+- **Attention that splits no context.** Runs in FP8, but for those of 1,024 + 1,024 tokens, were launched until 2025-12-18 from
+  github.com/Elnifio/dynamo, branch update-result-file-name, components/backends/sglang/slurm_jobs/scripts/gb200-fp8.sh:
+  `--attention-backend cutlass_mla`. That back end calls its kernel with `num_kv_splits=1` (github.com/sgl-project/sglang,
+  layers/attention/cutlass_mla_backend.py; sgl-kernel/csrc/attention/cutlass_mla_kernel.cu: "Split_kv=1 will perform worse with
+  larger context length and smaller batch sizes"): a pair of multiprocessors, whose tile has all 128 heads, reads the whole
+  context of a sequence, so that a step takes as long for 4 sequences as for 76. From then on they are of
+  github.com/ai-dynamo/dynamo at b7107d0, with `trtllm_mla`, which splits contexts.
+- **Groups that were none.** Columns of replicas of four chips that decode name four attention groups (tp 1, dp 4, ep 4). Their
+  scripts (at b7107d0, in examples/backends/sglang/slurm_jobs/scripts/, gb200-fp4/disagg/1k1k-low-latency.sh and its like for
+  8,192 tokens, gb200-fp8/disagg/8k1k-low-latency.sh) have `--tensor-parallel-size "$TOTAL_GPUS" --data-parallel-size 1
+  --expert-parallel-size 1 --kv-cache-dtype fp8_e4m3`. Those of runs in FP8 of 1,024 + 1,024 tokens are not known.
+
+Settings of public deployments that their runs do not tell, and that are no constants of an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+
+import numpy as np
+
+from steptime.hardware.software_maturity import is_day
+from steptime.physics.engine import IDEAL, Engine
+from steptime.validation.run_kinds import HIGHEST, MLPERF, OFFLINE, PREFILL_WAYS, kind_of
+
+APART, ENGINE, SYSTEM, MODEL = "ix_disaggregated", "sglang", "gb200-nvl72", "deepseek-r1"
+DAY = len("2025-12-19")
+SINCE, UNTIL = "2025-12-19", "2025-12-31"  # days from which, and to which, they are of the second collection
+PAIRS = 76.0  # of the 152 multiprocessors that a GB200 reports (B200: 148)
+SHORT = ("1024", "1024")  # lengths
+WAYS = tuple(PREFILL_WAYS.values())
+GROUPED, LAUNCHED = ("1", "4", "4"), ("4", "1", "1")  # tp, dp and ep as columns have them, and as scripts do
+
+
+def as_launched(row: dict[str, str]) -> dict[str, str]:
+    """Return a run with the ways that its script has, where its columns name attention groups that were none.
+
+    >>> told = {"tp": "1", "dp": "4", "ep": "4", "part": "ix_disaggregated", "engine": "sglang", "system": "gb200-nvl72"}
+    >>> told |= {"model": "deepseek-r1", "measured": "2025-12-19", "weight_dtype": "nvfp4"}
+    >>> told |= {"input_tokens": "8192", "output_tokens": "1024"}
+    >>> [as_launched(told)[way] for way in ("tp", "dp", "ep")]
+    ['4', '1', '1']
+    """
+    if not _is_early(row) or row["measured"] < SINCE or (_is_fp8(row) and _lengths(row) == SHORT):
+        return row
+    if _ways(row, (*WAYS, "pp")) != (*GROUPED, "1"):
+        return row
+    found = {**row, **dict(zip(WAYS, LAUNCHED, strict=True)), "kv_dtype": row.get("kv_dtype") or "fp8"}
+    return found | (dict(zip(PREFILL_WAYS, LAUNCHED, strict=True)) if _ways(row, PREFILL_WAYS) == GROUPED else {})
+
+
+def latent_contexts(row: Mapping[str, str]) -> float:
+    """Return how many sequences the decode attention of a run reads at once, of the constant of that name; inf: any number.
+
+    >>> latent_contexts({"part": "ix_aggregated"})
+    inf
+    """
+    unsplit = _is_early(row) and row["measured"] < SINCE and _is_fp8(row) and _lengths(row) != SHORT
+    return PAIRS if unsplit else math.inf
+
+
+def is_scripted(row: dict[str, str]) -> bool:
+    """Whether a run is taken otherwise than its columns say."""
+    return as_launched(row) is not row or math.isfinite(latent_contexts(row))
+
+
+def is_dated(row: Mapping[str, str]) -> bool:
+    """Whether `measured` of a run begins with a day, or is a month.
+
+    >>> [is_dated({"measured": text}) for text in ("2025-12-31", "2025-12-31T10:00", "2025-09", "December")]
+    [True, True, True, False]
+    """
+    text = (row.get("measured") or "")[:DAY]
+    return is_day(text) or is_day(f"{text}-01")
+
+
+def with_contexts(engine: Engine, contexts: float) -> Engine:
+    """Return the engine with a kernel that reads so many contexts at once; as it is for inf, if told, and the ideal one."""
+    if math.isinf(contexts) or engine.name == IDEAL.name or np.any(np.isfinite(engine.kernels.latent_contexts)):
+        return engine
+    return replace(engine, kernels=replace(engine.kernels, latent_contexts=contexts))
+
+
+def _is_early(row: Mapping[str, str]) -> bool:
+    """Whether a run is one of DeepSeek-R1 on SGLang's separate pools on GB200, of a day that is told, in 2025."""
+    if row.get("part") != APART or row["system"].casefold() != SYSTEM or row["engine"] != ENGINE:
+        return False
+    if MODEL not in row["model"].casefold():
+        return False
+    day = (row.get("measured") or "")[:DAY]
+    return is_day(day) and day <= UNTIL
+
+
+def _is_fp8(row: Mapping[str, str]) -> bool:
+    return row["weight_dtype"].casefold() == "fp8"
+
+
+def _ways(row: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(_whole(row.get(name) or "1") for name in names)
+
+
+def _lengths(row: Mapping[str, str]) -> tuple[str, str]:
+    return _whole(row["input_tokens"]), _whole(row["output_tokens"])
+
+
+def _whole(text: str) -> str:
+    """Write a number as a whole one, which may stand as 8.0.
+
+    >>> _whole("8.0")
+    '8'
+    """
+    return f"{float(text):.0f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Decode steps between two looks at new requests: `few` below `clients` of them, `many` from there on."""
+
+    engine: str
+    systems: tuple[str, ...]
+    few: float
+    many: float
+    clients: float
+    source: str
+
+
+INTERVALS = (
+    Interval(
+        engine="sglang",
+        systems=("hgx-b200", "hgx-b300"),
+        few=10.0,
+        many=20.0,
+        clients=16.0,
+        source="185 median first tokens; InferenceMAX's scripts there have --scheduler-recv-interval 10, or 30 from 16 clients",
+    ),
+)
+
+
+BALANCED_WITHIN = 60.0
+"""Steps after which TensorRT-LLM reads new prompts though some attention group has none, where it balances them (InferenceX,
+its scripts of DeepSeek-R1 and TensorRT-LLM's own benchmarks: attention_dp_config, enable_balance, timeout_iters 60; it does not
+unless told). _torch/pyexecutor/py_executor.py, _balance_adp_requests: the count runs on whether a prompt waits or not."""
+
+
+def balance_period(groups: int, clients: float, output_tokens: float) -> float:
+    """Return the steps between two in which new prompts are read: until each group has one, or `BALANCED_WITHIN`.
+
+    A closed loop brings clients / output_tokens of them a step, each to the group where a request has ended: all groups have
+    one after groups (1 + 1/2 + ... + 1/groups) of them in the mean.
+
+    >>> balance_period(8, 64, 1024), round(balance_period(4, 256, 1024), 1)
+    (60.0, 33.3)
+    """
+    needed = groups * sum(1 / n for n in range(1, groups + 1))
+    return min(BALANCED_WITHIN, needed * output_tokens / clients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """The requests that MLPerf has for a model: how many, and their longest output [tokens; 0: all alike]."""
+
+    model: str
+    requests: int
+    longest: float = 0.0
+
+
+DATA_SETS = (
+    DataSet(model="llama-2-70b", requests=24576, longest=1024),
+    DataSet(model="mixtral-8x7b", requests=15000, longest=1024),
+    DataSet(model="llama-3.1-405b", requests=8313),
+    DataSet(model="llama-3.1-8b", requests=13368),
+    DataSet(model="deepseek-r1", requests=4388, longest=20000),
+)
+"""github.com/mlcommons/inference, loadgen/mlperf.conf (Offline.min_query_count), language/*/README.md (longest outputs), and
+https://mlcommons.org/2025/09/deepseek-inference-5-1/ (20K)."""
+MOST_SETS = 1000
+LEAST_SECONDS = 600.0  # of an Offline run (loadgen/mlperf.conf, Offline.min_duration)
+
+BENCHMARKED = {
+    (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (2048, 128): 3000,
+    (1000, 2000): 1500, (2048, 2048): 1500, (5000, 500): 1500, (20000, 2000): 1000,
+}  # fmt: skip
+"""Requests of `trtllm-bench` by lengths of prompt and output: TensorRT-LLM, docs/source/performance/perf-overview.md, table
+"Preparing a Dataset"."""
+
+
+def data_set_of(row: Mapping[str, str]) -> DataSet | None:
+    """Return the data set of a run of MLPerf's Offline; None for other runs, and for models that are not known.
+
+    >>> data_set_of({"part": "mlperf", "scenario": "Offline", "model": "deepseek-ai/DeepSeek-R1"}).requests
+    4388
+    """
+    if row.get("part") != MLPERF or kind_of(row) != OFFLINE:
+        return None
+    name = row["model"].casefold().rpartition("/")[2]
+    return next((one for one in DATA_SETS if name.startswith(one.model) and "distill" not in name), None)
+
+
+def longest_of(row: Mapping[str, str]) -> float:
+    """Return the longest output of a run's data set [tokens]; 0 where it is not known, or all are alike."""
+    data_set = data_set_of(row)
+    return 0.0 if data_set is None else data_set.longest
+
+
+def requests_of(row: Mapping[str, str], seconds: Callable[[float], float]) -> float:
+    """Return the requests of a run that are all there at its start; infinitely many where nothing tells.
+
+    seconds: that a run of so many takes. MLPerf's runs take whole data sets, and ten minutes at least.
+
+    >>> requests_of({"requests": "500", "scenario": "Offline"}, lambda requests: requests)
+    500.0
+    >>> requests_of({"part": "mlperf", "scenario": "Offline", "model": "DeepSeek-R1"}, lambda requests: requests / 10)
+    8776.0
+    """
+    if row.get("requests"):
+        return float(row["requests"])
+    if kind_of(row) == HIGHEST:
+        return float(BENCHMARKED.get((int(float(row["input_tokens"])), int(float(row["output_tokens"]))), math.inf))
+    data_set = data_set_of(row)
+    if data_set is None:
+        return math.inf
+    one = seconds(data_set.requests)
+    least = max(1, math.floor(LEAST_SECONDS / one)) if one > 0 else 1  # that many take less time than as many runs of one
+    enough = (n for n in count(least) if n > MOST_SETS or seconds(n * data_set.requests) >= LEAST_SECONDS)
+    return float(data_set.requests * next(enough))
+
+
+MOST_AT_ONCE = 4096
+"""Sequences that `trtllm-bench` lets run at once: TensorRT-LLM, tensorrt_llm/bench/build/tuning.py, finetune_setting."""
+
+
+def most_at_once(row: Mapping[str, str]) -> float:
+    """Return the most sequences that a replica runs at once: as its row tells, or as `trtllm-bench` sets it.
+
+    >>> [most_at_once({"engine": "trtllm", "part": "trt_max", "concurrency": told}) for told in ("64", "")]
+    [64.0, 4096.0]
+    """
+    if row.get("concurrency"):
+        return float(row["concurrency"])
+    return MOST_AT_ONCE / int(float(row.get("pp") or 1)) if keeps_room(row) else math.inf
+
+
+def keeps_room(row: Mapping[str, str]) -> bool:
+    """Whether a run keeps room for all of a request's output from its start: TensorRT-LLM's highest throughput.
+
+    Its scheduler does so unless set (GUARANTEED_NO_EVICT), and `trtllm-bench` leaves it; MLPerf's submitters set it.
+
+    >>> [keeps_room({"engine": engine, "part": "trt_max"}) for engine in ("trtllm", "vllm")]
+    [True, False]
+    """
+    return row["engine"] == "trtllm" and kind_of(row) == HIGHEST
+
+
+def usual_interval(row: Mapping[str, str], clients: float | None = None) -> float:
+    """Return the interval of a run that does not tell its `stream_interval` [decode steps]: 1 but for public deployments.
+
+    clients: of one replica, by default all of the run. Attention groups that wait for each other wait half of a period in the
+    mean: an interval of that and one more.
+
+    >>> [usual_interval({"engine": "sglang", "system": "hgx-b200", "concurrency": clients}) for clients in ("4", "16")]
+    [10.0, 20.0]
+    >>> usual_interval({"engine": "vllm", "system": "hgx-b200", "concurrency": "4"})
+    1.0
+    """
+    asked = max(1.0, float(row["concurrency"] or 1) if clients is None else clients)
+    if row["engine"] == "trtllm" and float(row.get("dp") or 1) > 1:
+        return 1 + balance_period(int(float(row["dp"])), asked, float(row["output_tokens"])) / 2
+    one = looks_rarely(row)
+    return 1.0 if one is None else one.many if asked >= one.clients else one.few
+
+
+def looks_rarely(row: Mapping[str, str]) -> Interval | None:
+    """Return the interval of public deployments at which a run's engine looks at what is new; None where it looks in each step.
+
+    >>> looks_rarely({"engine": "vllm", "system": "hgx-b200"}) is None
+    True
+    """
+    return next((one for one in INTERVALS if row["engine"] == one.engine and row["system"] in one.systems), None)

@@ -1,0 +1,234 @@
+"""Rows of measured runs: the columns of a CSV of runs, how it is read, and what is wrong with a row."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, lru_cache, partial
+from operator import itemgetter
+
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import DataFileError, InputError, did_you_mean, shown
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.models.model_loading import load_model
+from steptime.physics.engine import TYPICAL
+from steptime.physics.layout import Layout
+from steptime.physics.layout_constraints import KNOWN
+from steptime.physics.layout_rules import check
+from steptime.units import counted
+from steptime.validation.run_kinds import LOOPS, POOLS, PREFILL_WAYS, SAID, kind_of, wrong_kind
+
+DRAWN = 1 / 9  # spread of lengths drawn evenly from 0.8 to 1.0 of nominal, as InferenceX and its like do
+DRAWN_IDS = re.compile(r"\d{4}[-_]\d{2}[-_]\d{2}|.*cfg")  # how the public run sets name runs that draw them so; others fix them
+AXES = ("tp", "pp", "dp", "ep")
+NUMBERS = ("input_tokens", "output_tokens", "concurrency", *AXES)
+COLUMNS = ("id", "model", "system", "engine", *NUMBERS, "weight_dtype", "expert_dtype")
+MEASURED = ("ttft_s", "tpot_s")
+LONGEST_SECONDS = {"ttft_s": 1e4, "ttft_median_s": 1e4, "tpot_s": 10.0}  # that is believed; longer ones were milliseconds
+MEANS = ("input_mean", "output_mean", "concurrency_mean")  # of the run, where they are known
+SPREAD, REQUESTS = "length_spread", "requests"
+RATES = ("output_tok_s", "total_tok_s")  # measured throughputs of the whole deployment
+LIMITS = ("ttft_limit_s", "tpot_limit_s")
+OPTIONAL = ("measured", "kv_dtype", *MEANS, SPREAD, REQUESTS, "ttft_median_s", *RATES, *LIMITS, *SAID)
+UNREAD = ("engine_version", "note", "acceptance_assumed")  # columns that say where a run is from
+LARGEST = 1e8  # of a length, a number of requests or of ways
+QUOTE = "'"
+LARGEST_RATE = 1e12  # tokens a second
+POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
+CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
+TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
+ENGINES = (*KNOWN, TYPICAL)  # that others are told from
+
+
+def read_runs(
+    path: str | os.PathLike[str], *, skip_bad: bool = False, catalog: str | None = None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the rows of a CSV of runs, and what was wrong with those that were left out.
+
+    Raises DataFileError, with the line, for missing columns and for a bad row unless `skip_bad`.
+    """
+    problem_of = checker(catalog)
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            twice = next((name for name in header if name and header.count(name) > 1), None)
+            if twice is not None:
+                raise DataFileError(path, f"has the column {shown(twice)} twice", 1)
+            if problem := _wrong_header(header):
+                raise DataFileError(path, problem, 1)
+            named = len(header)
+            header += [name for name in CHECKED if name not in header]
+            rows, problems = [], []
+            for cells in filter(None, reader):
+                row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=False))
+                beyond = f"it has {len(cells)} cells, the header {named}" if len(cells) > named else ""
+                problem = beyond or problem_of(row)
+                if problem and not skip_bad:
+                    raise DataFileError(path, f"{str(problem).rstrip('.')}; --skip-bad leaves such rows out", reader.line_num)
+                if problem:
+                    problems.append(f"line {reader.line_num}: {problem}")
+                else:
+                    rows.append(row)
+    except OSError as error:
+        raise DataFileError(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
+    except (csv.Error, ValueError) as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
+    if not rows:
+        raise DataFileError(path, "has no runs" + (f": {problems[0]}" if problems else ""))
+    return rows, problems
+
+
+def _wrong_header(header: list[str]) -> str:
+    """Return what is wrong with the names of the columns, "" for nothing."""
+    if not any(header):
+        return "is empty: its first line names the columns"
+    missing = [name for name in COLUMNS if name not in header]
+    if len(header) == 1 and (mark := next((mark for mark in ";\t|" if mark in header[0]), "")):
+        return f"parts its columns by {mark!r}; part them by commas"
+    if missing:
+        near = {name: did_you_mean(name, set(header) - set(COLUMNS), most=1, alike=0.7) for name in missing}
+        hints = [f"{name} ({found[0]} is none)" if found else name for name, found in near.items()]
+        return f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(hints)}"
+    for name in MEASURED:
+        other = next(
+            (given for given in header if re.fullmatch(name[:-1] + "?(|m|u|n|ms|us|ns|sec|seconds)", given.lower())), ""
+        )
+        if name not in header and other:
+            return f"has the column {other}, which is not read: times stand in {name}, in seconds"
+    return ""
+
+
+def in_runs(count: int) -> str:
+    """Write a number of runs.
+
+    >>> in_runs(1), in_runs(1672)
+    ('1 run', '1,672 runs')
+    """
+    return counted(count, "run")
+
+
+def checker(catalog: str | None = None) -> Callable[[Mapping[str, str]], str]:
+    """Return what tells what is wrong with a row, "" for nothing; it reads each name of the catalogue once."""
+    system = lru_cache(maxsize=None)(partial(load_system, catalog=catalog))
+    model = lru_cache(maxsize=None)(partial(load_model, catalog=catalog))
+    names = lru_cache(maxsize=None)(partial(_wrong_name, system, model))
+    cells = lru_cache(maxsize=None)(partial(_wrong_cell, names))
+    checked = itemgetter(*CHECKED)
+
+    def problem_of(row: Mapping[str, str]) -> str:
+        if problem := _misspelt(row["engine"]) or _wrong_measure(row) or wrong_kind(row):
+            return problem
+        given, kind = checked(row), kind_of(row)
+        if kind not in LOOPS:
+            given = given if kind == POOLS else _told(given)
+        return cells(*given) or (cells(*_prefill(given, row)) if kind == POOLS else "")
+
+    return problem_of
+
+
+@cache
+def _misspelt(engine: str) -> str:
+    """Say which engine a name nearly is; "" for one of them, and for any other, which is taken as typical."""
+    near = () if engine in ENGINES else did_you_mean(engine, ENGINES, most=1, alike=0.75)
+    return f"unknown engine {shown(engine)}; did you mean {near[0]}?" if near else ""
+
+
+def _told(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the cells of a row to check, with 1 for what a scenario says in place of a column."""
+    return tuple("1" if at in TOLD_ELSEWHERE and not text else text for at, text in enumerate(cells))
+
+
+def _prefill(cells: tuple[str, ...], row: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the cells of a row of separate pools with the ways of the pool that reads prompts."""
+    given = dict(zip(CHECKED, cells, strict=True)) | {own: row.get(name) or "1" for name, own in PREFILL_WAYS.items()}
+    return tuple(given[name] for name in CHECKED)
+
+
+def unread_columns(rows: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the columns of rows that nothing reads, with the column that may have been meant.
+
+    >>> unread_columns([{"id": "a", "note": "", "host": "x", "acceptence": "2"}])
+    ['host', 'acceptence (acceptance?)']
+    """
+    known = {*COLUMNS, *MEASURED, *OPTIONAL, *UNREAD}
+    names = dict.fromkeys(name for row in rows for name in row if name not in known and name)
+    near = {name: did_you_mean(name, known, most=1, alike=0.8) for name in names}
+    return [f"{shown(name).strip(QUOTE)} ({near[name][0]}?)" if near[name] else shown(name).strip(QUOTE) for name in names]
+
+
+def _wrong_measure(row: Mapping[str, str]) -> str:
+    for name in POSITIVE:
+        text = row.get(name)
+        if not text:
+            continue
+        try:
+            good = 0 < float(text) < math.inf
+        except ValueError:
+            good = False
+        if not good:
+            kind = "time" if name.endswith("_s") and name not in RATES else "number"
+            return f"{name} must be a {kind} greater than 0, not {shown(text)}"
+        if name in LONGEST_SECONDS and float(text) > LONGEST_SECONDS[name]:
+            most = LONGEST_SECONDS[name]
+            return f"{name} must be at most {most:,.0f} s, not {shown(text)}: times are in seconds, not in milliseconds"
+        if name == REQUESTS and float(text) < 1:
+            return f"{name} must be at least 1, not {shown(text)}"
+        most = LARGEST_RATE if name in RATES else LARGEST
+        if float(text) > most:
+            return f"{name} must be at most {most:,.0f}, not {shown(text)}"
+    return _wrong_spread(row.get(SPREAD) or "0")
+
+
+def _wrong_spread(text: str) -> str:
+    try:
+        good = 0 <= float(text) <= 1
+    except ValueError:
+        good = False
+    return "" if good else f"{SPREAD} must be a share from 0 (all alike) to 1, not {shown(text)}"
+
+
+def spread_of(row: Mapping[str, str]) -> float:
+    """Return how far the lengths of a run reach to both sides of their mean, as a share of it.
+
+    Its column tells, or how the run is named (`DRAWN_IDS`).
+
+    >>> spread_of({"id": "2026_04_06_llama_c64"}) == spread_of({"id": "llama_c64_cfg7"}) == DRAWN
+    True
+    >>> spread_of({"id": "llama_c64"}), spread_of({"id": "llama_c64", "length_spread": "0.5"})
+    (0.0, 0.5)
+    """
+    if row.get(SPREAD):
+        return float(row[SPREAD])
+    return DRAWN if DRAWN_IDS.match(row["id"]) else 0.0
+
+
+def _wrong_cell(names: Callable[..., str], *cells: str) -> str:
+    """Return what is wrong with the cells `CHECKED`."""
+    for name, text in zip(NUMBERS, cells, strict=False):
+        try:
+            value = float(text)
+        except ValueError:
+            return f"{name} is {shown(text)}, not a number"
+        if not (value >= 1 and value % 1 == 0):
+            return f"{name} must be a whole number of at least 1, not {shown(text)}"
+        if value > LARGEST:
+            return f"{name} must be at most {LARGEST:,.0f}, not {shown(text)}"
+    return names(*cells[len(NUMBERS) - len(AXES) :])
+
+
+def _wrong_name(system: Callable[..., System], model: Callable[..., Model], *cells: str) -> str:
+    """Return what is wrong with the ways, names and formats of a run."""
+    *ways, machine, name, weights, experts, kv = cells
+    try:
+        described = model(name, weights=weights or "bf16", experts=experts or weights or "bf16", kv=kv)
+        check(Layout(**{n: int(float(way)) for n, way in zip(AXES, ways, strict=True)}), described, system(machine))
+    except InputError as problem:
+        return str(problem)
+    return ""

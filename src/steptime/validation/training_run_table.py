@@ -1,0 +1,312 @@
+"""Rows of measured training runs: their columns, what a row says of the machine in its note, and the job and layout that it
+ran.
+
+What a row leaves out is taken as most stacks have it: one way of each parallelism, distributed optimizer states, one sequence a
+micro-batch. Recomputation that is not recorded is the least that fits, of a dense model; the runs of models with experts hide
+theirs behind other flags, and none is assumed. Without any mapping it is the fastest that fits (`training.search`).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import DataFileError, InputError, shown
+from steptime.hardware.system import System
+from steptime.models.model import Model, matmul_flops_per_token
+from steptime.models.model_loading import load_model
+from steptime.training.layer_profile import MODULES
+from steptime.training.layer_time import ALTERNATE
+from steptime.training.schedules.schedule import schedule_named
+from steptime.training.training_job import DTYPES, FLASH, UNFUSED, TrainingJob
+from steptime.training.training_layout import SHARDINGS, TASKS, TrainingLayout
+from steptime.training.training_stack import TrainingEngine, training_engine, year_of
+
+NEEDED: Final = ("model", "system", "chips", "seq_len", "global_batch", "dtype")
+WAYS: Final = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sharding_group")
+MEASURED: Final = ("step_s", "tokens_per_s_per_chip", "model_tflops_per_chip", "peak_memory_gib")
+STACKS: Final = {
+    "megatron-bridge": "megatron", "megatron-lm": "megatron-lm", "megatron-deepspeed": "megatron-deepspeed", "nemo": "nemo",
+    "nemo (mlperf)": "nemo-mlperf", "maxtext": "maxtext", "maxtext (mlperf)": "maxtext", "torchtitan": "torchtitan",
+    "llm-foundry (fsdp)": "llm-foundry", "llm-foundry": "llm-foundry", "pytorch rocm (mlperf)": "rocm-mlperf",
+    "llmboost (mlperf)": "rocm-mlperf", "megatron": "megatron",
+}  # fmt: skip
+"""Frameworks as files name them, and the stacks that they are; others are `typical`."""
+FUSED_SINCE: Final = 2023.0  # flash attention reached training stacks at the end of 2022 (Dao et al., arXiv 2205.14135)
+SEQUENCE_SINCE: Final = 2022.35  # sequence parallelism was published in May 2022 (arXiv 2205.05198)
+REMAT: Final = {
+    "": "", "none": "none", "full": "full", "selective": "selective", "minimal": "norms+activation",
+    "minimal_with_context": "norms+activation", "qkv_proj_offloaded": "full", "core_attn": "attention",
+}  # fmt: skip
+"""Words of stacks for what is computed again; MaxText's `minimal` keeps products only."""
+MODULE_WORDS: Final = {
+    "rmsnorm": "norms", "layernorm": "norms", "swiglu": "moe_act", "core_attn": "attention", "mlp": "mlp", "moe": "moe",
+    "moe_act": "moe_act", "mla_up_proj": "mla_up_proj", "shared_experts": "shared_experts",
+}  # fmt: skip
+LEAST_RECOMPUTED: Final = ("none", "norms+activation", "mlp", "full")
+OUT_OF_MEMORY: Final = "OUT OF MEMORY"
+DROPPED: Final = "tokendrop"  # tokens beyond an expert's share are left out: not the same work
+PORTS: Final = re.compile(r"(\d{1,9})x(\d{1,9}) ?Gb/s")
+NODE: Final = re.compile(r"(\d{1,9}) ?Gbps node-node")
+CAP: Final = re.compile(r"(\d{1,9}) ?W cap")
+MEMORY_RATE: Final = re.compile(r"([\d.]{1,20}) ?TB/s")
+NODE_CHIPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """A measured run: what ran where, what was measured, and why it cannot be predicted, if so.
+
+    layout: as recorded; None where no mapping is. open: whether its recomputation is not recorded; any_order: whether neither
+    its schedule nor its virtual stages are. step [s] and peak [B] as
+    measured, None where they are not; driver: whether the peak is as the driver shows it, with caches and context.
+    """
+
+    id: str
+    source: str
+    model: Model
+    system: System
+    stack: str
+    framework: str
+    date: str
+    chips: int
+    job: TrainingJob
+    layout: TrainingLayout | None
+    open: bool
+    any_order: bool
+    step: float | None
+    peak: float | None
+    driver: bool
+    out_of_memory: bool
+    dropped: bool
+
+    @property
+    def experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return self.model.routed
+
+
+def is_training(header: list[str]) -> bool:
+    """Whether the columns of a file are those of training runs.
+
+    >>> is_training(["model", "chips", "seq_len", "global_batch", "step_s"]), is_training(["model", "tpot_s"])
+    (True, False)
+    """
+    return {"seq_len", "global_batch"} <= set(header)
+
+
+def header_of(path: str | os.PathLike[str]) -> list[str]:
+    """Return the columns of a CSV file; nothing where it is none."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return [name.strip() for name in next(csv.reader(file), [])]
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
+
+
+def read_training_runs(
+    path: str | os.PathLike[str], *, catalog: str | None = None, stack: str | None = None
+) -> tuple[list[TrainingRun | str], list[dict[str, str]]]:
+    """Return the runs of a CSV file and its rows; in the place of a run that cannot be read, the reason.
+
+    Raises DataFileError where the file is none, or lacks a column.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [{k.strip(): (v or "").strip() for k, v in row.items() if k} for row in csv.DictReader(file)]
+    except UnicodeDecodeError as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8 ({error.reason} at byte {error.start})") from None
+    except (OSError, csv.Error) as error:
+        raise DataFileError(path, f"is not a CSV file in UTF-8: {error!s:.200}") from None
+    missing = [name for name in NEEDED if rows and name not in rows[0]]
+    if missing or not rows:
+        raise DataFileError(
+            path, f"has no column {missing[0]!r}; training runs need {', '.join(NEEDED)}" if missing else "no rows"
+        )
+    found: list[TrainingRun | str] = []
+    for number, row in enumerate(rows, 2):
+        try:
+            found.append(run_of(row, Path(path).parent, line=number, catalog=catalog, stack=stack))
+        except InputError as error:
+            found.append(str(error))
+    return found, rows
+
+
+def run_of(
+    row: Mapping[str, str], folder: Path, *, line: int = 0, catalog: str | None = None, stack: str | None = None
+) -> TrainingRun:
+    """Return the run of a row; raise InputError for what cannot be read."""
+    model = _model(row["model"], folder, catalog)
+    note = row.get("note", "")
+    system = machine_of(note, load_system(row["system"], catalog))
+    named = stack or STACKS.get(row.get("framework", "").casefold(), "typical")
+    engine = training_engine(named, system, catalog)
+    date = row.get("date", "")
+    job = _job(row, note, engine, year_of(date) if date else FUSED_SINCE)
+    chips = _whole(row, "chips")
+    layout, open_ = _layout(row, job, chips, named)
+    return TrainingRun(
+        id=row.get("id", "") or f"line {line}",
+        source=row.get("source", ""),
+        model=model,
+        system=system,
+        stack=named,
+        framework=row.get("framework", ""),
+        date=date,
+        chips=chips,
+        job=job,
+        layout=layout,
+        open=open_,
+        any_order=bool(
+            layout
+            and layout.pp > 1
+            and not row.get("schedule")
+            and not row.get("vpp")
+            and date
+            and year_of(date) >= FUSED_SINCE
+        ),
+        step=measured_step(row, model),
+        peak=_number(row, "peak_memory_gib") * 2**30 if row.get("peak_memory_gib") else None,
+        driver="SimuMax" not in row.get("source", ""),
+        out_of_memory=OUT_OF_MEMORY in note,
+        dropped=DROPPED in note,
+    )
+
+
+def _model(name: str, folder: Path, catalog: str | None) -> Model:
+    """Return a model of the catalogue, or of a config beside the file."""
+    beside = folder / name
+    return load_model(str(beside) if name.endswith(".json") and beside.exists() else name, catalog=catalog)
+
+
+def machine_of(note: str, system: System) -> System:
+    """Return a system as a note tells that it differs: links of a node, a power cap, another memory bandwidth.
+
+    Nodes have eight chips, which share the links that a note tells.
+    """
+    domains, chip = list(system.domains), system.chip
+    per_chip = None
+    if found := PORTS.search(note):
+        per_chip = float(found[1]) * float(found[2]) / NODE_CHIPS
+    elif found := NODE.search(note):
+        per_chip = float(found[1]) / NODE_CHIPS
+    if per_chip is not None and len(domains) > 1:
+        domains[-1] = replace(domains[-1], link=replace(domains[-1].link, bandwidth=per_chip / 8 * 1e9))
+    if found := CAP.search(note):
+        chip = replace(chip, power_w=float(found[1]))
+    if found := MEMORY_RATE.search(note):
+        chip = replace(chip, memory=(*chip.memory[:-1], replace(chip.hbm, bandwidth=float(found[1]) * 1e12)))
+    return replace(system, domains=tuple(domains), chip=chip)
+
+
+def measured_step(row: Mapping[str, str], model: Model) -> float | None:
+    """Return the seconds of a step: as measured, by tokens a second, or by the FLOP rate that a source prints."""
+    if row.get("step_s"):
+        return _number(row, "step_s")
+    tokens = _whole(row, "global_batch") * _whole(row, "seq_len")
+    chips = _whole(row, "chips")
+    if row.get("tokens_per_s_per_chip"):
+        return tokens / _number(row, "tokens_per_s_per_chip") / chips
+    if row.get("model_tflops_per_chip") and row.get("flops_convention") in ("full", "causal", "unknown"):
+        seq, causal = _whole(row, "seq_len"), row["flops_convention"] == "causal"
+        pairs = sum(n * a.flops_per_pair_prefill for layer, n in model.layers for a in layer.attention)
+        each = 3 * (matmul_flops_per_token(model) + pairs * seq * (0.5 if causal else 1.0))
+        return each * tokens / (_number(row, "model_tflops_per_chip") * 1e12 * chips)
+    return None
+
+
+def _job(row: Mapping[str, str], note: str, engine: TrainingEngine, year: float) -> TrainingJob:
+    dtype, task = row["dtype"], row.get("task") or "pretrain"
+    for what, value, known in (("dtype", dtype, DTYPES), ("task", task, (*TASKS, "rl"))):
+        if value not in known:
+            raise InputError(f"{what}: {shown(value)} is none of {', '.join(known)}")
+    if task == "rl":
+        raise InputError("task: an RL step is rollout, training and refit together; only its training part is predicted")
+    gradient = engine.gradient_bytes
+    if engine.name == "megatron-deepspeed":  # 16-bit gradients, and fp32 ones beside them with bf16 (DeepSpeed, BF16_Optimizer)
+        gradient = 6.0 if dtype == "bf16" else 2.0
+    return TrainingJob(
+        seq=_whole(row, "seq_len"),
+        batch=_whole(row, "global_batch"),
+        dtype=dtype,
+        task=task,
+        gradient_bytes=gradient,
+        mtp="MTP" in note and "w/o MTP" not in note,
+        attention=UNFUSED if year < FUSED_SINCE else FLASH,
+        sequence_parallel=year >= SEQUENCE_SINCE or (year >= SEQUENCE_SINCE - 0.1 and row.get("recompute") == "selective"),
+        logit_bytes=engine.logit_bytes if year >= FUSED_SINCE else 10.0,
+        whole_hops=engine.name == "megatron-deepspeed",
+    )
+
+
+def _layout(row: Mapping[str, str], job: TrainingJob, chips: int, stack: str) -> tuple[TrainingLayout | None, bool]:
+    """Return the layout of a row, None without a mapping, and whether its recomputation is open."""
+    if not row.get("tp") and not row.get("dp"):
+        return None, True
+    ways = {name: _whole(row, name, 1) for name in WAYS}
+    shared = ways["tp"] * ways["pp"] * ways["cp"]
+    dp = _whole(row, "dp", max(chips // shared, 1))
+    if shared * dp != chips:
+        raise InputError(f"tp x pp x cp x dp = {shared * dp} is not the {chips} chips of the row")
+    recompute = words_of(row.get("recompute", ""), stack)
+    schedule = row.get("schedule") or ""
+    virtual = ways["vpp"]
+    if schedule in ("", "1f1b", "interleaved"):
+        schedule = "interleaved" if virtual > 1 else "1f1b"
+    micro = _whole(row, "micro_batch", 1)
+    if not row.get("micro_batch") and stack == "torchtitan" and ways["pp"] > 1:
+        micro = max(int(job.batch) // dp // ways["pp"], 1)  # as many micro-batches as stages, its default
+    sharding = {"hsdp": "zero3", "": "zero1"}.get(row.get("sharding", ""), row.get("sharding", ""))
+    if sharding not in SHARDINGS:
+        raise InputError(f"sharding: {shown(sharding)} is none of {', '.join(SHARDINGS)}, hsdp")
+    return TrainingLayout(
+        tp=ways["tp"], pp=ways["pp"], virtual_stages=virtual, cp=ways["cp"], ep=ways["ep"], etp=ways["etp"], dp=dp,
+        micro_batch=min(micro, max(int(job.batch) // dp, 1)), sharding=sharding,
+        sharding_group=_whole(row, "sharding_group", 0) if row.get("sharding") == "hsdp" else 0,
+        recompute=recompute or "none", schedule=schedule_named(schedule).name,
+    ), not recompute  # fmt: skip
+
+
+def words_of(recompute: str, stack: str) -> str:
+    """Return what is computed again in this project's words; "" where it is not recorded.
+
+    >>> words_of("rmsnorm+mla_up_proj+swiglu", "megatron"), words_of("selective", "torchtitan"), words_of("", "megatron")
+    ('norms+mla_up_proj+moe_act', 'alternate', '')
+    """
+    if recompute == "selective" and stack == "torchtitan":
+        return ALTERNATE
+    if recompute in REMAT:
+        return REMAT[recompute]
+    parts = [MODULE_WORDS.get(part, part) for part in recompute.split("+")]
+    unknown = [part for part in parts if part not in MODULES]
+    if unknown:
+        raise InputError(f"recompute: {shown(unknown[0])} is none of none, full, selective, {', '.join(MODULES)}")
+    return "+".join(parts)
+
+
+def _number(row: Mapping[str, str], name: str) -> float:
+    try:
+        value = float(row[name])
+    except ValueError:
+        raise InputError(f"{name}: {shown(row[name])} is no number") from None
+    if not 0 < value < 1e15:
+        raise InputError(f"{name}: must be more than 0, not {shown(row[name])}")
+    return value
+
+
+def _whole(row: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = row.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text:
+        raise InputError(f"{name}: is empty")
+    value = _number(row, name)
+    if value != int(value):
+        raise InputError(f"{name}: must be a whole number, not {shown(text)}")
+    return int(value)

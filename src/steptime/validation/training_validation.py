@@ -1,0 +1,315 @@
+"""What steptime says of measured training runs: seconds of a step with a 90 % range, memory, whether it fits, and why not, if
+so.
+
+What comes of measured training runs: predictions held against them, and a stack fitted to them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from steptime.atomic_files import temporary_file
+from steptime.errors import InputError
+from steptime.result_base import Tabular, broadcast, unit
+from steptime.safe_text import safe_cell
+from steptime.training.training_layout import WAYS, TrainingLayout
+from steptime.training.training_memory import TrainingMemory, training_memory
+from steptime.training.training_result import range_of
+from steptime.training.training_search import search
+from steptime.training.training_stack import Constants, TrainingEngine, on_chip, training_engine, year_of
+from steptime.training.training_step import step_seconds
+from steptime.units import show
+from steptime.validation.training_run_table import LEAST_RECOMPUTED, TrainingRun, read_training_runs
+from steptime.validation.training_stack_fit import NAMES, SPREADS, Fitted, Runs, fit, from_free, to_free
+
+COLUMNS: Final = (
+    "id", "step_s", "step_low_s", "step_high_s", "tokens_per_s_per_chip", "peak_memory_gib", "fits", "bound", "reason",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """A run as predicted: step, low, high [s], peak [B] as the row's own peak is counted; reason where there is none."""
+
+    run: TrainingRun | None
+    id: str
+    layout: TrainingLayout | None = None
+    step: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    peak: float = np.nan
+    fits: bool | None = None
+    bound: str = ""
+    reason: str = ""
+
+    @property
+    def off(self) -> float:
+        """Logarithm of the predicted over the measured step."""
+        measured = None if self.run is None else self.run.step
+        return float(np.log(self.step / measured)) if measured else np.nan
+
+
+def layout_of(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
+    """Return the layout of a run, with what it does not record: recomputation of a dense model, or all of the mapping.
+
+    Raises InputError where no layout of its chips fits.
+    """
+    if run.layout is None:
+        found = search(run.model, run.system, run.job, engine, chips=run.chips, fixed={"virtual_stages": 1})
+        best = (found.fastest() or found.fastest(fitting=False)) if found.count else None
+        if best is None:
+            raise InputError(f"no mapping divides {run.job.batch} sequences on {run.chips} chips")
+        return best[0]
+    layout = run.layout
+    if run.open and not run.experts:
+        tried = [replace(layout, recompute=recompute) for recompute in LEAST_RECOMPUTED]
+        layout = next((one for one in tried if bool(memory_of(run, engine, one).fits)), tried[-1])
+    if run.any_order:  # interleaved as far as its layers can be dealt out
+        known = {
+            name: getattr(layout, name)
+            for name in (*WAYS, "sharding", "sharding_group", "recompute")
+            if name != "virtual_stages"
+        }
+        found = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=known)
+        best = found.fastest(fitting=False) if found.count else None
+        layout = layout if best is None else best[0]
+    return layout
+
+
+def memory_of(run: TrainingRun, engine: TrainingEngine, layout: TrainingLayout) -> TrainingMemory:
+    """Return the memory of a run."""
+    each = max(run.job.batch / (layout.dp * layout.micro_batch), 1.0)
+    return training_memory(run.model, run.job, run.system, engine, layout, microbatches=each)
+
+
+def predict_training(run: TrainingRun | str, *, name: str = "", engine: TrainingEngine | None = None) -> Predicted:
+    """Return the prediction of a run; of one that could not be read, the reason."""
+    if isinstance(run, str):
+        return Predicted(run=None, id=name, reason=run)
+    used = training_engine(run.stack, run.system) if engine is None else engine
+    if run.dropped:
+        return Predicted(run=run, id=run.id, reason="tokens were dropped: the work of the step is not known")
+    try:
+        layout = layout_of(run, used)
+    except InputError as error:
+        return Predicted(run=run, id=run.id, reason=str(error))
+    tuned, slower = on_chip(used, run.system, experts=run.experts, date=run.date)
+    found = step_seconds(run.model, run.job, run.system, tuned, layout, slower=slower)
+    memory = memory_of(run, used, layout)
+    step = float(found.total)
+    low, high = range_of(used, run.system, experts=run.experts)
+    peak, fits = float(memory.allocated), bool(memory.fits)
+    if run.driver:  # what an allocator holds beside, as far as there is room
+        shown = peak * (1 + used.cached) + float(memory.reserved)
+        peak = min(shown, float(memory.capacity)) if fits else shown
+    terms = {name: float(np.sum(value)) for name, value in found.terms.items()}
+    return Predicted(
+        run=run, id=run.id, layout=layout, step=step, low=step * low, high=step * high, peak=peak, fits=fits,
+        bound=max(terms, key=lambda term: terms[term]),
+        reason="" if fits else f"needs {show(float(memory.used), 'B')} of the {show(float(memory.capacity), 'B')} of a chip",
+    )  # fmt: skip
+
+
+def rows_of(found: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """Return a row for each prediction, none left out; empty where there is no figure."""
+
+    def shown(value: float) -> float | str:
+        return value if np.isfinite(value) else ""
+
+    rows = []
+    for one in found:
+        run = one.run
+        rate = run.job.batch * run.job.seq / one.step / run.chips if run is not None and np.isfinite(one.step) else np.nan
+        fits = "" if one.fits is None else str(one.fits).lower()
+        figures = map(shown, (one.step, one.low, one.high, float(rate), one.peak / 2**30))
+        rows.append(dict(zip(COLUMNS, (one.id, *figures, fits, one.bound, one.reason), strict=True)))
+    return rows
+
+
+def write_training_predictions(path: str | os.PathLike[str], found: Sequence[Predicted]) -> None:
+    """Write a row for each run."""
+    with temporary_file(path) as place, place.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: safe_cell(value) for name, value in row.items()} for row in rows_of(found))
+
+
+BY: dict[str, Callable[[TrainingRun], str]] = {
+    "model": lambda run: run.model.name,
+    "system": lambda run: run.system.name,
+    "stack": lambda run: run.stack,
+    "dtype": lambda run: run.job.dtype,
+    "task": lambda run: run.job.task,
+}
+LEAST_WIDTH = 0.02  # of a constant's logarithm: what many shipped runs say of it does not bind one's own machine more tightly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TrainingValidation(Tabular):
+    """Predictions held against measured training runs; as a table, one row a run."""
+
+    SCHEMA: ClassVar[str] = "steptime.training_validation/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "rows of the file")}
+
+    predictions: tuple[Predicted, ...] = field(metadata=unit("", "a prediction for each row", left_out=True))
+    step: Mapping[str, Any] = field(
+        metadata=unit(
+            "",
+            "errors of the time of a step: all, and by model, system, stack, dtype, task; each has runs, median, mean and p90 "
+            "of abs(predicted / measured - 1), bias, and coverage (share inside the 90 % range)",
+            key="step",
+        )
+    )
+    memory: Mapping[str, Any] = field(
+        metadata=unit("", "errors of the peak of memory: runs, median, mean, worst, bias; of those with a figure", key="memory")
+    )
+    fitting: float = field(metadata=unit("", "share of the runs that ran which are called fitting"))
+    unanswered: tuple[str, ...] = field(metadata=unit("", "runs without a prediction, and why"))
+
+    @property
+    def runs(self) -> int:
+        """Rows of the file."""
+        return len(self.predictions)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the errors of all runs."""
+        found = self.step.get("all", {})
+        words = (
+            f"median error {found['median']:.1%}, p90 {found['p90']:.1%}, bias {found['bias']:+.1%}, "
+            f"{found['coverage']:.0%} inside the 90 % range"
+            if found
+            else "nothing was measured"
+        )
+        return f"Validation of {self.runs:,} training runs", {"step": words, "called fitting": f"{self.fitting:.1%}"}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each run."""
+        measured = [one.run.step if one.run and one.run.step else float("nan") for one in self.predictions]
+        return broadcast(
+            {
+                "id": [one.id for one in self.predictions],
+                "measured_step_s": measured,
+                "step_s": [one.step for one in self.predictions],
+                "step_low_s": [one.low for one in self.predictions],
+                "step_high_s": [one.high for one in self.predictions],
+                "peak_memory_bytes": [one.peak for one in self.predictions],
+                "fits": ["" if one.fits is None else str(one.fits).lower() for one in self.predictions],
+                "bound": [one.bound for one in self.predictions],
+                "reason": [one.reason for one in self.predictions],
+            }
+        )
+
+
+def validate_training(
+    path: str | os.PathLike[str], *, engine: str | None = None, catalog: str | None = None
+) -> TrainingValidation:
+    """Return predictions of every row of a file of training runs; engine: a stack for all of them."""
+    runs, rows = read_training_runs(path, catalog=catalog, stack=engine)
+    names = [row.get("id") or f"line {place + 2}" for place, row in enumerate(rows)]
+    found = tuple(predict_training(run, name=name) for run, name in zip(runs, names, strict=True))
+    ran = [one for one in found if one.run is not None and not one.run.out_of_memory and one.fits is not None]
+    return TrainingValidation(
+        predictions=found,
+        step=_errors([one for one in found if np.isfinite(one.off)]),
+        memory=_memory([one for one in found if one.run is not None and one.run.peak and np.isfinite(one.peak)]),
+        fitting=float(np.mean([one.fits for one in ran])) if ran else float("nan"),
+        unanswered=tuple(f"{one.id}: {one.reason}" for one in found if not np.isfinite(one.step)),
+    )
+
+
+def _errors(found: Sequence[Predicted]) -> dict[str, Any]:
+    if not found:
+        return {}
+    tables: dict[str, Any] = {"all": _table(found)}
+    for name, of in BY.items():
+        values = sorted({of(one.run) for one in found if one.run})
+        tables[name] = {value: _table([one for one in found if one.run and of(one.run) == value]) for value in values}
+    return tables
+
+
+def _table(found: Sequence[Predicted]) -> dict[str, float]:
+    off = np.array([one.off for one in found])
+    away = np.abs(np.expm1(off))
+    inside = [one.low <= one.run.step <= one.high for one in found if one.run and one.run.step]
+    return {"runs": len(found), "median": float(np.median(away)), "mean": float(away.mean()),
+            "p90": float(np.quantile(away, 0.9)), "bias": float(np.expm1(np.median(off))),
+            "coverage": float(np.mean(inside))}  # fmt: skip
+
+
+def _memory(found: Sequence[Predicted]) -> dict[str, float]:
+    if not found:
+        return {}
+    off = np.array([one.peak / one.run.peak - 1 for one in found if one.run and one.run.peak])
+    return {"runs": len(off), "median": float(np.median(np.abs(off))), "mean": float(np.abs(off).mean()),
+            "worst": float(np.abs(off).max()), "bias": float(np.median(off))}  # fmt: skip
+
+
+def calibrate_training(
+    path: str | os.PathLike[str], *, name: str, prior: str | None = None, catalog: str | None = None
+) -> tuple[TrainingEngine, str, int]:
+    """Return a stack fitted to one's own runs, its file's text, and how many runs it rests on.
+
+    The constants of `prior` (by default of the first run's stack) with their errors are what is believed before; few runs
+    move them little, and the speed of the stack as a whole most.
+    """
+    read, _ = read_training_runs(path, catalog=catalog)
+    runs = [run for run in read if isinstance(run, TrainingRun) and run.step is not None and not run.dropped]
+    if not runs:
+        reasons = [run for run in read if isinstance(run, str)]
+        raise InputError("no row of the file has a step time" + (f"; the first says: {reasons[0]}" if reasons else ""))
+    base = training_engine(prior or runs[0].stack, runs[0].system, catalog)
+    if base.name == "ideal":
+        raise InputError("--prior ideal has no constants that runs could move; take typical, or the stack that is nearest")
+    runs = [replace(run, stack=name) for run in runs]
+    layouts = [layout_of(run, base) for run in runs]
+    start, width = prior_of(base)
+    alone = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
+    found = fit(Runs(runs, layouts, {}, alone, base), prior=(start, width))
+    speed = base.speed * float(np.exp(-found.differs.get(("stack", "", name), 0.0)))
+    until = max([float(base.fit.get("until", 0.0)), *(year_of(run.date) for run in runs if run.date)])
+    systems = sorted({*base.fit.get("systems", ()), *(run.system.chip.name for run in runs)})
+    made = replace(base, name=name, title=f"fitted to {len(runs)} runs of one's own, from {base.name}", speed=speed,
+                   constants=Constants(**found.constants()),
+                   fit=dict(base.fit) | {"runs": len(runs), "until": until, "systems": systems})  # fmt: skip
+    return made, toml_of(made, base, found), len(runs)
+
+
+def prior_of(base: TrainingEngine) -> tuple[Any, Any]:
+    """Return the free constants of a stack, and how sure they are."""
+    start = np.array([to_free(name, float(getattr(base.constants, name))) for name in NAMES])
+    width = np.array([max(float(base.fit.get("width", {}).get(name, 0.1)), LEAST_WIDTH) for name in NAMES])
+    return start, width
+
+
+def toml_of(made: TrainingEngine, base: TrainingEngine, found: Fitted) -> str:
+    """Return the file of a stack."""
+    import json
+
+    lines = [f"name = {json.dumps(made.name)}", f"title = {json.dumps(made.title)}"]
+    numbers = ("elsewhere", "gradient_bytes", "logit_bytes", "reserved_bytes", "cached", "prefetched")
+    words = ("schedules", "shardings", "recomputes")
+    lines += [f"{key} = {getattr(base, key)}" for key in numbers]
+    lines += [f"{key} = {json.dumps(list(getattr(base, key)))}" for key in words if getattr(base, key)]
+    lines += [f"speed = {made.speed:.4g}", "", "[constants]"]
+    lines += [f"{name} = {float(from_free(name, value)):.4g}" for name, value in zip(NAMES, found.free, strict=True)]
+    for chip, factors in base.chips.items():
+        lines += ["", f"[chips.{chip}]", *(f"{key} = {value}" for key, value in factors.items())]
+    lines += [
+        "",
+        "[fit]",
+        f"runs = {made.fit['runs']}",
+        f"until = {made.fit['until']:.3f}",
+        f"systems = {json.dumps(made.fit['systems'])}",
+        "",
+        "[fit.interval]",
+    ]
+    lines += [f"{json.dumps(kind)} = {json.dumps(list(limits))}" for kind, limits in base.fit.get("interval", {}).items()]
+    deviation = np.sqrt(np.diag(found.covariance)[: len(NAMES)])
+    lines += ["", "[fit.width]", *(f"{name} = {value:.3g}" for name, value in zip(NAMES, deviation, strict=True))]
+    return "\n".join(lines) + "\n"

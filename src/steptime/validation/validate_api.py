@@ -1,0 +1,288 @@
+"""What comes of measured runs: predictions held against them, and an engine fitted to them, from files or rows to a result."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.physics.engine import TYPICAL, Engine, constant, load_engine
+from steptime.physics.engine_parameters import RUN_WAITS
+from steptime.result_base import Tabular, unit
+from steptime.validation.bench_results import read_files
+from steptime.validation.engine_fit import NAMES, QUEUE_NAMES, calibrated_engine, engine_file
+from steptime.validation.error_summary import MEASURED, Predictions, report
+from steptime.validation.predictions import engine_of, predict
+from steptime.validation.published_deployments import is_scripted
+from steptime.validation.run_kinds import LOOPS, POOLS, kind_of
+from steptime.validation.run_table import COLUMNS, OPTIONAL, checker, in_runs, unread_columns
+
+NAMED = {"tpot": "TPOT", "ttft": "TTFT", "ttft_median": "TTFT, median", "output_tok_s": "output tok/s"}
+Place = str | os.PathLike[str]
+Runs = Place | Sequence[Place] | Sequence[Mapping[str, Any]]
+TOLD = {
+    "model": "model", "system": "system", "tp": "tp", "pp": "pp", "dp": "dp", "ep": "ep",
+    "weights": "weight_dtype", "experts": "expert_dtype", "kv": "kv_dtype",
+}  # fmt: skip
+"""What result files do not tell: the argument, and the column of a run that it fills."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Validation(Tabular):
+    """Predictions held against measured runs: errors of each quantity, and every run; as a table, one row a run."""
+
+    SCHEMA: ClassVar[str] = "steptime.validation/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "runs that were read")}
+
+    rows: tuple[dict[str, str], ...] = field(metadata=unit("", "the runs", left_out=True))
+    predictions: Predictions = field(metadata=unit("", "their predicted times", left_out=True))
+    tpot: Mapping[str, Any] | None = field(
+        metadata=unit(
+            "",
+            "errors of the time per output token: all, and by kind of run, model, system, engine, weight_dtype, concurrency, "
+            "bound; each has runs, median, mean and p90 of abs(predicted / measured - 1), bias, within_25 (share within 25 %), "
+            "coverage (share inside the 90 % interval); null where none was measured",
+            key="tpot",
+        )
+    )
+    ttft: Mapping[str, Any] | None = field(metadata=unit("", "the same of the time to first token", key="ttft"))
+    ttft_median: Mapping[str, Any] | None = field(
+        default=None, metadata=unit("", "the same of the median time to first token", key="ttft_median")
+    )
+    output_tok_s: Mapping[str, Any] | None = field(
+        default=None, metadata=unit("", "the same of the output tokens a second of the whole deployment", key="output_tok_s")
+    )
+    simulated: bool = field(metadata=unit("", "whether TTFT comes from simulated loops"))
+    doubtful: tuple[str, ...] = field(
+        default=(), metadata=unit("", "runs that cannot be right, are in doubt or have no prediction, and why: in no table")
+    )
+    scripted: int = field(
+        default=0,
+        metadata=unit("", "runs in tables that count as their published scripts launched them, not as their columns say"),
+    )
+    unread: tuple[str, ...] = field(default=(), metadata=unit("", "columns of the file that nothing reads"))
+    left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
+
+    @property
+    def runs(self) -> int:
+        """Runs that were read."""
+        return len(self.rows)
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """The errors by quantity, of those that were measured."""
+        return {name: getattr(self, name) for name in MEASURED if getattr(self, name) is not None}
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the errors of all runs."""
+        title = f"Validation of {self.runs:,} run{'s' * (self.runs != 1)}" + (
+            f", {len(self.left_out):,} left out" if self.left_out else ""
+        )
+        figures = {NAMED[name]: _in_words(found["all"]) for name, found in self.tables.items()}
+        if self.doubtful:
+            figures["cannot be right"] = f"{in_runs(len(self.doubtful))}, in no table"
+        return title, figures
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each run: what it was, what was measured, and what is predicted."""
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        found = {name: [row.get(name, "") for row in self.rows] for name in names}
+        measured = {f"measured_{name}": found.pop(name) for name in MEASURED.values() if name in found}
+        numbers = {name: [float(text) if text else float("nan") for text in texts] for name, texts in measured.items()}
+        return found | numbers | {f"predicted_{name}": values for name, values in self.predictions.columns().items()}
+
+
+def _in_words(errors: Mapping[str, float]) -> str:
+    text = f"median error {errors['median']:.1%}, bias {errors['bias']:+.1%}, {errors['within_25']:.0%} within 25 %"
+    inside = errors["coverage"]
+    return text if math.isnan(inside) else f"{text}, {inside:.0%} inside the 90 % interval"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Calibrated(Tabular):
+    """An engine fitted to measured runs, beside the one it started from; as a table, one row a constant."""
+
+    SCHEMA: ClassVar[str] = "steptime.calibrated/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "runs": unit("", "runs that it was fitted to"),
+        "constants": unit("", "fitted constants by name, seconds and shares"),
+        "prior_constants": unit("", "the same of the prior"),
+    }
+
+    engine: Engine = field(metadata=unit("", "the fitted engine", left_out=True))
+    prior: Engine = field(metadata=unit("", "the engine it started from", left_out=True))
+    rows: tuple[dict[str, str], ...] = field(metadata=unit("", "the runs", left_out=True))
+    left_out: tuple[str, ...] = field(default=(), metadata=unit("", "runs that could not be read, and why"))
+
+    @property
+    def runs(self) -> int:
+        """Runs that it was fitted to."""
+        return len(self.rows)
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Fitted constants by name."""
+        return _constants(self.engine)
+
+    @property
+    def prior_constants(self) -> dict[str, float]:
+        """The same constants of the prior."""
+        return _constants(self.prior)
+
+    @property
+    def toml(self) -> str:
+        """The text of its engine file."""
+        return engine_file(self.engine, self.engine.source)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what was fitted to what, and what moved most."""
+        before, now = self.prior_constants, self.constants
+        moved = sorted(
+            ((abs(now[name] / before[name] - 1), name) for name in now if before[name] and now[name] != before[name]),
+            reverse=True,
+        )
+        title = f"Engine {self.engine.name}: {self.prior.name} fitted to {in_runs(self.runs)}"
+        return title, {"moved most": ", ".join(f"{n} {now[n] / before[n] - 1:+.1%}" for _, n in moved[:3]) or "nothing"}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each fitted constant: before and after."""
+        now, before = self.constants, self.prior_constants
+        return {"constant": list(now), "prior": list(before.values()), "fitted": list(now.values())}
+
+
+def _constants(engine: Engine) -> dict[str, float]:
+    return {name: float(constant(engine, name)) for name in (*NAMES, *QUEUE_NAMES, *RUN_WAITS)}
+
+
+def validate(
+    runs: Runs,
+    *,
+    engine: Engine | str | None = None,
+    skip_bad: bool = False,
+    catalog: str | None = None,
+    **told: str | int,
+) -> Validation:
+    """Hold predictions against measured runs, and return how far off they are.
+
+    runs: a file or a folder, several of them, or rows as dicts by column (`steptime validate --columns` lists those). engine:
+    predicts every run, instead of the run's own. told: what result JSON of load generators does not tell: `system="hgx-h200",
+    tp=4, weights="fp8"` (`TOLD`). Raises InputError with file and line of a bad run, unless `skip_bad` leaves it out.
+    """
+    rows, problems = rows_of(runs, told, skip_bad, catalog)
+    found = predict(rows, engine=None if engine is None else load_engine(engine, catalog), catalog=catalog)
+    tables = report(rows, found)
+    return Validation(
+        rows=tuple(rows),
+        predictions=found,
+        **{name: tables.get(name) for name in MEASURED},
+        simulated=found.simulated,
+        doubtful=tuple(_named(rows, found.reason)),
+        scripted=sum(is_scripted(row) for row, reason in zip(rows, found.reason, strict=True) if not reason),
+        unread=tuple(unread_columns(rows)),
+        left_out=tuple(problems),
+    )
+
+
+def _named(rows: Sequence[Mapping[str, str]], reasons: Iterable[str]) -> list[str]:
+    """Return the rows that have a reason, by their ids, with it."""
+    return [f"{row['id']}: {reason}" for row, reason in zip(rows, reasons, strict=True) if reason]
+
+
+def calibrate(
+    runs: Runs,
+    *,
+    name: str,
+    prior: Engine | str | None = None,
+    skip_bad: bool = False,
+    catalog: str | None = None,
+    **told: str | int,
+) -> Calibrated:
+    """Fit an engine's physical constants to one's own measured runs, and return it beside the prior.
+
+    `runs`, `skip_bad` and `told` are those of `validate`. prior: the engine to start from, which few runs move little; by
+    default that of the runs, or the typical one. The text of the engine file is `toml` of what is returned.
+    """
+    read, problems = rows_of(runs, told, skip_bad, catalog)
+    rows, left = fitting(read, catalog=catalog)
+    problems += left
+    ran = {row["engine"] for row in rows}
+    before = (
+        engine_of(min(ran) if len(ran) == 1 else TYPICAL, catalog=catalog) if prior is None else load_engine(prior, catalog)
+    )
+    fitted = calibrated_engine(rows, name=name, prior=before, catalog=catalog)
+    source = {"url": "", "date": datetime.date.today().isoformat(), "grade": "measured", "note": _origin(runs, len(rows))}
+    return Calibrated(engine=replace(fitted, source=source), prior=before, rows=tuple(rows), left_out=tuple(problems))
+
+
+def fitting(rows: list[dict[str, str]], *, catalog: str | None = None) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the rows that an engine can be fitted to, and why others cannot.
+
+    Those are closed loops that can be right, with drafts or without; of separate pools, the steps of the pool that decodes,
+    which need the measured throughput. Raises InputError where none is left.
+    """
+    reasons = predict(rows, catalog=catalog, by_simulation=False).reason
+    for i, row in enumerate(rows):
+        kind = kind_of(row)
+        if not reasons[i] and kind == POOLS and not (row.get("tpot_s") and row.get("output_tok_s")):
+            reasons[i] = "not fitted to: its pool decodes as many sequences as tpot_s and output_tok_s say, and it lacks one"
+        elif not reasons[i] and kind not in (*LOOPS, POOLS):
+            reasons[i] = f"not fitted to: a throughput ({kind}) rests on more than a step"
+    left = _named(rows, reasons)
+    if len(left) == len(rows):
+        raise InputError(f"no run to fit to: {left[0]}")
+    return [row for row, reason in zip(rows, reasons, strict=True) if not reason], left
+
+
+def _origin(runs: Runs, count: int) -> str:
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
+    places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    files = [Path(place).resolve().name for place in places if isinstance(place, str | os.PathLike)]
+    if not files:
+        return in_runs(count)
+    return f"{in_runs(count)} of {files[0]}" + (f" and {len(files) - 1} more files" if len(files) > 1 else "")
+
+
+def rows_of(
+    runs: Runs, told: Mapping[str, str | int], skip_bad: bool, catalog: str | None
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return rows of texts from files, or from rows of anything, and what was wrong with those left out."""
+    for name in told:
+        if name not in TOLD:
+            raise UnknownName("argument", name, TOLD, f"Known: {', '.join(TOLD)}.")
+    given = {TOLD[name]: str(value) for name, value in told.items() if value not in ("", None)}
+    if not isinstance(runs, str | os.PathLike | Iterable):
+        raise InputError(f"runs are files, folders, or rows as dicts by column, not {shown(runs)}")
+    places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    files = [place for place in places if isinstance(place, str | os.PathLike)]
+    if files and len(files) == len(places):
+        return read_files(files, given=given, skip_bad=skip_bad, catalog=catalog)
+    if not places or not all(isinstance(row, Mapping) for row in places):
+        raise InputError("runs are files, folders, or rows as dicts by column; `steptime validate --columns` lists the columns")
+    if given:
+        raise RangeError(f"{next(iter(told))} is for results in JSON; a row has a column for it")
+    return _checked([row for row in places if isinstance(row, Mapping)], skip_bad, catalog)
+
+
+def _checked(rows: Sequence[Mapping[str, Any]], skip_bad: bool, catalog: str | None) -> tuple[list[dict[str, str]], list[str]]:
+    problem_of = checker(catalog)
+    good: list[dict[str, str]] = []
+    problems: list[str] = []
+    for number, row in enumerate(rows):
+        texts = dict.fromkeys(OPTIONAL, "") | {str(key): "" if value is None else str(value) for key, value in row.items()}
+        missing = [name for name in COLUMNS if name not in texts]
+        wrong = f"lacks the columns {', '.join(missing)}" if missing else problem_of(texts)
+        if wrong and not skip_bad:
+            raise InputError(f"row {number}: {wrong}")
+        if wrong:
+            problems.append(f"row {number}: {wrong}")
+        else:
+            good.append(texts)
+    if not good:
+        raise InputError("no runs" + (f": {problems[0]}" if problems else ""))
+    return good, problems

@@ -1,0 +1,32 @@
+"""The layout that a board shows where none is chosen: experts over all chips, else as much tensor parallel as goes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from steptime.lecture.model_on_system import domain_of
+from steptime.physics.default_layout import most_spread
+from steptime.physics.layout import Layout
+from steptime.physics.layout_space import legal
+from steptime.web.board_inputs import Shared, bar_of
+from steptime.web.page_subject import WrongField, subject_of
+
+
+def layout_of(asked: Shared, chips: int) -> Layout:
+    """Return the layout of one stage on as many of `chips` chips (0: the scale-up domain) as one replica can take.
+
+    Experts are spread over all of them, and attention as far as possible by copies; without experts heads are divided.
+    Raises WrongField where none is legal.
+    """
+    return _layout(bar_of(asked), chips)
+
+
+@lru_cache(maxsize=512)
+def _layout(shared: Shared, chips: int) -> Layout:
+    subject = subject_of(shared)
+    model, system = subject.model, subject.system
+    most = chips or domain_of(system)
+    found = [x for x in legal(model, system, most, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
+    if not found:
+        raise WrongField("chips", f"{model.name} cannot be laid over {most:,} chips of {system.name}")
+    return most_spread(found)

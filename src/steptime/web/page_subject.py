@@ -1,0 +1,156 @@
+"""The model, the machine and the engine that a board is asked about: names of the catalogue, or texts that were pasted.
+
+A name is looked up in the catalogue alone: no file is opened by a name that came over the network, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.catalog.data_files import DEEPEST_KEY, files, folded, read_file
+from steptime.catalog.hardware_loading import load_system
+from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.system import System
+from steptime.models.model import Model, with_formats
+from steptime.models.model_loading import KV_FORMATS, load_model, read_model
+from steptime.physics.engine import IDEAL, Engine, engine_for, load_engine
+from steptime.web.board_inputs import Shared, is_config, is_toml
+
+LOADED: Final = 256  # subjects that are kept
+PASTED: Final = "pasted"
+
+
+class WrongField(InputError):
+    """What is wrong with one input; `field` is its name."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field = field
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a board is about."""
+
+    model: Model
+    system: System
+    engine: Engine
+
+
+@cache
+def names(kind: str) -> dict[str, str]:
+    """Return the names of the catalogue and their aliases, folded, with the name that each stands for."""
+    found: dict[str, str] = {}
+    for name, path in files(kind).items():
+        found[folded(name)] = name
+        data = read_file(path)
+        for alias in data.get("aliases", ()):
+            found.setdefault(folded(alias), name)
+        if isinstance(data.get("name"), str):
+            found.setdefault(folded(data["name"]), name)
+    return found
+
+
+def _catalog_file(kind: str, name: str) -> Path:
+    """Return the file of a name of the catalogue; a folder or a file of that name elsewhere is never opened."""
+    known = names(kind)
+    if folded(name) not in known:
+        raise UnknownName(kind.removesuffix("s"), name, [*dict.fromkeys(known.values()), *known], "The list shows all.")
+    return files(kind)[known[folded(name)]]
+
+
+def catalog_model(name: str, kv: str = "") -> Model:
+    """Return the model of a name of the catalogue; raise UnknownName for any other text, a path for one."""
+    return load_model(_catalog_file("models", name), kv=kv)
+
+
+def subject_of(asked: Shared) -> Subject:
+    """Return the subject of what is asked; raise WrongField with the input that is wrong."""
+    return Subject(
+        _told("model", _model, asked.model, asked.weights, asked.kv),
+        system := _told("system", _system, asked.system),
+        _told("engine", _engine, system, asked.engine),
+    )
+
+
+def _told(field: str, read: Any, *given: Any) -> Any:
+    try:
+        return read(*given)
+    except WrongField:
+        raise
+    except InputError as error:
+        raise WrongField(field, str(error)) from None
+    except RecursionError:
+        raise WrongField(field, f"{field}: the text is nested too deep") from None
+
+
+@lru_cache(maxsize=LOADED)
+def _model(given: str, weights: str, kv: str) -> Model:
+    if kv and kv not in KV_FORMATS:
+        raise WrongField("kv", str(UnknownName("KV format", kv, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")))
+    if is_config(given):
+        try:
+            fields = json.loads(given)
+        except ValueError as error:
+            raise InputError(f"the pasted config.json is no JSON: {error}") from None
+        if not isinstance(fields, dict) or not isinstance(fields.get("config", {}), dict):
+            raise InputError("a config.json is one object, in braces")
+        found = read_model(fields.get("config", fields), kv_format=kv)
+    else:
+        found = catalog_model(given, kv)
+    if not weights:
+        return found
+    try:
+        form = number_format(weights)
+    except InputError as error:
+        raise WrongField("weights", str(error)) from None
+    return with_formats(found, weights=form, experts=form)
+
+
+@lru_cache(maxsize=LOADED)
+def _system(given: str) -> System:
+    if not is_toml(given):
+        return load_system(_catalog_file("systems", given))
+    try:
+        data = tomllib.loads(given) if given.count(".") < 10_000 else {}
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"the pasted system is no TOML: {error}") from None
+    if any(line.split("=")[0].count(".") > DEEPEST_KEY for line in given.splitlines()):
+        raise InputError("the pasted system has a key that is nested too deep")
+    chip = data.get("chip")
+    if isinstance(chip, str):
+        _catalog_file("chips", chip)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{PASTED}.toml"
+        path.write_text(given, encoding="utf-8")
+        try:
+            return load_system(path)
+        except DataFileError as error:
+            raise InputError(str(DataFileError(PASTED, error.problem, error.line))) from None
+
+
+def _engine(system: System, given: str) -> Engine:
+    if not given or folded(given) == IDEAL.name:
+        return engine_for(system, IDEAL if given else None)
+    known = names("engines")
+    if folded(given) not in known:
+        raise UnknownName("engine", given, [*known.values(), IDEAL.name], "The list shows all.")
+    return engine_for(system, load_engine(files("engines")[known[folded(given)]]))
+
+
+def listed() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield what the bar offers of models, systems and engines: names with what stands beside them."""
+    for kind in ("models", "systems", "engines"):
+        found = []
+        for name, path in files(kind).items():
+            data = read_file(path)
+            found.append({"name": data.get("name", name) if kind == "models" else name, "title": str(data.get("title", ""))})
+        yield kind, found + ([{"name": IDEAL.name, "title": IDEAL.title}] if kind == "engines" else [])

@@ -1,0 +1,341 @@
+"""Starts the page: a free port, a process a core with a watchdog over them, and a browser that opens on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+
+from steptime.errors import InputError, RangeError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from steptime.web.request_limits import Limits
+
+MOST_PROCESSES: Final = 4
+PORTS: Final = 20  # from the one that is asked for
+CONNECTIONS: Final = 1024  # of a process
+LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+LOG: Final = logging.getLogger("uvicorn.error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the server waits.
+
+    headers [s]: for the headers of a request; crowded [s]: the same while half of all connections are in use; idle [s]: a
+    connection stays open between two requests; silence [s]: after this time without a sign of life a process is replaced;
+    restart [s]: before a process that ended at once starts again; end [s]: for processes to end by themselves.
+    """
+
+    headers: float = 10.0
+    crowded: float = 1.0
+    idle: float = 5.0
+    silence: float = 30.0
+    restart: float = 1.0
+    end: float = 3.0
+
+
+def free_port(host: str, port: int) -> int:
+    """Return the first free port from `port` on; raise RangeError where twenty are taken."""
+    for one in range(port, min(port + PORTS, 65_536)):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind((host, one))
+            except OSError as error:
+                if error.errno not in (98, 48, 13):  # in use, in use on macOS, not permitted
+                    raise InputError(f"--host {host}: {error.strerror or error}") from None
+                continue
+            return one
+    raise RangeError(f"--port: {port} to {port + PORTS - 1} are all taken or not permitted")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address to listen on."""
+    return host in LOCAL or host.startswith("127.")
+
+
+def answered_hosts(host: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that a request may give as its host: those of this machine, the address itself, and those allowed."""
+    from steptime.web.app import LOOPBACK
+
+    own = () if host in ("0.0.0.0", "::", *LOCAL) else (f"[{host}]" if ":" in host else host,)
+    return (*LOOPBACK, *own, *allowed)
+
+
+def _is_forkable() -> bool:
+    """Whether this process may be copied: it is on Linux and has one thread."""
+    try:
+        return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
+
+
+def _warm() -> None:
+    """Answer what the page asks first, so that it stands there when it is asked."""
+    from steptime.web.app import start_bytes
+    from steptime.web.board import found
+
+    start_bytes()
+    first = next(iter(found().values()))
+    first.answer(first.asked.model_validate({}))
+
+
+class Worker(uvicorn.Server):
+    """A process of the server: it closes connections that send nothing, and gives signs of life to the watchdog."""
+
+    def __init__(self, config: uvicorn.Config, patience: Patience, beat: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.patience, self.beat = patience, beat
+        # Connections that wait for the headers of a request: the request before it, and since when.
+        self.waiting: dict[Any, tuple[Any, float]] = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after connections and give a sign of life, ten times a second."""
+        self._close_waiting(time.monotonic())
+        self.beat()
+        return await super().on_tick(counter)
+
+    def _close_waiting(self, now: float) -> None:
+        connections: set[Any] = self.server_state.connections
+        crowded = 2 * len(connections) >= CONNECTIONS
+        limit = self.patience.crowded if crowded else self.patience.headers
+        before, self.waiting = self.waiting, {}
+        for connection in connections:
+            request = connection.cycle
+            answering = request is not None and not request.response_complete
+            # While the timer of idle connections runs, no byte of a further request has come.
+            if answering or (connection.timeout_keep_alive_task is not None and not crowded):
+                continue
+            known, since = before.get(connection, (request, now))
+            since = since if known is request else now
+            self.waiting[connection] = (request, since)
+            if now - since > limit:
+                connection.transport.close()
+
+
+@dataclass(slots=True)
+class Process:
+    """A worker as the watchdog sees it: its pipe of signs of life, its start, and its last sign [s]."""
+
+    pid: int
+    pipe: int
+    start: float
+    heard: float
+
+
+@dataclass
+class Watchdog:
+    """Keeps `count` workers running: it replaces those that end or give no sign of life.
+
+    work: serves in the new process, with a function that gives a sign of life, and returns when it ends.
+    """
+
+    work: Callable[[Callable[[], None]], None]
+    count: int
+    patience: Patience
+    processes: list[Process] = field(default_factory=list)
+
+    def run(self, started: Callable[[], None]) -> None:
+        """Start the workers, call `started`, and watch until an interrupt or SIGTERM."""
+        before = signal.signal(signal.SIGTERM, _terminate)
+        try:
+            for _ in range(self.count):
+                self._start()
+            started()
+            self._watch()
+        except SystemExit:
+            # Ends by the signal itself, as without a handler, once the workers are gone.
+            self._end()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            self._end()
+            signal.signal(signal.SIGTERM, before)
+
+    def _start(self) -> None:
+        reads, writes = os.pipe()
+        if pid := os.fork():
+            os.close(writes)
+            now = time.monotonic()
+            self.processes.append(Process(pid, reads, now, now))
+            return
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for pipe in (reads, *(process.pipe for process in self.processes)):
+                os.close(pipe)
+            os.set_blocking(writes, False)
+            self.work(_signs_of_life(writes))
+            code = 0
+        except KeyboardInterrupt:
+            code = 0
+        except BaseException:
+            LOG.exception("a process of the page failed")
+        finally:
+            os._exit(code)
+
+    def _watch(self) -> None:
+        checked = time.monotonic()
+        while True:
+            with selectors.DefaultSelector() as selector:
+                for process in self.processes:
+                    selector.register(process.pipe, selectors.EVENT_READ, process)
+                ready = [key.data for key, _ in selector.select(timeout=min(1.0, self.patience.silence / 4))]
+            now = time.monotonic()
+            if now - checked > self.patience.silence / 2:
+                # This process itself was stopped, and its workers perhaps with it.
+                for process in self.processes:
+                    process.heard = now
+            checked = now
+            for process in ready:
+                if os.read(process.pipe, 65_536):
+                    process.heard = now
+                else:
+                    self._replace(process, now, "ended")
+            for process in [one for one in self.processes if now - one.heard > self.patience.silence]:
+                self._replace(process, now, f"gave no sign of life for {self.patience.silence:g} s")
+
+    def _replace(self, process: Process, now: float, cause: str) -> None:
+        # It may have closed its pipe and still run.
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        status = self._reap(process)
+        self.processes.remove(process)
+        LOG.error("process %d of the page %s (%s); another takes its place", process.pid, cause, status)
+        if now - process.start < self.patience.restart:
+            time.sleep(self.patience.restart)
+        self._start()
+
+    @staticmethod
+    def _reap(process: Process) -> str:
+        os.close(process.pipe)
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+        except ChildProcessError:
+            return "status unknown"
+        return f"signal {-code}" if code < 0 else f"status {code}"
+
+    def _end(self) -> None:
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        until = time.monotonic() + self.patience.end
+        for process in self.processes:
+            while time.monotonic() < until and _is_running(process.pid):
+                time.sleep(0.02)
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process.pid, signal.SIGKILL)
+                os.waitpid(process.pid, 0)
+            with suppress(OSError):
+                os.close(process.pipe)
+        self.processes.clear()
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a child still runs; one that has ended is reaped."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(143)
+
+
+def _signs_of_life(pipe: int) -> Callable[[], None]:
+    """Return a function that gives a sign of life, and ends this process when the watchdog is gone."""
+
+    def beat() -> None:
+        try:
+            os.write(pipe, b".")
+        except BlockingIOError:
+            pass  # the watchdog is stopped; what it has not read yet says enough
+        except OSError:
+            os._exit(0)
+
+    return beat
+
+
+def serve(
+    host: str,
+    port: int,
+    *,
+    browse: bool,
+    told: Callable[[str], None],
+    allowed: tuple[str, ...] = (),
+    patience: Patience | None = None,
+    limits: Limits | None = None,
+) -> None:
+    """Serve the page until it is interrupted, by a process a core where processes can be copied.
+
+    Args:
+        host: Address to listen on.
+        port: First port to try.
+        browse: Whether to open a browser.
+        told: Gets the address of the page.
+        allowed: Names besides its own that a request may give as its host.
+        patience: How long the server waits.
+        limits: Sizes, times and numbers of requests.
+    """
+    from steptime.web.app import app_for
+
+    patience = patience or Patience()
+    chosen = free_port(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else shown}:{chosen}/"
+    app = app_for(hosts=answered_hosts(host, allowed), limits=limits)
+    config = uvicorn.Config(
+        app, host=host, port=chosen, log_level="warning", timeout_keep_alive=int(patience.idle),
+        limit_concurrency=CONNECTIONS, server_header=False, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    listening = config.bind_socket()
+    serve_app(app, config, listening, patience, lambda: _announce(address, told, browse=browse))
+
+
+def serve_app(
+    app: FastAPI, config: uvicorn.Config, listening: socket.socket, patience: Patience, started: Callable[[], None]
+) -> None:
+    """Serve an application on a socket, under a watchdog where processes can be copied."""
+
+    def work(beat: Callable[[], None]) -> None:
+        threading.Thread(target=_warm, daemon=True).start()
+        # Work that never ends keeps its place, so a process with such work is as good as silent.
+        Worker(config, patience, lambda: None if app.state.is_stuck() else beat()).run(sockets=[listening])
+
+    if _is_forkable():
+        Watchdog(work, min(len(os.sched_getaffinity(0)), MOST_PROCESSES), patience).run(started)
+    else:
+        started()
+        work(lambda: None)
+
+
+def _announce(address: str, told: Callable[[str], None], *, browse: bool) -> None:
+    told(address)
+    if not browse:
+        return
+    if not _is_forkable():
+        threading.Timer(0.6, webbrowser.open, (address,)).start()
+    # A browser of the terminal holds its process, and a thread would keep the watchdog from copying itself.
+    elif os.fork() == 0:
+        try:
+            time.sleep(0.6)
+            webbrowser.open(address)
+        finally:
+            os._exit(0)

@@ -1,0 +1,131 @@
+"""`--anchor`, `--no-anchor` and `steptime anchors` as a user types them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_commands import run
+from tests.validation.test_anchors import measured, written
+from tests.validation.test_load_generators import VLLM
+
+STEP = "step llama-3.1-8b hgx-h100 --batch 64"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return written(tmp_path / "runs.csv", measured([1.3], ttft=[1.3]))
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "asked",
+    [
+        STEP,
+        f"{STEP} --brief",
+        "plan llama-3.1-8b hgx-h100 --chips 1 --speed 50",
+        "plan llama-3.1-8b hgx-h100 --chips 1 --brief",
+        "simulate llama-3.1-8b hgx-h100 --rate 2 --requests 50",
+        "simulate llama-3.1-8b hgx-h100 --rate 2 --requests 50 --brief",
+        "simulate llama-3.1-8b hgx-h100 --find-rate --requests 50 --input 256 --output 32 --ttft 1",
+    ],
+)
+def test_an_answer_says_what_it_rests_on(asked, runs):
+    shown = run(f"{asked} --anchor {runs}")
+    assert shown.returncode == 0, shown.stderr
+    said = "Anchored on 1 run of your own (runs.csv): time per token 1.30 times what was predicted, so x 1.14; first token 1.30"
+    assert words(said) in words(shown.stdout)
+    assert "Anchored" not in run(asked).stdout
+
+
+def test_an_answer_says_what_it_was_before(runs):
+    step = run(f"{STEP} --json").stdout
+    before = json.loads(step)
+    found = json.loads(run(f"{STEP} --anchor {runs} --json").stdout)
+    assert found["unanchored"]["total_s"] == before["total_s"]
+    assert found["total_s"] == pytest.approx(before["total_s"] * 1.3 ** (1 / 2), rel=1e-6)
+    assert found["range_s"][1] / found["range_s"][0] < before["range_s"][1] / before["range_s"][0]
+    told = found["anchor"]
+    assert (told["source"], told["runs"], told["tpot"]["runs"]) == ("runs.csv", ["r0"], 1)
+    assert told["tpot"]["factor"] == pytest.approx(1.3 ** (1 / 2), rel=1e-6)
+    assert (before["anchor"], before["unanchored"]) == (None, None)
+    assert "Before your own runs" in run(f"{STEP} --anchor {runs}").stdout
+    plan = words(run(f"plan llama-3.1-8b hgx-h100 --chips 1 --anchor {runs}").stdout)
+    assert "Before them, the same layout and batch: " in plan
+
+
+def test_a_result_tells_its_ways_behind_its_name(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM))
+    asked = f"{STEP} --anchor {path}"
+    assert "Anchored on 1 run of your own (result.json)" in words(run(f"{asked},tp=1,weights=bf16").stdout)
+    assert "Anchored" in run(f"{asked},tp=1 --weights bf16").stdout  # the system, and here the format, as asked
+    shown = run(asked)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "does not tell the tp of the run: give tp=WAYS behind the file, as in --anchor result.json,tp=4" in shown.stderr
+    for wrong, says in (
+        (",tp", "'tp' is not NAME=VALUE"),
+        (",tq=1", "unknown name in --anchor 'tq'; did you mean tp?"),
+        (",tp=1,tp=2", "tp is given twice"),
+    ):
+        shown = run(asked + wrong)
+        assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
+        assert says in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("step llama-3.1-70b hgx-h100 --tp 8 --anchor {}", "asked is meta-llama/Llama-3.1-70B on hgx-h100 with engine vllm"),
+        ("step llama-3.1-8b hgx-h200 --anchor {}", "asked is meta-llama/Llama-3.1-8B on hgx-h200 with engine vllm"),
+        (f"{STEP} --engine sglang --anchor {{}}", "asked is meta-llama/Llama-3.1-8B on hgx-h100 with engine sglang"),
+        (f"{STEP} --engine ideal --anchor {{}}", "asked is meta-llama/Llama-3.1-8B on hgx-h100 with engine ideal"),
+        (f"{STEP} --anchor nowhere.csv", "nowhere.csv: No such file or directory"),
+        (f"{STEP} --anchor {{}} --no-anchor", "--anchor gives runs and --no-anchor leaves them out; keep one of the two"),
+        (f"{STEP} --anchor {{}} --csv {{}}", "is what this command reads"),
+    ],
+)
+def test_wrong_input_gets_one_message(asked, says, runs):
+    shown = run(asked.replace("{}", str(runs)))
+    assert (shown.returncode, shown.stdout, shown.stderr.count("\n")) == (2, "", 1)
+    assert says in shown.stderr
+
+
+def test_runs_that_are_kept_are_used_and_left_out(runs, tmp_path, monkeypatch):
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setenv("STEPTIME_CATALOG", str(own))
+    assert "No runs are kept" in run("anchors").stdout
+    assert "Keeping" in run(f"anchors add {runs} --name mine").stderr
+    listed = json.loads(run("anchors --json").stdout)
+    assert [one["source"] for one in listed["anchors"]] == ["mine"]
+    said = words(run(STEP).stdout)
+    assert "Anchored on 1 run of your own (mine): " in said
+    assert "; --no-anchor leaves them out." in said
+    assert "Anchored" not in run(f"{STEP} --no-anchor").stdout
+    assert "Anchored" not in run(f"{STEP} --engine ideal").stdout
+    assert "Anchored" not in run("step llama-3.1-8b hgx-h200 --batch 64").stdout
+    assert "Removed" in run("anchors remove mine").stderr
+    assert "Anchored" not in run(STEP).stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("anchors drop x", "unknown action 'drop'"),
+        ("anchors add", "anchors add needs a file of runs"),
+        ("anchors remove", "anchors remove needs the name of runs that are kept"),
+        ("anchors --tp 4", "--tp needs add FILE"),
+        ("anchors remove none", "unknown kept runs 'none'"),
+        ("anchors add nowhere.csv", "nowhere.csv"),
+    ],
+)
+def test_what_cannot_be_kept_or_removed_is_told(asked, says, tmp_path):
+    shown = run(f"{asked} --catalog {tmp_path}")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert says in words(shown.stderr)

@@ -1,0 +1,196 @@
+"""`steptime budget`, `laws` and `rl` as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+
+import pytest
+
+from steptime.cli.main import EXAMPLES
+from tests.cli.test_commands import run
+from tests.cli.test_output import headers
+
+SPOKEN = "budget --quality-of 100B@200T --tokens-served 200T --lifetime 60d"
+SERVED = (
+    "budget --quality-of llama-3.1-8b@15T --tokens-served 200T --lifetime 365d --law epoch --machine gb200-nvl72 --speed 50"
+)
+RL = "rl qwen3-30b-a3b hgx-h100 --chips 32 --tp 2 --rollouts 2048 --output 3200 --longest 4096"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        SPOKEN,
+        pytest.param(SERVED, marks=pytest.mark.slow),
+        RL,
+        "laws",
+        "laws epoch",
+        "laws --params 70B --tokens 15T",
+        "laws --moe 37B",
+    ],
+)
+def test_answers_keep_to_the_width_and_break_no_header(words, columns):
+    shown = run(words, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert headers(lines) <= headers(run(words, columns=240).stdout.splitlines())
+
+
+def test_the_answer_is_first_and_in_words():
+    shown = run(f"{SPOKEN} --law hoffmann,epoch", columns=120).stdout
+    first = " ".join(shown.split("\n\n")[0].split())
+    assert first.startswith(
+        "For the loss of 100 B parameters on 200 T tokens: 105 B parameters on 180 T tokens, 85.9x over 20 a"
+    )
+    assert "by hoffmann, over 2 laws 105 B to 124 B on 75.8 T to 180 T." in first
+    assert "90 % range over the errors of epoch: 124 B (121 to 124) parameters" in " ".join(shown.split())
+    assert "beyond the runs that laws were fitted to: hoffmann 6.6x in parameters" in " ".join(shown.split())
+
+
+def test_json_is_what_python_answers():
+    import steptime as st
+
+    told = json.loads(run(f"{SPOKEN} --law epoch --json").stdout)
+    made = st.budget("100B@200T", st.Demand(served=200e12, lifetime=60 * 86400.0), law="epoch").to_dict()
+    assert told == json.loads(json.dumps(made))
+    assert told["schema"] == "steptime.budget/1"
+    assert told["choices"][0]["params"] == pytest.approx(124.1e9, rel=0.01)
+    assert set(told["choices"][0]["ranges"]) >= {"params", "tokens"}
+    assert json.loads(run("laws epoch --json").stdout)["constants"]["alpha"] == 0.3478
+    losses = json.loads(run("laws epoch --params 70B --tokens 1.4T --json").stdout)["losses"]
+    assert losses[0]["loss"] == pytest.approx(1.974, abs=1e-3)
+    assert json.loads(run(f"{RL} --json").stdout)["total_s"] > 0
+
+
+@pytest.mark.slow
+def test_tables_go_to_csv_and_pictures_to_files(tmp_path):
+    pytest.importorskip("matplotlib")
+    for words, rows in ((SPOKEN, 4), ("laws", 17), ("laws --moe 37B", 20)):
+        shown = run(f"{words} --csv out.csv", folder=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        with open(tmp_path / "out.csv", newline="", encoding="utf-8") as file:
+            assert len(list(csv.DictReader(file))) >= rows
+    for kind in ("cost", "contours", "open", "experts", "frontier"):
+        shown = run(f"{SPOKEN} --rl-tokens 10T --plot {kind}.svg --picture {kind} --brief", folder=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert (tmp_path / f"{kind}.svg").read_text().lstrip().startswith("<?xml")
+    assert run("laws --moe 1B --plot board.png", folder=tmp_path).returncode == 0
+    assert (tmp_path / "board.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rl_without_traffic_has_its_picture_too():
+    shown = run("budget --quality-of 1B@20B --rl-tokens 4T --law epoch", columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert "+ RL" in shown.stdout
+    assert "serving" not in shown.stdout
+
+
+@pytest.mark.slow
+def test_two_modes_stand_side_by_side():
+    shown = run(SERVED, columns=120).stdout
+    assert "Lecture" in shown
+    assert "Machine" in shown
+    assert re.search(r"trained on [\d,]+ chips of hgx-h100 in bf16 for \d+ days", " ".join(shown.split()))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("budget", 2, "a budget aims at one thing, and nothing is given"),
+        ("budget --quality-of 1B@1T --loss 2", 2, "--quality-of and --loss are given"),
+        ("budget --quality-of 1B@1T --tokens-served 1M/s", 2, "'1M/s' is a rate: --lifetime says for how long"),
+        ("budget --quality-of 1B@1T --law epock", 2, "did you mean epoch"),
+        ("budget --loss 1.5 --law epoch", 1, "at a loss of 1.5: its floor is 1.817"),
+        ("budget --quality-of 1B@1T --input 5k", 2, "--input needs --machine"),
+        ("budget --quality-of 1B@1T --picture cost", 2, "--picture needs --plot"),
+        ("budget --quality-of 1B@1T --plot a.txt", 2, "--plot writes a picture"),
+        ("budget --quality-of 1B@1T --plot a.png --picture costs", 2, "did you mean cost or contours?"),
+        ("budget --quality-of 1B@1T --law epoch --experts 8", 2, "epoch knows nothing of experts"),
+        ("budget --usd many", 2, "--usd: 'many' is not a number"),
+        ("budget --compute 1e25 --tokens-served 1e15 --law epoch --discard 2", 2, "discard must be a share"),
+        ("laws --params 70B", 2, "--params and --tokens; give both"),
+        ("laws nosuch", 2, "unknown law 'nosuch'"),
+        ("laws gadre --params 7B --tokens 1T", 0, "its constants are not known"),
+        ("laws --experts 8", 2, "--experts needs --moe"),
+        ("laws epoch --moe 1B", 2, "epoch knows nothing of experts"),
+        ("rl llama-3.1-8b hgx-h100 --output 9k --longest 4k", 2, "the mean answer lies between"),
+    ],
+)
+def test_bad_input_gets_one_message(tmp_path, words, code, told):
+    shown = run(words, columns=200, folder=tmp_path)
+    assert shown.returncode == code
+    assert told in " ".join((shown.stderr + shown.stdout).split())
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["budget", "laws", "rl"])
+def test_help_has_examples_that_run(name, tmp_path):
+    shown = run(f"{name} --help", columns=120).stdout
+    for example in EXAMPLES[name]:
+        assert example.split("--")[0].strip() in shown
+    pytest.importorskip("matplotlib")
+    for example in EXAMPLES[name]:
+        assert run(f"{example}{'' if '--plot' in example else ' --json'}", folder=tmp_path).returncode == 0, example
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("budget --quality-of 100@200", 2, "tokens must be at least 100,000"),
+        ("budget --quality-of 100@200k", 2, "parameters must be at least 10,000"),
+        ("budget --loss 100", 2, "loss must be at most 12"),
+        ("budget --quality-of 1B@1T --lifetime 60d", 2, "--lifetime needs --tokens-served"),
+        ("budget --quality-of 1B@1T --tokens-served 1M/s --lifetime 60", 2, "such as 60d or 24h"),
+        ("budget --quality-of 1B@1T --rl-flop 4", 2, "--rl-flop needs --rl-tokens"),
+        ("budget --usd 100M --system hgx-h20", 2, "no rent of hgx-h20 is known"),
+        ("budget --quality-of 1B@1T --machine-rent 2", 2, "--machine-rent needs --machine"),
+        ("rl deepseek-v3 hgx-h100 --chips 8", 1, "give more ways, such as --tp"),
+        ("laws --params 70B", 2, "give both"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(words, code, told):
+    found = run(words)
+    assert found.returncode == code
+    assert told in " ".join(found.stderr.split())
+
+
+@pytest.mark.slow
+def test_the_brief_answer_has_the_machine_s_too():
+    shown = " ".join(run(f"{SERVED} --brief", columns=120).stdout.split())
+    assert "By machine:" in shown
+    assert "beyond the runs that laws were fitted to: epoch" in shown
+    assert "(fitted to 245 M to 318 B)" in shown
+
+
+def test_laws_that_cannot_reach_a_loss_are_left_out_and_said():
+    shown = " ".join(run("budget --loss 1.75 --tokens-served 2600T --brief", columns=120).stdout.split())
+    assert "left out: epoch puts no model" in shown
+    assert "by hoffmann" in shown
+
+
+def test_losses_are_told_in_a_sentence_and_written(tmp_path):
+    shown = run("laws --params 70B --tokens 1.4T --csv losses.csv", folder=tmp_path, columns=120).stdout
+    assert re.match(r"70.0 B parameters on 1.40 T tokens have a loss of [\d.]+ to [\d.]+ nats a token, by \d+ laws;", shown)
+    lines = (tmp_path / "losses.csv").read_text(encoding="utf-8").splitlines()
+    rows = {row["law"]: row for row in csv.DictReader(lines)}
+    assert float(rows["epoch"]["loss"]) == pytest.approx(1.974, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_law_of_one_s_own_is_drawn(tmp_path):
+    """A copy of a published law with another constant has its own curve, on which its own choice lies."""
+    pytest.importorskip("matplotlib")
+    from steptime.catalog.data_files import find
+
+    text = find("laws", "epoch", None).read_text(encoding="utf-8")
+    changed = re.sub(r"(?m)^A = \{ value = [\d.]+", "A = { value = 800", text)
+    assert changed != text
+    (tmp_path / "mine.toml").write_text(changed, encoding="utf-8")
+    words = "budget --quality-of 10B@1T --law ./mine.toml --tokens-served 1T --plot x.png"
+    for kind in ("cost", "contours", "frontier"):
+        assert run(f"{words} --picture {kind}", folder=tmp_path).returncode == 0, kind

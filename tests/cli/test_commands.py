@@ -1,0 +1,549 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+from unittest.mock import patch
+
+import pytest
+
+from steptime.cli.main import main
+
+MAIN = "plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2"
+
+
+@dataclass
+class Shown:
+    """What a command printed and returned."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(words: str, *, columns: int | str = 100, folder: Path | None = None, into: TextIO | None = None) -> Shown:
+    """Run the command line in this process, as `main` does; `into`: a stream that takes the answer, which is not kept then."""
+    environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
+    kept, err = io.StringIO(), io.StringIO()
+    out = kept if into is None else into
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, environment))
+        stack.enter_context(patch.object(sys, "argv", ["steptime", *words.split()]))
+        stack.enter_context(chdir(folder or "."))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
+        try:
+            main()
+            code = 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+    return Shown(code, kept.getvalue(), err.getvalue())
+
+
+def test_large_rates_and_single_tokens_are_written_in_words():
+    """A rate of six digits has no exponent, and one token is one."""
+    shown = run("plan qwen3-0.6b gb200-nvl72 --input 1 --output 1").stdout
+    assert "72 chips, 1 token in, 1 out." in shown
+    rate = re.search(r"([0-9,]+) requests a second", shown)
+    assert rate
+    assert re.fullmatch(r"[0-9]{3},[0-9]00|[0-9],[0-9]{2}0,000|[0-9]{2,3},[0-9]00|[0-9]{3},000", rate[1])
+
+
+def test_a_prefill_pool_says_that_its_pass_is_the_longest():
+    pools = "plan llama-3.1-8b hgx-h100 --input 2000 --output 200"
+    said = "Batch and step of the prefill pool: the most that a pass takes"
+    assert said in " ".join(run(f"{pools} --mode disaggregated").stdout.split())
+    assert said not in " ".join(run(f"{pools} --mode aggregated").stdout.split())
+
+
+@pytest.mark.slow
+def test_the_program_as_it_is_installed():
+    """One run in a process of its own: the words, the exit codes, and no traceback."""
+    good, bad = (
+        subprocess.run(
+            [sys.executable, "-m", "steptime", *words.split()], capture_output=True, text=True, check=False, timeout=120
+        )
+        for words in ("systems gb200-nvl72", "systems gb200-nvl7")
+    )
+    assert good.returncode == 0
+    assert "NVL72" in good.stdout
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("steptime: unknown system 'gb200-nvl7'; did you mean gb200-nvl72")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_main_job(columns):
+    shown = run(MAIN, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    for words in (
+        "per million output tokens",
+        "90 % range",
+        "Ideal",
+        "Runner-up",
+        "--engine ideal",
+        "Memory of a",
+        "attention",
+        "Pareto front",
+        "cannot be cheaper",
+    ):
+        assert words in " ".join(shown.stdout.split())
+    assert max(len(line) for line in shown.stdout.splitlines()) <= columns
+
+
+def test_the_main_job_as_json():
+    shown = run(MAIN + " --json")
+    found = json.loads(shown.stdout)
+    assert found["feasible"]
+    assert found["tokens_per_s_per_user"] >= 50
+    assert found["tpot_s"] <= 0.02
+    assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
+    assert found["pools"][0]["layout"]["ep"] >= 1
+
+
+@pytest.mark.slow
+def test_explain_shows_formulas_numbers_and_sources():
+    shown = run(MAIN + " --explain", columns=140).stdout
+    for words in ("2.5-norm(", "FLOP/s", "TB/s", "vendor", "https://"):
+        assert words in shown
+    shown = run(MAIN + " --chips 16 --explain --engine ideal --mode aggregated", columns=140).stdout
+    for words in ("max(", "FLOP/s", "TB/s", "vendor", "https://", "time per token = (1 - f)"):
+        assert words in shown
+
+
+@pytest.mark.slow
+def test_the_bound_is_one_flag_away():
+    shown = " ".join(run(MAIN + " --engine ideal", columns=80).stdout.split())
+    for words in ("the bound that physics sets", "were all overlapped", "Memory of "):
+        assert words in shown
+    assert "90 % range" not in shown
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_step_shows_its_range_and_the_ideal(columns):
+    words = "step llama-3.1-70b hgx-h100 --tp 8 --batch 64"
+    shown = run(words, columns=columns).stdout
+    assert "Time (90 % range)" in shown
+    assert "Ideal, were nothing lost" in shown
+    assert max(len(line) for line in shown.splitlines()) <= columns
+    assert "range" not in run(words + " --engine ideal", columns=columns).stdout
+
+
+def test_ranges_as_json():
+    found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --json").stdout)
+    assert found["engine"] == "vllm"
+    assert found["range_s"][0] < found["total_s"] < found["range_s"][1]
+    assert found["ideal"]["total_s"] < found["total_s"]
+    found = json.loads(run("step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --engine ideal --json").stdout)
+    assert (found["engine"], found["range_s"], found["ideal"]) == ("ideal", None, None)
+    found = json.loads(run("plan llama-3.1-8b hgx-h100 --chips 1 --json").stdout)
+    for value, limits in (
+        ("tpot_s", "tpot_range_s"),
+        ("ttft_s", "ttft_range_s"),
+        ("usd_per_million_output_tokens", "usd_per_million_output_tokens_range"),
+        ("tokens_per_s_per_user", "tokens_per_s_per_user_range"),
+        ("tokens_per_s_per_chip", "tokens_per_s_per_chip_range"),
+    ):
+        assert found[limits][0] < found[value] < found[limits][1]
+    assert found["ideal"]["tokens_per_s_per_user"] > found["tokens_per_s_per_user"]
+
+
+def test_imbalance_is_the_engines_unless_it_is_given():
+    words = "step deepseek-v3 gb200-nvl72 --dp 8 --ep 8 --batch 4096 --json"
+    usual, even, uneven = (json.loads(run(words + more).stdout)["total_s"] for more in ("", " --imbalance 1", " --imbalance 3"))
+    assert even < usual < uneven
+
+
+def test_launch_commands():
+    shown = run(MAIN + " --launch all").stdout
+    for words in ("vllm serve", "sglang.launch_server", "trtllm-serve"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help", "plan --help", "step --help", "models --help", "systems --help", "engines --help", "simulate --help",
+        "--version", "models",
+        "models --like qwen3", "models deepseek-v3", "systems", "systems gb200-nvl72", "engines", "engines ideal",
+        "step llama-3.1-70b hgx-h100 --tp 8 --batch 64 --explain", "step deepseek-v3 gb200-nvl72 --phase prefill --dp 8 --ep 8",
+        "step deepseek-v3 gb200-nvl72 --phase mixed --dp 8 --ep 8 --batch 64 --tokens 2048",
+        "plan llama-3.1-8b hgx-h100 --set rent=1USD/h --kv fp8 --weights fp8 --chips 2",
+    ],
+)  # fmt: skip
+def test_every_command_runs_at_80_columns(words):
+    shown = run(words, columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout
+    assert "Traceback" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["models deepseek-v3", "systems gb200-nvl72", "engines", "models --like llama", "step llama-3.1-8b hgx-h100"]
+)
+def test_every_command_speaks_json(words):
+    json.loads(run(words + " --json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("plan deepsek-v3 gb200-nvl72", "did you mean deepseek-ai/DeepSeek-V3"),
+        ("plan deepseek-v3 gb200-nvl7", "did you mean gb200-nvl72"),
+        ("plan deepseek-v3 gb200-nvl72 --set chip.hbm.bandwith=3TB/s", "did you mean chip.hbm.bandwidth"),
+        ("plan deepseek-v3 gb200-nvl72 --set chip.hbm.bandwidth=3TB", "one in B/s is needed"),
+        ("plan deepseek-v3 gb200-nvl72 --speed 0", "--speed must be greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --ttft -1", "greater than 0"),
+        ("plan deepseek-v3 gb200-nvl72 --input 0", "at least 1 token"),
+        ("plan deepseek-v3 gb200-nvl72 --chips 0", "chips must be at least 1"),
+        ("plan deepseek-v3 gb200-nvl72 --cached 1.5", "cached share"),
+        ("plan deepseek-v3 gb200-nvl72 --mode both", "unknown mode 'both'"),
+        ("plan deepseek-v3 gb200-nvl72 --mode aggregated,any", "--mode 'aggregated,any' names any beside others"),
+        ("plan deepseek-v3 gb200-nvl72 --engine vlm", "unknown engine 'vlm'"),
+        ("plan deepseek-v3 gb200-nvl72 --launch vlm", "did you mean vllm"),
+        ("plan deepseek-v3 gb200-nvl72 --weights fp9", "did you mean fp8"),
+        ("plan deepseek-v3 gb200-nvl72 --kv fp9", "unknown KV format"),
+        ("plan deepseek-v3 gb200-nvl72 --imbalance 0.5", "imbalance must be at least 1"),
+        ("plan llama-3.1-8b hgx-h100 --catalog nowhere", "nowhere: is not a folder"),
+        ("step llama-3.1-70b hgx-h100 --tp 7", "does not divide the 64 heads"),
+        ("step llama-3.1-70b hgx-h100 --ep 2", "has no experts"),
+        ("step deepseek-v3 hgx-h100 --tp 8 --ep 3", "try 2 or 4"),
+        ("step llama-3.1-70b hgx-h100 --pp 81", "more than the 80 layers"),
+        ("step llama-3.1-70b hgx-h100 --batch 0", "--batch must be at least 1"),
+        ("step llama-3.1-70b hgx-h100 --batch -5", "--batch must be at least 1"),
+        ("step llama-3.1-70b hgx-h100 --phase sleep", "Known: decode, prefill, mixed"),
+        ("models nothing-like-this", "unknown model"),
+        ("simulate llama-3.1-8b hgx-h100", "one of --trace FILE"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 0", "greater than 0 requests/s"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 0", "requests must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 0", "concurrency must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --policy fifo", "unknown policy 'fifo'"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --input 0", "at least 1 token"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hmb=1GB", "did you mean hbm"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1GB,hbm=2GB", "hbm is given twice"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-cache hbm=1TB", "more than the 85.5 GB of a replica's"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefix-cache hbm=1GB", "--prefix-cache needs --prefixes or a trace"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes -1 --prefix-cache hbm=1GB", "prefixes must be at least 1"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2 --prefix-tokens 63 --prefix-cache hbm=1GB",
+            "prefix tokens must be at least 64",
+        ),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefixes 2", "--prefixes needs --prefix-cache"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --quantile p50", "--quantile needs --speed or --ttft, the limits that hold"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths foo", "unknown length distribution 'foo'"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --replicas 2 --route least-loaded", "--route needs --rate"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --concurrency 8 --prefill-replicas 1 --policy static --patience inf",
+            "wait to fill without end",
+        ),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --seed -1", "a seed must be at least 0"),
+        (
+            "simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10000000000",
+            "requests must be at most 50,000,000",
+        ),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --max-sequences 1000000000", "max sequences must be at most 1,048,576"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "token budget must be at most"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "a rate must be at least 1e-06 requests/s"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --arrivals gamma --burst inf", "burst must be a finite number"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "spread must be a finite number"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --tp 0", "tp must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-replicas 1 --prefill-tp -1", "tp must be at least 1"),
+        ("simulate llama-3.1-8b hgx-h100 --find-rate --quantile p98", "unknown quantile 'p98'"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --range --engine ideal", "the ideal one is a bound"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --rate-scale 2", "--rate-scale needs --trace"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal", "--lengths needs --spread greater than 0"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --spread 0.5", "--spread needs --lengths uniform or lognormal"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --prefill-tp 2", "--prefill-tp needs --prefill-replicas"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --fast-replicas 1", "--fast-replicas needs --fast-share"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --route prefix-aware", "--route needs --prefix-cache"),
+        ("simulate llama-3.1-8b hgx-h100 --concurrency 4 --fast-share 0.5", "--fast-share needs --rate or --find-rate"),
+        ("simulate llama-3.1-8b hgx-h100 --find-rate --export a.csv", "--export needs a run at one rate"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --export a.txt", "are written to a .csv or a .parquet file"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --chrome /none/a.json", "its folder does not exist"),
+        ("simulate llama-3.1-8b hgx-h100 --trace nowhere.csv", "no such file"),
+        ("simulate llama-3.1-8b hgx-h100 --quantile p42 --find-rate", "quantile"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --export r.txt --requests 5", ".csv or a .parquet"),
+        ("systems nowhere.toml", "no such file"),
+        ("plan missing/config.json hgx-h100", "no such file"),
+        ("plan llama-3.1-8b hgx-h100 --quantile p99", "--quantile needs --simulate"),
+        ("plan llama-3.1-8b hgx-h100 --experts fp8", "--experts needs a model with experts"),
+        ("plan llama-3.1-8b hgx-h100 --imbalance 2", "--imbalance needs a model with experts"),
+        ("plan llama-3.1-8b hgx-h100 --launch=", "--launch needs an engine"),
+        ("plan llama-3.1-8b hgx-h100 --weights=", "--weights needs a number format"),
+        ("plan llama-3.1-8b hgx-h100 --kv=", "--kv needs a number format"),
+        ("plan llama-3.1-8b hgx-h100 --csv=", "--csv needs the name of a file"),
+        ("plan llama-3.1-8b hgx-h100 --simulate --quantile p98", "unknown quantile 'p98'"),
+        ("plan llama-3.1-8b hgx-h100 --brief --explain", "--explain needs a whole plan, not --brief"),
+        ("plan llama-3.1-8b hgx-h100 --modes aggregated,both", "unknown mode 'both'"),
+        ("plan llama-3.1-8b hgx-h100 --input 8kk", "--input: '8kk' ends in 'kk'; a number may end in k, M, G, B or T"),
+        ("plan llama-3.1-8b hgx-h100 --chips 1e30", "--chips must be at most"),
+        ("plan llama-3.1-8b hgx-h100 --speed fast", "--speed takes a number without a unit, not 'fast'"),
+        ("plan llama-3.1-8b hgx-h100 --ttft=500ms", "--ttft takes a number without a unit, not '500ms'"),
+        ("plan llama-3.1-8b hgx-h100 --engine ideal --launch vllm", "no engine runs as the ideal does"),
+        ("plan llama-3.1-8b hgx-h100 --speed", "`steptime plan --help` lists"),
+        ("plan llama-3.1-8b hgx-h100 --set chip.hbm.bandwidth=16", "chip.hbm.bandwidth: '16' has no unit"),
+        ("plan hgx-h100 llama-3.1-8b", "It is a model: the model comes first, then the system."),
+        ("plan llama-3.1-8b", "Missing argument"),
+        ("plan llama-3.1-8b hgx-h100 --sped 3", "No such option: --sped"),
+        ("plann", "No such command 'plann'"),
+        ("step llama-3.1-8b hgx-h100 --tokens 8", "--tokens needs --phase prefill or mixed"),
+        ("step llama-3.1-8b hgx-h100 --prompts 8", "--prompts needs --phase prefill or mixed"),
+        ("step llama-3.1-8b hgx-h100 --prefix 8", "--prefix needs --phase prefill or mixed"),
+        ("step llama-3.1-8b hgx-h100 --phase prefill --batch 8", "--batch needs --phase decode or mixed"),
+        ("step llama-3.1-8b hgx-h100 --phase prefill --context 8", "--context needs --phase decode or mixed"),
+        ("step llama-3.1-8b hgx-h100 --phase prefill --query 8", "--query needs --phase decode or mixed"),
+        ("step llama-3.1-8b hgx-h100 --microbatches 100", "cannot be cut into 100 micro-batches"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --csv a.csv", "--csv needs --find-rate"),
+        ("models --like zzz", "finds no model; the nearest names are"),
+        ("models deepseek-v3 --like qwen", "--like needs the whole list or --table"),
+        ("models --context 8k", "--context needs a model, or --table"),
+        ("systems --toml", "--toml needs the NAME of a system"),
+        ("systems hgx-h100 --csv a.csv", "--csv needs the list"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
+    shown = run(words)
+    assert shown.returncode == 2, shown.stdout + shown.stderr
+    assert says in " ".join(shown.stderr.split())
+    assert "Traceback" not in shown.stderr
+    assert len(shown.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ('{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 2}', "'hidden_size' is missing"),
+        ('{"model_type": "lama", "hidden_size": 10}', "did you mean llama"),
+        ('{"hidden_size": 10}', "'model_type' is missing"),
+        (
+            '{"model_type": "llama", "hidden_size": -4096, "num_attention_heads": 32, "num_hidden_layers": 2}',
+            "must be at least 1",
+        ),
+        ('{"model_type": "llama", "hidden_size": "big", "num_attention_heads": 32, "num_hidden_layers": 2}', "whole number"),
+        ('{"model_type": "llama",\n "hidden_size": }', "config.json:2: is not valid JSON"),
+    ],
+)
+def test_broken_configs_name_the_field_or_the_line(tmp_path, config, says):
+    path = tmp_path / "config.json"
+    path.write_text(config)
+    shown = run(f"models {path}")
+    assert shown.returncode == 2
+    assert says in " ".join(shown.stderr.split())
+
+
+SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 200 "
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--rate 20", "--rate 2000 --max-sequences 8", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
+        "--rate 5 --policy static --patience 1", "--rate 20 --prefill-replicas 1", "--rate 20 --fast-share 0.2",
+        "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
+        "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
+        "--rate 20 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB,host=10GB --replicas 2 --route prefix-aware",
+        "--rate 20 --drafted 3 --acceptance 2.1", "--find-rate --ttft 0.1", "--rate 20 --range", "--rate 20 --engine ideal",
+    ],
+)  # fmt: skip
+def test_simulate(words):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    shown = run(SIMULATE + words, columns=80)
+    assert shown.returncode == 0, shown.stderr
+    assert "requests/s" in shown.stdout.lower()
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+
+
+def test_a_simulation_at_the_ends_of_its_range():
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    found = json.loads(run(SIMULATE + "--rate 20 --range --json").stdout)
+    (fast, slow), asked = found["range"], found["answers"]
+    assert fast["slowness"] < 1 < slow["slowness"]
+    assert fast["answers"]["tpot_s"]["mean"] < asked["tpot_s"]["mean"] < slow["answers"]["tpot_s"]["mean"]
+
+
+@pytest.mark.slow
+def test_the_range_of_a_simulation_is_wider_where_nothing_like_it_was_measured():
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    asked = "simulate deepseek-v3 mi355x-8 --rate 2 --input 512 --output 16 --requests 50 --range"
+    near, far = (json.loads(run(f"{asked} {ways} --json").stdout)["range"] for ways in ("--tp 8", "--dp 8 --ep 8"))
+    assert far[1]["slowness"] > 2 * near[1]["slowness"]
+    said = " ".join(run(f"{asked} --dp 8 --ep 8").stdout.split())
+    assert "The range is wider here: attention groups on AMD's chips lie beyond the runs that the engine was fitted to." in said
+    assert "wider here" not in run(f"{asked} --tp 8").stdout
+
+
+def test_simulate_as_json_and_files(tmp_path):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,100,10\n1,0,10\n1.5,200,20\n")
+    shown = run(f"simulate llama-3.1-8b hgx-h100 --trace {trace} --export {tmp_path}/r.csv --chrome {tmp_path}/t.json --json")
+    found = json.loads(shown.stdout)
+    assert (found["answers"]["sent"], found["answers"]["served"], found["answers"]["rejected"]) == (3, 2, 1)
+    assert (tmp_path / "r.csv").read_text().count("served") == 2
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    plan = run("plan llama-3.1-8b hgx-h100 --input 1024 --output 256 --speed 60 --chips 2 --simulate --json")
+    assert json.loads(plan.stdout)["simulated"]["answers"]["served"] > 0
+
+
+def test_limits_that_nothing_meets_are_told_with_exit_code_1():
+    shown = run("plan deepseek-v3 gb200-nvl72 --speed 100000")
+    assert shown.returncode == 1
+    assert "Not possible" in shown.stdout
+
+
+def test_help_needs_no_arrays():
+    """Help starts at once: it imports neither numpy nor pydantic."""
+    code = (
+        "import sys; from typer.testing import CliRunner; from steptime.cli.main import app_for; "
+        "r = CliRunner().invoke(app_for(), ['--help']); print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["0", "False", "False"]
+
+
+RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
+a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
+b,llama-3.1-8b,hgx-h100,vllm,1024,512,64,1,1,1,1,bf16,,0.2,0.0125
+"""
+
+
+def test_validate_and_calibrate(tmp_path):
+    pytest.importorskip("scipy")
+    (tmp_path / "runs.csv").write_text(RUNS)
+    shown = run("validate runs.csv --predictions out.csv", columns=80, folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "Time per output token" in shown.stdout
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
+    assert json.loads(run("validate runs.csv --json", folder=tmp_path).stdout)["tpot"]["all"]["runs"] == 2
+    fitted = run("calibrate runs.csv --engine mine --prior vllm", folder=tmp_path)
+    assert fitted.returncode == 0, fitted.stderr
+    assert "mine.toml" in fitted.stdout
+    planned = run("plan llama-3.1-8b hgx-h100 --chips 1 --engine mine.toml --json", folder=tmp_path)
+    assert json.loads(planned.stdout)["engine"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("id,model\n", "runs.csv:1: lacks the columns system"),
+        (RUNS.replace("hgx-h100,vllm", "hgx-h100,vlm"), "runs.csv:2: unknown engine 'vlm'; did you mean vllm?"),
+        (RUNS.replace("0.0095", "0.0095,bf16"), "runs.csv:2: it has 16 cells, the header 15"),
+        (RUNS.replace("0.0095", "-1"), "runs.csv:2: tpot_s must be a time greater than 0"),
+        (RUNS.replace("hgx-h100", "hgx-h101"), "did you mean hgx-h100"),
+    ],
+)
+def test_broken_runs_are_named(tmp_path, text, says):
+    (tmp_path / "runs.csv").write_text(text)
+    shown = run("validate runs.csv", folder=tmp_path)
+    assert shown.returncode == 2
+    assert says in " ".join(shown.stderr.split())
+
+
+def test_numbers_are_read_as_people_write_them():
+    plain, short = (
+        json.loads(run(f"plan llama-3.1-8b hgx-h100 --chips 2 --input {n} --output {m} --json").stdout)
+        for n, m in (("8000", "1000"), ("8k", "1e3"))
+    )
+    assert {**plain, "search_s": 0} == {**short, "search_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "says"),
+    [
+        ("plan deepseek-v3 gb200-nvl72 --speed 50 --ttft 2", 12, "USD/M output tokens: $"),
+        ("plan llama-3.1-8b cs-3", 12, "Output per chip: "),
+        ("plan deepseek-v3 gb200-nvl72 --speed 1e5", 12, "Not possible: "),
+        ("step deepseek-v3 gb200-nvl72 --dp 8 --ep 8 --batch 64", 12, "Time (90 % range): "),
+        ("simulate llama-3.1-8b hgx-h100 --rate 20 --input 256 --output 32 --requests 200 --ttft 1", 12, "First token: mean"),
+    ],
+)
+def test_the_answer_alone_is_a_few_lines(words, lines, says):
+    if words.startswith("simulate"):
+        pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    shown = run(words + " --brief", columns=80)
+    assert len(shown.stdout.splitlines()) < lines
+    assert says in shown.stdout
+
+
+def test_what_changes_the_answer_stands_above_it():
+    text = " ".join(run("plan qwen3-32b hgx-h100 --input 120k --chips 8").stdout.split())
+    assert 0 < text.index("Note: requests of 121,024 tokens exceed the model's context") < text.index("per million")
+    text = " ".join(run("step gpt2 hgx-h100 --context 1000000").stdout.split())
+    assert 0 < text.index("Note: a context of 1,000,000 tokens exceeds the 1,024 of the model") < text.index("Time (")
+
+
+def test_without_a_rent_a_plan_leads_with_output_and_speaks_of_no_money():
+    text = run("plan llama-3.1-8b cs-3 --explain").stdout
+    body = text[: text.index("How the serve")]
+    assert "of output per chip" in " ".join(text.splitlines()[:6])
+    for word in ("unknown", "nan", "$", "USD/M"):
+        assert word not in body
+
+
+def test_what_does_not_fit_is_an_answer():
+    shown = run("plan llama-3.1-405b hgx-h100")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert "182 GB too little" in shown.stderr
+
+
+def test_errors_are_json_where_json_is_asked_for():
+    shown = run("plan llama-3.1-405b hgx-h100 --json")
+    assert shown.returncode == 1
+    assert json.loads(shown.stdout)["error"] == "DoesNotFit"
+    assert "182 GB too little" in json.loads(shown.stdout)["message"]
+    assert len(shown.stderr.strip().splitlines()) == 1
+    assert json.loads(run("plan --json").stdout)["message"].startswith("Missing argument")
+
+
+@pytest.mark.slow
+def test_explanations_are_json_where_json_is_asked_for():
+    found = json.loads(run("plan deepseek-v3 gb200-nvl72 --chips 8 --mode aggregated --explain --json").stdout)["explanation"]
+    (pool,) = found["pools"]
+    assert any(rule.startswith("time per token = ") for rule in pool["equations"])
+    assert [one["pass"] for one in pool["passes"]] == ["decode step", "step with a prompt chunk"]
+    assert {line["term"] for line in pool["passes"][0]["lines"]} >= {"attention", "experts", "overhead"}
+    assert {"figure", "value", "grade", "date", "url"} == set(found["sources"][0])
+    step = json.loads(run("step llama-3.1-8b hgx-h100 --explain --json").stdout)
+    assert step["explanation"]["lines"][0]["seconds"] > 0
+
+
+def test_the_help_tells_exit_codes_and_one_example_a_line():
+    text = run("--help", columns=120).stdout
+    assert "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input;" in text
+    lines = [line.strip() for line in run("simulate --help", columns=120).stdout.splitlines()]
+    assert sum(line.startswith("steptime simulate ") for line in lines) == 4
+
+
+def test_exports_say_what_they_wrote(tmp_path):
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    words = SIMULATE + "--rate 20 --brief --export r.csv --chrome t.json"
+    first, again = run(words, folder=tmp_path), run(words, folder=tmp_path)
+    assert first.stderr.startswith("Wrote r.csv: 200 requests; times in s, lengths in tokens.\nWrote t.json: a timeline")
+    assert again.stderr.count("in place of an older file") == 2
+
+
+def test_engine_files_are_written_over_only_by_force(tmp_path):
+    pytest.importorskip("scipy")
+    (tmp_path / "runs.csv").write_text(RUNS)
+    words = "calibrate runs.csv --engine mine --prior vllm"
+    assert run(words, folder=tmp_path).returncode == 0
+    assert run(words, folder=tmp_path).returncode == 2
+    forced = run(words + " --force", folder=tmp_path)
+    assert forced.returncode == 0
+    assert "2 runs tell little" in " ".join(forced.stdout.split())
+
+
+def test_a_search_for_a_rate_that_finds_none_leaves_with_1():
+    shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --brief")
+    assert (shown.returncode, "no rate is within the limits" in shown.stdout) == (1, True)
+    as_json = run("simulate llama-3.1-8b hgx-h100 --find-rate --ttft 1e-9 --requests 200 --json")
+    assert (as_json.returncode, json.loads(as_json.stdout)["requests_per_s"]) == (1, 0)

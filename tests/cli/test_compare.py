@@ -1,0 +1,88 @@
+"""`steptime compare` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_commands import run
+
+ASKED = "compare llama-3.3-70b hgx-h100,hgx-b200,l4-8 --input 2k --output 500 --speed 40 --ttft 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 120, 160])
+def test_the_answer_comes_first_then_a_table_a_picture_and_what_would_flip_it(columns):
+    found = run(ASKED, columns=columns)
+    assert found.returncode == 0
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith("hgx-b200 is cheapest: $")
+    assert all(len(line) <= columns for line in lines)
+    text = " ".join(found.stdout.split())
+    for words in (
+        "2,000 tokens in, 500 out; at least 40.0 tok/s per user; first token within 1.00 s.",
+        "USD per million output tokens, 90 % ranges, logarithmic",
+        "What would flip the first two rent: hgx-h100 would cost as much as the first at",
+        "engine: with sglang on both,",
+        "No plan on 1 pair l4-8: no layout on 8 chips reaches 40.0 tok/s per user",
+    ):
+        assert words in text
+    assert " ≈ " in found.stdout
+    assert found.stdout.count("●") == 3  # two figures, and what the mark means
+
+
+@pytest.mark.slow
+def test_json_and_csv_hold_the_same_figures(tmp_path):
+    found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'}")
+    data = json.loads(found.stdout)
+    assert data["schema"] == "steptime.ranking/1"
+    assert [one["system"] for one in data["standings"]] == ["hgx-b200", "hgx-h100", "l4-8"]
+    rows = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert str(data["standings"][0]["usd_per_million_output_tokens"]) in rows[1]
+
+
+@pytest.mark.slow
+def test_brief_is_the_answer_alone():
+    found = run(ASKED + " --brief")
+    assert len(found.stdout.splitlines()) <= 4
+
+
+@pytest.mark.slow
+def test_chips_of_some_years_and_makers():
+    data = json.loads(run("compare llama-3.1-8b --vendor nvidia,AMD --year 2022..2023 --speed 40 --json").stdout)
+    assert {one["vendor"] for one in data["standings"]} == {"NVIDIA", "AMD"}
+    assert {one["year"] for one in data["standings"]} == {2022, 2023}
+
+
+def test_nothing_that_meets_the_limits_is_an_answer_with_exit_code_1():
+    found = run("compare llama-3.3-70b l4-8 --speed 400")
+    assert found.returncode == 1
+    assert found.stdout.startswith("Nothing meets the limits: no layout on 8 chips reaches 400")
+    assert run("compare llama-3.3-70b l4-8,a10-8 --speed 400").stdout.startswith("Nothing meets the limits, on none of 2 pairs")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("llama-3.3-70b hgx-h100,,hgx-b200", "has nothing between two commas, or at an end"),
+        ("llama-3.3-70b hgx-h10", "did you mean hgx-h100"),
+        ("llama-3.3-70b --year 20x", "--year takes 2024, 2022..2024 or 2024.., not '20x'"),
+        ("llama-3.3-70b --year 2025..2022", "--year 2025..2022 ends before it begins"),
+        ("llama-3.3-70b hgx-h100 --sure 0.9", "give Slo(tpot=...)"),
+        ("llama-3.3-70b hgx-b200 --vendor AMD", "no system is of any year and AMD"),
+        ("llama-3.3-70b --year 2031..", "their years are 2020 to 2027"),
+        ("llama-3.3-70b --vendor NVIDA", "did you mean NVIDIA"),
+        ("llama-3.3-70b hgx-h100 --chips many", "--chips: 'many' is not a number"),
+        ("llama-3.3-70b hgx-b200,hgx-h20 --rent ondemand", "none of the 2 systems has a rent of kind ondemand"),
+        ("llama-3.3-70b hgx-b200 --rent ondemand", "known: contract"),
+        ("llama-3.3-70b hgx-h100 --mode both", "Known: aggregated, disaggregated, any"),
+        ("llama-3.3-70b hgx-h100 --csv /nowhere/a.csv", "its folder does not exist"),
+        ("llama-3.3-70b hgx-h100 --json --brief", "--brief needs text"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
+    found = run(f"compare {words}")
+    assert found.returncode == 2
+    assert says in " ".join((found.stderr or found.stdout).split())

@@ -1,0 +1,87 @@
+"""`steptime design` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_commands import run
+
+CHIP = "design step llama-3.3-70b hgx-h100 --tp 8 --batch 64 --over times.bandwidth=0.5:5:46 --within power"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_best_comes_first_then_the_front_beside_what_stands_today(columns):
+    found = run(CHIP, columns=columns)
+    assert found.returncode == 0
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith("Least USD per million tokens of 46 designs: ")
+    assert all(len(line) <= columns for line in lines)
+    text = " ".join(found.stdout.split())
+    assert "less than as it is" in text
+    assert "Note: within power, at the same rent: FLOP/s make room for the other parts of the chip." in text
+    assert "1 design of 46 that no other beats in USD per million tokens and tokens per second per user" in text
+    assert "(times.bandwidth)" in text
+
+
+def test_a_plan_is_asked_unless_a_step_is():
+    words = (
+        "design llama-3.1-8b hgx-h100 --over arch.kv_heads=2,8 --arch.equal total --chips 1 --speed 40 --input 2k --output 200"
+    )
+    data = json.loads(run(words + " --json").stdout)
+    assert data["schema"] == "steptime.design/1"
+    assert data["sweep"]["question"] == "plan"
+    assert data["front"][0]["arch.kv_heads"] == 2
+    assert data["text"].endswith("with kv_heads 2")
+    text = " ".join(run(words).stdout.split())
+    assert "how good the answers of these models are is not told: all have 8.0" in text
+
+
+def test_files(tmp_path):
+    found = run(f"{CHIP} --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'} --brief")
+    assert found.returncode == 0
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 47
+    assert "times.bandwidth" in (tmp_path / "a.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("design", "a design needs a model and a system"),
+        ("design llama-3.3-70b hgx-h100", "a design needs an axis"),
+        ("design step llama-3.3-70b hgx-h100 --over batch=1,2", "a design needs an axis of the model"),
+        ("design step llama-3.3-70b hgx-h100 --over arch.kv_head=1,2", "did you mean arch.kv_heads"),
+        ("design step llama-3.3-70b hgx-h100 --over arch.experts=8,16", "has layers, width, heads, kv_heads, ffn"),
+        (f"{CHIP} --aim usd", "unknown aim 'usd'"),
+        (f"{CHIP} --withn power", "did you mean --within"),
+        (CHIP.replace("power", "money"), "within is power, or shares of a budget"),
+        (f"{CHIP} --csv /nonexistent/a.csv", "its folder does not exist"),
+    ],
+)
+def test_wrong_words_get_one_message_and_exit_code_2(words, message):
+    found = run(words)
+    assert found.returncode == 2
+    assert message in " ".join(found.stderr.split())
+    assert "Traceback" not in found.stderr
+
+
+def test_limits_that_nothing_meets_and_memory_that_nothing_fits_are_answers_with_exit_code_1():
+    found = run("design llama-3.1-8b hgx-h100 --over times.bandwidth=1,2 --chips 1 --speed 100000")
+    assert found.returncode == 1
+    assert "no design has an answer: no layout on 1 chip reaches 100,000" in " ".join(found.stderr.split())
+    assert run("design step deepseek-v3 hgx-h100 --over arch.latent=256,512 --tp 8").returncode == 1
+    found = run("design step llama-3.3-70b hgx-h20 --tp 8 --over times.bandwidth=1,2")
+    assert (found.returncode, "no rent is known" in " ".join(found.stderr.split())) == (1, True)
+
+
+def test_designs_that_are_as_good_are_told():
+    found = run("design step llama-3.3-70b hgx-b200 --tp 8 --over arch.kv_heads=1,2,4,8 --batch 64")
+    assert "as it is now" in " ".join(found.stdout.split())
+    assert "3 more are as good" in " ".join(found.stdout.split())
+
+
+def test_what_stands_today_says_at_which_batch():
+    found = run("design step llama-3.3-70b hgx-h100 --tp 8 --over arch.kv_heads=4,8 --over batch=1,64", columns=120)
+    row = next(line for line in found.stdout.splitlines() if "as it is " in line and "$" in line)
+    assert row.split()[3:5] == ["-", "64"]

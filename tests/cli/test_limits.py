@@ -1,0 +1,195 @@
+"""What the command line says of limits: MET or MISSED first, and the highest rate of traces, clients and pools."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.cli.test_commands import run
+
+SMALL = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 "
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Requests at 8 a second in bursts, in Azure's columns."""
+    folder = tmp_path_factory.mktemp("trace")
+    times = np.cumsum(np.random.default_rng(3).gamma(0.25, 0.5, 600))
+    rows = [f"{time:.4f},{400 + k % 300},{20 + k % 30}" for k, time in enumerate(times)]
+    (folder / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "\n".join(rows) + "\n")
+    blocks = [
+        json.dumps({"timestamp": 1000 * k, "input_length": 1024, "output_length": 8, "hash_ids": [k % 4, 100 + k]})
+        for k in range(40)
+    ]
+    (folder / "hashed.jsonl").write_text("\n".join(blocks) + "\n")
+    return folder
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+# --- MET or MISSED ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("more", ["", " --brief"])
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ("--ttft 1", "MET at p99: first token"),
+        ("--ttft 0.01 --speed 50", "MISSED at p99: first token"),
+        ("--ttft 0.01 --quantile mean", "MISSED in the mean: first token"),
+    ],
+)
+def test_limits_are_answered_before_whether_it_keeps_up(limits, says, more, columns):
+    shown = run(SMALL + f"--rate 20 --requests 200 {limits}{more}", columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    text = words(shown.stdout)
+    assert says in text
+    assert text.index(says) < text.index("STABLE")
+    assert "of 200 requests" in text
+    assert max(map(len, shown.stdout.splitlines())) <= columns
+
+
+def test_without_limits_nothing_is_met_or_missed():
+    text = run(SMALL + "--rate 20 --requests 200").stdout
+    assert "STABLE" in text
+    assert "MET" not in text
+    assert "MISSED" not in text
+    assert json.loads(run(SMALL + "--rate 20 --requests 50 --json").stdout)["limits"] is None
+
+
+def test_a_trace_that_misses_its_limit_is_not_headed_stable(trace):
+    found = json.loads(
+        run("simulate llama-3.1-8b hgx-h100 --trace t.csv --rate-scale 4 --ttft 0.1 --json", folder=trace).stdout
+    )
+    limits = found["limits"]
+    assert (limits["verdict"], limits["met"], limits["quantile"]) == ("MISSED", False, "p99")
+    assert limits["ttft_s"] > limits["ttft_limit_s"] == 0.1
+    assert limits["tpot_limit_s"] is None
+    assert 0 < limits["requests_within"] < limits["requests_sent"] == 600
+    assert found["answers"]["verdict"] in ("STABLE", "SATURATED")
+    assert list(found).index("limits") < list(found).index("answers")
+
+
+def test_a_range_says_which_end_misses():
+    text = run(SMALL + "--rate 20 --requests 200 --ttft 1 --range").stdout
+    row = next(line for line in text.splitlines() if line.strip().startswith("Limits"))
+    assert row.split()[1:] == ["MET", "MET", "MET"]
+
+
+# --- the highest rate ---------------------------------------------------------------------------------------------------
+
+
+def test_without_limits_the_highest_rate_speaks_of_none():
+    shown = run("simulate llama-3.1-8b hgx-h100 --find-rate --brief")
+    assert shown.returncode == 0, shown.stderr
+    assert "at most, where the queue does not grow yet; no limits were given" in words(shown.stdout)
+    assert "within the limits" not in words(shown.stdout)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
+    asked = "simulate llama-3.1-8b hgx-h100 --trace t.csv --ttft 0.3 --quantile p95"
+    shown = run(f"{asked} --find-rate", folder=trace, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    text = words(shown.stdout)
+    assert "is the highest rate within the limits, at p95. The trace is played" in text
+    assert "its lengths and bursts kept" in text
+    assert max(map(len, shown.stdout.splitlines())) <= columns
+    found = json.loads(run(f"{asked} --find-rate --json", folder=trace).stdout)
+    assert found["clients"] is None
+    at = next(p for p in found["points"] if p["requests_per_s"] == found["requests_per_s"])
+    assert at["good"]
+    assert at["scale"] == found["scale"]
+    again = json.loads(run(f"{asked} --rate-scale {found['scale']!r} --json", folder=trace).stdout)
+    assert again["limits"]["met"]
+    assert again["limits"]["ttft_s"] == pytest.approx(at["ttft_s"])
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("more", ["", " --prefill-replicas 1", " --replicas 2"])
+def test_the_most_clients(more, columns):
+    shown = run(SMALL + f"--concurrency 8 --find-rate --ttft 0.1 --speed 60{more}", columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    text = words(shown.stdout)
+    assert "clients of a closed loop are the most within the limits, at p99. They bring" in text
+    assert "requests/s: each asks again when its answer ends" in text
+    assert max(map(len, shown.stdout.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--prefill-replicas 1",
+        "--prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB --replicas 2 --route prefix-aware",
+        "--fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
+        "--concurrency 8 --prefixes 4 --prefix-tokens 128 --prefix-cache hbm=1GB",
+    ],
+)
+def test_a_highest_rate_of_pools_and_caches(more):
+    shown = run(SMALL + f"--find-rate --requests 200 --ttft 0.2 --brief {more}")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "within the limits, at p99" in words(shown.stdout)
+
+
+def test_no_rate_of_a_trace_is_an_answer_with_exit_code_1(trace):
+    for asked in ("--trace t.csv", "--concurrency 4"):
+        shown = run(f"simulate llama-3.1-8b hgx-h100 {asked} --find-rate --ttft 0.0001 --brief", folder=trace)
+        assert shown.returncode == 1
+        assert "within the limits, at p99." in words(shown.stdout)
+        assert words(shown.stdout).rpartition("batching")[2].count("no ") == 1
+
+
+def test_the_csv_of_clients_has_their_number(tmp_path):
+    run(SMALL + "--concurrency 8 --find-rate --ttft 0.1 --csv c.csv --brief", folder=tmp_path)
+    head, first, *_ = (tmp_path / "c.csv").read_text().splitlines()
+    assert head == "requests_per_s,scale,clients,ttft_s,tpot_s,verdict,good,why"
+    assert first.split(",")[1:3] == ["", "8"] or int(first.split(",")[2]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("--trace t.csv --rate 3", "--find-rate goes with --trace or --concurrency too, not --trace and --rate together"),
+        ("--trace t.csv --concurrency 3 --find-rate", "not --trace and --concurrency together"),
+        ("--rate 3 --find-rate", "leave --rate out, or --find-rate to serve requests at that rate"),
+        ("--trace t.csv --find-rate --rate-scale 2", "--rate-scale needs --trace without --find-rate"),
+        ("--trace t.csv --find-rate --input 20", "--input needs --rate, --concurrency or --find-rate; a trace has its own"),
+        ("--trace t.csv --find-rate --fast-share 0.1", "--fast-share needs --rate or --find-rate"),
+        ("--concurrency 3 --find-rate", "the most clients need a limit on the first token"),
+        ("--concurrency 3 --find-rate --speed 20", "the most clients need a limit on the first token"),
+        ("--concurrency 0 --find-rate --ttft 1", "concurrency must be at least 1"),
+        ("--concurrency 3 --find-rate --ttft 1 --export a.csv", "--export needs a run at one rate"),
+        ("--rate 1 --quantile p50", "--quantile needs --speed or --ttft"),
+        ("--rate 1 --ttft 1 --quantile p98", "unknown quantile 'p98'; did you mean"),
+    ],
+)
+def test_wrong_questions_name_the_nearest_right_one(asked, says, trace):
+    shown = run(f"simulate llama-3.1-8b hgx-h100 {asked}", folder=trace)
+    assert shown.returncode == 2, shown.stdout
+    assert says in words(shown.stderr)
+
+
+# --- blocks that nothing keeps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["", " --brief", " --find-rate --ttft 1"])
+def test_a_trace_with_blocks_says_what_a_cache_would_keep(trace, more):
+    """Of 80 blocks 4 shared ones and 40 of their own are new: 36 came before."""
+    asked = f"simulate llama-3.1-8b hgx-h100 --trace hashed.jsonl{more}"
+    assert "45.0% of the prompts' blocks (hash_ids) came before" in words(run(asked, folder=trace).stdout)
+    assert "came before" not in run(f"{asked} --prefix-cache hbm=1GB", folder=trace).stdout
+    assert "came before" not in run(f"simulate llama-3.1-8b hgx-h100 --trace t.csv{more}", folder=trace).stdout
+
+
+def test_older_software_is_slower_and_a_day_without_runs_is_refused():
+    words = "step deepseek-v3 mi355x-8 --batch 8 --tp 8 --ep 8 --context 1k --json --software"
+    old, new = (json.loads(run(f"{words} {day}").stdout)["total_s"] for day in ("2025-12-01", "2026-01-01"))
+    assert old / new == pytest.approx(0.86 / 0.57)
+    refused = run("step deepseek-v3 mi355x-8 --software 2024-01-01")
+    assert refused.returncode == 2
+    assert "known from 2025-10-06 to 2026-06-11, not on 2024-01-01" in " ".join(refused.stderr.split())

@@ -1,0 +1,348 @@
+"""How answers leave the program: any terminal, any stream, files that can be written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import lru_cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from rich.console import Console
+
+from steptime.catalog.hardware_loading import load_system
+from steptime.cli.output import check_outputs, patience
+from steptime.cli.views.widgets import stacked, table
+from steptime.errors import DataFileError, InputError
+from tests.cli.test_commands import run
+
+RUNS = """id,model,system,engine,input_tokens,output_tokens,concurrency,tp,pp,dp,ep,weight_dtype,expert_dtype,ttft_s,tpot_s
+a,llama-3.1-8b,hgx-h100,vllm,1024,512,16,1,1,1,1,bf16,,0.1,0.0095
+"""
+PLAN = "plan llama-3.1-8b hgx-h100 --chips 1"
+
+
+def process(words: str, **more):
+    """Run the program in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "PYTHONIOENCODING")}
+    environment |= more.pop("env", {})
+    command = [sys.executable, "-m", "steptime", *words.split()]
+    return subprocess.run(command, check=False, timeout=120, env=environment, **({"capture_output": True} | more))
+
+
+# --- any terminal -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan deepseek-v3 gb200-nvl72 --speed 50", "plan llama-3.1-8b cs-3", "step deepseek-v3 hgx-h200 --dp 8 --ep 8",
+        "models deepseek-v3", "models --like gpt-oss", "models --table deepseek-v3 kimi-k2", "systems", "engines vllm",
+        "validate --columns",
+    ],
+)  # fmt: skip
+def test_tables_and_pictures_keep_to_the_width_and_break_no_header(words, columns):
+    shown = run(words, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    heads = headers(lines)
+    assert heads
+    assert heads <= widest_headers(words)
+
+
+@lru_cache
+def widest_headers(words: str) -> set[str]:
+    """Return the headers where nothing is left out."""
+    return headers(run(words, columns=240).stdout.splitlines())
+
+
+def headers(lines: list[str]) -> set[str]:
+    """Return the words in the last lines of the headers of tables."""
+    rules = [number for number, line in enumerate(lines) if set(line.strip()) == {"─"}]
+    return {word for number in rules for word in lines[number - 1].split()}
+
+
+@pytest.mark.parametrize("columns", [46, 60, 80])
+def test_the_list_of_systems_shows_rents_however_narrow(columns):
+    lines = run("systems", columns=columns).stdout.splitlines()
+    (row,) = (line for line in lines if line.strip().startswith("gb200-nvl72"))
+    assert "4.00" in row
+    assert "contract" in row
+
+
+def test_columns_are_left_out_before_a_header_or_a_number_breaks():
+    shown = table("Name of it", "Bytes", "Wanted", "", numbers=(1, 2), first_to_go=(3, 1))
+    shown.add_row("a long name of several words", "123,456", "7,890", "█" * 12)
+    texts = {}
+    for width in (80, 40, 24, 12):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(shown)
+        texts[width] = console.export_text()
+        assert max(map(len, texts[width].splitlines())) <= max(width, 14)
+    assert "█" in texts[80]
+    assert "█" not in texts[40]
+    assert "123,456" in texts[40]
+    assert "123,456" not in texts[24]
+    assert "7,890" in texts[24]
+
+
+@pytest.mark.parametrize("columns", ["0", "-3", "wide", ""])
+def test_a_width_that_is_none_is_80(columns):
+    with patch("os.get_terminal_size", side_effect=OSError):  # there is no terminal that could tell
+        shown = run("systems", columns=columns)
+    assert shown.returncode == 0
+    assert max(map(len, shown.stdout.splitlines())) == 80
+
+
+def test_parts_of_a_bar_and_curves_differ_without_colour():
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(stacked([("a", 1e9, "red"), ("b", 2e9, "blue"), ("c", 1e9, "green")], 5e9, 80, "Memory"))
+    legend, bar = console.export_text().splitlines()[:2]
+    glyphs = [legend[legend.index(f" {name} ") - 1] for name in "abc"]
+    assert len({*glyphs, "░"}) == 4
+    assert all(bar.count(glyph) > 5 for glyph in (*glyphs, "░"))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+@pytest.mark.parametrize("words", [PLAN, "--help", "systems gb200-nvl72 --json", "models deepseek-v3"])
+def test_a_stream_of_few_letters_gets_others_in_their_place(words, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    shown = run(words, into=stream)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    text = stream.buffer.getvalue().decode(encoding)
+    if "--json" in words:
+        assert json.loads(text)["name"] == "gb200-nvl72"
+    if words == PLAN:
+        assert "####" in text
+
+
+@pytest.mark.slow
+def test_a_process_whose_stream_has_few_letters():
+    shown = process(PLAN, env={"PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert "####" in shown.stdout.decode("ascii")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["systems", "systems --json", "--help", PLAN])
+def test_a_full_disk_gets_one_message(words):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        shown = run(words, into=full)
+    assert (shown.returncode, shown.stderr.strip()) == (2, "steptime: cannot print: No space left on device")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_process_that_finds_the_disk_full_gets_one_message():
+    with open("/dev/full", "wb") as full:
+        shown = process("systems", stdout=full, stderr=subprocess.PIPE, capture_output=False)
+    assert shown.returncode == 2
+    assert shown.stderr.decode().strip() == "steptime: cannot print: No space left on device"
+
+
+def test_a_closed_stream_gets_one_message():
+    shown = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m steptime systems >&-"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert shown.returncode == 2
+    assert shown.stderr.strip() == "steptime: there is nowhere to print: standard output is closed"
+
+
+def test_a_reader_that_goes_is_no_error():
+    words = f"{sys.executable} -m steptime systems --json | head -1; exit"
+    shown = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
+    assert shown.stderr == ""
+
+
+def test_an_interrupt_ends_with_130_and_no_words():
+    code = "import signal, sys, steptime.cli.plan as p, steptime.planning.planner as m, steptime.cli.main as t, time\n"
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background may ignore it
+    code += "m.plan = lambda *a, **k: (print('begun', flush=True), time.sleep(30))\n"
+    code += f"sys.argv = ['steptime', *{PLAN.split()!r}]; t.main()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.readline().startswith(b"begun")
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=20)
+        assert running.returncode == 130
+    assert b"Traceback" not in said
+
+
+def test_words_come_only_while_one_waits(capfd):
+    with patience("short work", 5.0):
+        pass
+    with patience("long work", 0.01):
+        time.sleep(0.2)
+    with patience("work of no need", 0.01, unless=lambda: True):
+        time.sleep(0.1)
+    assert capfd.readouterr().err == "long work\n"
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_looked_at_before_the_work(tmp_path):
+    (tmp_path / "in.csv").write_text("a")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "run.json").write_text("{}")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "in.csv")
+
+    def check(*outputs):
+        check_outputs({f"--out{k}": str(tmp_path / name) for k, name in enumerate(outputs)}, [str(tmp_path / "in.csv")])
+
+    check("new.csv", "other.csv")
+    assert not (tmp_path / "new.csv").exists()
+    for outputs, says in (
+        (("in.csv",), "is what this command reads"), (("link.csv",), "is what this command reads"),
+        (("folder",), "is a folder"), (("none/a.csv",), "its folder does not exist"),
+        (("a.csv", "a.csv"), "is written by --out0 already"), (("in.csv/a",), "its folder does not exist"),
+    ):  # fmt: skip
+        with pytest.raises(DataFileError, match=says):
+            check(*outputs)
+    for text in ("", " ", "a\0b", "x" * 5000, "y" * 5000 + "/a.csv"):
+        with pytest.raises(InputError):
+            check_outputs({"--csv": text}, [text])
+    with pytest.raises(DataFileError, match="is what this command reads"):
+        check_outputs({"--csv": str(tmp_path / "folder" / "run.json")}, [str(tmp_path / "folder")])
+    assert (tmp_path / "in.csv").read_text() == "a"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which nobody may write")
+def test_a_file_that_may_not_be_written_is_found_before_the_work():
+    with pytest.raises(DataFileError, match=r"/proc/a\.csv: cannot be written"):
+        check_outputs({"--csv": "/proc/a.csv"}, ())
+
+
+@pytest.mark.parametrize(
+    ("words", "rows", "column"),
+    [
+        ("plan deepseek-v3 gb200-nvl72 --speed 50", 20, "tokens_per_s_per_chip"),
+        ("step llama-3.1-8b hgx-h100", 1, "total_s"),
+        ("models --like gpt-oss", 2, "total_parameters"),
+        ("models --table deepseek-v3 kimi-k2", 2, "decode_flop_per_token"),
+        ("systems", 30, "hbm_bandwidth_bytes_per_s"),
+        ("engines", 5, "memory_efficiency"),
+        ("validate runs.csv", 1, "predicted_tpot_s"),
+    ],
+)
+def test_tables_go_to_csv(tmp_path, words, rows, column):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    shown = run(f"{words} --csv out.csv", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stderr.splitlines()[-1].startswith("Wrote out.csv: ")  # on a slow machine words about the wait come before
+    with open(tmp_path / "out.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) >= rows
+    assert all(float(row[column]) > 0 for row in found)
+    assert run(f"{words} --csv out.csv", folder=tmp_path).stderr.rstrip().endswith("in place of an older file.")
+
+
+def test_a_file_that_is_no_table_is_not_written_over(tmp_path):
+    """Prose, and a table of requests where a timeline is asked for."""
+    for name, text, words in (
+        ("thesis.md", "My prose, and more of it.", "plan llama-3.1-8b hgx-h100 --csv thesis.md"),
+        ("x.csv", "arrival_s,input_tokens\n1,2\n", "simulate llama-3.1-8b hgx-h100 --rate 1 --requests 10 --chrome x.csv"),
+    ):
+        (tmp_path / name).write_text(text)
+        shown = run(words, folder=tmp_path)
+        assert shown.returncode == 2
+        assert f"{name}: holds something else than --" in shown.stderr
+        assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("validate runs.csv --predictions runs.csv", "runs.csv: is what this command reads"),
+        ("validate runs.csv --csv runs.csv", "runs.csv: is what this command reads"),
+        ("validate runs.csv --predictions a.csv --csv a.csv", "is written by --predictions already"),
+        ("validate runs.csv --predictions none/a.csv", "its folder does not exist"),
+        ("calibrate runs.csv --engine mine --out runs.csv --force", "runs.csv: is what this command reads"),
+        ("calibrate runs.csv --engine mine --out none/mine.toml", "its folder does not exist"),
+        ("calibrate runs.csv --engine ../mine", "--engine takes a plain name"),
+        ("calibrate runs.csv --engine old", "old.toml: is there already; give --force"),
+        ("calibrate runs.csv --engine ideal", "--engine ideal is an engine of the catalogue; give yours another name"),
+        ("calibrate runs.csv --engine vLLM", "--engine vLLM is an engine of the catalogue; give yours another name"),
+        ("validate runs.csv --columns", "--columns stands alone"),
+        ("calibrate runs.csv --engine mine --prior ideal", "--prior ideal has no fitted constants"),
+        ("simulate llama-3.1-8b hgx-h100 --trace runs.csv --export runs.csv", "runs.csv: is what this command reads"),
+        ("plan llama-3.1-8b hgx-h100 --engine old.toml --csv old.toml", "old.toml: is what this command reads"),
+        ("systems --csv .", ".: is a folder"),
+    ],
+)
+def test_no_output_goes_over_an_input_or_nowhere(tmp_path, words, says):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    (tmp_path / "old.toml").write_text("name = 'old'\n")
+    shown = run(words, folder=tmp_path)
+    assert shown.returncode == 2
+    assert says in shown.stderr
+    assert (tmp_path / "runs.csv").read_text() == RUNS
+    assert (tmp_path / "old.toml").read_text() == "name = 'old'\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.toml", "runs.csv"]
+
+
+def test_a_system_is_printed_as_a_template_that_gives_its_figures(tmp_path):
+    shown = run("systems m3-ultra --toml")
+    assert shown.returncode == 0
+    (tmp_path / "mine.toml").write_text(shown.stdout, encoding="utf-8")
+    mine, theirs = load_system(tmp_path / "mine.toml"), load_system("m3-ultra")
+    assert (mine.chip, mine.domains, mine.tiers) == (theirs.chip, theirs.domains, theirs.tiers)
+
+
+def test_a_system_printed_as_a_template_is_read_again_as_a_system(tmp_path):
+    shown = run("systems hgx-h100 --toml")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    (tmp_path / "mine.toml").write_text(shown.stdout, encoding="utf-8")
+    again = run("systems mine.toml", folder=tmp_path)
+    assert (again.returncode, again.stdout) == (0, run("systems hgx-h100").stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "runs.csv:1: is empty: its first line names the columns"),
+        (RUNS.replace(",", ";"), "runs.csv:1: parts its columns by ';'; part them by commas"),
+        (RUNS.replace("concurrency", "concurency"), "runs.csv:1: lacks the column concurrency (concurency is none)"),
+        (RUNS.replace("tpot_s", "tpot_ms"), "runs.csv:1: has the column tpot_ms, which is not read: times stand in tpot_s"),
+        (RUNS.replace("hgx-h100", "hgx-h10"), "a path to a file works too; --skip-bad leaves such rows out"),
+    ],
+)
+def test_a_file_of_runs_that_is_not_quite_one_says_what_to_change(tmp_path, text, says):
+    (tmp_path / "runs.csv").write_text(text)
+    shown = run("validate runs.csv", folder=tmp_path)
+    assert (shown.returncode, shown.stdout, says in shown.stderr) == (2, "", True), shown.stderr
+
+
+def test_one_run_is_one_run(tmp_path):
+    (tmp_path / "runs.csv").write_text(RUNS)
+    shown = run("calibrate runs.csv --engine mine", folder=tmp_path)
+    assert (shown.returncode, "1 run tells little" in shown.stdout) == (0, True)
+    made = (tmp_path / "mine.toml").read_text()
+    assert 'title = "vllm fitted to 1 run"' in made
+    assert 'note = "1 run of runs.csv"' in made
+
+
+def test_patience_speaks_late_and_takes_no_thread(capfd):
+    import threading
+    import time
+
+    from steptime.cli.output import patience
+
+    before = threading.active_count()
+    with patience("still at it", 0.02):
+        assert threading.active_count() == before  # or work could not be shared with copies of this process
+        until = time.monotonic() + 5
+        while "still at it" not in (said := capfd.readouterr().err) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert said == "still at it\n"
+    with patience("never said", 5):
+        pass
+    time.sleep(0.03)
+    assert capfd.readouterr().err == ""

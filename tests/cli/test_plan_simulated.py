@@ -1,0 +1,86 @@
+"""`plan --simulate` as a user types it: the replay leads, and a plan that it refuses is no plan."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import patch
+
+import pytest
+
+from tests.cli.test_commands import run
+
+PLAN = "plan llama-3.1-8b hgx-h100 --chips 2 --input 1024 --output 256 --mode aggregated --simulate "
+GOOD = PLAN + "--speed 50 --ttft 1"
+REFUSED = PLAN + "--speed 50 --ttft 0.075 --quantile p99"
+
+
+@pytest.fixture
+def hardly_lowered():
+    """Let a replay lower the rate to nine tenths at most: the limits of REFUSED hold at a third of it."""
+    with patch("steptime.simulation.plan_replay.LOWER", 0.995):
+        yield
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("more", ["", " --brief"])
+def test_the_replay_comes_before_the_plans_own_figures(more, columns):
+    shown = run(GOOD + more, columns=columns)
+    assert shown.returncode == 0, shown.stderr
+    text = words(shown.stdout)
+    found = "per million output tokens with random arrivals: limits hold at p90 with"
+    own = "The plan's own figures, in closed form:"
+    assert text.index("tokens in") < text.index(found) < text.index(own)
+    assert text.index(own) < text.index("Speed for each user")
+    assert max(map(len, shown.stdout.splitlines())) <= columns
+    assert len(shown.stdout.splitlines()) < 12 or not more
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hardly_lowered")
+@pytest.mark.parametrize(("more", "columns"), [("", 120), (" --brief", 80)])
+def test_a_plan_that_its_replay_refuses_is_not_possible(more, columns):
+    shown = run(REFUSED + more, columns=columns)
+    assert shown.returncode == 1, shown.stdout
+    text = words(shown.stdout)
+    refusal = "Not possible: with random arrivals the limits do not hold at p99, down to"
+    own = "The plan itself, which its replay refuses:"
+    assert text.index(refusal) < text.index(own) < text.index("Speed for each user")
+    assert "with random arrivals: limits hold" not in text
+    assert max(map(len, shown.stdout.splitlines())) <= columns
+
+
+@pytest.mark.usefixtures("hardly_lowered")
+def test_a_refused_plan_as_json():
+    shown = run(REFUSED + " --json")
+    assert shown.returncode == 1
+    found = json.loads(shown.stdout)
+    assert found["feasible"] is False
+    assert found["reason"] == found["simulated"]["reason"]
+    assert "do not hold at p99" in found["reason"]
+    assert found["launch"] == {}
+    assert found["simulated"]["good"] is False
+    assert found["simulated"]["limits"]["verdict"] == "MISSED"
+    alone = json.loads(run(REFUSED.replace(" --simulate", "").replace(" --quantile p99", "") + " --json").stdout)
+    assert alone["feasible"] is True
+    for key in ("tpot_s", "ttft_s", "layout", "requests_per_s", "usd_per_million_output_tokens", "pools", "why"):
+        assert found[key] == alone[key]
+
+
+def test_a_plan_that_holds_as_json():
+    found = json.loads(run(GOOD + " --json").stdout)
+    assert found["feasible"] is True
+    assert found["reason"] == found["simulated"]["reason"] == ""
+    assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
+    assert found["simulated"]["limits"]["met"]
+    assert found["simulated"]["planned_requests_per_s"] == found["requests_per_s"]
+
+
+@pytest.mark.usefixtures("hardly_lowered")
+def test_a_refused_plan_has_no_launch_commands():
+    shown = run(REFUSED + " --launch vllm --explain")
+    assert shown.returncode == 1
+    assert "vllm serve" not in shown.stdout

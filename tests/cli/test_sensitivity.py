@@ -1,0 +1,117 @@
+"""`steptime sensitivity` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.cli.test_commands import run
+
+ASKED = "sensitivity step deepseek-v3 gb200-nvl72 --dp 72 --ep 72 --batch 4096"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_answer_comes_first_then_a_table_and_bars(columns):
+    found = run(ASKED, columns=columns)
+    assert found.returncode == 0
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith("Measure the engine's error on this model and machine first (scatter): knowing it")
+    assert all(len(line) <= columns for line in lines)
+    text = " ".join(found.stdout.split())
+    for words in (
+        "4.00 USD/h (2.60 to",
+        "assumed, 25 %",
+        "usd per million tokens, one input at a time",
+        "▒ input at its low █ at its high │ as asked",
+        "What is worth measuring, by the variance that goes 1. scatter,",
+    ):
+        assert words in text
+    assert re.search(r"step: usd per million tokens \$0\.4\d\d\. ", text)
+    assert re.search(r"2\. rent, \d+(\.\d)?%: a quote, then --rent", text)
+    assert "─" in found.stdout
+    assert found.stdout.count("│") == 6  # five bars, and what the mark means
+
+
+def test_indices_have_their_confidence():
+    pytest.importorskip("scipy")
+    found = run(f"{ASKED} --sobol --samples 1024 --seed 1", columns=120)
+    text = " ".join(found.stdout.split())
+    assert found.returncode == 0
+    assert "90 % of 1,024 samples from" in text
+    assert "First Total" in text
+    assert "bootstrap of 1,024 samples" in text
+
+
+def test_json_csv_and_the_picture_hold_the_same(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'}")
+    data = json.loads(found.stdout)
+    assert data["schema"] == "steptime.sensitivity/1"
+    assert data["order"] == ["scatter", "rent", "batch", "context"]
+    rows = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(data["swings"])
+    assert str(data["swings"][0]["at_high"]) in rows[1]
+    picture = (tmp_path / "a.svg").read_text()
+    assert "scatter" in picture
+    assert "input at its low" in picture
+
+
+def test_brief_is_the_answer_alone():
+    assert len(run(ASKED + " --brief").stdout.splitlines()) <= 4
+
+
+def test_a_closed_form_with_ranges():
+    words = "--vary rent=1.5USD/h:3USD/h --vary seconds=10ms:30ms --vary batch=1k:4k --chips 72"
+    found = run(f"sensitivity blackboard.cost_per_token {words}", columns=140)
+    assert found.returncode == 0
+    assert found.stdout.startswith("Measure the batch first (batch): knowing it takes about")
+    assert "range as given, its middle taken" in " ".join(found.stdout.split())
+
+
+@pytest.mark.slow
+def test_a_plan_says_how_long_it_takes():
+    found = run("sensitivity plan llama-3.1-8b hgx-h100 --chips 1 --mode aggregated --speed 40 --brief")
+    assert found.returncode == 0
+    assert "one at a time:" in found.stderr
+    assert "31 points, some" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("", "sensitivity needs a question: step, plan, simulate, or blackboard.NAME"),
+        ("stp llama-3.3-70b hgx-h100", "did you mean step"),
+        ("step llama-3.3-70b", "step needs system"),
+        ("step llama-3.3-70b hgx-h100 extra", "extra is one word too many"),
+        ("step llama-3.3-70b hgx-h100 --of tim", "did you mean time"),
+        ("step llama-3.3-70b hgx-h100 --of bound", "bound is a text"),
+        ("step llama-3.3-70b hgx-h100 --vary contxt=1:2", "did you mean context"),
+        ("step llama-3.3-70b hgx-h100 --vary context", "'context' is not NAME=LOW:HIGH, such as context=1k:16k"),
+        ("step llama-3.3-70b hgx-h100 --vary context=1k:2k", "does not hold: widen the range, or ask with another context"),
+        ("step llama-3.3-70b hgx-h100 --vary chip.hbm.bandwidth=3GB:4GB", "is a quantity in B, but one in B/s is needed"),
+        ("step llama-3.3-70b hgx-h100 --vary context=1k:8k --vary context=2k:8k", "context has two ranges; keep one of them"),
+        ("step llama-3.3-70b hgx-h100 --sobol --samples 1000", "512 or 1,024, not 1,000"),
+        ("step llama-3.3-70b hgx-h100 --sobol --samples 1M", "power of two"),
+        ("step llama-3.3-70b hgx-h100 --samples 64", "ask for them too (--sobol)"),
+        ("step llama-3.3-70b hgx-h100 --sobl 3", "did you mean --sobol"),
+        ("step llama-3.3-70b hgx-h100 --plot a.txt", "--plot writes a picture, .svg, .png, .pdf, not a.txt"),
+        ("step llama-3.3-70b hgx-h100 --plot /nowhere/a.png", "its folder does not exist"),
+        ("step llama-3.3-70b hgx-h100 --csv /nowhere/a.csv", "its folder does not exist"),
+        ("step llama-3.3-70b hgx-h100 --json --brief", "--brief needs text"),
+        ("step llama-3.3-70b hgx-h20 --tp 8", "no rent is known: give one (--rent 2.10), or ask for another answer"),
+        ("plan llama-3.3-70b l4-8 --speed 400", "has no answer as it is asked: no layout on 8 chips reaches 400"),
+        ("blackboard.drain_seconds --capacity 80GB --bandwidth 4TB/s", "give ranges, --vary NAME=LOW:HIGH"),
+    ],
+)
+def test_wrong_input_gets_one_message_and_exit_code_2(words, says):
+    found = run(f"sensitivity {words}")
+    assert found.returncode == 2
+    assert says in " ".join((found.stderr or found.stdout).split())
+
+
+def test_what_does_not_fit_is_said_with_exit_code_1():
+    found = run("sensitivity step llama-3.3-70b hgx-h100 --batch 256 --tp 2")
+    assert found.returncode == 1
+    assert "it does not fit" in " ".join(found.stdout.split())

@@ -1,0 +1,66 @@
+"""`plan --sure` as a user types it: what it refuses, what it says, and how limits are met without it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.test_commands import run
+
+PLAN = "plan llama-3.1-8b hgx-h100 --chips 2 --input 1k --output 256 --speed 50 --ttft 1 "
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("sure", ["0.3", "2", "nan", "1", "-0.9"])
+def test_a_probability_out_of_bounds_is_refused(sure):
+    shown = run(f"{PLAN}--sure {sure}")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr.strip() == f"steptime: sure is a probability from 0.5 to 0.99, such as 0.9, not {sure}"
+
+
+@pytest.mark.parametrize("sure", ["x", "90%"])
+def test_what_is_no_number_is_refused(sure):
+    shown = run(f"{PLAN}--sure {sure}")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert words(shown.stderr).startswith(f"steptime: --sure takes a number without a unit, not '{sure}'; ")
+
+
+@pytest.mark.slow
+def test_a_plan_says_how_likely_its_limits_are_met():
+    plain = words(run(PLAN).stdout)
+    assert "for the speed and 100% for the first token; --sure 0.9 plans for nine in ten." in plain
+    sure = words(run(PLAN + "--sure 0.9").stdout)
+    assert "for the speed and 100% for the first token, as --sure 0.9 asks." in sure
+    brief = run(PLAN + "--sure 0.9 --brief", columns=80).stdout.splitlines()
+    assert brief[-1].startswith("Chance of meeting the limits: 9")
+    assert brief[-1].endswith("% for the speed and 100% for the first token.")
+
+
+def test_a_surer_plan_as_json_is_likelier_and_dearer():
+    plain, sure = (json.loads(run(PLAN + more + " --json").stdout) for more in ("", "--sure 0.9"))
+    assert (plain["sure"], sure["sure"]) == (None, 0.9)
+    assert plain["likely"]["tpot"] < 0.9 <= sure["likely"]["tpot"] + 1e-9
+    assert sure["usd_per_million_output_tokens"] > plain["usd_per_million_output_tokens"]
+    assert sure["tpot_s"] < plain["tpot_s"]
+    assert plain["distance"] == sure["distance"] == []
+
+
+def test_what_nothing_meets_so_surely_is_told_with_exit_code_1():
+    asked = PLAN.replace("--speed 50", "--speed 220")
+    assert run(asked).returncode == 0
+    shown = run(asked + "--sure 0.99")
+    assert shown.returncode == 1
+    assert "Not possible: with probability 0.99, " in words(shown.stdout)
+
+
+def test_what_lies_beyond_the_runs_is_named():
+    asked = "plan llama-3.1-70b hgx-h200 --chips 8 --input 2k --output 256 --speed 33 --modes disaggregated"
+    said = "prefill and decode in pools of their own"
+    shown = words(run(asked).stdout)
+    assert "Ranges are wider here: " + said in shown
+    assert said in json.loads(run(asked + " --json").stdout)["distance"]
+    assert "Unlike what was measured: " + said in words(run(asked + " --brief").stdout)

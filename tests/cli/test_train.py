@@ -1,0 +1,264 @@
+"""`steptime train` as a user types it: answers in two widths, JSON, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.cli.test_commands import run
+
+DENSE = "train llama-3-70b hgx-h100 --chips 512 --seq 8192 --batch 512"
+SMALL = "train llama-3.1-8b hgx-h100 --chips 8 --batch 64"
+SPARSE = "train deepseek-ai/DeepSeek-V3 gb200-nvl72 --chips 256 --seq 4096 --batch 2048 --dtype mxfp8"
+PIPED = f"{SMALL} --pp 4 --vpp 4"
+LORA = "train llama-3.1-8b rtx-4090-8 --chips 8 --seq 2048 --batch 16 --task lora"
+QUICK = "--brief --json"
+
+
+def answer(words: str) -> dict:
+    shown = run(f"{words} {QUICK}")
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+def refused(words: str) -> str:
+    shown = run(words)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert len(shown.stderr.strip().splitlines()) == 1, shown.stderr
+    return shown.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize(
+    "words", [DENSE, SPARSE, PIPED, LORA, f"{SMALL} --tokens 15T", f"{SMALL} --scaling", f"{PIPED} --explain"]
+)
+def test_pages_keep_to_their_width(words, columns):
+    shown = run(words, columns=columns)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "nan" not in re.findall(r"[a-z]+", shown.stdout.lower())
+    assert "Traceback" not in shown.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_answer_of_a_dense_model(columns):
+    shown = run(f"{DENSE} --tokens 15T", columns=columns).stdout
+    text = " ".join(shown.split())
+    for says in (
+        "Meta-Llama-3-70B on 512 chips of hgx-h100: 512 sequences of 8,192 tokens in bf16, stack megatron",
+        "Step (90 % range)", "if nothing were lost", "if nothing were hidden", "tok/s a chip", "MFU, causal attention",
+        "MFU, full attention", "HFU, recomputation counted", "Pipeline idle", "Exposed communication", "Runner-up",
+        "Memory of the fullest chip, 85.5 GB", "optimizer", "activations", "What a change would bring", "twice the arithmetic",
+        "Layouts tried",
+        "--dtype fp8", "Goodput", "Chip-hours", "MWh", "a failure every", "a checkpoint (", "days",
+    ):  # fmt: skip
+        assert says in text, says
+
+
+def test_a_pipeline_is_drawn_by_stage():
+    """Four stages, first forward passes one after another."""
+    lines = run(PIPED, columns=100).stdout.splitlines()
+    start = lines.index("The schedule of a step")
+    stages = [line for line in lines[start + 1 :] if re.match(r"[0-3] ", line)]
+    assert [line[0] for line in stages[:4]] == list("0123")
+    waits = [len(line[2:]) - len(line[2:].lstrip("·")) for line in stages[:4]]
+    assert waits[0] == 0
+    assert waits == sorted(waits)
+    assert waits[3] > waits[1]
+
+
+def test_json_and_the_page_say_the_same():
+    found = answer(DENSE)
+    step = found["step"]
+    assert found["schema"] == "steptime.training/1"
+    assert step["total_s"] == pytest.approx(sum(step["terms_s"].values()))
+    rate = step["tokens_per_s_per_chip"]
+    assert rate == pytest.approx(512 * 8192 / 512 / step["total_s"])
+    page = run(f"{DENSE} --brief").stdout
+    assert f"{rate:,.0f} tok/s a chip" in page
+    assert f"{step['mfu_causal']:.1%}" in page
+    assert f"{found['tried']:,}" in page
+
+
+def test_what_is_given_is_in_the_layout():
+    layout = answer(f"{PIPED} --micro-batch 2 --recompute full --dp 2")["step"]["layout"]
+    told = {"pp": 4, "vpp": 4, "dp": 2, "micro_batch": 2, "recompute": "full", "schedule": "interleaved"}
+    assert {name: layout[name] for name in told} == told
+
+
+def test_a_run_of_tokens():
+    found = answer(f"{SMALL} --tokens 1T")
+    cost = found["run"]
+    assert cost["tokens"] == 1e12
+    assert cost["steps"] == pytest.approx(1e12 / 4096 / 64)
+    assert cost["chip_hours"] == pytest.approx(cost["seconds_s"] * 8 / 3600)
+    assert answer(SMALL)["run"] is None
+    more = answer(f"{SMALL} --tokens 1T --failures 100 --restart 3600 --spares 2")["run"]
+    assert more["goodput"] < cost["goodput"]
+    assert more["chip_hours"] == pytest.approx(more["seconds_s"] * 10 / 3600)
+    none = answer(f"{SMALL} --tokens 1T --failures 0")["run"]
+    assert none["goodput"] == 1
+
+
+def test_ramps_and_stages_add_to_a_run():
+    plain = answer(f"{SMALL} --tokens 1T")["run"]
+    ramped = answer(f"{SMALL} --tokens 1T --ramp 100B:16")["run"]
+    longer = answer(f"{SMALL} --tokens 1T --stage 10B:32k:8")["run"]
+    assert ramped["tokens"] == plain["tokens"]
+    assert ramped["steps"] > plain["steps"]
+    assert longer["tokens"] == 1.01e12
+    assert longer["seconds_s"] > plain["seconds_s"]
+
+
+def test_rents_are_those_that_are_given():
+    one, two = (answer(f"{SMALL} --tokens 1T --rent {rent}")["run"] for rent in ("1.5", "3"))
+    assert two["usd"] == pytest.approx(2 * one["usd"])
+    assert one["usd"] == pytest.approx(1.5 * one["chip_hours"])
+
+
+def test_a_machine_that_is_changed_is_timed_so():
+    before, after = (answer(f"{DENSE} {more}")["step"]["total_s"] for more in ("", "--set scale_out.bandwidth=10GB/s"))
+    assert after > before
+
+
+def test_the_ideal_has_no_range_and_is_faster():
+    found, bound = answer(SMALL)["step"], answer(f"{SMALL} --engine ideal")["step"]
+    assert bound["total_s"] < found["total_s"]
+    assert bound["low_s"] == bound["high_s"] == bound["total_s"]
+    assert "90 % range" not in run(f"{SMALL} --engine ideal").stdout
+
+
+def test_a_lora_fine_tune_fits_cards_of_24_gb():
+    found = answer(LORA)
+    assert found["step"]["memory"]["fits"] is True
+    adapters = (
+        16 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    )  # of rank 16, of all products of 32 layers
+    assert found["step"]["memory"]["optimizer_bytes"] == 14 * adapters / found["step"]["layout"]["tp"]
+
+
+def test_ones_own_config(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 22, "vocab_size": 50000,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    shown = run(f"train {path} hgx-h100 --chips 8 --batch 64 --brief")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "tok/s a chip" in shown.stdout
+
+
+def test_scaling_is_shown_about_the_chips():
+    found = json.loads(run(f"{SMALL} {QUICK} --scaling").stdout)["scaling"]["points"]
+    assert [point["chips"] for point in found if point["kind"] == "strong"] == [1, 2, 4, 8, 16, 32, 64]
+    assert {point["batch"] for point in found if point["kind"] == "strong"} == {64}
+    assert [point["batch"] for point in found if point["kind"] == "weak"] == [8, 16, 32, 64, 128, 256, 512]
+    text = run(f"{SMALL} --scaling").stdout
+    assert "s strong: the same batch" in text
+
+
+@pytest.mark.slow
+def test_tables_and_pictures_go_to_files(tmp_path):
+    shown = run(f"{PIPED} --brief --csv step.csv --plot schedule.svg", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    header = (tmp_path / "step.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert {"total_s", "low_s", "high_s", "fits"} <= set(header.split(","))
+    assert "<svg" in (tmp_path / "schedule.svg").read_text(encoding="utf-8")
+
+
+def test_layers_by_chunk_are_kept_and_told_to_a_stack():
+    shown = run(f"{SMALL} --layers 7,9,9,7 --launch megatron", columns=120)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "pp4" in shown.stdout
+    assert "layers 7,9x2,7" in shown.stdout
+    assert "--pipeline-model-parallel-layout" in shown.stdout or "--account-for-embedding" in shown.stdout
+    assert answer(f"{SMALL} --layers 7,9,9,7")["step"]["layout"]["layers"] == "7,9x2,7"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (f"{SMALL} --dp 8 --micro-batch 3", "batch=64 does not divide over dp=8 copies in micro-batches of 3; try 48 or 72"),
+        ("train llama-3.1-8b hgx-h100 --chips 8 --batch 60 --dp 8", "batch=60 does not divide over dp=8 copies"),
+        ("train Qwen/Qwen3-30B-A3B hgx-h100 --chips 96 --batch 96 --ep 96", "ep=96 does not divide the 128 experts"),
+        (f"{SMALL} --ep 2", "has no experts"),
+        (
+            "train llama-3.1-8b hgx-h100 --chips 64 --batch 64 --pp 64",
+            "64 chunks are more than the 32 layers of meta-llama/Llama-3.1-8B",
+        ),
+        (f"{SMALL} --pp 8 --vpp 5", "at most vpp=4 with pp=8"),
+        (
+            f"{SMALL} --pp 4 --vpp 2 --schedule 1f1b",
+            "schedule 1f1b has no virtual stages; leave --vpp out, or take --schedule interleaved",
+        ),
+        (f"{SMALL} --pp 4 --vpp 2 --schedule zb-h1", "schedule zb-h1 has no virtual stages"),
+        (f"{SMALL} --pp 1 --vpp 2", "pp=1 has no pipeline"),
+        (f"{SMALL} --schedule 2f2b", "unknown schedule '2f2b'"),
+        (
+            f"{SMALL} --pp 4 --schedule zb-h1",
+            "stack megatron has no schedule zb-h1; it has 1f1b, interleaved; --engine typical has all",
+        ),
+        (f"{SMALL} --sharding zero9", "unknown sharding 'zero9'; did you mean zero"),
+        (f"{SMALL} --recompute most", "unknown recomputation 'most'"),
+        (f"{SMALL} --optimizer adan", "unknown optimizer 'adan'; did you mean adamw"),
+        (f"{SMALL} --task rlhf", "unknown task 'rlhf'"),
+        (f"{SMALL} --tp 3", "tp=3 does not divide 8 chips"),
+        (f"{SMALL} --tp 4 --pp 4", "tp=4 x pp=4 = 16 does not divide 8 chips"),
+        ("train llama-3.1-8b hgx-a100 --chips 8 --batch 64 --dtype fp8", "does not compute in fp8; try"),
+        (f"{SMALL} --dtype nvfp4", "does not compute in nvfp4"),
+        (f"{SMALL} --dtype fp7", "unknown number format of training 'fp7'"),
+        ("train llama-3.1-405b hgx-h100 --chips 8 --batch 8", "GB too much"),
+        ("train llama-3.1-405b hgx-h100 --chips 8 --batch 8", "; it fits "),
+        ("train llama-3.1-8b hgx-h100 --chips 7 --batch 64 --tp 1 --pp 1 --cp 1", "batch=64 does not divide over dp=7"),
+        ("train llama-3.1-8b hgx-h100 --chips 37 --batch 64", "no layout of 37 chips divides 64 sequences among its copies"),
+        (f"{SMALL} --tp 0", "tp must be at least 1, not 0"),
+        (f"{SMALL} --pp 0", "pp must be at least 1, not 0"),
+        (f"{SMALL} --vpp 0", "vpp must be at least 1, not 0"),
+        (f"{SMALL} --micro-batch 0", "micro_batch must be at least 1, not 0"),
+        (f"{SMALL} --dp -8", "dp must be at least 1, not -8"),
+        (f"{SMALL} --sharding-group -1", "sharding_group must be at least 0, not -1"),
+        (f"{SMALL} --spares -1", "--spares must be at least 0, not -1"),
+        (f"{SMALL} --layers 7,8,8", "layers=7,8,8 are 23 layers, and meta-llama/Llama-3.1-8B has 32; try layers=11x2,10"),
+        (f"{SMALL} --layers eight", "'eight' is no number of layers; give them by chunk, such as 7,8x14,7"),
+        (f"{SMALL} --layers 7,9,9,7 --pp 8", "layers=7,9,9,7 are of 4 chunks, and pp x vpp = 8"),
+        (f"{SMALL} --tokens 1T --stage 1B:0:8", "seq must be at least 1 tokens, not 0"),
+        (f"{SMALL} --tokens lots", "--tokens: 'lots' is no number of tokens, such as 15T or 800B"),
+        (f"{SMALL} --tokens -1T", "--tokens: must be more than 0"),
+        (f"{SMALL} --ramp 1B:8", "--ramp is part of a run: give its --tokens too"),
+        (f"{SMALL} --tokens 1T --ramp 2T:8", "--ramp: its tokens are part of --tokens"),
+        (f"{SMALL} --tokens 1T --ramp 1B", "--ramp takes TOKENS:BATCH, such as 469B:3072"),
+        (f"{SMALL} --tokens 1T --stage 1B:8k", "--stage takes TOKENS:SEQ:BATCH, such as 800B:128k:64"),
+        (f"{SMALL} --failures -1", "--failures must be from 0"),
+        (f"{SMALL} --checkpoint 0", "--checkpoint must be from 0.001"),
+        (f"{SMALL} --tp 8 --plot a.svg", "--plot draws the schedule of a pipeline, and this layout has none (pp=1); give --pp"),
+        (f"{SMALL} --engine pytorch", "unknown training stack 'pytorch'"),
+        ("train llama-9 hgx-h100 --chips 8 --batch 8", "unknown model 'llama-9'"),
+        ("train llama-3.1-8b hgx-h1000 --chips 8 --batch 8", "unknown system 'hgx-h1000'; did you mean hgx-h100"),
+        (f"{SMALL} --sharding none --sharding-group 4", "a sharding group needs a sharding"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(words, says):
+    assert says in refused(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train", "train llama-3.1-8b hgx-h100", "train llama-3.1-8b hgx-h100 --chips 8", f"{SMALL} --chips 0", f"{SMALL} --vp 2"],
+)
+def test_what_is_missing_or_out_of_range_is_named(words):
+    shown = run(words)
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert shown.stderr
+
+
+def test_help_has_examples_and_every_option():
+    shown = run("train --help", columns=120)
+    assert shown.returncode == 0
+    for option in ("--chips", "--batch", "--seq", "--tp", "--vpp", "--cp", "--ep", "--sharding", "--recompute", "--schedule",
+                   "--tokens", "--scaling", "--explain", "--json", "--set"):  # fmt: skip
+        assert option in shown.stdout
+    assert "steptime train " in shown.stdout

@@ -1,0 +1,159 @@
+"""Designs: known optima are found, and the front is what no other beats."""
+
+from __future__ import annotations
+
+import pytest
+
+import steptime as st
+from steptime.errors import InputError, UnknownName
+from steptime.hardware.power_budget import power_shares
+
+CHIP = {"tp": 8, "batch": 64, "context": 4096}
+LONG = {"input": 131072, "output": 2048, "cached": 0.98, "speed": 30}
+
+
+def test_more_bandwidth_against_more_flops_at_batch_64():
+    """At batch 64 a step waits for memory: the best chip has more bandwidth, until arithmetic takes as long."""
+    found = st.design(
+        "step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "0.5:5:181"}, within="power", engine="ideal", **CHIP
+    )
+    shares = power_shares(st.load_system("hgx-h100"))
+    # matrices take max(c / f, m / w) in the budget p_f f + p_w w + p_l = 1; beyond the point where both are equal arithmetic
+    # grows by 0.52 ms for each further w, and reading the cache falls by 0.38 ms
+    compute, memory = 2 * 70.55e9 * 64 / (8 * 989.4e12), 5.187e-3
+    best = memory * (1 - shares["link"]) / (compute * shares["flops"] + memory * shares["bandwidth"])
+    value = found.sweep.axes[0].values[found.best]
+    assert value == pytest.approx(best, rel=0.02)
+    assert value > 2
+    cost = found.sweep.answers["usd_per_million_tokens"].values
+    assert cost[found.best] == cost.min() < 0.5 * float(found.today["usd_per_million_tokens"])
+
+
+def test_at_a_large_batch_and_short_context_flops_are_worth_more():
+    given = {"tp": 8, "tokens": 8192, "phase": "prefill"}
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "0.3:3:28"}, within="power", engine="ideal",
+                      aims=["usd_per_million_tokens"], **given)  # fmt: skip
+    assert found.sweep.axes[0].values[found.best] < 1
+
+
+@pytest.mark.slow
+def test_latent_against_grouped_query_attention_at_128k():
+    axes = {"arch.attention": ["grouped", "latent"]}
+    found = st.design("plan", "deepseek-v3", "gb200-nvl72", axes, **LONG, **{"arch.equal": "total"})
+    assert found.called(found.best) == "attention latent"
+    grouped, latent = found.sweep.answers["usd_per_million_output_tokens"].values
+    assert grouped > 1.1 * latent
+    assert latent == pytest.approx(float(found.today["usd_per_million_output_tokens"]))
+
+
+def test_the_front_is_what_no_other_beats():
+    axes = {"arch.kv_heads": [1, 2, 4, 8], "batch": [1, 4, 16, 64]}
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", axes, tp=2)
+    cost, speed = (found.sweep.answers[name].values.ravel() for name in found.aims)
+    fits = found.fits.ravel()
+    both = list(zip(cost, speed, strict=True))
+
+    def beaten(i):
+        return any(fits[j] and both[j] != both[i] and cost[j] <= cost[i] and speed[j] >= speed[i] for j in range(16))
+
+    best = [i for i in range(16) if fits[i] and not beaten(i)]
+    assert {both[i] for i in found.front} == {both[i] for i in best}  # of equal ones the first is shown
+    assert cost[found.best] == min(cost[i] for i in best)
+    assert found.columns()["on_front"].sum() == len(found.front)
+    third = st.design("step", "llama-3.3-70b", "hgx-h100", axes, tp=2, aims=[*found.aims, "kv_bytes_per_token"])
+    assert set(third.front) >= set(found.front)
+
+
+def test_a_budget_of_ones_own():
+    shares = {"within": "bandwidth=0.5,link=0.1"}
+    found = st.sweep(
+        "step", {"times.bandwidth": [1.0, 1.4]}, model="llama-3.3-70b", system="hgx-h100", answers=["flops"], **shares
+    )
+    before, after = found.answers["flops"].values
+    assert after / before == pytest.approx((1 - 0.1 - 0.5 * 1.4) / 0.4)
+    over = st.sweep("step", {"times.bandwidth": [1.0, 1.9]}, model="llama-3.3-70b", system="hgx-h100", **shares)
+    assert "leave no room for arithmetic" in over.reasons[1]
+
+
+def test_what_is_no_design_is_named():
+    with pytest.raises(InputError, match="a design needs an axis of the model"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"batch": [1, 2]})
+    with pytest.raises(UnknownName, match=r"did you mean arch\.kv_heads"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"arch.kv_head": [1, 2]})
+    with pytest.raises(UnknownName, match="did you mean usd_per_million_tokens"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"arch.kv_heads": [1, 2]}, aims=["usd_per_million"])
+    with pytest.raises(UnknownName, match="Known: step, plan"):
+        st.design("simulate", "llama-3.3-70b", "hgx-h100", {"arch.kv_heads": [1, 2]})
+    with pytest.raises(InputError, match="within is power, or shares"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"times.link": [1, 2]}, within="money")
+    with pytest.raises(InputError, match="follows from the other parts"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"times.flops": [1, 2]}, within="power")
+    with pytest.raises(InputError, match="every point is refused"):
+        st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": [-1.0]})
+    with pytest.raises(InputError, match="is for a model that is named"):
+        st.sweep("step", {"arch.kv_heads": [1, 2]}, model=st.load_model("llama-3.3-70b"), system="hgx-h100")
+
+
+def test_none_that_fits_is_said():
+    with pytest.raises(InputError, match=r"no design fits: .* of the memory of a chip"):
+        st.design("step", "deepseek-v3", "hgx-h100", {"arch.latent": [256, 512]}, tp=8)
+
+
+def test_design_without_a_layout_of_a_large_model_takes_the_default_one():
+    found = st.design("step", "deepseek-v3", "hgx-h200", {"times.bandwidth": "1:2:3"}, within="power")
+    assert (found.sweep.fixed["tp"], found.sweep.fixed["ep"]) == (8, 8)
+    assert found.front
+    assert found.fits.any()
+
+
+def test_design_of_a_model_that_fits_one_chip_keeps_one_chip():
+    found = st.design("step", "llama-3.1-8b", "hgx-h100", {"times.bandwidth": "1:2:3"})
+    assert "tp" not in found.sweep.fixed
+
+
+def test_design_with_a_given_layout_keeps_it():
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:2:3"}, tp=4)
+    assert found.sweep.fixed["tp"] == 4
+
+
+def test_design_that_does_not_fit_within_a_budget_names_the_memory():
+    with pytest.raises(InputError, match="of the memory of a chip"):
+        st.design("step", "deepseek-v3", "hgx-h200", {"times.bandwidth": [1.0, 4.9]}, within="power", tp=1)
+
+
+def test_rows_and_table_agree():
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": [1.0, 2.0, 3.0]}, within="power", **CHIP)
+    assert [row["times.bandwidth"] for row in found.front_rows] == [found.sweep.axes[0].values[at] for at in found.front]
+    assert found.columns()["on_front"].tolist() == [float(at in found.front) for at in range(3)]
+
+
+def test_parts_that_are_traded_are_not_set_beside():
+    held = {"model": "llama-3.3-70b", "system": "hgx-h100", "within": "power", "answers": ["flops"]}
+    with pytest.raises(InputError, match="which trades parts of the chip as it is"):
+        st.sweep("step", {"chip.hbm.bandwidth": [3.35e12, 8e12], "times.link": [2.0]}, **held)
+    strong, weak = (
+        st.sweep("step", {"times.bandwidth": [2.0]}, **held, **{"chip.power": watts}).answers["flops"].values[0]
+        for watts in (700, 400)
+    )
+    assert strong > weak
+
+
+def test_what_stands_today_must_fit_and_have_an_answer():
+    found = st.design("step", "llama-3.3-70b", "hgx-h100", {"tp": [1, 2], "times.capacity": [1.0, 4.0]}, batch=64, context=8192)
+    assert found.today == {}
+    assert "than as it is" not in found.text
+    axes = {"speed": [1000.0, 30.0], "times.bandwidth": [1.0, 2.0]}
+    found = st.design("plan", "llama-3.1-8b", "hgx-h100", axes, chips=1)
+    assert found.today["usd_per_million_output_tokens"] > 0
+
+
+def test_one_variant_that_cannot_be_is_refused_alone():
+    found = st.sweep("step", {"arch.kv_heads": [8, 5, 4]}, model="llama-3.3-70b", system="hgx-h100", tp=8)
+    assert list(found.reasons) == [1]
+
+
+def test_prompts_beside_decode_take_memory():
+    held = {"model": "llama-3.3-70b", "system": "hgx-h100", "tp": 8, "prompts": 32, "prefix": 60_000}
+    alone = st.sweep("step", {"tokens": [4096]}, phase="prefill", **held).answers["memory_share"].values[0]
+    mixed = st.sweep("step", {"tokens": [4096]}, phase="mixed", batch=1, context=1000, **held).answers["memory_share"].values[0]
+    assert mixed > alone > 1

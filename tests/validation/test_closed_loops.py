@@ -1,0 +1,138 @@
+"""Closed loops in closed form: with drafts, over replicas, and what is seen of first tokens."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+
+from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.layout import Layout
+from steptime.physics.speculative_step import drafted_step
+from steptime.physics.step import decode_step, mixed_step, prefill_step
+from steptime.validation import predictions as validate
+from steptime.validation.closed_loop import round_time, running_of
+from steptime.validation.predictions import closed_of, grouped, predict
+from tests.validation.rows import deepseek, plain
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_without_drafts_a_loop_is_that_of_plain_steps(engine):
+    (runs,) = grouped([deepseek(concurrency=str(c), stream_interval="1") for c in (1, 64, 4096)])
+    found = closed_of(runs, load_engine(engine))
+    on, context = load_engine(engine), runs.input_tokens + runs.output_tokens / 2
+    given = {"layout": runs.layout, "engine": on}
+    running = running_of(runs.model, runs.system, context=context, wanted=runs.concurrency, **given)
+    decode = decode_step(runs.model, runs.system, batch=running, context=context, **given)
+    alone = prefill_step(runs.model, runs.system, tokens=runs.input_tokens, prompts=runs.layout.dp, **given).total
+    beside = {"batch": running, "context": context, "prompts": runs.layout.dp, "tokens": runs.input_tokens}
+    both = mixed_step(runs.model, runs.system, **beside, **given).total
+    first = on.scheduler.prefill_first
+    prefill, read = (alone, alone) if first else (both - decode.total, both)
+    burst, decoding = running / runs.layout.dp * prefill, runs.output_tokens * decode.total
+    x, rounds = np.maximum(runs.spread, 0.005) * decoding / burst, runs.requests / runs.concurrency
+    together = on.scheduler.prefill_first * np.log((1 + rounds * x) / (1 + x)) / (x * (rounds - 1))
+    tpot = decode.total + burst / runs.output_tokens * (1 - together / 2)
+    started = (1 - together) * runs.concurrency / runs.requests * burst / 2
+    queued = decode.total / 2 + read + prefill * (burst / (burst + decoding)) + together * burst / 2 + started
+    waiting = (runs.concurrency - running) / running * runs.output_tokens * tpot
+    ttft = on.scheduler.seconds_per_request + on.scheduler.first_token_factor * queued + waiting
+    assert found.tpot == pytest.approx(tpot)
+    assert found.ttft == pytest.approx(ttft)
+    assert found.decode.total == pytest.approx(decode.total)
+
+
+def test_a_drafted_step_is_shared_by_the_tokens_that_it_yields():
+    """One client: O tokens take O / a steps of verification and drafts, and its prompt once."""
+    (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3")])
+    given = {"drafts": 2, "layout": Layout(tp=8), "engine": IDEAL}
+    step = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, **given).total
+    both = drafted_step(runs.model, runs.system, batch=1, context=1024 + 512, prompts=1, tokens=1024, **given).total
+    assert closed_of(runs, IDEAL).tpot[0] == pytest.approx(step / 2.3 + (both - step) / 1024)
+
+
+def test_the_acceptance_of_a_models_own_layers_stands_where_a_run_tells_none():
+    """DeepSeek's layer yields 1.85 tokens with one draft, as its report says."""
+    own, told = predict([deepseek(drafted="1"), deepseek(drafted="1", acceptance="1.85")], by_simulation=False).tpot
+    assert own == pytest.approx(told)
+
+
+def test_a_pool_that_only_decodes_has_no_prompts_in_its_steps():
+    """As many sequences as Little's law says: 2 replicas at 3200 tok/s and 10 ms hold 16 each."""
+    pools = {"decode_workers": "2", "prefill_workers": "1", "prefill_tp": "8", "output_tok_s": "3200", "tpot_s": "0.01"}
+    (runs,) = grouped([deepseek(concurrency="64", **pools)])
+    found = closed_of(runs, IDEAL)
+    step = drafted_step(runs.model, runs.system, batch=16, context=1536, layout=Layout(tp=8), engine=IDEAL)
+    assert found.tpot[0] == pytest.approx(step.total)
+    assert np.isnan(found.ttft[0])
+
+
+def test_replicas_share_the_clients():
+    found = predict([plain(concurrency="16"), plain(concurrency="32", chips="2")], by_simulation=False).columns()
+    for name in ("tpot_s", "ttft_s", "ttft_median_s"):
+        assert found[name][0] == pytest.approx(found[name][1])
+    assert found["output_tok_s"][1] == pytest.approx(2 * found["output_tok_s"][0])
+
+
+def test_throughput_is_littles_law():
+    found = predict([plain(concurrency="16", length_spread="0")], by_simulation=False)
+    assert found.output_tok_s[0] == pytest.approx(16 * 256 / (found.ttft[0] + 255 * found.tpot[0]))
+
+
+@pytest.mark.parametrize("clients", [4, 16, 64, 256])
+def test_a_loop_ends_with_its_last_request(clients):
+    """Ten requests for each client, of lengths drawn evenly from 0.8 to 1 of the longest: whoever is free takes the next."""
+    random = np.random.default_rng(0)
+    times = []
+    for _ in range(512 // clients):
+        lengths = random.uniform(0.8, 1.0, 10 * clients)
+        free = [0.0] * clients
+        for length in lengths:
+            heapq.heappush(free, heapq.heappop(free) + length)
+        times.append(max(free) / (10 * np.mean(lengths)))
+    told = round_time(0.0, 1.0, spread=1 / 9, clients=clients, rounds=10)
+    assert float(told) == pytest.approx(np.mean(times), abs=0.012)
+
+
+def test_requests_that_mostly_wait_end_no_later_than_half_of_one():
+    assert float(round_time(1.0, 1.0, spread=1.0, clients=1e6, rounds=4)) == pytest.approx(2 + 1 / 4)
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_first_tokens_come_an_interval_later(simulated):
+    """A server that looks for what is new every 11 steps shows first tokens ten steps later."""
+    if simulated and not validate.can_simulate():
+        pytest.skip("the simulator needs the extra 'simulate'")
+    rows = [plain(concurrency="1"), plain(concurrency="1", stream_interval="11")]
+    found = predict(rows, engine=IDEAL, by_simulation=simulated)
+    (runs,) = grouped(rows[:1])
+    step = closed_of(runs, IDEAL).decode.total[0]
+    assert found.tpot[0] == found.tpot[1]
+    for ttft in (found.ttft, found.ttft_median):
+        assert ttft[1] - ttft[0] == pytest.approx(10 * step, rel=0.02)
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_the_burst_at_the_start_is_in_the_mean_and_not_in_the_median():
+    found = predict([plain(concurrency="128", length_spread="0.3")])
+    assert found.ttft[0] > 1.2 * found.ttft_median[0]
+
+
+@pytest.mark.skipif(not validate.can_simulate(), reason="the simulator needs the extra 'simulate'")
+def test_drafted_loops_are_simulated_with_their_drafts():
+    """Tokens of a simulated loop of one client come as fast as those of the closed form but for prompts."""
+    (runs,) = grouped([deepseek(concurrency="1", drafted="2", acceptance="2.3", length_spread="0.1")])
+    loops = validate.loops_of(runs, IDEAL)
+    assert loops.step[0] == pytest.approx(closed_of(runs, IDEAL).decode.total[0], rel=0.02)
+
+
+def test_public_runs_that_do_not_tell_their_interval_have_their_own():
+    """SGLang on B200: 10 steps, 20 from 16 clients on; 1 on other systems and of other engines."""
+    rows = [deepseek(concurrency=c, **told) for c, n in (("8", "10"), ("16", "20")) for told in ({}, {"stream_interval": n})]
+    rows += [plain(), plain(stream_interval="1")]
+    groups = {"engine": "trtllm", "system": "gb200-nvl72", "tp": "1", "dp": "8", "ep": "8", "concurrency": "64"}
+    rows += [deepseek(**groups, output_tokens="1024", **told) for told in ({}, {"stream_interval": "31"})]  # half of 60 more
+    found = predict(rows, by_simulation=False)
+    assert found.ttft[::2] == pytest.approx(found.ttft[1::2])
+    assert found.tpot[::2] == pytest.approx(found.tpot[1::2])

@@ -1,0 +1,135 @@
+"""How public deployments were launched: ways that their columns tell wrong, and a kernel that splits no context."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from steptime.physics.engine import IDEAL, load_engine
+from steptime.physics.layout import Layout
+from steptime.physics.step import decode_step
+from steptime.validation.predictions import grouped, predict, predict_runs
+from steptime.validation.published_deployments import PAIRS, as_launched, is_scripted, latent_contexts, with_contexts
+from steptime.validation.run_kinds import POOLS, is_drafted, kind_of
+from steptime.validation.run_table import read_runs
+from tests.validation.rows import SHARED, apart
+
+ON = load_engine("sglang")
+DECEMBER = {"part": "ix_disaggregated", "system": "gb200-nvl72", "measured": "2025-12-10", "chips": ""}
+WIDE = DECEMBER | {"tp": "1", "dp": "24", "ep": "24.0", "input_tokens": "8192", "prefill_dp": "8", "decode_workers": "1"}
+FOUR = DECEMBER | {
+    "measured": "2025-12-19",
+    "tp": "1.0",
+    "dp": "4",
+    "ep": "4",
+    "weight_dtype": "nvfp4",
+    "expert_dtype": "nvfp4",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "contexts"),
+    [
+        ({}, PAIRS),
+        ({"input_tokens": "1024", "output_tokens": "8192"}, PAIRS),
+        ({"input_tokens": "1024.0"}, math.inf),  # launched by other scripts
+        ({"measured": "2025-12-19"}, math.inf),  # from then on contexts are split
+        ({"measured": ""}, math.inf),
+        ({"weight_dtype": "nvfp4"}, math.inf),
+        ({"engine": "trtllm"}, math.inf),
+        ({"system": "hgx-b200"}, math.inf),
+        ({"part": ""}, math.inf),  # a run of one's own
+    ],
+)
+def test_runs_whose_attention_splits_no_context(changes, contexts):
+    row = apart(**WIDE | changes)
+    assert latent_contexts(row) == contexts
+    assert is_scripted(row) == math.isfinite(contexts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ways"),
+    [
+        ({}, ("4", "1", "1")),
+        ({"input_tokens": "8192", "weight_dtype": "fp8"}, ("4", "1", "1")),
+        ({"weight_dtype": "fp8"}, ("1.0", "4", "4")),
+        ({"measured": "2026-02-08"}, ("1.0", "4", "4")),
+        ({"measured": "2025-12-18"}, ("1.0", "4", "4")),  # of other scripts
+        ({"measured": ""}, ("1.0", "4", "4")),
+        ({"dp": "8", "ep": "8"}, ("1.0", "8", "8")),
+        ({"part": ""}, ("1.0", "4", "4")),
+        ({"model": "moonshotai/Kimi-K2.5"}, ("1.0", "4", "4")),
+        ({"pp": "2"}, ("1.0", "4", "4")),
+        ({"weight_dtype": "FP8"}, ("1.0", "4", "4")),
+        ({"measured": "2025-12-31T10:00"}, ("4", "1", "1")),
+        ({"measured": "2025-13-01"}, ("1.0", "4", "4")),
+    ],
+)
+def test_groups_that_were_none(changes, ways):
+    row = apart(**FOUR | changes)
+    told = dict(row)
+    found = as_launched(row)
+    assert tuple(found[name] for name in ("tp", "dp", "ep")) == ways
+    assert found.get("kv_dtype") == (None if found == row else "fp8")
+    assert as_launched(found) == found
+    assert row == told
+    assert is_scripted(row) == (found != row)
+    assert not is_scripted(found)
+    assert found["prefill_tp"] == "8.0"
+    reads = as_launched(row | {"prefill_tp": "1.0", "prefill_dp": "4.0", "prefill_ep": "4.0"})
+    assert (reads["prefill_tp"] == "4") == (found != row)
+
+
+def test_predictions_are_of_runs_as_they_were_launched():
+    """What such a replica takes that is told as it was launched, and not what four groups would."""
+    told = apart(**FOUR | {"weight_dtype": "fp8", "expert_dtype": "fp8", "input_tokens": "8192", "concurrency": "8"})
+    named = told | {"tp": "4", "dp": "1", "ep": "1", "kv_dtype": "fp8"}
+    found = predict([told, named, told | {"part": ""}], by_simulation=False)
+    assert found.tpot[0] == pytest.approx(found.tpot[1])
+    assert found.tpot[2] > 1.2 * found.tpot[0]
+
+
+def test_steps_take_as_long_for_few_sequences_as_for_many():
+    """A pool of 24 groups, each with 2 to 20 sequences at 8,704 tokens of context: at most one for each pair."""
+    rows = [apart(**WIDE | {"tpot_s": "0.03", "output_tok_s": str(n / 0.03), "length_spread": "0"}) for n in (48, 240, 480)]
+    (runs,) = grouped(rows)
+    assert runs.contexts == PAIRS
+    whole, split = predict_runs(runs, ON)[0], [predict_runs(one, ON)[0][0] for one in split_of(rows)]
+    given = {"context": 8192 + 512, "layout": Layout(dp=24, ep=24), "engine": with_contexts(ON, PAIRS)}
+    steps = [decode_step(runs.model, runs.system, batch=n, **given) for n in (48, 240, 480)]
+    assert whole == pytest.approx([float(step.total) for step in steps])
+    attention = [float(step.terms["attention"]) for step in steps]
+    assert attention == pytest.approx([attention[0]] * 3)
+    assert np.all(whole > split)
+
+
+def split_of(rows):
+    """The same runs a week later."""
+    return [runs for row in rows for runs in grouped([row | {"measured": "2025-12-19"}])]
+
+
+def test_an_engine_without_the_kernel_is_as_it_was():
+    engine = load_engine("sglang")
+    assert with_contexts(engine, math.inf) is engine
+    told = with_contexts(engine, 76.0)
+    assert told.kernels.latent_contexts == 76
+    assert with_contexts(told, 40.0) is told  # what an engine tells of itself
+    assert with_contexts(IDEAL, 76.0) is IDEAL  # the bound, whatever the kernel
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the measured runs are not beside this checkout")
+def test_pools_that_decode_are_near_what_was_measured():
+    """Mean |log| of a decode step against the time per token, at the sequences of Little's law: 17 % was asked."""
+    rows = [row for row in read_runs(SHARED / "serving_more.csv")[0] if kind_of(row) == POOLS and not is_drafted(row)]
+    rows = [row for row in rows if row.get("tpot_s") and row.get("output_tok_s")]
+    kept = [row for row, doubt in zip(rows, predict(rows, by_simulation=False).reason, strict=True) if not doubt]
+    assert len(kept) > 230
+    errors = []
+    small = {name: bool(load_engine(name).room.small_kv) for name in {row["engine"] for row in kept}}
+    for runs in grouped(kept, small_kv=small):
+        took = predict_runs(runs, load_engine(runs.engine))[0]
+        errors.append(np.abs(np.log(took / [float(kept[i]["tpot_s"]) for i in runs.index])))
+    assert np.mean(np.concatenate(errors)) < 0.17

@@ -1,0 +1,120 @@
+"""The end of runs whose requests are all there at their start: against runs walked step by step, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steptime.physics.engine import IDEAL
+from steptime.physics.layout import Layout
+from steptime.physics.step import decode_step
+from steptime.validation.predictions import predict
+from steptime.validation.published_deployments import LEAST_SECONDS, requests_of
+from steptime.validation.run_table import checker
+from steptime.validation.tail_drain import Lengths, Replica, integral
+from tests.conftest import machine, one_matrix
+from tests.validation.rows import offline
+
+MODELS = {kind: one_matrix(kv_bytes=read) for kind, read in (("spread", 1e5), ("exponential", 1e4))}
+SEATS, MEAN, PROMPT = 64, 100.0, 50.0
+
+
+def step(model, batch, made):
+    """Seconds of a step of sequences that have made so many tokens in the mean."""
+    return float(decode_step(model, machine(), batch=batch, context=PROMPT + made, engine=IDEAL).total)
+
+
+def walked(model, lengths, seats):
+    """Return the time of a run of requests of these lengths, each step with those that have a seat, at their own contexts."""
+    waiting, running, made, clock = list(lengths), np.empty(0), np.empty(0), 0.0
+    while waiting or len(running):
+        free = seats - len(running)
+        running, made = np.concatenate([running, waiting[:free]]), np.concatenate([made, np.zeros(len(waiting[:free]))])
+        del waiting[:free]
+        clock += step(model, float(len(running)), float(np.mean(made)))
+        stays = running > 1
+        running, made = running[stays] - 1, made[stays] + 1
+    return clock
+
+
+def drawn(kind, count, rng):
+    if kind == "spread":
+        even = rng.permutation(np.linspace(50, 150, count).round())
+        return even, Lengths(mean=MEAN, spread=0.5)
+    cut = np.minimum(np.ceil(rng.exponential(106.0, count)), 300.0)
+    return cut, Lengths(mean=float(np.mean(cut)), longest=300.0)
+
+
+def replica(lengths, batch=SEATS, model=MODELS["spread"]):
+    return Replica(
+        model=model, system=machine(), layout=Layout(), engine=IDEAL, batch=float(batch), prompt=PROMPT, lengths=lengths
+    )
+
+
+@pytest.mark.parametrize("kind", ["spread", "exponential"])
+@pytest.mark.parametrize("rounds", [1, 10])
+def test_runs_walked_step_by_step(kind, rounds):
+    """Ends that are left out would be 4 to 40 % of runs."""
+    lengths, drawn_from = drawn(kind, rounds * SEATS, np.random.default_rng(3))
+    one = replica(drawn_from, model=MODELS[kind])
+    rate = SEATS / np.mean(lengths) / one.steady
+    whole = walked(MODELS[kind], lengths, SEATS)
+    assert one.seconds(len(lengths), rate) == pytest.approx(whole, rel=0.04)
+    assert len(lengths) / rate < 0.97 * whole
+
+
+def test_steps_that_take_as_long_with_one_sequence_last_as_long_as_the_longest():
+    """Outputs of 100 tokens found anywhere: the last has 100 to go and the mean has 50."""
+    model = one_matrix(kv_bytes=0.0)
+    step = float(decode_step(model, machine(), batch=1, context=1000, engine=IDEAL).total)
+    assert replica(Lengths(mean=MEAN), batch=100, model=model).end == pytest.approx(50 * step, rel=0.03)
+    together = replica(Lengths(mean=MEAN), model=model).seconds(50.0, 64 / (MEAN * step))
+    assert together == pytest.approx(100 * step, rel=0.01)
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(3700.0, 20_000.0), (100.0, 20_000.0), (10.0, 1e8), (99.0, 100.0)])
+def test_outputs_that_are_cut_off_have_their_mean(mean, longest):
+    lengths = Lengths(mean=mean, longest=longest)
+    assert integral(lengths.whole, lengths.tokens) == pytest.approx(mean, rel=0.02)
+    drawn = np.minimum(np.random.default_rng(1).exponential(lengths._scale, 400_000), longest)
+    assert integral(lengths.left, lengths.tokens) == pytest.approx(np.mean(drawn**2) / 2 / np.mean(drawn), rel=0.02)
+
+
+def test_whole_data_sets_for_ten_minutes():
+    row = offline(model="deepseek-ai/DeepSeek-R1")
+    assert requests_of(row, lambda requests: requests) == 4388  # more than ten minutes
+    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4388) == 4388
+    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4400) == 8776
+    assert requests_of(row, lambda requests: requests * LEAST_SECONDS / 4400 + 10) == 4388
+    assert requests_of(row, lambda requests: 300 + requests * LEAST_SECONDS / 40_000) == 5 * 4388
+    assert np.isinf(requests_of(row | {"part": ""}, float))
+    assert np.isinf(requests_of(offline(scenario="", part="trt_max", input_tokens="7"), float))
+
+
+def test_few_requests_are_slow():
+    few, many, endless = predict([offline(part="", requests=x) for x in ("100", "100000", "")]).output_tok_s
+    assert few < 0.8 * many
+    assert many == pytest.approx(endless, rel=0.01)
+
+
+def test_one_request_on_many_chips_is_as_fast_as_on_one():
+    alone, idle, two = predict([offline(part="", requests="1", chips=x, tp="1") for x in ("1", "1000", "2")]).output_tok_s
+    assert idle == pytest.approx(alone, rel=1e-3)
+    assert two == pytest.approx(alone, rel=1e-3)
+    assert alone < 3.35e12 / 16.06e9
+    rows = [offline(part="", requests=x, concurrency="1") for x in ("8", "9", "16")]
+    eight, nine, sixteen = (float(row["requests"]) / rate for row, rate in zip(rows, predict(rows).output_tok_s, strict=True))
+    assert nine == pytest.approx(2 * eight, rel=0.02)  # one replica has two, one after the other
+    assert nine == pytest.approx(sixteen)
+
+
+def test_a_division_that_is_not_known_is_the_best_for_the_run():
+    """Of eight requests each has a replica, or all share one whose steps are faster."""
+    given = [predict([offline(part="", tp=tp, requests="8")]).output_tok_s[0] for tp in ("1", "2", "4", "8")]
+    assert predict([offline(part="", tp="", requests="8")]).output_tok_s[0] == pytest.approx(max(given))
+    assert max(given) > 1.5 * given[0]
+
+
+@pytest.mark.parametrize("wrong", ["0.5", "0", "5e-324", "x"])
+def test_a_run_has_a_request_at_least(wrong):
+    assert checker()(offline(requests=wrong)).startswith("requests must be")
