@@ -29,10 +29,10 @@ from steptime.scaling.law_comparison import Losses
 from steptime.describe.kv_tradeoff import CacheTrade
 from steptime.describe.config_summary import ConfigCard
 from steptime.describe.engine_summary import EngineCard, EngineTable
-from steptime.describe.image_cost import ImageCost
+from steptime.questions.image_cost import ImageCost
 from steptime.describe.law_summary import LawCard, LawTable
 from steptime.describe.model_summary import Comparison, ModelCard, ModelTable
-from steptime.describe.step_summary import StepCard
+from steptime.questions.step_question import StepSummary
 from steptime.describe.system_summary import SystemCard, SystemTable
 from steptime.catalog.data_files import files
 from steptime.lecture.lecture_check import Lecture, Verdicts
@@ -70,11 +70,11 @@ from steptime.simulation.plan_vs_simulation import Compared
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.max_rate import HighestRate
 from steptime.simulation.plan_replay import Replay
-from steptime.sweep.context_limit_result import ContextWalls
-from steptime.sweep.design import Design
-from steptime.sweep.ranking import Ranking
-from steptime.sweep.sweep_result import Sweep
-from steptime.sweep.sensitivity_result import Sensitivity
+from steptime.sweeps.context_limit_result import ContextWalls
+from steptime.sweeps.design import Design
+from steptime.sweeps.ranking import Ranking
+from steptime.sweeps.sweep_result import Sweep
+from steptime.sweeps.sensitivity_result import Sensitivity
 from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_planner import Training
 from steptime.training.training_result import TrainingStep
@@ -104,7 +104,7 @@ ANSWERS: dict[type, str] = {
     Design: "`steptime design`, `st.design`.",
     Sensitivity: "`steptime sensitivity`, `st.sensitivity`. `low`, `base` and `high` of an input are in its `unit`; `at_low` "
     "and `at_high` are in the `unit` of the answer.",
-    StepCard: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
+    StepSummary: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
     "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "
     "`sources` of the machine's figures, each with `figure`, `value`, `grade`, `date` and `url`.",

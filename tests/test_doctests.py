@@ -13,7 +13,9 @@ import steptime
 MODULES = sorted(m.name for m in pkgutil.walk_packages(steptime.__path__, "steptime.") if not m.name.endswith("__main__"))
 
 
-TORCH = {f"steptime.reversible.{name}" for name in ("blocks", "stacks", "tracking")}  # which are of the extra torch
+TORCH = {
+    f"steptime.reversible.{name}" for name in ("reversible_blocks", "reversible_stacks", "torch_memory")
+}  # which are of the extra torch
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -25,7 +25,6 @@ from steptime.describe.engine_summary import engine_card, engine_table
 from steptime.describe.kv_tradeoff import cache_trade
 from steptime.describe.law_summary import law_card, law_table
 from steptime.describe.model_summary import compared, model_card, model_table
-from steptime.describe.step_summary import step_card
 from steptime.describe.system_summary import system_card, system_table
 from steptime.errors import DataFileError, UnknownName
 from steptime.lecture.lecture_check import check, contents
@@ -33,6 +32,7 @@ from steptime.lecture.lecture_content import section
 from steptime.models.model_loading import config_of
 from steptime.planning.planner import DoesNotFit
 from steptime.pricing.price_history import price_history
+from steptime.questions.step_question import step_summary
 from steptime.result_base import Tabular, entries, in_words, key_of, plain, problem, to_json, unit
 from steptime.reversible.avalanche import mixing
 from steptime.reversible.sboxes import sbox_card
@@ -141,7 +141,7 @@ MAKE = {
     "impossible plan": lambda: st.plan("llama-3.1-8b", "hgx-h100", WORK, st.Slo(tpot=1e-6)),
     "step": lambda: st.decode_step("deepseek-v3", "gb200-nvl72", batch=8192, context=4096, layout=st.Layout(dp=72, ep=72)),
     "steps": lambda: st.decode_step("llama-3.1-8b", "hgx-h100", **STEP),
-    "step card": lambda: step_card("llama-3.1-8b", "hgx-h100", batch=64, context=4096),
+    "step card": lambda: step_summary("llama-3.1-8b", "hgx-h100", batch=64, context=4096),
     "memory": lambda: st.memory_per_chip("llama-3.1-8b", "hgx-h100", **STEP),
     "layout": lambda: st.Layout(tp=8, ep=np.array([1, 8])),
     "training": lambda: st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64, tokens=1e12),
@@ -393,10 +393,10 @@ def test_a_step_card_is_the_step_with_what_goes_with_it(made):
     assert card.output_tokens_per_second_per_chip == pytest.approx(64 / step.total)
     assert card.ideal.total < step.total
     assert card.memory.to_dict() == st.memory_per_chip("llama-3.1-8b", "hgx-h100", batch=64, context=4096).to_dict()
-    prefill = step_card("llama-3.1-8b", "hgx-h100", engine="ideal", prompts=2, tokens=1000, layout=st.Layout(tp=2))
+    prefill = step_summary("llama-3.1-8b", "hgx-h100", engine="ideal", prompts=2, tokens=1000, layout=st.Layout(tp=2))
     assert (prefill.phase, prefill.range, prefill.ideal, prefill.tokens_per_second_per_user) == ("prefill", None, None, 0)
     assert prefill.prompt_tokens_per_second_per_chip == pytest.approx(1000 / prefill.total)
-    assert step_card("llama-3.1-8b", "hgx-h100", batch=4, context=10, prompts=1, tokens=99).phase == "mixed"
+    assert step_summary("llama-3.1-8b", "hgx-h100", batch=4, context=10, prompts=1, tokens=99).phase == "mixed"
 
 
 def test_errors_as_data():

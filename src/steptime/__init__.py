@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from steptime import blackboard
     from steptime.catalog.hardware_loading import load_system, vary, with_rent
-    from steptime.describe.image_cost import image_cost, with_images
     from steptime.errors import InputError
     from steptime.hardware.system import System
     from steptime.lecture.pair_roofline import roofline
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from steptime.pricing.price_inversion import PriceReading, read_prices
     from steptime.pricing.price_list import PriceList
     from steptime.pricing.price_proposal import propose_prices
+    from steptime.questions.image_cost import image_cost, with_images
     from steptime.scaling.compute_optimal import equivalent_dense
     from steptime.scaling.lifetime_compute import Demand
     from steptime.scaling.model_sizing import Budget, budget
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from steptime.simulation.simulator import simulate
     from steptime.simulation.trace_files import read_trace
     from steptime.simulation.traffic import Lengths, Traffic, closed_loop, open_loop
-    from steptime.sweep.array_blocks import in_blocks
-    from steptime.sweep.context_limit import context_walls
-    from steptime.sweep.design import design
-    from steptime.sweep.ranking import compare
-    from steptime.sweep.sweep import sweep
+    from steptime.sweeps.array_blocks import in_blocks
+    from steptime.sweeps.context_limit import context_walls
+    from steptime.sweeps.design import design
+    from steptime.sweeps.ranking import compare
+    from steptime.sweeps.sweep import sweep
     from steptime.training.training_layout import TrainingLayout
     from steptime.training.training_planner import Training, train, training_step
     from steptime.training.training_result import TrainingStep
@@ -88,7 +88,7 @@ _HOMES = {
     "scaling.compute_optimal": "equivalent_dense",
     "scaling.rl_step": "rl_step",
     "scaling.quality_target": "Target read_target",
-    "describe.image_cost": "image_cost with_images",
+    "questions.image_cost": "image_cost with_images",
     "catalog.hardware_loading": "load_system vary with_rent",
     "errors": "InputError",
     "lecture.pair_roofline": "roofline",
@@ -117,12 +117,12 @@ _HOMES = {
     "simulation.simulator": "simulate",
     "simulation.trace_files": "read_trace",
     "simulation.traffic": "Lengths Traffic closed_loop open_loop",
-    "sweep.design": "design",
-    "sweep.array_blocks": "in_blocks",
-    "sweep.context_limit": "context_walls",
-    "sweep.ranking": "compare",
-    "sweep.sweep": "sweep",
-    "sweep.sensitivity": "sensitivity",
+    "sweeps.design": "design",
+    "sweeps.array_blocks": "in_blocks",
+    "sweeps.context_limit": "context_walls",
+    "sweeps.ranking": "compare",
+    "sweeps.sweep": "sweep",
+    "sweeps.sensitivity": "sensitivity",
     "training.training_stack": "training_engine",
     "training.training_layout": "TrainingLayout",
     "training.training_planner": "Training train training_step",

@@ -46,7 +46,7 @@ def words(text: str) -> str:
 )
 def test_limits_are_answered_before_whether_it_keeps_up(limits, says, more, columns):
     shown = run(SMALL + f"--rate 20 --requests 200 {limits}{more}", columns=columns)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.returncode == (1 if "MISSED" in says else 0), shown.stderr
     text = words(shown.stdout)
     assert says in text
     assert text.index(says) < text.index("STABLE")

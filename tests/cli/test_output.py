@@ -163,7 +163,7 @@ def test_a_reader_that_goes_is_no_error():
 
 
 def test_an_interrupt_ends_with_130_and_no_words():
-    code = "import signal, sys, steptime.cli.plan as p, steptime.planning.planner as m, steptime.cli.main as t, time\n"
+    code = "import signal, sys, steptime.questions.plan_question as m, steptime.cli.main as t, time\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background may ignore it
     code += "m.plan = lambda *a, **k: (print('begun', flush=True), time.sleep(30))\n"
     code += f"sys.argv = ['steptime', *{PLAN.split()!r}]; t.main()"

@@ -1,23 +1,31 @@
-"""The card of a step: rates are tokens over its time, and what is asked is checked."""
+"""The question `step`: rates are tokens over its time, and its inputs are checked."""
 
 import pytest
 
-import steptime as st
-from steptime.describe.step_summary import asked_of, step_card
 from steptime.errors import InputError
+from steptime.physics.layout import Layout
+from steptime.questions.step_question import STEP, StepInputs, pass_sizes
 
 
-def card_of(phase="decode", engine="vllm", **given):
-    layout = st.Layout(**{name: given.pop(name) for name in ("tp", "pp", "dp", "microbatches") if name in given})
-    return step_card("llama-3.1-8b", "hgx-h100", layout=layout, engine=engine, **asked_of(phase, layout, **given))
+def card_of(phase="decode", engine="vllm", **values):
+    return STEP.solve({"model": "llama-3.1-8b", "system": "hgx-h100", "phase": phase, "engine": engine, **values})
 
 
-def test_what_each_phase_takes():
-    assert asked_of("decode", st.Layout()) == {"batch": 1, "context": 4096, "query": 1}
-    assert asked_of("prefill", st.Layout(dp=4)) == {"prompts": 4, "tokens": 8192, "prefix": 0}
-    assert asked_of("mixed", st.Layout(), batch=7, prompts=2, prefix=5) == {
-        "batch": 7, "context": 4096, "query": 1, "prompts": 2, "tokens": 8192, "prefix": 5,
-    }  # fmt: skip
+def test_pass_sizes_phase_without_values_has_defaults():
+    decode = pass_sizes(StepInputs(model="", system=""), Layout())
+    assert decode == {"batch": 1, "context": 4096, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
+    prefill = pass_sizes(StepInputs(model="", system="", phase="prefill"), Layout(dp=4))
+    assert prefill == {"batch": 0, "context": 0, "query": 1, "prompts": 4, "tokens": 8192, "prefix": 0}
+    mixed = pass_sizes(StepInputs(model="", system="", phase="mixed", batch=7, prompts=2, prefix=5), Layout())
+    assert mixed == {"batch": 7, "context": 4096, "query": 1, "prompts": 2, "tokens": 8192, "prefix": 5}
+
+
+def test_step_mixed_counts_the_caches_of_both_phases():
+    values = {"model": "llama-3.1-70b", "system": "hgx-h100", "phase": "mixed", "batch": 64, "context": 8192, "tp": 8}
+    few, many = (STEP.solve({**values, "prompts": prompts, "tokens": 8192}).memory for prompts in (1, 64))
+    assert float(many.cache) == pytest.approx(float(few.cache) * 128 / 65)
+    assert few.fits
+    assert not many.fits
 
 
 def test_rates_are_tokens_over_the_time_of_the_step():
@@ -57,11 +65,11 @@ def test_a_context_beyond_the_models_is_noted():
     ("phase", "given", "says"),
     [
         ("sleep", {}, "Known: decode, prefill, mixed"),
-        ("decode", {"batch": 0}, "--batch must be at least 1"),
-        ("decode", {"query": 0}, "--query must be at least 1"),
-        ("decode", {"query": 100, "context": 10}, "--query 100 is more than the --context of 10"),
-        ("prefill", {"prompts": 0}, "--prompts must be at least 1"),
-        ("prefill", {"prefix": -1}, "--prefix must be at least 0"),
+        ("decode", {"batch": 0}, "batch must be at least 1"),
+        ("decode", {"query": 0}, "query must be at least 1"),
+        ("decode", {"query": 100, "context": 10}, "query 100 is more than the context of 10"),
+        ("prefill", {"prompts": 0}, "prompts must be at least 1"),
+        ("prefill", {"prefix": -1}, "prefix must be at least 0"),
         ("decode", {"batch": 4, "microbatches": 5}, "a batch of 4 cannot be cut into 5 micro-batches"),
     ],
 )

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import pytest
 
 import steptime as st
@@ -382,8 +383,6 @@ def test_bad_input_is_named():
     with pytest.raises(InputError, match="take 1020"):
         training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=12), system("hgx-h100"), "megatron")
     with pytest.raises(InputError, match="dp is an array of 2"):
-        training_commands(
-            model("llama-3.1-8b"), JOB, replace(fine, dp=st.numbers.np.array([8, 16])), system("hgx-h100"), "megatron"
-        )
+        training_commands(model("llama-3.1-8b"), JOB, replace(fine, dp=np.array([8, 16])), system("hgx-h100"), "megatron")
     with pytest.raises(InputError, match="do not divide by the 2 hosts of 8"):
         training_commands(model("llama-3.1-8b"), replace(JOB, batch=9), replace(fine, dp=9), system("hgx-h100"), "megatron")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.describe.step_summary import step_card
 from steptime.errors import InputError
 from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor, chosen
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
@@ -17,6 +16,7 @@ from steptime.physics.extrapolation import distances
 from steptime.physics.layout import Layout
 from steptime.physics.uncertainty import WIDE, factors
 from steptime.planning.step_explanation import explain_step
+from steptime.questions.step_question import step_summary
 
 MODEL, SYSTEM = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
 STEP = {"batch": 64, "context": 4096}
@@ -73,7 +73,7 @@ def test_a_step_takes_the_factor_in_all_its_parts():
 
 @pytest.mark.slow
 def test_runs_as_predicted_change_nothing_but_narrow_the_range():
-    plain, same = (step_card(MODEL, SYSTEM, **STEP, anchor=one) for one in (None, anchor(1.0, 1.0)))
+    plain, same = (step_summary(MODEL, SYSTEM, **STEP, anchor=one) for one in (None, anchor(1.0, 1.0)))
     assert float(same.total) == float(plain.total) == float(same.unanchored.total)
     assert same.terms == plain.terms
     assert np.all(width(same.range, same.total) < width(plain.range, plain.total))
@@ -176,7 +176,7 @@ def test_runs_of_another_group_are_refused_naming_both(wrong):
     with pytest.raises(InputError) as caught:
         st.plan(MODEL, SYSTEM, WORK, anchor=anchor(1.1, **wrong))
     assert str(caught.value) == f"runs.csv: its runs are of {there}; asked is {asked}"
-    for ask in (st.decode_step, st.step_range, step_card):
+    for ask in (st.decode_step, st.step_range, step_summary):
         with pytest.raises(InputError, match="asked is"):
             ask(MODEL, SYSTEM, **STEP, anchor=anchor(1.1, **wrong))
     with pytest.raises(InputError, match="asked is"):

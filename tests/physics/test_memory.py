@@ -191,8 +191,8 @@ def test_draft_layers_are_not_counted():
 
 
 def test_memory_without_a_name_of_an_engine_is_that_of_the_systems():
-    held = memory_per_chip(model_of(matrix()), machine(capacity=100.0, vendor="NVIDIA"), batch=1, context=1)
-    assert held.capacity == pytest.approx(92)  # vllm: gpu_memory_utilization 0.92
+    held = memory_per_chip(model_of(matrix()), machine(capacity=1e8, vendor="NVIDIA"), batch=1, context=1)
+    assert held.capacity == pytest.approx(92e6)  # vllm: gpu_memory_utilization 0.92
 
 
 @pytest.mark.parametrize(

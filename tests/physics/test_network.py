@@ -78,7 +78,7 @@ def test_a_group_that_fills_its_domain_does_not_leave_it_for_a_rounding():
 )
 def test_messages_in_a_row(topology, counts):
     for members, count in counts.items():
-        assert messages(Link(bandwidth=1.0, topology=topology), members) == count
+        assert messages(Link(bandwidth=1e9, topology=topology), members) == count
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
             f"none of the {len(machines)} systems has a rent of kind {rivals.rent}; leave --rent out, or give USD per "
             "chip-hour, such as --rent 2.10"
         )
-    from steptime.sweep.ranking import compare as rank
+    from steptime.sweeps.ranking import compare as rank
 
     pairs, each = len(models) * len(machines), 2 if many == ANY else 0.3
     with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {each:g} s each ..."):

@@ -11,7 +11,7 @@ from steptime.cli.sweep import AXES, DRAWN, OUT, OVER, SET, WHERE, check_files, 
 from steptime.errors import InputError, RangeError
 
 if TYPE_CHECKING:
-    from steptime.sweep.design import Design
+    from steptime.sweeps.design import Design
 
 WORDS = Annotated[
     list[str] | None,
@@ -53,8 +53,8 @@ def design(
     json: JSON = False,
 ) -> None:
     """Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s."""
-    from steptime.sweep.axes import read_axes
-    from steptime.sweep.design import design_of
+    from steptime.sweeps.axes import read_axes
+    from steptime.sweeps.design import design_of
 
     question, given, more = read_question("design", _question(words or []), "--over", OWN)
     refuse_idle(ctx, {"text, not --json": (not json, "brief"), DRAWN: (plot is not None, "against")})

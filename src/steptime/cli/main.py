@@ -131,12 +131,40 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "calibrate results/ --prior vllm --engine mine --system hgx-h200 --tp 4 --weights fp8",
     ),
 }
+# What each command answers, as `steptime --help` lists it: no command is imported for that list.
+SUMMARIES: dict[str, str] = {
+    "plan": "Find the cheapest way to serve a model on a system within limits on speed and first token.",
+    "compare": "Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order.",
+    "sweep": "Ask the same question over many values: tables, files and pictures of how answers change.",
+    "design": "Find models and chips that are not built yet and that no other beats: heads, experts, depth; bandwidth against FLOP/s.",
+    "sensitivity": "Tell which unsure input swings an answer most, and what is worth measuring first.",
+    "reversible": "Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse.",
+    "step": "Time one forward pass: decode, prefill, or both at once, on a layout of your choice.",
+    "prices": "Hold a model's prices against what its tokens cost; or read a price list backward, or propose one.",
+    "simulate": "Serve requests one by one: queues, percentiles, and the rate that a deployment can take.",
+    "budget": "Choose the parameters and tokens of least bill for a quality and a traffic, by scaling laws with their ranges.",
+    "rl": "Time one step of RL: rollout by decoding with long-tail lengths, log-probabilities, training, and the refit.",
+    "laws": "List scaling laws, show one with its sources, tell a model's loss, or hold mixtures of experts against dense models.",
+    "train": "Find the fastest layout of a training run that fits: step time, memory, schedule, days, money, failures.",
+    "lecture": "Play the lecture of which this is the arithmetic: sections with pictures, verdicts on every number, question cards.",
+    "roofline": "Answer the blackboard's questions for a real model on one scale-up domain, each closed form beside the full model.",
+    "context": "Tell how long a context may be for a speed and a price, and what windows, latents or selection would change.",
+    "web": "Open the lecture's blackboard as a page: boards that are dragged, for real models and machines.",
+    "models": "List the models, compare some of them, or show what one is made of.",
+    "systems": "List the systems, or show one: balance, drain time, links, rent, and where each figure comes from.",
+    "engines": "List the serving engines and the training stacks, or show the constants of one.",
+    "validate": "Hold predictions against measured serving or training runs: how far off, how biased, and do the intervals hold?",
+    "anchors": "Keep measured runs of your own: plan, step and simulate use them for the same model, system and engine, and say so.",
+    "calibrate": "Fit an engine's physical constants to your own measured runs, with a shipped engine as prior.",
+}
 
 
-def app_for(words: Sequence[str] = ()) -> typer.Typer:
-    """Return the command line: with all commands, or with that alone which the first of the words names.
+def app_for(words: Sequence[str] | None = None) -> typer.Typer:
+    """Return the command line.
 
-    A command `name` is the function of that name in the module of that name; others are not imported.
+    Args:
+        words: what was typed. If the first word names a command, only that command is imported; otherwise commands are
+            listed without being imported. None: all commands.
     """
     app = typer.Typer(
         name="steptime",
@@ -150,12 +178,18 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
         "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
     )
-    for name in words[:1] if words and words[0] in EXAMPLES else EXAMPLES:
-        command = getattr(import_module(f"steptime.cli.{name}"), name)
+    named = words[:1] if words and words[0] in EXAMPLES else ()
+    for name in named or EXAMPLES:
+        is_listed_only = words is not None and not named
+        command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{name}"), name)
         epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
-        app.command(epilog=epilog, context_settings=FREE if name in OPEN else {})(command)
+        app.command(name, help=SUMMARIES[name], epilog=epilog, context_settings=FREE if name in OPEN else {})(command)
     app.callback(invoke_without_command=True)(_version)
     return app
+
+
+def _stub() -> None:
+    """Stand for a command in the list of commands."""
 
 
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
@@ -213,8 +247,17 @@ def _refused(problem: InputError) -> int:
     """Say what is wrong with the input; under --json as JSON too."""
     if "--json" in sys.argv:
         print_json(problem_json(problem))
-    say(f"steptime: {problem}")
+    say(f"steptime: {_with_option(str(problem))}")
     return IMPOSSIBLE if isinstance(problem, Impossible) else WRONG
+
+
+def _with_option(message: str) -> str:
+    """Return a message that begins with the name of an input with the option that the command line has for it."""
+    name, _, rest = message.partition(" ")
+    plain = name.rstrip(":")
+    typed = {word.partition("=")[0] for word in sys.argv if word.startswith("--")}
+    option = f"--{plain.replace('_', '-')}"
+    return f"{option}{name[len(plain) :]} {rest}" if option in typed else message
 
 
 def _misread(problem: Any) -> int:

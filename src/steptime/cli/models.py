@@ -105,7 +105,7 @@ def models(
 def _show_images(model: "Model", images: list[str], audio: list[str], csv: str | None, *, json: bool) -> None:
     """Print what the images and recordings of a prompt cost a model."""
     from steptime.cli.views.models_view import image_view
-    from steptime.describe.image_cost import image_cost
+    from steptime.questions.image_cost import image_cost
 
     cost = image_cost(model, images, audio=audio)
     _show_table(cost, image_view(cost), csv, json=json)

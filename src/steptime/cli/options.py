@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
 WORKLOAD = "Requests"
+NEEDED = {
+    "weights": "a number format, such as fp8", "experts": "a number format, such as fp8", "kv": "a number format, such as fp8",
+    "catalog": "a folder", "rent": "owned, contract, ondemand, or USD per chip-hour such as 2.10",
+}  # fmt: skip
 
 JSON = Annotated[
     bool, typer.Option("--json", help="Print JSON in SI units instead of text; errors too.", rich_help_panel=OUTPUT)
@@ -401,3 +405,94 @@ def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> No
         idle = [name for name in names.split() if name in given]
         if idle and not holds:
             raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectChanges:
+    """Options of the command line that change what is asked about: the user's own runs, and figures of the machine."""
+
+    anchor: Annotated[
+        str | None,
+        typer.Option(
+            "--anchor",
+            metavar="RESULTS",
+            help="Benchmark results that correct predictions: a result of `vllm bench serve` or SGLang's bench_serving, with "
+            "missing settings after it (result.json,tp=4,weights=fp8), or a CSV of runs.",
+            show_default="those that `steptime anchors` keeps",
+            rich_help_panel=SUBJECT,
+        ),
+    ] = None
+    no_anchor: Annotated[
+        bool, typer.Option("--no-anchor", help="Ignore the runs that `steptime anchors` keeps.", rich_help_panel=SUBJECT)
+    ] = False
+    set_: SET = None
+
+    def values(self, ctx: typer.Context, form: type) -> dict[str, Any]:
+        """Return the inputs of a question that were typed, with changed figures, and the engine corrected by own runs.
+
+        Args:
+            ctx: context of the command.
+            form: dataclass of the question's inputs.
+        """
+        from steptime.questions.subject import read_subject
+
+        values = typed_with_changes(ctx, form, self.set_)
+        if self.anchor is not None and self.no_anchor:
+            raise RangeError("--anchor gives runs and --no-anchor leaves them out; keep one of the two")
+        try:
+            model, system, engine = read_subject(values)
+        except UnknownName as problem:
+            raise _swapped(values["system"], values.get("catalog")) or problem from None
+        corrected = self._anchored(values, model, system, engine)
+        return values if corrected is engine else {**values, "engine": corrected, "imbalance": None}
+
+    def _anchored(self, values: Mapping[str, Any], model: "Model", system: "System", engine: "Engine") -> "Engine":
+        """Return the engine with the user's runs that are given, or that are kept of this model, system and engine."""
+        from steptime.catalog.data_files import files
+        from steptime.physics.engine import anchored
+        from steptime.physics.uncertainty import has_range
+
+        catalog = values.get("catalog")
+        if self.anchor is not None:
+            settings = {"system": str(values["system"]), "weights": values.get("weights") or ""}
+            runs = read_anchor(self.anchor, settings, engine, catalog)
+            return anchored(engine, runs, model=model.name, system=system.name)
+        if self.no_anchor or not has_range(engine) or not files("anchors", catalog):
+            return engine
+        from steptime.validation.user_calibration import kept_anchor
+
+        return anchored(engine, kept_anchor(model, system, engine, catalog), model=model.name, system=system.name)
+
+    def files(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the names that may be files which the command reads."""
+        runs = file_of(self.anchor) if self.anchor else ""
+        return [
+            name
+            for name in (*(values.get(key) for key in ("model", "system", "engine")), runs)
+            if isinstance(name, str) and name
+        ]
+
+
+def typed_with_changes(ctx: typer.Context, form: type, changes: list[str] | None) -> dict[str, Any]:
+    """Return the inputs of a question that were typed, with the figures of the machine that --set changes.
+
+    Args:
+        ctx: context of the command.
+        form: dataclass of the question's inputs.
+        changes: texts of --set, such as "chip.hbm.bandwidth=16TB/s".
+    """
+    from steptime.cli.option_groups import typed_values
+    from steptime.hardware.what_if import read_changes
+    from steptime.questions.subject import read_system
+
+    values = typed_values(ctx, form)
+    for name, example in NEEDED.items():
+        not_empty(f"--{name}", values.get(name), example)
+    try:
+        system = read_system(values)
+    except UnknownName as problem:
+        raise _swapped(values["system"], values.get("catalog")) or problem from None
+    figures = read_changes(system, tuple(changes or ()))
+    if "rent" in figures and "rent" in values:
+        raise RangeError("--rent and --set rent= both set the rent; keep one of the two")
+    return values | figures

@@ -6,25 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import (
-    BRIEF,
-    CSV,
-    JSON,
-    LIMITS,
-    OUTPUT,
-    Held,
-    Load,
-    Rented,
-    count,
-    modes_of,
-    not_empty,
-    option,
-    read_limits,
-    read_systems,
-    refuse_idle,
-)
+from steptime.cli.options import BRIEF, CSV, JSON, LIMITS, OUTPUT, SubjectChanges, not_empty, option, read_systems, refuse_idle
 from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
 from steptime.cli.output_folders import check_folder, write_folder
+from steptime.errors import InputError
+from steptime.planning.planner import DoesNotFit
+from steptime.questions.plan_question import PlanInputs, answers_from, bind_plan, solve
 
 if TYPE_CHECKING:
     from steptime.hardware.system import System
@@ -35,46 +22,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requests(Load):
-    """What is asked of the deployment."""
+class PlanOutput:
+    """How a plan is replayed, and what is printed of it."""
 
-    quantile: Annotated[str, option("At which the limits hold with --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Which deployments are looked at, and what is printed of the best."""
-
-    chips: Annotated[
-        int | None, count("--chips", "Chips; by default one scale-up domain, of the largest a part.", "Deployment")
-    ] = None
-    mode: Annotated[
-        str,
-        option(
-            "aggregated (prefill and decode share chips), disaggregated (pools), both with a comma between, or any.",
-            "Deployment",
-            "--modes",
-            "--mode",
-        ),
-    ] = "any"
-    sure: Annotated[
-        float | None, option("Probability with which each limit is met, 0.5 to 0.99; else in the mean.", "Deployment")
-    ] = None
-    drafts: Annotated[
-        str | None,
-        option("Tokens that the model's own layers draft for a step, 0 to 8, or auto for the best number.", "Deployment"),
-    ] = None
-    acceptance: Annotated[
-        float | None, option("Tokens that a step then yields, from 1 to drafts + 1; else as measured.", "Deployment")
-    ] = None
+    quantile: Annotated[str, option("Percentile for --simulate: mean, p50, p90, p95 or p99.", LIMITS)] = "p90"
     simulate: Annotated[
         bool,
         option("Replay it with random arrivals, and lower the rate until percentiles hold.", "Deployment", "--simulate"),
     ] = False
-    electricity: Annotated[
-        str | None,
-        option("What the energy costs: price in USD per kWh, such as 0.08/kWh.", "Deployment", metavar="PRICE"),
-    ] = None
     explain: Annotated[bool, option("Show each term's formula with its numbers and sources.", OUTPUT, "--explain")] = False
     launch: Annotated[
         str | None, option("Print launch commands for vllm, sglang, trtllm, or all.", OUTPUT, metavar="ENGINE")
@@ -90,27 +45,6 @@ class Wanted:
     csv: CSV = None
     json: JSON = False
 
-    def modes(self) -> tuple[str, ...]:
-        """Return the modes that are searched."""
-        return modes_of(self.mode)
-
-    def given(self) -> dict[str, Any]:
-        """Return the chips and the price of electricity that a plan is made with, and whether other choices are shown."""
-        not_empty("--electricity", self.electricity, "USD per kWh, such as 0.08/kWh")
-        return {
-            "chips": self.chips, "electricity": self.electricity, "levers": not self.brief, "sure": self.sure,
-            "drafts": self.many_drafts(), "acceptance": self.acceptance,
-        }  # fmt: skip
-
-    def many_drafts(self) -> int | str | None:
-        """Return how many tokens are drafted for a step, "auto", or None where nothing is said; raise RangeError for others."""
-        from steptime.planning.speculative_config import check_asked
-
-        words = self.drafts
-        drafts = int(words) if words is not None and words.isascii() and words.isdigit() else words
-        check_asked(drafts, self.acceptance)
-        return drafts
-
     def launches(self) -> tuple[str, ...]:
         """Return the engines to launch with."""
         if self.launch is None:
@@ -125,7 +59,7 @@ class Wanted:
 
 
 @grouped
-def plan(ctx: typer.Context, subject: Rented, requests: Requests, held: Held, wanted: Wanted) -> None:
+def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, wanted: PlanOutput) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token."""
     refuse_idle(
         ctx,
@@ -138,39 +72,32 @@ def plan(ctx: typer.Context, subject: Rented, requests: Requests, held: Held, wa
             "--launch-dir FOLDER": (wanted.launch_dir is not None, "force"),
         },
     )
-    modes, launches = wanted.modes(), wanted.launches()
-    check_outputs({"--csv": wanted.csv}, subject.files())
+    launches = wanted.launches()
+    not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
+    check_outputs({"--csv": wanted.csv}, changes.files(vars(inputs)))
     check_folder("--launch-dir", wanted.launch_dir)
-    limits = read_limits(requests.speed, requests.ttft)
-    workload = requests.workload()
     if wanted.simulate:
         from steptime.cli.simulate_common import known_quantile, need_numba
 
-        known_quantile(requests.quantile)
+        known_quantile(wanted.quantile)
         need_numba()
-    model, system, engine = subject.read()
-    more = held.tokens(model)
-    model = held.read(model, workload.input_tokens)
-    workload = replace(workload, input_tokens=workload.input_tokens + more)
-    if launches and engine is not None and engine.name == "ideal":
-        from steptime.errors import InputError
-
-        raise InputError("no engine runs as the ideal does: leave out --engine ideal, or --launch")
-    from steptime.planning.planner import DoesNotFit
-    from steptime.planning.planner import plan as make_plan
-
+    inputs.slo()
+    values = changes.values(ctx, PlanInputs)
+    _, model, system, engine, _ = bind_plan(values)
+    if launches and engine.name == "ideal":
+        raise InputError("--launch cannot be used with --engine ideal")
     try:
-        found = make_plan(model, system, workload, limits, **wanted.given(), engine=engine, modes=modes)
+        found = solve(values, diagnostics=not wanted.brief)
     except DoesNotFit as problem:
-        raise DoesNotFit(f"{problem}{_other(model, subject.catalog)}") from None
-    replayed = _replayed(model, system, found, engine, requests.quantile) if wanted.simulate and found.feasible else None
+        raise DoesNotFit(f"{problem}{_other(model, inputs.catalog)}") from None
+    replayed = _replayed(model, system, found, engine, wanted.quantile) if wanted.simulate and found.feasible else None
     if wanted.csv is not None:
         write_csv(wanted.csv, found)
     refused = replayed is not None and not replayed.good
     if wanted.launch_dir is not None and found.feasible and not refused:
         _write_launch(found, launches, wanted.launch_dir, force=wanted.force)
     if wanted.json:
-        print_json(_data(model, system, found, engine, replayed, explain=wanted.explain))
+        print_json(_data(model, system, found, engine, replayed, explain=wanted.explain, answers=answers_from(found)))
     else:
         _print(model, system, found, engine, replayed, wanted, launches)
     if refused or not found.feasible:
@@ -221,7 +148,14 @@ def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine",
 
 
 def _data(
-    model: "Model", system: "System", found: "Plan", engine: "Engine", replayed: "Replay | None", *, explain: bool
+    model: "Model",
+    system: "System",
+    found: "Plan",
+    engine: "Engine",
+    replayed: "Replay | None",
+    *,
+    explain: bool,
+    answers: dict[str, Any],
 ) -> dict[str, Any]:
     """Return a plan as data, with launch commands, the replay, and its explanation where one is wanted.
 
@@ -233,6 +167,7 @@ def _data(
     if replayed is not None and not replayed.good:
         found = replace(found, feasible=False, reason=replayed.reason)
     more: dict[str, Any] = {"launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}}
+    more["summary"] = answers
     if replayed is not None:
         more["simulated"] = replayed
     if explain and found.feasible:
@@ -246,7 +181,7 @@ def _print(
     found: "Plan",
     engine: "Engine",
     replayed: "Replay | None",
-    wanted: Wanted,
+    wanted: PlanOutput,
     launches: tuple[str, ...],
 ) -> None:
     """Print a plan as text."""

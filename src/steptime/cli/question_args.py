@@ -12,8 +12,8 @@ from steptime.cli.output import say
 from steptime.errors import InputError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
-    from steptime.sweep.axes import Axis
-    from steptime.sweep.question_inputs import Question
+    from steptime.questions.declaration import Question
+    from steptime.sweeps.axes import Axis
 
 FEW = 8  # points from which the time that is left is told: several come at once from a process
 
@@ -67,7 +67,7 @@ def read_question(
 
     several: the option that takes more than one value of an input; own: the options of the command itself.
     """
-    from steptime.sweep.question_registry import question_of
+    from steptime.questions.registry import question_of
 
     name, given, more = read_words(command, words, several)
     question = question_of(name)
@@ -89,7 +89,7 @@ def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] 
         return dict(held)
     from steptime.physics.engine import anchored
     from steptime.physics.uncertainty import has_range
-    from steptime.sweep.resolve_inputs import read_subject
+    from steptime.questions.subject import read_subject
     from steptime.validation.user_calibration import kept_anchor
 
     model, system, engine = read_subject(held)
@@ -103,7 +103,7 @@ def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] 
 @contextmanager
 def told() -> Iterator[Callable[[int, int], None]]:
     """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
-    from steptime.sweep.point_limits import duration
+    from steptime.sweeps.point_limits import duration
 
     state = {"first": 0, "total": -1, "started": time.perf_counter()}
     bar: Any = None

@@ -11,7 +11,7 @@ from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError, shown
 
 if TYPE_CHECKING:
-    from steptime.sweep.sensitivity_result import Sensitivity
+    from steptime.sweeps.sensitivity_result import Sensitivity
 
 INPUTS, INDICES = "Unsure inputs", "Sobol's indices"
 OWN = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
@@ -65,8 +65,8 @@ def sensitivity(
     json: JSON = False,
 ) -> None:
     """Tell which unsure input swings an answer most, and what is worth measuring first."""
-    from steptime.sweep.axes import read_axes
-    from steptime.sweep.sensitivity import sensitivity_of
+    from steptime.sweeps.axes import read_axes
+    from steptime.sweeps.sensitivity import sensitivity_of
 
     question, given, more = read_question("sensitivity", words or [], "--vary", OWN)
     refuse_idle(ctx, {"text, not --json": (not json, "brief")})
@@ -105,7 +105,7 @@ def _check_picture(plot: str | None, csv: str | None) -> None:
     """Raise InputError, before the work, for a picture that cannot be written."""
     import os
 
-    from steptime.sweep.export import PICTURES
+    from steptime.sweeps.export import PICTURES
 
     if plot is None:
         return

@@ -12,8 +12,8 @@ from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError
 
 if TYPE_CHECKING:
-    from steptime.sweep.question_inputs import Question
-    from steptime.sweep.sweep_result import Sweep
+    from steptime.questions.declaration import Question
+    from steptime.sweeps.sweep_result import Sweep
 
 AXES, WHERE = "Axes", "Where it runs"
 DRAWN = "--plot, the picture that it is drawn in"
@@ -89,10 +89,10 @@ def sweep(
     json: JSON = False,
 ) -> None:
     """Ask the same question over many values: tables, files and pictures of how answers change."""
-    from steptime.sweep.axes import read_axes
-    from steptime.sweep.executor import connect
-    from steptime.sweep.resume_log import SUFFIX
-    from steptime.sweep.sweep import sweep_of
+    from steptime.sweeps.axes import read_axes
+    from steptime.sweeps.executor import connect
+    from steptime.sweeps.resume_log import SUFFIX
+    from steptime.sweeps.sweep import sweep_of
 
     question, given, more = read_question("sweep", words or [], "--over", OWN)
     refuse_idle(ctx, {"text, not --json": (not json, "brief"), DRAWN: (plot is not None, "against")})
@@ -143,7 +143,7 @@ def _answers(question: "Question", answers: list[str], against: str | None) -> t
 
 def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
     """Return the files of results; raise InputError, before the work, for one that cannot be written."""
-    from steptime.sweep.export import PICTURES, ending
+    from steptime.sweeps.export import PICTURES, ending
 
     pictures = [name for name in out if name.casefold().endswith(PICTURES)]
     if pictures:

@@ -64,7 +64,9 @@ class TokenCost:
     aggregated_usd_per_request: float = field(
         default=math.nan,
         metadata=unit(
-            "USD", "rent of one request in aggregated mode, which margins are calibrated on; null: not computed, or not served"
+            "USD",
+            "rent of one request in aggregated mode, which margins are calibrated on; null: not computed, or not served",
+            key="aggregated_usd_per_request",
         ),
     )
     input_usd_per_million: float = field(

@@ -10,7 +10,7 @@ from rich.text import Text
 from steptime.cli.views.terminal_plots import LogScale
 from steptime.cli.views.widgets import Grid, notes, ranged, table
 from steptime.hardware.unit_cost import usd
-from steptime.sweep.context_limit_result import ContextWall, ContextWalls, tokens
+from steptime.sweeps.context_limit_result import ContextWall, ContextWalls, tokens
 from steptime.units import counted, show
 
 BESIDE = 30  # columns beside the axis of the picture, at most

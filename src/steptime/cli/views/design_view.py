@@ -10,8 +10,8 @@ from rich.text import Text
 
 from steptime.cli.views.sweep_view import axis_value, head, held_in_words, picture, refused, written
 from steptime.cli.views.widgets import Grid, notes, table
-from steptime.sweep.design import Design, columns_in_short
-from steptime.sweep.resolve_inputs import ARCH, WITHIN
+from steptime.questions.subject import ARCH, WITHIN
+from steptime.sweeps.design import Design, columns_in_short
 from steptime.units import counted, in_digits
 
 MOST_ROWS = 16

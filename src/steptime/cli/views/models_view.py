@@ -12,8 +12,8 @@ from rich.text import Text
 
 from steptime.cli.views.widgets import facts, notes, table
 from steptime.describe.config_summary import ConfigCard
-from steptime.describe.image_cost import ImageCost
 from steptime.models.config_coverage import EXACT, GUESS, LIKELY
+from steptime.questions.image_cost import ImageCost
 from steptime.units import show
 
 COLOURS = {EXACT: "green", LIKELY: "yellow", GUESS: "red"}

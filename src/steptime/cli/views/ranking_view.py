@@ -13,7 +13,7 @@ from steptime.cli.views.terminal_plots import LogScale
 from steptime.cli.views.widgets import Grid, notes, table
 from steptime.hardware.rental_prices import known
 from steptime.hardware.unit_cost import usd
-from steptime.sweep.ranking_result import Ranking, Standing
+from steptime.sweeps.ranking_result import Ranking, Standing
 from steptime.units import counted, show
 
 BESIDE = 34  # columns beside the axis of the picture, at most

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.cli.views.widgets import Grid, notes, ranged, table
-from steptime.sweep.sensitivity_result import WORTH, Sensitivity, Swing, written
+from steptime.sweeps.sensitivity_result import WORTH, Sensitivity, Swing, written
 
 MOST = 12  # rows
 ROOMY = 110  # columns from which ranges and what they rest on have columns of their own

@@ -18,7 +18,7 @@ from steptime.physics.step import Step
 from steptime.units import counted, show
 
 if TYPE_CHECKING:
-    from steptime.describe.step_summary import StepCard
+    from steptime.questions.step_question import StepSummary
 
 TERM_COLOURS = {
     "projections": "blue",
@@ -55,7 +55,7 @@ RATES = {
 MEANING = "90 % range: nine in ten measured steps lie in it. Bounds: all overlapped, and nothing overlapped."
 
 
-def step_view(card: StepCard, width: int) -> RenderableType:
+def step_view(card: StepSummary, width: int) -> RenderableType:
     """Return one step on a screen, what changes the answer first."""
     meaning = [Text(MEANING, style="bright_black")] if card.range else []
     return Group(
@@ -70,7 +70,7 @@ def step_view(card: StepCard, width: int) -> RenderableType:
     )
 
 
-def step_brief(card: StepCard) -> RenderableType:
+def step_brief(card: StepSummary) -> RenderableType:
     """Return the answer alone."""
     said = (Text(f"{name}: {value}") for name, value in _answers(card))
     return Group(Text(title(card)), *notes(card.notes), *own_runs(card.anchor), *said)
@@ -89,13 +89,13 @@ def own_runs(anchor: Anchor | None) -> list[Text]:
     return lines
 
 
-def title(card: StepCard) -> str:
+def title(card: StepSummary) -> str:
     """Say in a line what ran on what."""
     where = f"{counted(int(card.layout.chips), 'chip')} of {card.system}, {show_layout(card.layout)}, engine {card.engine}"
     return f"{card.model} on {where}: one {card.phase} step"
 
 
-def _answers(card: StepCard) -> list[tuple[str, str | Text]]:
+def _answers(card: StepSummary) -> list[tuple[str, str | Text]]:
     time = ranged(float(card.total), _floats(card.range), lambda s: show(s, "s"))
     rows: list[tuple[str, str | Text]] = [
         ("Time" + (" (90 % range)" if card.range else ""), Text(time, style="bold green")),

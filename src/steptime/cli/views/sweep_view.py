@@ -13,9 +13,9 @@ from steptime.cli.views.terminal_plots import drawn, figure, label, room
 from steptime.cli.views.widgets import Grid, facts, notes, table
 from steptime.hardware.unit_cost import usd
 from steptime.number_checks import Array
-from steptime.sweep.axes import Axis
-from steptime.sweep.plots import first_number, numbers, spread_out
-from steptime.sweep.sweep_result import Column, Sweep
+from steptime.sweeps.axes import Axis
+from steptime.sweeps.plots import first_number, numbers, spread_out
+from steptime.sweeps.sweep_result import Column, Sweep
 from steptime.units import counted, in_digits, show
 
 FEW = 24  # points of which each has a row

@@ -1,0 +1,56 @@
+"""The question `roofline`: the blackboard's answers for a real model on one scale-up domain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steptime.lecture.model_on_system import CONTEXT
+from steptime.lecture.pair_roofline import Roofline, roofline
+from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, question_of_result
+from steptime.questions.subject import PricedSubject, read_subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflineInputs(PricedSubject):
+    """A model on one scale-up domain of a system."""
+
+    context: Any = count(CONTEXT, "tokens of context of each sequence", unit="tokens", group="The pair")
+
+
+def solve(values: Mapping[str, Any]) -> Roofline:
+    """Return the blackboard's answers for a model on a system.
+
+    Args:
+        values: values of `RooflineInputs` by name, and figures of the machine by path.
+    """
+    declared = inputs_from(RooflineInputs)
+    inputs = bind(RooflineInputs, {name: value for name, value in values.items() if name in declared}, "roofline")
+    model, system, engine = read_subject(values)
+    return roofline(model, system, context=inputs.context, engine=engine)
+
+
+READS: Final[Mapping[str, Read]] = {
+    "active_parameters": Read(meaning="active parameters", value=lambda board: board.active),
+    "total_parameters": Read(meaning="all parameters", value=lambda board: board.total),
+    "kv_bytes_per_token": Read(
+        meaning="bytes of the cache read per token of context", unit="B", value=lambda board: board.kv_bytes
+    ),
+    "chips": Read(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
+}
+ROOFLINE = question_of_result(
+    "roofline",
+    "the blackboard's answers for a model on one scale-up domain",
+    form=RooflineInputs,
+    solve=solve,
+    reads=READS,
+    shows=tuple(READS),
+    figures=True,
+    seconds=0.05,
+)
+
+
+def summary(board: Roofline) -> dict[str, Any]:
+    """Return the answers of the question from its result."""
+    return answers_of(READS, board)

@@ -1,0 +1,112 @@
+"""The lecture's closed forms as questions, and any function of one's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, get_type_hints
+
+from steptime import blackboard
+from steptime.errors import InputError, expect
+from steptime.number_checks import Number
+from steptime.questions.declaration import COUNT, TEXT, Answer, Input, Question
+
+UNITS = {
+    "bandwidth": "B/s", "capacity": "B", "kv_bytes_per_token": "B", "flops": "FLOP/s", "rent": "USD/s", "seconds": "s",
+    "interval": "s", "hop": "s", "step": "s", "drain": "s", "rate": "tok/s", "served": "tokens",
+    "rl_tokens": "tokens", "trained": "tokens",
+}  # fmt: skip
+"""Of the inputs of closed forms, by name; what is not here is a count, a ratio or a share."""
+ANSWERED = {
+    "recompute_cost": "USD", "hold_cost": "USD/s", "retrieve_cost": "USD", "break_even_hold": "s", "cost_per_token": "USD",
+    "compute_seconds": "s", "weight_seconds": "s", "kv_read_seconds": "s", "step_seconds": "s", "drain_seconds": "s",
+    "floor_of_domain": "s", "token_latency": "s", "worst_wait": "s", "mean_wait": "s", "weight_bytes_per_chip": "B",
+    "kv_bytes_per_chip": "B", "kv_bytes_from_tier": "B", "kv_bytes_from_shape": "B", "exchange_bytes": "B",
+    "throughput": "tok/s", "balanced_context": "tokens", "attention_equals_weights": "tokens", "sparse_reads": "tokens",
+    "served_tokens": "tokens", "chinchilla_tokens": "tokens", "tokens_equal_to_rl": "tokens",
+    "tokens_equal_to_serving": "tokens",
+}  # fmt: skip
+"""Of the answers of closed forms; the others are counts, ratios or shares."""
+PREFIX = "blackboard."
+
+
+def closed_form(name: str) -> Question:
+    """Return a closed form of `steptime.blackboard` as a question: its parameters are its inputs."""
+    function = getattr(blackboard, name)
+    hints = get_type_hints(function)
+    inputs, needs = {}, []
+    for parameter in inspect.signature(function).parameters.values():
+        every = hints[parameter.name] == Number
+        unit = UNITS.get(parameter.name, "")
+        inputs[parameter.name] = Input(
+            meaning=parameter.name.replace("_", " "),
+            unit=unit,
+            kind=COUNT if hints[parameter.name] is int else "number",
+            broadcasts=every,
+        )
+        if parameter.default is parameter.empty:
+            needs.append(parameter.name)
+    told = Answer(meaning=_first_line(function), unit=ANSWERED.get(name, ""))
+    return Question(
+        name=f"{PREFIX}{name}",
+        meaning=told.meaning,
+        inputs=inputs,
+        answers={name: told},
+        ask=partial(_asked, function, name),
+        vectorised=True,
+        threads=True,
+        needs=tuple(needs),
+        shows=(name,),
+        seconds=1e-8,
+        written=function,
+    )
+
+
+def _asked(function: Callable[..., Any], name: str, given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions are asked alike
+    return {name: function(**given)}
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or function.__name__).splitlines()[0].partition(":")[0].strip().rstrip(".")
+
+
+def of_function(function: Callable[..., Any], *, vectorised: bool = False) -> Question:
+    """Return a function of one's own as a question: it takes keywords, and returns a number, or a mapping of numbers and texts.
+
+    vectorised: whether it takes arrays that broadcast. Its answers are known once it has been asked; until then a sweep takes
+    what it tells. Raises InputError for what cannot be called by keyword.
+    """
+    expect("a function to sweep", function, Callable, 'a name such as "step", or a function')  # type: ignore[arg-type]
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise InputError(f"{function!r} does not say which parameters it has") from None
+    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+    if positional:
+        raise InputError(f"{positional[0]} of {_name(function)} cannot be given by name, as a sweep gives it")
+    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    return Question(
+        name=_name(function),
+        meaning=_first_line(function),
+        inputs={one.name: Input(meaning=one.name, kind=TEXT, broadcasts=vectorised) for one in named},
+        answers={},
+        ask=partial(_told, function),
+        vectorised=vectorised,
+        needs=tuple(one.name for one in named if one.default is one.empty),
+        seconds=0.0,
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _told(function: Callable[..., Any], given: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:  # noqa: ARG001 - all questions are asked alike
+    found = function(**given)
+    if isinstance(found, Mapping):
+        return found
+    to_dict = getattr(found, "to_dict", None)
+    if to_dict is not None:
+        return {name: value for name, value in to_dict().items() if isinstance(value, str | int | float) and name != "schema"}
+    return {_name(function): found}

@@ -1,0 +1,228 @@
+"""The question `plan`: the cheapest deployment of a model on a machine within limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from steptime.errors import RangeError, UnknownName, shown
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.number_checks import MOST_CHIPS, MOST_TOKENS, positive
+from steptime.physics.engine import Engine
+from steptime.planning.plan_result import Plan
+from steptime.planning.planner import MODES, plan
+from steptime.planning.workload import Slo, Workload, limits
+from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, text
+from steptime.questions.subject import (
+    DESIGN,
+    MADE,
+    REQUESTS_GROUP,
+    PricedSubject,
+    PromptMedia,
+    made,
+    read_subject,
+    with_prompt_media,
+)
+
+COST, TPOT, TTFT = "usd_per_million_output_tokens", "tpot", "ttft"
+OUTPUT, SPEED = "tokens_per_second_per_chip", "tokens_per_second_per_user"
+DEPLOYMENT_GROUP, LIMITS_GROUP = "Deployment", "Limits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSizes:
+    """Requests that are all alike."""
+
+    input: Any = count(1024, "prompt tokens of a request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    output: Any = count(1024, "output tokens of a request", unit="tokens", maximum=MOST_TOKENS, group=REQUESTS_GROUP)
+    cached: Any = number(
+        0.0, "share of the prompt that a prefix cache holds (0 to 1)", minimum=0.0, maximum=1.0, group=REQUESTS_GROUP
+    )
+
+    def workload(self, gained: int = 0) -> Workload:
+        """Return the requests; `gained`: tokens that images and recordings add to each prompt."""
+        return Workload(input_tokens=self.input + gained, output_tokens=self.output, cached_share=self.cached)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyLimits:
+    """Limits on mean latencies."""
+
+    speed: Any = number(None, "minimum output speed for each user [tok/s]", unit="tok/s", group=LIMITS_GROUP)
+    tpot: Any = number(None, "maximum time per output token, in place of speed [s]", unit="s", group=LIMITS_GROUP)
+    ttft: Any = number(None, "maximum time to first token [s]", unit="s", group=LIMITS_GROUP)
+
+    def slo(self) -> Slo:
+        """Return the limits.
+
+        Raises:
+            RangeError: if speed and time per output token are both limited, or a limit is not above 0.
+        """
+        if self.speed is not None and self.tpot is not None:
+            raise RangeError(f"speed and tpot limit the same: speed {shown(self.speed)}, tpot {shown(self.tpot)}; keep one")
+        for name, unit in (("speed", "tok/s"), ("tpot", "s"), ("ttft", "s")):
+            positive(name, 1.0 if getattr(self, name) is None else getattr(self, name), unit)
+        return limits(speed=self.speed if self.tpot is None else 1 / self.tpot, ttft=self.ttft)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
+    """The cheapest deployment of a model on a machine, within limits."""
+
+    chips: Any = count(
+        None, "chips", maximum=MOST_CHIPS, group=DEPLOYMENT_GROUP,
+        default_words="one scale-up domain, capped for very large domains",
+    )  # fmt: skip
+    mode: str = text(
+        "any", "aggregated (prefill and decode share chips), disaggregated (pools), both separated by a comma, or any",
+        group=DEPLOYMENT_GROUP,
+    )  # fmt: skip
+    sure: Any = number(
+        None, "required probability of meeting each limit (0.5 to 0.99)", group=DEPLOYMENT_GROUP,
+        default_words="limits hold for the mean",
+    )  # fmt: skip
+    drafts: Any = text(
+        None, "speculative tokens per step from the model's own MTP layers, 0 to 8, or auto for the best number",
+        group=DEPLOYMENT_GROUP, metavar="N", default_words="none",
+    )  # fmt: skip
+    acceptance: Any = number(
+        None, "acceptance length: tokens that such a step yields, from 1 to drafts + 1", group=DEPLOYMENT_GROUP,
+        default_words="as measured",
+    )  # fmt: skip
+    electricity: Any = text(
+        None, "price of electricity in USD per kWh, such as 0.08/kWh", group=DEPLOYMENT_GROUP, metavar="PRICE"
+    )
+
+
+INPUTS = {**inputs_from(PlanInputs), **DESIGN}
+TOLD = (  # of a plan; its fields say what they mean
+    COST, "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens", "usd_per_request", TPOT, TTFT,
+    "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text", "reason",
+)  # fmt: skip
+RANGES = {
+    COST: "cost_range", TPOT: "tpot_range", TTFT: "ttft_range", OUTPUT: "throughput_range",
+}  # fmt: skip
+
+
+def _answers() -> dict[str, Answer]:
+    metadata = {one.name: one.metadata for one in fields(Plan)} | {
+        name: Plan.DERIVED[name] for name in (SPEED, OUTPUT, "joules_per_output_token")
+    }
+    found = {
+        name: Answer(
+            meaning=metadata[name]["meaning"], unit=metadata[name]["unit"], text=name in ("mode", "layout_text", "reason")
+        )
+        for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")
+    }
+    for name in (COST, TPOT, TTFT, OUTPUT):
+        for side, word in (("low", "lower"), ("high", "upper")):
+            found[f"{name}_{side}"] = Answer(meaning=f"{word} end of its 90 % range", unit=found[name].unit)
+    found["batch"] = Answer(meaning="sequences that a replica decodes at once", unit="sequences")
+    return found | MADE
+
+
+ANSWERS = _answers()
+BANDS = {name: (f"{name}_low", f"{name}_high") for name in (COST, TPOT, TTFT, OUTPUT)}
+
+
+def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+    """Return the answers about the cheapest plan; the reason alone if no plan meets the limits.
+
+    Args:
+        values: values of `PlanInputs` by name, and figures of the machine by path.
+        wanted: names of the answers; empty for all.
+    """
+    answers = answers_from(solve(values, diagnostics=False))
+    wanted = wanted or frozenset(ANSWERS)
+    if wanted & MADE.keys() and COST in answers:
+        model, system, _ = read_subject(values)
+        answers |= made(model, system, wanted)
+    return answers
+
+
+def answers_from(deployment: Plan) -> dict[str, Any]:
+    """Return the answers of the question from a plan; the reason alone if it meets no limits."""
+    if not deployment.feasible:
+        return {"reason": deployment.reason}
+    answers = {name: getattr(deployment, name) for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")}
+    for name in BANDS:
+        low, high = getattr(deployment, RANGES[name]) or (math.nan, math.nan)
+        answers |= {f"{name}_low": low, f"{name}_high": high}
+    return {**answers, "batch": deployment.pools[-1].batch}
+
+
+def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Engine, Workload]:
+    """Return the inputs of a plan, read and checked, what they name, and the requests."""
+    own = {name: value for name, value in values.items() if name in INPUTS and name not in DESIGN}
+    inputs = bind(PlanInputs, own, "plan")
+    model, system, engine = read_subject(values)
+    model, gained = with_prompt_media(model, inputs, inputs.input)
+    return inputs, model, system, engine, inputs.workload(gained)
+
+
+def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
+    """Return the cheapest plan.
+
+    Args:
+        values: values of `PlanInputs` by name, and figures of the machine by path.
+        diagnostics: whether alternatives and elasticities are computed too.
+    """
+    inputs, model, system, engine, workload = bind_plan(values)
+    return plan(
+        model,
+        system,
+        workload,
+        inputs.slo(),
+        chips=inputs.chips,
+        engine=engine,
+        modes=read_modes(inputs.mode),
+        sure=inputs.sure,
+        drafts=read_drafts(inputs.drafts),
+        acceptance=inputs.acceptance,
+        electricity=inputs.electricity,
+        levers=diagnostics,
+        worth=diagnostics,
+    )
+
+
+def read_modes(words: str) -> tuple[str, ...]:
+    """Return the modes of deployment that a text names: one, several with commas between, or any.
+
+    >>> read_modes("any"), read_modes("disaggregated")
+    (('aggregated', 'disaggregated'), ('disaggregated',))
+    """
+    names = MODES if words == "any" else tuple(name.strip() for name in words.split(","))
+    for name in names:
+        if name == "any":
+            raise RangeError(f"mode any cannot be combined with other modes, got {shown(words)}")
+        if name not in MODES:
+            raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
+    return tuple(name for name in MODES if name in names)
+
+
+def read_drafts(value: Any) -> int | str | None:
+    """Return the number of speculative tokens: a count, "auto", or None."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return int(value) if isinstance(value, float | np.number) and value == int(value) else value
+
+
+PLAN = Question(
+    name="plan",
+    meaning="the cheapest deployment within limits",
+    inputs=INPUTS,
+    answers=ANSWERS,
+    ask=ask,
+    solve=solve,
+    figures=True,
+    needs=("model", "system"),
+    shows=(COST, *BANDS[COST], SPEED, OUTPUT, TTFT, "batch", "layout_text", "reason"),
+    bands=BANDS,
+    seconds=0.4,
+    limits=tuple(inputs_from(LatencyLimits)),
+)

@@ -1,0 +1,92 @@
+"""Which questions can be asked many times: steps, plans, simulations, the closed forms, and functions of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Final
+
+from steptime import blackboard
+from steptime.errors import InputError, UnknownName
+from steptime.questions.closed_forms import PREFIX, closed_form, of_function
+from steptime.questions.declaration import Input, Question, listed
+from steptime.questions.subject import figures_of
+
+HOMES: Final = {
+    "step": "questions.step_question STEP",
+    "plan": "questions.plan_question PLAN",
+    "simulate": "questions.simulate_question SIMULATE",
+    "train": "questions.train_question TRAIN",
+    "rl": "questions.rl_question RL",
+    "roofline": "lecture.roofline_question ROOFLINE",
+    "context": "sweeps.context_question CONTEXT",
+}
+"""Module and name of each question; what is to be asked elsewhere registers itself here."""
+MEANT: Final = {
+    "steptime.physics.step.decode_step": "step",
+    "steptime.physics.step.mixed_step": "step",
+    "steptime.planning.planner.plan": "plan",
+    "steptime.simulation.simulator.simulate": "simulate",
+}  # functions of steptime that stand for a question
+SAME: Final = {"input_tokens": "input", "output_tokens": "output", "cached_share": "cached", "modes": "mode"}
+
+
+def names() -> list[str]:
+    """Return the names of all questions."""
+    forms = [name for name in blackboard.__all__ if callable(getattr(blackboard, name))]
+    return [*HOMES, *(f"{PREFIX}{name}" for name in forms)]
+
+
+def question_of(asked: Question | str | Callable[..., Any], *, vectorised: bool = False) -> Question:
+    """Return the question of a name, of a function of steptime that stands for one, or of a function of one's own."""
+    if isinstance(asked, Question):
+        return asked
+    if isinstance(asked, str):
+        return _named(asked)
+    place = f"{getattr(asked, '__module__', '')}.{getattr(asked, '__name__', '')}"
+    if place in MEANT:
+        return _named(MEANT[place])
+    if place.startswith("steptime.blackboard.") and getattr(blackboard, asked.__name__, None) is asked:
+        return closed_form(asked.__name__)
+    return of_function(asked, vectorised=vectorised)
+
+
+def _named(name: str) -> Question:
+    if name in HOMES:
+        module, _, attribute = HOMES[name].partition(" ")
+        found: Question = getattr(import_module(f"steptime.{module}"), attribute)
+        return found
+    form = name.removeprefix(PREFIX)
+    if form in blackboard.__all__ and callable(getattr(blackboard, form)):
+        return closed_form(form)
+    raise UnknownName("question", name, names(), f"Known: {', '.join(HOMES)}, and {PREFIX}NAME of the closed forms.")
+
+
+def input_of(question: Question, name: str, given: Mapping[str, Any]) -> Input:
+    """Return an input of a question by its name; raise UnknownName with the nearest where there is none.
+
+    given: what is known already, the system among it where one is, which has figures of its own.
+    """
+    if name in question.inputs:
+        return question.inputs[name]
+    figures: dict[str, Input] = {}
+    if question.figures and given.get("system") is not None:
+        figures = figures_of(given)
+        if name in figures:
+            return figures[name]
+    elif question.figures and ("." in name or name == "power"):
+        raise InputError(f"{name} looks like a figure of a machine, and no system is named that has it")
+    known = [*question.inputs, *figures]
+    beside = ", and the figures of the system (steptime systems NAME lists them)" if question.figures else ""
+    raise UnknownName(f"input of {question.name}", name, known, f"It takes {listed(question.inputs, 40)}{beside}.")
+
+
+def plain_name(question: Question, name: str) -> str:
+    """Return an input's name as questions have it: --max-sequences and input_tokens are max_sequences and input."""
+    if not isinstance(name, str):
+        raise InputError(f"an input has a name, such as batch, not {name!r}")
+    name = name.strip().lstrip("-")
+    under = name.replace("-", "_")
+    if question.name in HOMES and under in SAME and under not in question.inputs:
+        return SAME[under]
+    return under if "." in name or under in question.inputs else name

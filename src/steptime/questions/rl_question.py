@@ -1,0 +1,89 @@
+"""The question `rl`: the time of one step of reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Final
+
+from steptime.models.model_loading import load_model, model_of
+from steptime.number_checks import MOST_CHIPS
+from steptime.physics.layout import Layout
+from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, number, question_of_result, rent, text
+from steptime.questions.subject import SIZES, SUBJECT_GROUP, ParallelSizes, read_machine
+from steptime.scaling.rl_step import RlStep, rl_step
+
+STEP_GROUP, PHASE_GROUP = "The step", "Phases"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlInputs(ParallelSizes):
+    """One step of reinforcement learning: rollout, log-probabilities, training and the transfer of new weights."""
+
+    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    chips: Any = count(64, "number of chips", maximum=MOST_CHIPS, group=STEP_GROUP)
+    rollouts: Any = count(2048, "rollouts of a step", group=STEP_GROUP)
+    prompt: Any = count(256, "prompt tokens of each rollout", unit="tokens", group=STEP_GROUP)
+    output: Any = count(2048, "mean output tokens of a rollout", unit="tokens", group=STEP_GROUP)
+    longest: Any = count(16384, "maximum output tokens of a rollout", unit="tokens", group=STEP_GROUP)
+    spread: Any = number(0.7, "standard deviation of the logarithm of output lengths", group=STEP_GROUP)
+    rollout_share: Any = number(
+        1.0, "share of the chips that generate while the others train, one step off; 1: on policy", group=PHASE_GROUP
+    )
+    passes: Any = number(2.0, "forward passes for log-probabilities", group=PHASE_GROUP)
+    updates: Any = count(1, "training steps on the rollouts", group=PHASE_GROUP)
+    mfu: Any = number(
+        None, "share of the bf16 rate that training and log-probabilities reach", group=PHASE_GROUP,
+        default_words="from steptime's training step",
+    )  # fmt: skip
+    engine: Any = text(None, "engine of the rollout, or ideal", group=SUBJECT_GROUP, default_words="of the system")
+    rent: Any = rent(
+        None, "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10", unit="USD/s",
+        default_words="the newest known of contract and on demand", group=SUBJECT_GROUP, metavar="KIND",
+    )  # fmt: skip
+
+
+def solve(values: Mapping[str, Any]) -> RlStep:
+    """Return the time of one step of reinforcement learning.
+
+    Args:
+        values: values of `RlInputs` by name, and figures of the machine by path.
+    """
+    inputs = bind(RlInputs, {name: value for name, value in values.items() if name in inputs_from(RlInputs)}, "rl")
+    sizes = {name: value for name in SIZES if (value := getattr(inputs, name)) is not None}
+    model = load_model(inputs.model) if isinstance(inputs.model, str) else model_of(inputs.model)
+    return rl_step(
+        model, read_machine(values), chips=inputs.chips, rollouts=inputs.rollouts, prompt=inputs.prompt, output=inputs.output,
+        longest=inputs.longest, layout=Layout(**sizes, microbatches=sizes.get("pp", 1)), spread=inputs.spread,
+        rollout_share=inputs.rollout_share, passes=inputs.passes, mfu=inputs.mfu, updates=inputs.updates, engine=inputs.engine,
+    )  # fmt: skip
+
+
+READS: Final[Mapping[str, Read]] = {
+    "step_time": Read(meaning="time of a step", unit="s", value=lambda step: step.total),
+    "rollout_time": Read(meaning="time of the rollout", unit="s", value=lambda step: step.rollout),
+    "rollout_tail_time": Read(
+        meaning="part of it after nine in ten rollouts have ended", unit="s", value=lambda step: step.tail
+    ),
+    "log_probs_time": Read(meaning="time of log-probabilities", unit="s", value=lambda step: step.log_probs),
+    "training_time": Read(meaning="time of training", unit="s", value=lambda step: step.training),
+    "refit_time": Read(meaning="time to send the new weights", unit="s", value=lambda step: step.refit),
+    "mfu": Read(meaning="share of the bf16 rate that training reaches", value=lambda step: step.mfu),
+    "usd_per_step": Read(meaning="rent of a step", unit="USD", value=lambda step: step.usd),
+}
+RL = question_of_result(
+    "rl",
+    "the time of one step of reinforcement learning",
+    form=RlInputs,
+    solve=solve,
+    reads=READS,
+    shows=("step_time", "rollout_time", "training_time", "usd_per_step"),
+    figures=True,
+    seconds=0.5,
+)
+
+
+def summary(step: RlStep) -> dict[str, Any]:
+    """Return the answers of the question from its result."""
+    return answers_of(READS, step)

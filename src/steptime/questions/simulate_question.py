@@ -1,0 +1,309 @@
+"""The question `simulate`: requests served one by one, what users see, and what a token costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from steptime.errors import RangeError, shown
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.physics.default_layout import default_layout
+from steptime.physics.engine import Engine
+from steptime.physics.layout import Layout
+from steptime.questions.declaration import Answer, Question, bind, choice, count, inputs_from, number, text
+from steptime.questions.plan_question import LatencyLimits
+from steptime.questions.subject import (
+    DESIGN,
+    LAYOUT_GROUP,
+    SIZES,
+    ParallelSizes,
+    PricedSubject,
+    PromptMedia,
+    read_subject,
+    with_prompt_media,
+)
+from steptime.units import parse
+
+if TYPE_CHECKING:
+    from steptime.simulation.prefix_cache import Cache
+    from steptime.simulation.scheduling_policy import Policy
+    from steptime.simulation.traffic import Lengths, Traffic
+
+TRAFFIC, POLICY, LIMITS_GROUP = "Traffic", "Scheduler", "Limits"
+PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficInputs:
+    """Which requests arrive, and when."""
+
+    rate: Any = number(None, "requests per second", unit="requests/s", group=TRAFFIC)
+    concurrency: Any = count(None, "clients of a closed loop, in place of a rate", group=TRAFFIC)
+    trace: str | None = text(None, "trace file: Azure CSV, Mooncake or vLLM JSONL", group=TRAFFIC, metavar="FILE")
+    requests: Any = count(None, "number of requests", group=TRAFFIC, default_words="10,000; 10 per client; the whole trace")
+    input: Any = count(1024, "mean prompt tokens", unit="tokens", group=TRAFFIC)
+    output: Any = count(256, "mean output tokens", unit="tokens", group=TRAFFIC)
+    lengths: str = choice(
+        "fixed", ("fixed", "uniform", "lognormal"), "distribution of lengths: fixed, uniform or lognormal", group=TRAFFIC
+    )
+    spread: Any = number(0.0, "half the range (uniform) or standard deviation (lognormal) over the mean", group=TRAFFIC)
+    arrivals: str = choice(
+        "poisson", ("poisson", "gamma", "constant"), "arrival process: poisson, gamma or constant", group=TRAFFIC
+    )
+    burst: Any = number(4.0, "squared coefficient of variation of gamma inter-arrival times", group=TRAFFIC)
+    rate_scale: Any = number(1.0, "speed-up of a trace", group=TRAFFIC)
+    fast_share: Any = number(0.0, "share of requests with priority (fast tier)", group=TRAFFIC)
+    prefixes: Any = count(0, "number of shared prompt prefixes", minimum=0, group=TRAFFIC)
+    prefix_tokens: Any = count(512, "tokens of each shared prefix", unit="tokens", group=TRAFFIC)
+    seed: Any = count(0, "random seed", minimum=0, group=TRAFFIC)
+
+    def sizes(self) -> tuple[Lengths, Lengths]:
+        """Return the distributions of prompt and output lengths."""
+        from steptime.simulation.traffic import Lengths
+
+        return (
+            Lengths(mean=self.input, shape=self.lengths, spread=self.spread),
+            Lengths(mean=self.output, shape=self.lengths, spread=self.spread),
+        )
+
+    def traffic(self, gained: int = 0) -> Traffic:
+        """Return the requests: of a trace, or drawn.
+
+        Args:
+            gained: tokens that images and recordings add to each prompt.
+
+        Raises:
+            RangeError: if not exactly one of trace, rate and concurrency is given.
+        """
+        from steptime.simulation.trace_files import read_trace
+        from steptime.simulation.traffic import drawn, longer, scaled
+
+        kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise RangeError(f"simulate needs one of trace, rate and concurrency, not {' and '.join(kinds) or 'none of them'}")
+        if self.trace is not None:
+            requests = scaled(read_trace(self.trace, most=self.requests), self.rate_scale)
+        else:
+            requests = drawn(
+                *self.sizes(), rate=self.rate, clients=self.concurrency, requests=self.requests, fast_share=self.fast_share,
+                kind=self.arrivals, burst=self.burst, seed=self.seed,
+            )  # fmt: skip
+        return longer(self.with_prefixes(requests), gained) if gained else self.with_prefixes(requests)
+
+    def with_prefixes(self, requests: Traffic) -> Traffic:
+        """Return requests that share prompt prefixes, where any are asked for."""
+        from steptime.simulation.traffic import with_sessions
+
+        if self.prefixes and len(requests.starts):
+            raise RangeError(f"prefixes does not go with {self.trace}: its prompts have blocks of their own (hash_ids)")
+        if not self.prefixes:
+            return requests
+        return with_sessions(requests, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerInputs:
+    """How a replica schedules requests."""
+
+    policy: str | None = choice(
+        None, ("continuous", "prefill-first", "static", "train"), "policy: continuous, prefill-first, static or train",
+        group=POLICY, default_words="the engine's",
+    )  # fmt: skip
+    max_sequences: Any = count(256, "max_num_seqs: sequences that a replica serves at once", group=POLICY)
+    token_budget: Any = count(None, "max_num_batched_tokens: tokens of a step", group=POLICY, default_words="the engine's")
+    kv_tokens: Any = count(
+        None, "tokens that the KV cache of a replica holds", group=POLICY, default_words="what the chips hold"
+    )
+    when_full: str = choice(
+        "recompute", ("recompute", "queue"), "when the cache is full: recompute (preempt) or queue", group=POLICY
+    )
+    interval: Any = number(None, "seconds between trains", unit="s", group=POLICY, default_words="time to read the HBM once")
+    patience: Any = number(0.0, "seconds that a static batch waits to fill", unit="s", group=POLICY)
+    drafted: Any = count(0, "speculative tokens per step", minimum=0, group=POLICY)
+    acceptance: Any = number(
+        1.0, "acceptance length: tokens that a step yields, from 1 to drafted + 1 (a count, not a share)", group=POLICY
+    )
+    route: str = choice(
+        "round-robin", ("round-robin", "least-loaded", "prefix-aware"), "router: round-robin, least-loaded or prefix-aware",
+        group=POLICY,
+    )  # fmt: skip
+    prefix_cache: str = text("", "prefix cache of a replica, such as hbm=20GB,host=1TB,ssd=4TB", group=POLICY, metavar="TIERS")
+
+    def schedule(self, engine: Engine, system: System, prompt: float) -> Policy:
+        """Return the scheduler of a replica; `prompt`: the longest prompt [tokens]."""
+        from steptime.simulation.scheduling_policy import policy_for
+
+        return policy_for(
+            engine, system, prompt=prompt, kind=self.policy, max_sequences=self.max_sequences,
+            token_budget=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,
+            patience=self.patience, drafted=self.drafted, acceptance=self.acceptance, route=self.route,
+        )  # fmt: skip
+
+    def cache(self, system: System, layout: Layout) -> Cache | None:
+        """Return the prefix cache of a replica, of tiers such as hbm=20GB,host=1TB."""
+        if not self.prefix_cache:
+            return None
+        from steptime.simulation.prefix_cache import cache_of
+
+        tiers: dict[str, float] = {}
+        for part in self.prefix_cache.split(","):
+            name, equals, size = part.strip().partition("=")
+            if not equals:
+                raise RangeError(f"prefix_cache: {shown(part)} is not TIER=CAPACITY, such as host=1TB")
+            if name in tiers:
+                raise RangeError(f"prefix_cache: {name} is given twice")
+            tiers[name] = parse(size, "B")
+        return cache_of(system, layout, tiers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolInputs(ParallelSizes):
+    """How many replicas there are, and of which kinds."""
+
+    replicas: Any = count(1, "replicas", group=LAYOUT_GROUP)
+    fast_replicas: Any = count(0, "additional replicas for the fast tier only; 0 to share", minimum=0, group=LAYOUT_GROUP)
+    fast_sequences: Any = count(None, "max_num_seqs of those replicas", group=LAYOUT_GROUP, default_words="as max-sequences")
+    prefill_replicas: Any = count(0, "replicas that only prefill; 0 for one pool", minimum=0, group=LAYOUT_GROUP)
+    prefill_tp: Any = count(None, "tensor-parallel size of those replicas", group=LAYOUT_GROUP, default_words="as tp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs, PoolInputs, LatencyLimits):
+    """Requests that a deployment serves one by one."""
+
+    quantile: str = choice(
+        "p99", PERCENTILES, "percentile at which the limits hold: mean, p50, p90, p95 or p99", group=LIMITS_GROUP
+    )
+
+
+INPUTS = {**inputs_from(SimulateInputs), **DESIGN}
+POINTS = ("mean", "p50", "p90", "p99")
+TIMES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "time to the last token"}
+WHOLE = {
+    "requests_per_second": Answer(meaning="requests served", unit="requests/s"),
+    "output_tokens_per_second": Answer(meaning="output tokens", unit="tok/s"),
+    "goodput": Answer(meaning="requests within the limits", unit="requests/s"),
+    "within_limits": Answer(meaning="share of the requests sent that are within the limits"),
+    "utilisation": Answer(meaning="share of time in which a replica works"),
+    "batch": Answer(meaning="mean number that decode", unit="sequences"),
+    "usd_per_million_output_tokens": Answer(meaning="whole rent over output tokens, per million", unit="USD"),
+    "verdict": Answer(meaning="STABLE, SATURATED or OVERLOADED", text=True),
+}
+ANSWERS = {
+    **{f"{name}_{point}": Answer(meaning=f"{point} of {what}", unit="s") for name, what in TIMES.items() for point in POINTS},
+    **WHOLE,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a simulation runs on, and the keyword arguments of `simulate`."""
+
+    inputs: SimulateInputs
+    model: Model
+    system: System
+    traffic: Traffic | None
+    gained_tokens: int
+    arguments: Mapping[str, Any]
+
+
+def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
+    """Return what a simulation runs on.
+
+    Args:
+        values: values of `SimulateInputs` by name, and figures of the machine by path.
+        searches_rate: whether the rate is searched, so that none is needed.
+
+    Raises:
+        RangeError: if an input is outside its bounds, or if numba is not installed.
+    """
+    if find_spec("numba") is None:
+        raise RangeError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
+    own = {name: value for name, value in values.items() if name in INPUTS and name not in DESIGN}
+    inputs = bind(SimulateInputs, own, "simulate")
+    model, system, engine = read_subject(values)
+    model, gained = with_prompt_media(model, inputs, inputs.input)
+    draws_for_search = searches_rate and inputs.trace is None
+    traffic = None if draws_for_search else inputs.traffic(gained)
+    if traffic is not None and gained:
+        model, gained = with_prompt_media(read_subject(values)[0], inputs, max(1.0, float(traffic.inputs.mean()) - gained))
+    longest = float(inputs.input + gained if traffic is None else max(traffic.inputs))
+    policy = inputs.schedule(engine, system, longest)
+    context = longest + (inputs.output if traffic is None else max(traffic.outputs))
+    layout = _layout(inputs, model, system, engine, context)
+    tp = layout.tp if inputs.prefill_tp is None else inputs.prefill_tp
+    prefill = Layout(tp=tp, replicas=inputs.prefill_replicas) if inputs.prefill_replicas else None
+    arguments: dict[str, Any] = {
+        "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
+        "cache": inputs.cache(system, prefill or layout), "quantile": inputs.quantile,
+    }  # fmt: skip
+    if inputs.fast_replicas:
+        slots = policy.max_sequences if inputs.fast_sequences is None else inputs.fast_sequences
+        arguments |= {"fast": replace(policy, max_sequences=slots), "fast_replicas": inputs.fast_replicas}
+    return Setup(inputs=inputs, model=model, system=system, traffic=traffic, gained_tokens=gained, arguments=arguments)
+
+
+def _layout(inputs: SimulateInputs, model: Model, system: System, engine: Engine, context: float) -> Layout:
+    """Return the layout that is given, or the smallest conventional one that holds the model."""
+    sizes = {name: value for name in SIZES if (value := getattr(inputs, name)) is not None}
+    if sizes:
+        return Layout(**sizes, microbatches=sizes.get("pp", 1), replicas=inputs.replicas)
+    layout = default_layout(model, system, engine=engine, batch=1, context=context)
+    return replace(layout, replicas=inputs.replicas)
+
+
+def solve(values: Mapping[str, Any]) -> Any:
+    """Return one run: its answers, requests and timeline.
+
+    Args:
+        values: values of `SimulateInputs` by name, and figures of the machine by path.
+    """
+    prepared = setup(values)
+    from steptime.simulation.simulator import simulate
+
+    assert prepared.traffic is not None
+    return simulate(prepared.model, prepared.system, prepared.traffic, **prepared.arguments)
+
+
+def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions have one signature
+    """Return the answers about one run.
+
+    Args:
+        values: values of `SimulateInputs` by name, and figures of the machine by path.
+        wanted: names of the answers; all come anyhow.
+    """
+    return answers_from(solve(values))
+
+
+def answers_from(run: Any) -> dict[str, Any]:
+    """Return the answers of the question from a finished run."""
+    metrics = run.answers
+    answers = {name: getattr(metrics, name) for name in WHOLE}
+    for name in TIMES:
+        answers |= {f"{name}_{point}": getattr(getattr(metrics, name), point) for point in POINTS}
+    return answers
+
+
+SIMULATE = Question(
+    name="simulate",
+    meaning="requests served one by one: what users see, and what a token costs",
+    inputs=INPUTS,
+    answers=ANSWERS,
+    ask=ask,
+    solve=solve,
+    figures=True,
+    needs=("model", "system"),
+    shows=(
+        "ttft_mean",
+        "ttft_p90",
+        "tpot_mean",
+        "tpot_p90",
+        "output_tokens_per_second",
+        "usd_per_million_output_tokens",
+        "verdict",
+    ),
+    seconds=0.1,
+)

@@ -1,0 +1,387 @@
+"""The question `step`: time, rates, cost and memory of one forward pass, of scalars or of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.errors import InputError, LayoutError, RangeError, shown
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import rent_of, usd_per_million
+from steptime.models.model import Model
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
+from steptime.physics.bias_correction import Anchor, Anchors
+from steptime.physics.chip_memory import Memory, memory_per_chip
+from steptime.physics.default_layout import default_layout
+from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
+from steptime.physics.extrapolation import distances
+from steptime.physics.layout import Layout, show_layout
+from steptime.physics.step import Step, mixed_step
+from steptime.physics.uncertainty import has_range, step_and_range, step_range
+from steptime.questions.declaration import Answer, Question, bind, choice, count, inputs_from
+from steptime.questions.image_cost import ImageCost, cost_of
+from steptime.questions.subject import (
+    DESIGN,
+    FORMATS,
+    LAYOUT_GROUP,
+    MADE,
+    SIZES,
+    WITHIN,
+    ParallelSizes,
+    PricedSubject,
+    PromptMedia,
+    made,
+    read_subject,
+    with_prompt_media,
+)
+from steptime.result_base import broadcast, key_of, unit
+
+PHASES = ("decode", "prefill", "mixed")
+PASS_GROUP = "The pass"
+TIME, LOW, HIGH = "time", "time_low", "time_high"
+COST = "usd_per_million_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInputs(PricedSubject, ParallelSizes, PromptMedia):
+    """One forward pass of a model on a machine."""
+
+    phase: str = choice("decode", PHASES, "phase of the pass: decode, prefill or mixed", group=PASS_GROUP)
+    batch: Any = count(
+        1, "sequences that decode in one replica", unit="sequences", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP
+    )
+    context: Any = count(
+        4096, "tokens of context of each sequence", unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP
+    )
+    query: Any = count(
+        1, "tokens that each sequence processes in the pass (above 1: speculative tokens to verify)", unit="tokens",
+        broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP,
+    )  # fmt: skip
+    prompts: Any = count(
+        None, "prompts in the pass", unit="prompts", broadcasts=True, maximum=MOST_SEQUENCES, group=PASS_GROUP,
+        default_words="one per data-parallel rank",
+    )  # fmt: skip
+    tokens: Any = count(
+        8192, "new tokens of each prompt", unit="tokens", broadcasts=True, maximum=MOST_TOKENS, group=PASS_GROUP
+    )
+    prefix: Any = count(
+        0, "cached tokens before them", unit="tokens", broadcasts=True, minimum=0, maximum=MOST_TOKENS, group=PASS_GROUP
+    )
+    microbatches: Any = count(
+        None, "micro-batches in flight", broadcasts=True, separate=True, group=LAYOUT_GROUP, default_words="one per stage"
+    )
+
+
+# Inputs that a phase has no use for.
+IDLE = {"decode": ("prompts", "tokens", "prefix", "image", "audio"), "prefill": ("batch", "context", "query"), "mixed": ()}
+SIZES_OF_PASS = ("batch", "context", "query", "prompts", "tokens", "prefix")
+Range = tuple[Number, Number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepSummary(Step):
+    """Everything that `steptime step` shows: the step and what was asked. What a phase does not have is 0."""
+
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **Step.DERIVED,
+        "tokens_per_second_per_user": unit("tok/s", "that each sequence gets", key="tokens_per_s_per_user"),
+        "output_tokens_per_second_per_chip": unit("tok/s", "decoded", key="output_tokens_per_s_per_chip"),
+        "prompt_tokens_per_second_per_chip": unit("tok/s", "read", key="prompt_tokens_per_s_per_chip"),
+    }
+
+    model: str = field(metadata=unit("", "name of the model"))
+    system: str = field(metadata=unit("", "name of the system"))
+    engine: str = field(metadata=unit("", "name of the engine"))
+    layout: Layout = field(metadata=unit("", "how a replica is laid over chips"))
+    phase: str = field(metadata=unit("", "decode, prefill or mixed"))
+    batch: Number = field(metadata=unit("sequences", "that decode in a replica"))
+    context: Number = field(metadata=unit("tokens", "of each of them"))
+    query: Number = field(metadata=unit("tokens", "that each gets in the pass"))
+    prompts: Number = field(metadata=unit("prompts", "in the pass"))
+    tokens: Number = field(metadata=unit("tokens", "new ones of each prompt", key="prompt_tokens"))
+    prefix: Number = field(metadata=unit("tokens", "cached ones before them"))
+    range: tuple[Number, Number] | None = field(metadata=unit("s", "90 % range of the total; null for the ideal engine"))
+    ideal: Step | None = field(metadata=unit("", "the same step, were nothing lost; null for the ideal engine"))
+    anchor: Anchor | None = field(default=None, metadata=unit("", "one's own runs that it rests on; null: none"))
+    unanchored: Step | None = field(default=None, metadata=unit("", "the same step without them"))
+    memory: Memory = field(metadata=unit("", "of a chip"))
+    notes: tuple[str, ...] = field(default=(), metadata=unit("", "what to mind about the answer"))
+    images: ImageCost | None = field(default=None, metadata=unit("", "images and recordings of each prompt; null: none"))
+
+    @property
+    def tokens_per_second_per_user(self) -> Number:
+        """Tokens per second that each sequence gets."""
+        return self.query * (self.batch > 0) / self.total
+
+    @property
+    def output_tokens_per_second_per_chip(self) -> Number:
+        """Tokens decoded per second over the chips of the replica."""
+        return self.batch * self.query / self.layout.chips / self.total
+
+    @property
+    def prompt_tokens_per_second_per_chip(self) -> Number:
+        """Prompt tokens read per second over the chips of the replica."""
+        return self.prompts * self.tokens / self.layout.chips / self.total
+
+    def rates(self) -> dict[str, tuple[Number, Range | None]]:
+        """Return the rates [tok/s] that the phase has, by name, each with its 90 % range where the engine has one."""
+        names = [f"{kind}_tokens_per_second_per_chip" for kind in ("output", "prompt")]
+        values = {name: getattr(self, name) for name in ("tokens_per_second_per_user", *names)}
+        return {name: (value, self._ends(value)) for name, value in values.items() if value > 0}
+
+    def _ends(self, rate: Number) -> Range | None:
+        """Return a rate at the slow and at the fast end of the step's range."""
+        return None if self.range is None else (rate * self.total / self.range[1], rate * self.total / self.range[0])
+
+    def columns(self) -> dict[str, Any]:
+        """Return what was asked, the rates and the memory beside the row of the step."""
+        what = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
+        asked = {key_of(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
+        low, high = self.range or (np.nan, np.nan)
+        came = {
+            "low_s": low, "high_s": high,
+            "tokens_per_s_per_user": self.tokens_per_second_per_user,
+            "output_tokens_per_s_per_chip": self.output_tokens_per_second_per_chip,
+            "prompt_tokens_per_s_per_chip": self.prompt_tokens_per_second_per_chip,
+            "memory_bytes": self.memory.used, "fits": self.memory.fits,
+        }  # fmt: skip
+        row: dict[str, Any] = broadcast({**what, "phase": self.phase, **asked, **came, **Step.columns(self)})
+        return row
+
+
+def check_pass(values: Mapping[str, Any]) -> None:
+    """Raise RangeError for an input that the phase has no use for.
+
+    Args:
+        values: values of `StepInputs` by name; None where not given.
+    """
+    phase = values.get("phase") or "decode"
+    for name in IDLE.get(phase, ()):
+        value = values.get(name)
+        if value is not None and np.size(value):
+            other = "prefill" if phase == "decode" else "decode"
+            raise RangeError(f"{name} has no part in phase {phase}; give phase={other} or phase=mixed, or leave it out")
+
+
+def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
+    """Return the sizes of a pass as `mixed_step` takes them; what a phase does not have is 0.
+
+    Raises:
+        RangeError: if a sequence processes more tokens than its context holds.
+        LayoutError: if the batch cannot be cut into the micro-batches.
+    """
+    sizes: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0}
+    if inputs.phase != "prefill":
+        sizes |= {"batch": inputs.batch, "context": inputs.context, "query": inputs.query}
+        if np.any(np.asarray(inputs.query) > np.asarray(inputs.context)):
+            raise RangeError(f"query {shown(inputs.query)} is more than the context of {shown(inputs.context)} that holds it")
+        parts, fewest = int(np.max(layout.microbatches)), int(np.min(inputs.batch))
+        if parts > int(np.max(layout.pp)) and parts > fewest:
+            raise LayoutError(f"a batch of {fewest:,} cannot be cut into {parts:,} micro-batches")
+    if inputs.phase != "decode":
+        prompts = layout.dp if inputs.prompts is None else inputs.prompts
+        sizes |= {"prompts": prompts, "tokens": inputs.tokens, "prefix": inputs.prefix}
+    return sizes
+
+
+def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layout: Layout, engine: Engine) -> Memory:
+    """Return what a chip holds during a pass: the caches of the decode batch and of the prompts, and activations.
+
+    Args:
+        model: the model.
+        system: the machine.
+        sizes: sizes of the pass, as `pass_sizes` returns them.
+        layout: how the replica is laid over chips.
+        engine: the serving engine.
+    """
+    sequences = sizes["batch"] + sizes["prompts"]
+    cached = sizes["batch"] * sizes["context"] + sizes["prompts"] * (sizes["tokens"] + sizes["prefix"])
+    rows = sizes["batch"] * sizes["query"] + sizes["prompts"] * sizes["tokens"]
+    return memory_per_chip(
+        model, system, batch=sequences, context=cached / sequences, layout=layout, engine=engine,
+        step_tokens=rows / np.asarray(layout.dp) / np.asarray(layout.microbatches),
+    )  # fmt: skip
+
+
+def _notes(model: Model, asked: Mapping[str, Number], unlike: Iterable[str]) -> tuple[str, ...]:
+    reach = np.max(np.maximum(asked["context"], asked["tokens"] + asked["prefix"]))
+    beyond = (
+        (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model",)
+        if reach > model.max_context
+        else ()
+    )
+    ways = ", ".join(unlike)
+    wider = (f"unlike what was measured, and so of a wider range: {ways}",) if ways else ()
+    return (*beyond, *wider, *model.notes)
+
+
+def step_summary(
+    model: ModelLike,
+    system: SystemLike,
+    *,
+    layout: Layout | None = None,
+    engine: Engine | str | None = None,
+    anchor: Anchors | Anchor | None = None,
+    **sizes: Number,
+) -> StepSummary:
+    """Return one pass with its range, ideal, memory and notes.
+
+    Args:
+        model: name or model.
+        system: name or system.
+        layout: how the replica is laid over chips; one chip by default.
+        engine: name or engine; by default the system's.
+        anchor: the user's own runs, which correct the times.
+        **sizes: sizes of the pass, as `mixed_step` takes them.
+    """
+    model, system = model_of(model), system_of(system)
+    layout = layout or Layout()
+    engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
+    work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
+    step, limits = step_and_range(model, system, **work, layout=layout, engine=engine)
+    flags = () if limits is None else distances(engine, system, layout)
+    decodes, prefills = bool(np.any(work["batch"] > 0)), bool(np.any(work["prompts"] * work["tokens"] > 0))
+    terms: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(Step)}
+    return StepSummary(
+        **terms,
+        model=model.name,
+        system=system.name,
+        engine=engine.name,
+        layout=layout,
+        phase="mixed" if decodes and prefills else "decode" if decodes else "prefill",
+        **work,
+        range=limits,
+        ideal=None if limits is None else mixed_step(model, system, **work, layout=layout, engine=IDEAL),
+        anchor=engine.anchor,
+        unanchored=mixed_step(model, system, **work, layout=layout, engine=bare(engine)) if engine.anchor else None,
+        memory=pass_memory(model, system, work, layout=layout, engine=engine),
+        notes=_notes(model, work, [flag.words for flag, applies in flags if np.any(applies)]),
+        images=None if model.media is None else cost_of(model, model.media.readings),
+    )
+
+
+def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Engine, Layout]:
+    """Return the inputs of a pass, read and checked, and what they name."""
+    check_pass(values)
+    own = {name: value for name, value in values.items() if name in INPUTS and name not in DESIGN}
+    inputs = bind(StepInputs, own, "step")
+    model, system, engine = read_subject(values)
+    if inputs.phase != "decode":
+        model, gained = with_prompt_media(model, inputs, float(np.mean(inputs.tokens)))
+        inputs = replace(inputs, tokens=inputs.tokens + gained) if gained else inputs
+    sizes: dict[str, Any] = {name: 1 if (value := getattr(inputs, name)) is None else value for name in SIZES}
+    layout = Layout(**sizes, microbatches=sizes["pp"] if inputs.microbatches is None else inputs.microbatches)
+    return inputs, model, system, engine, layout
+
+
+def solve(values: Mapping[str, Any]) -> StepSummary:
+    """Return everything there is to know about one pass.
+
+    Args:
+        values: values of `StepInputs` by name, and figures of the machine by path.
+    """
+    inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
+    return step_summary(model, system, layout=layout, engine=engine, **pass_sizes(inputs, layout))
+
+
+INPUTS = {**inputs_from(StepInputs), **DESIGN}
+ANSWERS = {
+    TIME: Answer(meaning="time of the pass", unit="s"),
+    LOW: Answer(meaning="lower end of its 90 % range", unit="s"),
+    HIGH: Answer(meaning="upper end of its 90 % range", unit="s"),
+    "tokens_per_second_per_user": Answer(meaning="tokens that each sequence gets", unit="tok/s"),
+    "tokens_per_second_per_chip": Answer(meaning="tokens decoded and prefilled by a chip", unit="tok/s"),
+    COST: Answer(meaning="rent over tokens decoded and read, per million", unit="USD"),
+    f"{COST}_low": Answer(meaning="lower end of its 90 % range, by the range of the time", unit="USD"),
+    f"{COST}_high": Answer(meaning="upper end of its 90 % range", unit="USD"),
+    "memory_share": Answer(meaning="share of a chip's memory that is taken"),
+    "fits": Answer(meaning="whether it fits (1) or not (0)"),
+    "bound": Answer(meaning="what takes the most of the time", text=True),
+    **MADE,
+}
+RANGES = frozenset({LOW, HIGH, f"{COST}_low", f"{COST}_high"})
+
+
+def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+    """Return the answers about one pass, or about arrays of them.
+
+    Args:
+        values: values of `StepInputs` by name, and figures of the machine by path; scalars or arrays that broadcast.
+        wanted: names of the answers; empty for all.
+    """
+    wanted = wanted or frozenset(ANSWERS)
+    inputs, model, system, engine, layout = bind_pass(values)
+    sizes = pass_sizes(inputs, layout)
+    step = mixed_step(model, system, **sizes, layout=layout, engine=engine)
+    tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * sizes["query"]
+    rent_rate = rent_of(layout.chips, system.rent.typical)
+    answers = {
+        TIME: step.total,
+        "tokens_per_second_per_user": np.nan if inputs.phase == "prefill" else sizes["query"] / step.total,
+        "tokens_per_second_per_chip": tokens / layout.chips / step.total,
+        COST: usd_per_million(rent_rate, tokens / step.total),
+    }
+    if wanted & RANGES:
+        ends = step_range(model, system, **sizes, layout=layout, engine=engine) if has_range(engine) else None
+        for side, end in zip(("low", "high"), ends or (np.nan, np.nan), strict=True):
+            answers[f"{TIME}_{side}"] = end
+            answers[f"{COST}_{side}"] = usd_per_million(rent_rate, tokens / end)
+    if wanted & {"memory_share", "fits"}:
+        memory = pass_memory(model, system, sizes, layout=layout, engine=engine)
+        answers |= {"memory_share": memory.used / memory.capacity, "fits": memory.fits}
+    if "bound" in wanted:
+        answers["bound"] = step.bound
+    return answers | made(model, system, wanted)
+
+
+def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return fixed inputs with the default layout of their model and system, where no way is given and it is not one chip.
+
+    Args:
+        question: A question of one layout, or any other, whose inputs stay as they are.
+        fixed: Inputs of every point.
+        axes: Inputs that vary; the least of their values must fit. A model or system that varies keeps one chip.
+
+    Returns:
+        The inputs, with tp, pp and ep where the model does not fit one chip.
+    """
+    values = {
+        name: value for name, value in {**fixed, **{axis.name: axis.values for axis in axes}}.items() if value is not None
+    }
+    named = any(axis.name in ("model", "system", *FORMATS) for axis in axes)
+    if named or "tp" not in question.inputs or set(SIZES) & values.keys() or not {"model", "system"} <= values.keys():
+        return dict(fixed)
+    try:
+        model, system, engine = read_subject({name: value for name, value in fixed.items() if name != WITHIN})
+    except InputError:
+        return dict(fixed)  # the question itself says what is wrong
+    lengths = ("tokens", "prefix") if values.get("phase") == "prefill" else ("context",)
+    if "output" in question.inputs:
+        lengths = ("input", "output")
+    usual = {"context": 4096, "tokens": 8192, "prefix": 0, "input": 1024, "output": 256}
+    context = sum(float(np.min(values.get(name, usual[name]))) for name in lengths)
+    batch = values.get("batch", 1) if lengths == ("context",) else 1
+    layout = default_layout(model, system, engine=engine, batch=batch, context=context)
+    return {**fixed, **{name: int(getattr(layout, name)) for name in SIZES if getattr(layout, name) > 1}}
+
+
+STEP = Question(
+    name="step",
+    meaning="one forward pass: its time, rates, cost and memory",
+    inputs=INPUTS,
+    answers=ANSWERS,
+    ask=ask,
+    solve=solve,
+    figures=True,
+    vectorised=True,
+    threads=True,
+    needs=("model", "system"),
+    shows=(TIME, "tokens_per_second_per_user", "tokens_per_second_per_chip", COST, "memory_share"),
+    bands={TIME: (LOW, HIGH), COST: (f"{COST}_low", f"{COST}_high")},
+    seconds=4e-7,
+)

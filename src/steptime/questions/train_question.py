@@ -1,0 +1,224 @@
+"""The question `train`: the fastest layout of a training run that fits, its step, days and dollars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Final
+
+from steptime.errors import RangeError
+from steptime.hardware.system import System
+from steptime.models.model import Model
+from steptime.models.model_loading import load_model, model_of
+from steptime.number_checks import MOST_CHIPS
+from steptime.questions.declaration import (
+    Read,
+    answers_of,
+    bind,
+    count,
+    inputs_from,
+    number,
+    question_of_result,
+    rent,
+    switch,
+    text,
+    texts,
+)
+from steptime.questions.subject import SUBJECT_GROUP, read_machine
+from steptime.training.reliability import FAILURES_PER_CHIP_SECOND
+from steptime.training.training_layout import show_training_layout
+from steptime.training.training_planner import Training, train
+from steptime.training.training_runs import Phase, Reliability
+from steptime.training.training_stack import training_engine
+from steptime.units import count as read_count
+
+JOB_GROUP, LAYOUT_GROUP, RUN_GROUP = "What is trained", "Layout (searched where not given)", "The run"
+# Seconds of a year.
+YEAR: Final = 365.25 * 86_400
+SUFFIXES: Final = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainInputs:
+    """A training run of a model on a machine."""
+
+    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    chips: Any = count(MISSING, "number of chips", maximum=MOST_CHIPS, group=JOB_GROUP)
+    batch: Any = count(MISSING, "sequences of a step, over all chips", unit="sequences", group=JOB_GROUP)
+    seq: Any = count(4096, "tokens of a sequence", unit="tokens", group=JOB_GROUP)
+    dtype: str = text("bf16", "number format of GEMMs: bf16, fp16, fp8, mxfp8, nvfp4, int8", group=JOB_GROUP)
+    task: str = text("pretrain", "pretrain, sft (all weights) or lora (a frozen base)", group=JOB_GROUP)
+    optimizer: str = text("adamw", "adamw, adamw-bf16, adamw-fp8, muon, adafactor or sgd", group=JOB_GROUP)
+    mtp: bool = switch("train multi-token-prediction layers too", group=JOB_GROUP)
+    engine: Any = text(
+        None, "training stack: megatron, torchtitan, maxtext, llm-foundry, typical, a file, or ideal", group=JOB_GROUP,
+        default_words="of the system",
+    )  # fmt: skip
+    tp: Any = count(None, "tensor-parallel size, with sequence parallelism", group=LAYOUT_GROUP)
+    pp: Any = count(None, "pipeline stages", group=LAYOUT_GROUP)
+    vpp: Any = count(None, "virtual stages of a pipeline stage", group=LAYOUT_GROUP)
+    cp: Any = count(None, "context-parallel size", group=LAYOUT_GROUP)
+    ep: Any = count(None, "expert-parallel size, a part of tp x cp x dp", group=LAYOUT_GROUP)
+    etp: Any = count(None, "tensor-parallel size of experts", group=LAYOUT_GROUP)
+    dp: Any = count(None, "data-parallel size", group=LAYOUT_GROUP)
+    micro_batch: Any = count(None, "sequences of a micro-batch", group=LAYOUT_GROUP)
+    sharding: str | None = text(None, "states sharded over data-parallel ranks: none, zero1, zero2, zero3", group=LAYOUT_GROUP)
+    sharding_group: Any = count(None, "ranks that share one copy of the states (hybrid sharding)", group=LAYOUT_GROUP)
+    recompute: str | None = text(
+        None,
+        "activation recomputation: none, selective, full, reversible, or modules joined by +: attention, norms, activation, "
+        "mlp, moe_act, ...",
+        group=LAYOUT_GROUP,
+    )
+    schedule: str | None = text(
+        None, "pipeline schedule: 1f1b, interleaved, gpipe, zb-h1, zbv, dualpipe, ...", group=LAYOUT_GROUP
+    )
+    layers: str | None = text(
+        None, "layers of each chunk, pp x vpp counts such as 7,8x14,7", group=LAYOUT_GROUP, metavar="COUNTS",
+        default_words="evenly divided",
+    )  # fmt: skip
+    tokens: Any = text(None, "tokens of the run, such as 15T: days, chip-hours, USD and failures", group=RUN_GROUP)
+    stage: Any = texts(
+        "a further stage as TOKENS:SEQ:BATCH, such as 800B:128k:64 for long context; repeatable", group=RUN_GROUP
+    )
+    ramp: str | None = text(
+        None, "batch-size ramp as TOKENS:BATCH, such as 469B:3072: the batch grows from BATCH to --batch", group=RUN_GROUP
+    )
+    failures: Any = number(
+        None, "failures per chip and year", group=RUN_GROUP, minimum=0.0, maximum=1e6,
+        default_words="0.172: 419 in 54 days on 16,384 H100, arXiv 2407.21783",
+    )  # fmt: skip
+    checkpoint: Any = number(
+        30.0, "time for which a checkpoint blocks training [s]", unit="s", minimum=1e-3, maximum=1e6, group=RUN_GROUP
+    )
+    restart: Any = number(
+        600.0, "time from a failure to the next step [s]", unit="s", minimum=0.0, maximum=1e6, group=RUN_GROUP
+    )
+    spares: Any = count(0, "spare chips that are rented in addition", minimum=0, maximum=MOST_CHIPS, group=RUN_GROUP)
+    rent: Any = rent(
+        None, "rent: owned (cost of ownership), contract, ondemand, or USD per chip-hour such as 2.10", unit="USD/s",
+        default_words="the newest known of contract and on demand", group=SUBJECT_GROUP, metavar="KIND",
+    )  # fmt: skip
+    catalog: str | None = text(
+        None, "folder with chips/, systems/, rents/, models/ or engines/ that is searched before the packaged ones",
+        group=SUBJECT_GROUP, metavar="FOLDER",
+    )  # fmt: skip
+
+    def axes(self) -> dict[str, Any]:
+        """Return the axes of the layout that are given, by the names of a training layout."""
+        names = [name for name, declared in inputs_from(TrainInputs).items() if declared.group == LAYOUT_GROUP]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"virtual_stages" if name == "vpp" else name: value for name, value in given.items()}
+
+    def phases(self) -> list[Phase]:
+        """Return the phases of the run: the ramp, the main phase, and further stages."""
+        phases = []
+        tokens = None if self.tokens is None else read_tokens("tokens", self.tokens)
+        if self.ramp is not None:
+            if tokens is None:
+                raise RangeError("ramp is part of a run: give its tokens too")
+            parts = self.ramp.split(":")
+            if len(parts) != 2:
+                raise RangeError(f"ramp takes TOKENS:BATCH, such as 469B:3072, not {self.ramp!r}")
+            ramped, first = read_tokens("ramp", parts[0]), read_count(parts[1], "ramp")
+            if ramped > tokens or first > self.batch:
+                raise RangeError("ramp: its tokens are part of tokens, and it begins below batch")
+            phases.append(Phase(tokens=ramped, seq=self.seq, batch=self.batch, first=int(first)))
+            tokens -= ramped
+        if tokens:
+            phases.append(Phase(tokens=tokens, seq=self.seq, batch=self.batch))
+        return [*phases, *(_stage(stage) for stage in self.stage)]
+
+    def reliability(self) -> Reliability:
+        """Return how often chips fail, and what a failure costs."""
+        rate = FAILURES_PER_CHIP_SECOND if self.failures is None else self.failures / YEAR
+        return Reliability(rate=rate, checkpoint=self.checkpoint, restart=self.restart, spares=self.spares)
+
+
+def _stage(words: str) -> Phase:
+    parts = words.split(":")
+    if len(parts) != 3:
+        raise RangeError(f"stage takes TOKENS:SEQ:BATCH, such as 800B:128k:64, not {words!r}")
+    seq, batch = (int(read_count(part, "stage")) for part in parts[1:])
+    return Phase(tokens=read_tokens("stage", parts[0]), seq=seq, batch=batch)
+
+
+def read_tokens(name: str, value: Any) -> float:
+    """Return a number of tokens of a run.
+
+    >>> read_tokens("tokens", "15T"), read_tokens("tokens", 2e12)
+    (15000000000000.0, 2000000000000.0)
+    """
+    words = value.strip() if isinstance(value, str) else repr(float(value))
+    suffix = words[-1:].upper() if words[-1:] not in ("k", "K") else "k"
+    scaled = suffix in SUFFIXES
+    try:
+        tokens = float((words[:-1] if scaled else words).replace(",", "")) * (SUFFIXES[suffix] if scaled else 1.0)
+    except ValueError:
+        raise RangeError(f"{name}: {words!r} is not a number of tokens, such as 15T or 800B") from None
+    if not 0 < tokens <= 1e18:
+        raise RangeError(f"{name} must be more than 0 and at most 1e18 tokens, not {words}")
+    return tokens
+
+
+def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, Any]:
+    """Return the inputs of a training run, read and checked, and the model, machine and stack that they name."""
+    inputs = bind(TrainInputs, {name: value for name, value in values.items() if name in inputs_from(TrainInputs)}, "train")
+    system = read_machine(values)
+    model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else model_of(inputs.model)
+    return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)
+
+
+def solve(values: Mapping[str, Any], *, changes: bool = True) -> Training:
+    """Return the fastest layout that fits, and what the run takes.
+
+    Args:
+        values: values of `TrainInputs` by name, and figures of the machine by path.
+        changes: whether the effect of other choices is computed too.
+    """
+    inputs, model, system, stack = bind_train(values)
+    return train(
+        model, system, chips=inputs.chips, engine=stack, layout=inputs.axes(), changes=changes, phases=inputs.phases(),
+        reliability=inputs.reliability(), seq=inputs.seq, batch=inputs.batch, dtype=inputs.dtype, task=inputs.task,
+        optimizer=inputs.optimizer, mtp=inputs.mtp,
+    )  # fmt: skip
+
+
+def _of_run(name: str) -> Any:
+    return lambda training: None if training.run is None else getattr(training.run, name)
+
+
+READS: Final[Mapping[str, Read]] = {
+    "step_time": Read(meaning="time of a step", unit="s", value=lambda training: float(training.step.total)),
+    "step_time_low": Read(meaning="lower end of its 90 % range", unit="s", value=lambda training: float(training.step.low)),
+    "step_time_high": Read(meaning="upper end of its 90 % range", unit="s", value=lambda training: float(training.step.high)),
+    "tokens_per_second_per_chip": Read(
+        meaning="tokens trained by a chip", unit="tok/s", value=lambda training: float(training.step.tokens_per_second_per_chip)
+    ),
+    "mfu": Read(meaning="model FLOPs utilization, causal attention", value=lambda training: float(training.step.mfu_causal)),
+    "days": Read(
+        meaning="days of the run", value=lambda training: None if training.run is None else training.run.seconds / 86_400
+    ),
+    "goodput": Read(meaning="share of the time that is useful steps", value=_of_run("goodput")),
+    "usd": Read(meaning="rent of the run", unit="USD", value=_of_run("usd")),
+    "usd_low": Read(meaning="lower end of its 90 % range", unit="USD", value=_of_run("usd_low")),
+    "usd_high": Read(meaning="upper end of its 90 % range", unit="USD", value=_of_run("usd_high")),
+    "layout_text": Read(meaning="layout", value=lambda training: show_training_layout(training.step.layout), text=True),
+}
+TRAIN = question_of_result(
+    "train",
+    "the fastest layout of a training run that fits, its step, days and dollars",
+    form=TrainInputs,
+    solve=lambda values: solve(values, changes=False),
+    reads=READS,
+    shows=("step_time", "mfu", "tokens_per_second_per_chip", "days", "usd", "layout_text"),
+    bands={"step_time": ("step_time_low", "step_time_high"), "usd": ("usd_low", "usd_high")},
+    figures=True,
+    seconds=0.3,
+)
+
+
+def summary(training: Training) -> dict[str, Any]:
+    """Return the answers of the question from a training result."""
+    return answers_of(READS, training)

@@ -1,0 +1,109 @@
+"""What would flip the order of the cheapest two of a ranking: rents, formats, engines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from steptime.errors import InputError
+from steptime.hardware.number_formats import number_format
+from steptime.hardware.rental_prices import kind_in_words, kinds_of
+from steptime.hardware.system import System
+from steptime.hardware.unit_cost import usd
+from steptime.models.model import Model, with_formats
+from steptime.physics.kv_dtype import with_small_cache
+from steptime.planning.plan_result import Plan
+from steptime.planning.planner import plan
+from steptime.planning.workload import Slo, Workload
+from steptime.processes import map_in_processes
+from steptime.sweeps.ranking_result import Ranking, Standing
+from steptime.units import show
+
+FORMATS: Final = ("--weights", "--experts", "--kv")
+Job = tuple[Model, System, int, dict[str, Any]]
+OTHERS: Final = {"NVIDIA": ("vllm", "sglang", "trtllm"), "AMD": ("vllm", "sglang")}  # engines that serve on a maker's chips
+
+
+def flips(found: Ranking, pairs: list[tuple[Model, System, str]], given: dict[str, Any]) -> Iterator[str]:
+    """Say by what rent, format or engine the second would be cheaper than the first."""
+    if len(found.priced) < 2:
+        return
+    first, second = found.priced[:2]
+    both = (first, second)
+    by_name = {(model.name, system.name, label): (model, system) for model, system, label in pairs}
+    subjects = [by_name[one.model, one.system, one.label] for one in both]
+    if subjects[0][1] != subjects[1][1]:
+        yield from _rent_flips(found, first, second, [system for _, system in subjects])
+    with_levers = given | {"levers": True}
+    jobs: list[Job] = [(*subject, one.chips, with_levers) for subject, one in zip(subjects, both, strict=True)]
+    engines = [name for name in _common(first, second) if name != first.engine or name != second.engine]
+    if given["engine"] is None:
+        jobs += [(*job[:3], given | {"engine": name}) for name in engines for job in jobs[:2]]
+    else:
+        engines = []
+    tried = partial(_tried, workload=found.workload, slo=found.slo)
+    plans = map_in_processes(tried, jobs)
+    yield from _format_flips(jobs[:2], plans[:2], tried)
+    for name, one, other in zip(engines, plans[2::2], plans[3::2], strict=True):
+        yield from _both(f"engine: with {name}", one, other)
+    if given["engine"] is None and first.engine != second.engine and not engines:
+        yield f"engine: {first.engine} is taken for the first and {second.engine} for {found.called(second)}; none is of both"
+
+
+def _rent_flips(found: Ranking, first: Standing, second: Standing, systems: Sequence[System]) -> Iterator[str]:
+    """Say at which rents the two are as cheap, and what each kind of rent that is known of both makes of them."""
+    a, b = first.usd_per_million_output_tokens, second.usd_per_million_output_tokens
+    own, other = float(first.rent.typical), float(second.rent.typical)
+    yield (
+        f"rent: {found.called(second)} would cost as much as the first at {show(other * a / b, 'USD/s')} a chip, not "
+        f"{show(other, 'USD/s')}; the first as much as it at {show(own * b / a, 'USD/s')}, not {show(own, 'USD/s')}"
+    )
+    kinds = [kinds_of(system) for system in systems]
+    for kind in kinds[0]:
+        if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
+            x, y = a * float(kinds[0][kind].typical) / own, b * float(kinds[1][kind].typical) / other
+            order = "holds" if x <= y else "flips"
+            yield f"rent: {kind_in_words(kinds[0][kind])} for both, {usd(x)} and {usd(y)}: the order {order}"
+
+
+def _both(words: str, one: Plan | None, other: Plan | None) -> Iterator[str]:
+    """Say what both come to with some choice; nothing where neither has a plan with it."""
+    x, y = (math.nan if found is None else found.usd_per_million_output_tokens for found in (one, other))
+    if math.isfinite(x) and math.isfinite(y):
+        yield f"{words} on both, {usd(x)} and {usd(y)}: the order {'holds' if x <= y else 'flips'}"
+    elif math.isfinite(x) or math.isfinite(y):
+        which, cost = ("first", x) if math.isfinite(x) else ("second", y)
+        yield f"{words} only the {which} has a plan, for {usd(cost)}"
+
+
+def _common(first: Standing, second: Standing) -> list[str]:
+    return [name for name in OTHERS.get(first.vendor, ()) if name in OTHERS.get(second.vendor, ())]
+
+
+def _tried(job: Job, *, workload: Workload, slo: Slo) -> Plan | None:
+    model, system, chips, given = job
+    try:
+        found = plan(model, system, workload, slo, chips=chips, **given)
+    except InputError:
+        return None
+    return found if found.feasible else None
+
+
+def _format_flips(jobs: Sequence[Job], plans: Sequence[Plan | None], tried: Callable[[Job], Plan | None]) -> Iterator[str]:
+    """Say what other formats of weights, experts and cache, that would make either cheaper, do to both."""
+    options = [lever.option for one in plans if one is not None for lever in one.levers if lever.option.startswith(FORMATS)]
+    asked = [(option, job) for option in dict.fromkeys(options) for job in jobs]
+    found = map_in_processes(tried, [(_stored(job[0], option), *job[1:3], job[3] | {"levers": False}) for option, job in asked])
+    for at in range(0, len(asked), 2):
+        yield from _both(f"format: with {asked[at][0]}", found[at], found[at + 1])
+
+
+def _stored(model: Model, option: str) -> Model:
+    """Return a model in the format that an option of a lever names."""
+    name, stored = option.split()
+    if name == "--kv":
+        return with_small_cache(model)
+    given = number_format(stored)
+    return with_formats(model, weights=given if name == "--weights" else None, experts=given)

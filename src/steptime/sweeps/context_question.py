@@ -1,0 +1,93 @@
+"""The question `context`: how long a context may be within a speed and a price, by how the cache is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from steptime.errors import InputError
+from steptime.number_checks import MOST_CHIPS
+from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, number, question_of_result, texts
+from steptime.questions.subject import PricedSubject, read_subject
+from steptime.sweeps.context_limit import LEAST, context_walls
+from steptime.sweeps.context_limit_result import LONGEST, ContextWalls
+
+CACHE_GROUP, LIMITS_GROUP = "Cache", "Limits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextInputs(PricedSubject):
+    """The longest context of a model on a machine."""
+
+    technique: Any = texts(
+        "how the cache is compressed: kv=int4, window=4096, keep=8192, share=2, kv_heads=1, latent=512, rank=0.5, topk=2048, "
+        "blocks=128x16 (16 blocks of 128 tokens). @5of6, @full or @local after one names its layers; + joins several: "
+        "window=1024@5of6+kv=int8. Repeatable",
+        default_words="the usual ones that the model can have",
+        group=CACHE_GROUP,
+        metavar="CHANGE",
+    )
+    context: Any = count(
+        131_072, "tokens of context at which techniques are compared", unit="tokens", minimum=LEAST, maximum=LONGEST,
+        group=CACHE_GROUP,
+    )  # fmt: skip
+    speed: Any = number(20.0, "minimum output speed for each user [tok/s]", unit="tok/s", minimum=1e-6, group=LIMITS_GROUP)
+    usd: Any = number(
+        None, "maximum cost of decoding a million output tokens, without prefill [USD]", unit="USD", minimum=1e-12,
+        group=LIMITS_GROUP, default_words="the cost of the unchanged model at --context",
+    )  # fmt: skip
+    chips: Any = count(
+        None, "chips that one replica may take", maximum=MOST_CHIPS, group=LIMITS_GROUP,
+        default_words="a scale-up domain, at most 128",
+    )  # fmt: skip
+
+
+def solve(values: Mapping[str, Any]) -> ContextWalls:
+    """Return how long a context may be.
+
+    Args:
+        values: values of `ContextInputs` by name, and figures of the machine by path.
+    """
+    declared = inputs_from(ContextInputs)
+    inputs = bind(ContextInputs, {name: value for name, value in values.items() if name in declared}, "context")
+    if not all(words.strip() for words in inputs.technique):
+        raise InputError("technique is empty; the unchanged model comes first in any case")
+    model, system, engine = read_subject(values)
+    return context_walls(
+        model, system, techniques=inputs.technique or None, context=inputs.context, tpot=1 / inputs.speed,
+        usd_per_million=inputs.usd, chips=inputs.chips or 0, engine=engine,
+    )  # fmt: skip
+
+
+READS: Final[Mapping[str, Read]] = {
+    "longest_context": Read(
+        meaning="longest context of the unchanged model", unit="tokens", value=lambda walls: walls.walls[0].longest
+    ),
+    "longest_context_in_price": Read(
+        meaning="longest context within the price too", unit="tokens", value=lambda walls: walls.walls[0].longest_priced
+    ),
+    "cache_bytes": Read(
+        meaning="cache of one sequence at the compared length", unit="B", value=lambda walls: walls.walls[0].cache
+    ),
+    "batch": Read(
+        meaning="sequences in flight in a replica at that length", unit="sequences", value=lambda walls: walls.walls[0].batch
+    ),
+    "step_time": Read(meaning="time of a step at that length", unit="s", value=lambda walls: walls.walls[0].step),
+    "reason": Read(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
+}
+CONTEXT = question_of_result(
+    "context",
+    "the longest context within a speed and a price",
+    form=ContextInputs,
+    solve=solve,
+    reads=READS,
+    shows=("longest_context", "longest_context_in_price", "batch", "step_time", "reason"),
+    figures=True,
+    seconds=1.0,
+)
+
+
+def summary(walls: ContextWalls) -> dict[str, Any]:
+    """Return the answers of the question from its result."""
+    return answers_of(READS, walls)

@@ -1,0 +1,279 @@
+"""Co-design: models and machines that are not built, and which of them no other beats.
+
+The axes of a design are fields of an architecture (`arch.kv_heads`, `arch.attention`, ...), parts of a chip in multiples of
+the one there is (`times.bandwidth`, ...), any figure of the machine, and whatever else the question takes. `within="power"`
+trades the parts of a chip for one another: what memory and links take more, arithmetic has less of (`machines.budgets`).
+
+What a change does to the quality of answers is not told: designs are compared as they are, and by their parameters, which
+`arch.equal` holds. The rent is held too: within a budget, as dear a chip as before is supposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from steptime.catalog.hardware_loading import SystemLike
+from steptime.errors import Impossible, InputError, UnknownName
+from steptime.models.model_loading import ModelLike
+from steptime.models.model_variants import BY, EQUAL
+from steptime.number_checks import Array
+from steptime.pareto import pareto
+from steptime.questions.declaration import Question
+from steptime.questions.registry import input_of, plain_name, question_of
+from steptime.questions.step_question import with_layout
+from steptime.questions.subject import ARCH, MADE, TIMES, WITHIN
+from steptime.result_base import Tabular, unit
+from steptime.sweeps.axes import Axis, in_base_units, made_axis, read_held
+from steptime.sweeps.executor import Progress
+from steptime.sweeps.question_inputs import lower_is_better
+from steptime.sweeps.sweep import sweep_of
+from steptime.sweeps.sweep_result import Sweep, column_name
+from steptime.units import counted
+
+SPEED: Final = "tokens_per_second_per_user"
+COSTS: Final = {"step": "usd_per_million_tokens", "plan": "usd_per_million_output_tokens"}
+MOST_COMPARED: Final = 20_000  # designs that are held against one another in three or more aims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Design(Tabular):
+    """Designs, what no other beats in all aims, the best in the first of them, and what stands today.
+
+    As a table it has a row for each design, `on_front` 1 where no other is as good in every aim and better in one; of equal
+    ones the first.
+    """
+
+    SCHEMA: ClassVar[str] = "steptime.design/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "text": unit("", "the answer in a sentence"),
+        "front_rows": unit("", "the designs on the front, best in the first aim first", key="front", kind="list of objects"),
+    }
+
+    sweep: Sweep = field(metadata=unit("", "every design, and what came of it"))
+    aims: tuple[str, ...] = field(metadata=unit("", "answers that count, the first most; less or more as suits each"))
+    front: tuple[int, ...] = field(metadata=unit("", "positions of the front, best in the first aim first", left_out=True))
+    today: Mapping[str, Any] = field(metadata=unit("", "the same answers for model and machine as they are", kind="object"))
+
+    @property
+    def fits(self) -> Array:
+        """Where a design fits the memory of a chip."""
+        return self.sweep.fits
+
+    @property
+    def best(self) -> int:
+        """Position of the best in the first aim."""
+        return self.front[0]
+
+    @property
+    def text(self) -> str:
+        """The answer in a sentence."""
+        aim = self.aims[0]
+        column, now = self.sweep.column(aim), float(self.today.get(aim, np.nan))
+        value = float(column.values.ravel()[self.best])
+        words = aim.replace("_", " ").replace("usd", "USD")
+        change = value / now - 1
+        more = f"{abs(change):.0%} {'less' if change < 0 else 'more'} than as it is"
+        than = f", {more if abs(change) >= 0.005 else 'as it is now'} ({now:,.4g})" if np.isfinite(change) else ""
+        least = "least" if lower_is_better(aim) else "most"
+        of = counted(self.sweep.points - len(self.sweep.reasons), "design")
+        alike = f"; {self.ties:,} more {'is' if self.ties == 1 else 'are'} as good" if self.ties else ""
+        return f"{least} {words} of {of}: {value:,.4g}{than}, with {self.called(self.best)}{alike}"
+
+    @property
+    def ties(self) -> int:
+        """How many other designs are as good as the best in every aim."""
+        same = self.fits.ravel().copy()
+        for name in self.aims:
+            values = self.sweep.column(name).values.ravel()
+            same &= np.isclose(values, values[self.best], rtol=1e-9, atol=0)
+        return int(np.count_nonzero(same)) - 1
+
+    @property
+    def front_rows(self) -> list[dict[str, Any]]:
+        """The designs on the front as rows."""
+        columns = self.columns()
+        return [{name: values[at] for name, values in columns.items()} for at in self.front]
+
+    def called(self, at: int) -> str:
+        """Return what a design has on each axis."""
+        values = [grid.ravel()[at] for grid in self.sweep.grid()]
+        parts = [
+            f"{axis.name.removeprefix(ARCH)} {value:,.4g}" if axis.numeric else f"{axis.name.removeprefix(ARCH)} {value}"
+            for axis, value in zip(self.sweep.axes, values, strict=True)
+        ]
+        return ", ".join(parts)
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return the best, and how many are on the front."""
+        return f"Design: {self.text}", {"front": counted(len(self.front), "design")}
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each design, and whether it is on the front."""
+        on = np.zeros(self.sweep.points)
+        on[list(self.front)] = 1
+        return {**self.sweep.columns(), "on_front": on}
+
+    def plot(self, path: str, *, answer: str | None = None, against: str | None = None) -> None:
+        """Write a picture: the first aim over the axes, or against another."""
+        self.sweep.plot(path, answer=answer or self.aims[0], against=against)
+
+
+def design(
+    question: Question | str,
+    model: ModelLike,
+    system: SystemLike,
+    axes: Mapping[str, Any],
+    *,
+    aims: Iterable[str] = (),
+    within: str | None = None,
+    workers: int | None = None,
+    out: str | None = None,
+    progress: Progress | None = None,
+    **held: Any,
+) -> Design:
+    """Return which designs of a model and a machine no other beats.
+
+    question: "step" or "plan". model: a name where `arch.*` varies its config. axes: values by input, as for `sweep`, among
+    them one of `arch.*`, `times.*` or a figure of the machine. aims: answers that count, by default cost and speed. within:
+    "power", or shares of another budget of the chip ("bandwidth=0.3,link=0.1", of its area or its price), within which the
+    FLOP/s make room for the rest. held: other inputs, those with a dot as **{"arch.equal": "total"}.
+
+    >>> found = design("step", "llama-3.3-70b", "hgx-h100", {"times.bandwidth": "1:4:4"}, within="power", tp=8, batch=64,
+    ...                engine="ideal")
+    >>> found.called(found.best)
+    'times.bandwidth 3'
+    """
+    asked = question_of(question)
+    fixed = {"model": model, "system": system, **{plain_name(asked, name): value for name, value in held.items()}}
+    fixed, axes = in_base_units(asked, fixed), in_base_units(asked, axes)
+    made = [made_axis(name, values, input_of(asked, name, fixed)) for name, values in axes.items()]
+    fixed = read_held(asked, fixed, fixed)
+    return design_of(asked, made, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress)
+
+
+def design_of(
+    asked: Question,
+    axes: Sequence[Axis],
+    fixed: Mapping[str, Any],
+    *,
+    aims: Iterable[str] = (),
+    within: str | None = None,
+    workers: int | None = None,
+    out: str | None = None,
+    progress: Progress | None = None,
+) -> Design:
+    """Return the designs of axes that were read already; see `design`."""
+    if asked.name not in COSTS:
+        raise UnknownName("question of a design", asked.name, COSTS, f"Known: {', '.join(COSTS)}.")
+    chosen = tuple(dict.fromkeys(aims)) or (COSTS[asked.name], SPEED)
+    for name in chosen:
+        if name not in asked.answers or asked.answers[name].text:
+            numbers = [one for one, answer in asked.answers.items() if not answer.text]
+            raise UnknownName("aim", name, numbers, f"Known: {', '.join(numbers)}.")
+    own = [axis.name for axis in axes if is_design(axis.name)]
+    if not own:
+        raise InputError(
+            "a design needs an axis of the model (arch.kv_heads, arch.attention, arch.layers, ...) or of the chip "
+            "(times.bandwidth, times.link, ... or a figure of it)"
+        )
+    fixed = with_layout(asked, fixed, axes)
+    held = {**fixed, **({} if within is None else {WITHIN: within})}
+    wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *MADE]))
+    found = sweep_of(asked, axes, held, answers=wanted, workers=workers, out=out, progress=progress)
+    for name in chosen:
+        if name not in found.answers or not np.isfinite(found.answers[name].values).any():
+            why = "no rent is known: --rent 2.10 gives one, or --aim tokens_per_second_per_chip does without"
+            raise Impossible(f"no design has an answer: {next(iter(found.refused_because), why)}")
+    return Design(sweep=found, aims=chosen, front=_front(found, chosen), today=_today(asked, axes, fixed, chosen))
+
+
+def is_design(name: str) -> bool:
+    """Whether an input is of a model or machine that is not built.
+
+    >>> is_design("arch.heads"), is_design("chip.hbm.bandwidth"), is_design("batch")
+    (True, True, False)
+    """
+    return "." in name
+
+
+def _front(found: Sweep, aims: Sequence[str]) -> tuple[int, ...]:
+    """Return the positions that no other beats in all aims, of those that fit and have an answer; best in the first first."""
+    gains = [(-1.0 if lower_is_better(name) else 1.0) * found.column(name).values.ravel().astype(float) for name in aims]
+    known = (_memory_shares(found) <= 1) & np.all(np.isfinite(gains), axis=0)
+    if not known.any():
+        answered = found.points - len(found.reasons)
+        if not answered:
+            raise Impossible(f"no design has an answer: {next(iter(found.refused_because))}")
+        least = float(np.nanmin(np.where(np.all(np.isfinite(gains), axis=0), _memory_shares(found), np.nan)))
+        raise Impossible(
+            f"no design fits: the least that {counted(answered, 'design')} take is {least:.0%} of the memory of a chip; "
+            "give more chips (tp, dp, ep), a smaller batch or a shorter context"
+        )
+    places = np.flatnonzero(known)
+    table = np.array(gains)[:, places]
+    if len(aims) == 1:
+        return (int(places[np.argmax(table[0])]),)
+    if len(aims) == 2:
+        best = pareto(table[0], table[1])
+    else:
+        if len(places) > MOST_COMPARED:
+            raise InputError(
+                f"{len(places):,} designs are too many for {len(aims)} aims; at most {MOST_COMPARED:,}, or two aims"
+            )
+        _, first = np.unique(table, axis=1, return_index=True)  # of equal designs the first
+        best = np.array([at for at in np.sort(first) if not _beaten(table, int(at))])
+        best = best[np.argsort(-table[0][best], kind="stable")]
+    return tuple(int(place) for place in places[best])
+
+
+def _memory_shares(found: Sweep) -> Array:
+    """Return the share of a chip's memory that each design takes; 0 where the question has no such answer."""
+    shares = found.answers["memory_share"].values if "memory_share" in found.answers else np.zeros(found.shape)
+    return np.asarray(shares, dtype=float).ravel()
+
+
+def _beaten(table: Array, at: int) -> bool:
+    as_good, better = table >= table[:, [at]], table > table[:, [at]]
+    return bool(np.any(as_good.all(axis=0) & better.any(axis=0)))
+
+
+def _today(asked: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims: Sequence[str]) -> dict[str, Any]:
+    """Return the aims for model and machine as they are: the best in the first aim over the axes that are none of a design.
+
+    What is held stays, but a budget and what makes up for changes. Nothing where they have no answer, or do not fit.
+    """
+    idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BY}")
+    plain = {name: value for name, value in fixed.items() if name not in idle}
+    others = [axis for axis in axes if not is_design(axis.name)]
+    names = tuple(dict.fromkeys([*aims, *MADE, *(["memory_share"] if "memory_share" in asked.answers else [])]))
+    try:
+        if others:
+            told = {name: column.values for name, column in sweep_of(asked, others, plain, answers=names).answers.items()}
+        else:
+            told = {name: np.asarray(value) for name, value in asked.ask(plain, frozenset(names)).items() if name in names}
+    except InputError:
+        return {}
+    if aims[0] not in told:
+        return {}
+    first = (-1.0 if lower_is_better(aims[0]) else 1.0) * told[aims[0]].astype(float)
+    fits = told["memory_share"] <= 1 if "memory_share" in told else np.ones(first.shape, dtype=bool)
+    first = np.where(np.broadcast_to(fits, first.shape) & np.isfinite(first), first, -np.inf)
+    if not np.isfinite(first).any():
+        return {}
+    at = int(np.argmax(first))
+    places = dict(zip((axis.name for axis in others), np.unravel_index(at, first.shape), strict=True)) if others else {}
+    stood = {axis.name: axis.labels[int(places[axis.name])] for axis in others}
+    return stood | {name: np.broadcast_to(told[name], first.shape).ravel()[at] for name in names if name in told}
+
+
+def columns_in_short(found: Design) -> dict[str, str]:
+    """Return the answers that a table of designs shows, with the names of their columns."""
+    axes = [axis.name for axis in found.sweep.axes]
+    of_model = ("parameters", "active_parameters", "kv_bytes_per_token") if any(name.startswith(ARCH) for name in axes) else ()
+    of_chip = ("flops",) if any(name.startswith(TIMES) for name in axes) else ()
+    names = dict.fromkeys([*found.aims, *of_model, *of_chip])
+    return {name: column_name(name, found.sweep.answers[name].unit) for name in names if name in found.sweep.answers}

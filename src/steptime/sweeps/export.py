@@ -1,0 +1,191 @@
+"""Files of a sweep, by their ending: tables, labelled arrays, a spreadsheet that recomputes itself, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from steptime.atomic_files import temporary_file
+from steptime.errors import DataFileError, InputError
+from steptime.safe_text import replace_controls, safe_cell
+from steptime.sweeps.axes import label
+from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
+
+if TYPE_CHECKING:
+    from steptime.sweeps.sweep_result import Sweep
+
+PICTURES: Final = (".svg", ".png", ".pdf")
+MOST_ROWS: Final = 1_048_575  # of a spreadsheet, below its header
+CHUNK: Final = 1_000_000  # points of a piece of a .zarr folder, and of a row group of a .parquet file
+
+
+def ending(path: str) -> str:
+    """Return the ending of a file that can be written; raise InputError for others, and where its library is missing."""
+    found = Path(path).suffix.casefold()
+    known = (*WRITERS, *PICTURES)
+    if found not in known:
+        raise InputError(f"{path}: results are written to {', '.join(known)}, not to {found or 'a file without an ending'}")
+    needs = {".parquet": "pyarrow", ".nc": "netCDF4", ".zarr": "zarr", ".xlsx": "openpyxl"}
+    extra = "plot" if found in PICTURES else "sweep"
+    library = "matplotlib" if found in PICTURES else needs.get(found, "")
+    if library and find_spec(library) is None:
+        raise InputError(f"{path}: {found} files need {library}: pip install 'steptime[{extra}]'")
+    return found
+
+
+def save(sweep: Sweep, path: str, *, answer: str | None = None) -> None:
+    """Write a file; a file that is there is replaced when the new one is whole, and not before."""
+    found = ending(path)
+    if found in PICTURES:
+        sweep.plot(path, answer=answer)
+        return
+    if found == ".xlsx" and sweep.points > MOST_ROWS:
+        raise InputError(f"{path}: a spreadsheet has {MOST_ROWS:,} rows, and the sweep {sweep.points:,} points; write .parquet")
+    replace_with(path, lambda place: WRITERS[found](sweep, place))
+
+
+def save_picture(path: str, drawn: Callable[[], Any]) -> None:
+    """Write the figure that `drawn` makes, by its ending; raise InputError for an ending of no picture, before it is made."""
+    if ending(path) not in PICTURES:
+        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
+    figure = drawn()
+    replace_with(path, lambda place: figure.savefig(place, dpi=160))
+
+
+def replace_with(path: str, write: Callable[[str], None]) -> None:
+    """Write beside `path` and put it in its place then; raise DataFileError where that cannot be done."""
+    try:
+        with temporary_file(path) as beside:
+            write(str(beside))
+    except OSError as error:
+        raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
+
+
+def _csv(sweep: Sweep, path: str) -> None:
+    if sweep.points > 20_000 and find_spec("pyarrow") is not None:
+        import pyarrow
+        from pyarrow import csv
+
+        table = _arrow(sweep)
+        for at, field in enumerate(table.schema):
+            if pyarrow.types.is_string(field.type):
+                table = table.set_column(at, field, pyarrow.array(map(safe_cell, table.column(at).to_pylist()), field.type))
+        csv.write_csv(table, path)
+        return
+    Path(path).write_text(sweep.to_csv(), encoding="utf-8", newline="")
+
+
+def _json(sweep: Sweep, path: str) -> None:
+    Path(path).write_text(sweep.to_json() + "\n", encoding="utf-8")
+
+
+def _arrow(sweep: Sweep) -> Any:
+    """Return the table as Arrow has it: what is not finite is null, each column with its meaning and unit."""
+    import pyarrow
+
+    named = {axis.name: (axis.meaning, axis.unit) for axis in sweep.axes}
+    named |= {name: (column.meaning, column.unit) for name, column in sweep.answers.items()}
+    told = [*named.values(), ("why there is no answer", "")]
+    arrays, fields = [], []
+    for (name, values), (meaning, unit) in zip(sweep.columns().items(), told, strict=False):
+        flat = np.ascontiguousarray(values)
+        hidden = ~np.isfinite(flat) if flat.dtype.kind == "f" else None
+        array = pyarrow.array(flat, mask=hidden) if flat.dtype != object else pyarrow.array([str(one) for one in flat])
+        arrays.append(array)
+        fields.append(pyarrow.field(name, array.type, metadata={"meaning": meaning, "unit": unit}))
+    asked = {"question": sweep.question, **{name: str(value) for name, value in sweep.held.items()}}
+    return pyarrow.Table.from_arrays(arrays, schema=pyarrow.schema(fields, metadata=asked))
+
+
+def _parquet(sweep: Sweep, path: str) -> None:
+    from pyarrow import parquet
+
+    parquet.write_table(_arrow(sweep), path, row_group_size=CHUNK)
+
+
+def _labelled(sweep: Sweep) -> Any:
+    """Return the labelled arrays with texts as plain ones, which files can hold."""
+    found = sweep.to_xarray()
+    for name in [*found.coords, *found.data_vars]:
+        if found[name].dtype == object:
+            found[name] = found[name].astype(str)
+    return found
+
+
+def _netcdf(sweep: Sweep, path: str) -> None:
+    _labelled(sweep).to_netcdf(path, engine="netcdf4")
+
+
+def _zarr(sweep: Sweep, path: str) -> None:
+    found = _labelled(sweep)
+    sizes, left = {}, CHUNK
+    for name, length in reversed(list(found.sizes.items())):
+        sizes[name] = max(1, min(length, left))
+        left = max(1, left // sizes[name])
+    encoding = {name: {"chunks": tuple(sizes[one] for one in found[name].dims)} for name in found.data_vars}
+    found.to_zarr(path, mode="w", encoding=encoding, consolidated=True, zarr_format=2)
+
+
+def _xlsx(sweep: Sweep, path: str) -> None:
+    """Write a row for each point; where the answer is a closed form, as a formula over the row and what is held."""
+    from openpyxl import Workbook
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.utils import get_column_letter
+
+    def text_cell(sheet: Any, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        # else a text that begins with "=" becomes a formula
+        cell = WriteOnlyCell(sheet, replace_controls(value))
+        cell.data_type = "s"
+        return cell
+
+    book = Workbook()
+    table, about = book.active, book.create_sheet("held")
+    table.title = "sweep"
+    about.append(["asked", text_cell(about, sweep.question), sweep.meaning])
+    about.append(["held", "value", "unit"])
+    cells: dict[str, Any] = {}
+    for name, value in sweep.fixed.items():
+        of = sweep.asked.inputs.get(name)
+        number = isinstance(value, int | float | np.number)
+        told = float(value) if number else text_cell(about, label(value))
+        about.append([text_cell(about, name), told, of.unit if of else ""])
+        whole = of is not None and not of.broadcasts  # which the closed form takes as a number alone
+        cells[name] = value if whole else Cell(f"held!$B${about.max_row}")
+    columns = {name: np.asarray(values).tolist() for name, values in sweep.columns().items()}
+    units = [axis.title for axis in sweep.axes]
+    units += [f"{name} [{column.unit}]" if column.unit else name for name, column in sweep.answers.items()]
+    table.append([*units, "reason"][: len(columns)])
+    for at, row in enumerate(zip(*columns.values(), strict=True), start=2):
+        cells |= {axis.name: Cell(f"{get_column_letter(i)}{at}") for i, axis in enumerate(sweep.axes, start=1)}
+        texts = tuple(text_cell(table, value) for value in row)
+        table.append([_cell(value) for value in _live(sweep, texts, cells)])
+    table.freeze_panes = "A2"
+    for i, title in enumerate([*units, "reason"][: len(columns)], start=1):
+        table.column_dimensions[get_column_letter(i)].width = max(12, len(title) + 2)
+    about.column_dimensions["A"].width, about.column_dimensions["B"].width = 24, 24
+    book.save(path)
+
+
+def _live(sweep: Sweep, row: tuple[Any, ...], cells: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a row with its answer as a formula, where there is a closed form that can be written as one."""
+    if sweep.asked.written is None:
+        return row
+    try:
+        return (*row[: len(sweep.axes)], formula(sweep.asked.written, cells), *row[len(sweep.axes) + 1 :])
+    except Untraceable:
+        return row
+
+
+def _cell(value: Any) -> Any:
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+WRITERS: dict[str, Callable[[Any, str], None]] = {
+    ".csv": _csv, ".parquet": _parquet, ".nc": _netcdf, ".zarr": _zarr, ".xlsx": _xlsx, ".json": _json,
+}  # fmt: skip

@@ -1,0 +1,176 @@
+"""A question over axes, cut into regions that are asked at once: one point each, or blocks of arrays where it takes them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import ConfigError, DataFileError, InputError, RangeError, UnitError, UnknownName
+from steptime.number_checks import Array
+from steptime.physics import chunked_evaluation
+from steptime.questions.declaration import Question
+from steptime.sweeps.axes import Axis, shape_of
+
+SCATTERED, GRID = (
+    chunked_evaluation.BLOCK,
+    chunked_evaluation.GRID,
+)  # points that are asked at once: what is between stays in a core's cache
+MOST_REFUSED: Final = 2_000  # parts of a block that are looked at one by one, where some of it is refused
+Region = tuple[tuple[int, int], ...]  # first and behind the last position on each axis
+WHOLE = (UnknownName, UnitError, DataFileError, ConfigError)  # wrong for every point that holds them: the sweep ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What was answered in a region: arrays of its shape by answer, or the reason why there is none."""
+
+    region: Region
+    answers: Mapping[str, Any]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is asked: a question over axes, each value with each other, or (together) all axes in step; with what is fixed."""
+
+    question: Question
+    axes: tuple[Axis, ...]
+    fixed: Mapping[str, Any]
+    wanted: frozenset[str] = frozenset()
+    together: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis; of all of them where they go in step."""
+        return shape_of(self.axes, together=self.together)
+
+    @property
+    def points(self) -> int:
+        """How many points there are."""
+        return math.prod(self.shape)
+
+    @property
+    def inner(self) -> tuple[bool, ...]:
+        """Of each dimension, whether its values are asked as an array."""
+        inputs = self.question.inputs
+
+        def wide(axis: Axis) -> bool:
+            return self.question.vectorised and axis.broadcasts and axis.numeric
+
+        if self.together:
+            return (all(wide(axis) for axis in self.axes),)
+        return tuple(wide(axis) and not (axis.name in inputs and inputs[axis.name].separate) for axis in self.axes)
+
+    def regions(self) -> Iterator[Region]:
+        """Yield what is asked at once, in the order of the points."""
+        inner = self.inner
+        spans = [[(0, n)] if wide else [(i, i + 1) for i in range(n)] for n, wide in zip(self.shape, inner, strict=True)]
+        for region in itertools.product(*spans):
+            yield from _cut(region, SCATTERED if self.together else GRID)
+
+    def given(self, region: Region) -> dict[str, Any]:
+        """Return the values of all inputs in a region: arrays that broadcast to its shape, and scalars."""
+        values = dict(self.fixed)
+        if self.together:
+            ((start, stop),) = region
+            wide = self.inner[0]
+            return values | {axis.name: axis.values[start:stop] if wide else _one(axis, start) for axis in self.axes}
+        inner = self.inner
+        for position, (axis, (start, stop)) in enumerate(zip(self.axes, region, strict=True)):
+            if inner[position]:
+                shape = [1] * len(region)
+                shape[position] = stop - start
+                values[axis.name] = axis.values[start:stop].reshape(shape)
+            else:
+                values[axis.name] = _one(axis, start)
+        return values
+
+
+def _one(axis: Axis, position: int) -> Any:
+    value = axis.values[position]
+    return value.item() if axis.numeric else value
+
+
+def size(region: Region) -> int:
+    """Return how many points a region has."""
+    return math.prod(stop - start for start, stop in region)
+
+
+def _cut(region: Region, most: int) -> Iterator[Region]:
+    if size(region) <= most:
+        yield region
+        return
+    for half in _halves(region):
+        yield from _cut(half, most)
+
+
+def _halves(region: Region) -> Iterator[Region]:
+    """Yield both halves of a region, cut across the first axis that is long enough, so that points stay in their order."""
+    at = next(position for position, (start, stop) in enumerate(region) if stop - start > 1)
+    start, stop = region[at]
+    middle = (start + stop) // 2
+    for part in ((start, middle), (middle, stop)):
+        yield (*region[:at], part, *region[at + 1 :])
+
+
+def ask_all(job: Job, regions: Sequence[Region]) -> list[Found]:
+    """Return what is answered in regions; a point that is refused has the reason, and no answer."""
+    return [found for region in regions for found in _asked(job, region, [0])]
+
+
+def _asked(job: Job, region: Region, refused: list[int]) -> Iterator[Found]:
+    try:
+        answers = job.question.ask(job.given(region), job.wanted)
+    except WHOLE:
+        raise
+    except InputError as problem:
+        if size(region) == 1:
+            yield Found(region=region, answers={}, reason=str(problem))
+            return
+        refused[0] += 1
+        if refused[0] > MOST_REFUSED:
+            raise RangeError(f"more than {MOST_REFUSED:,} parts of the axes are refused; the last: {problem}") from None
+        for half in _halves(region):
+            yield from _asked(job, half, refused)
+        return
+    reason = str(answers.get("reason", "") or "")
+    shape = tuple(stop - start for start, stop in region)
+    kept = {name: value for name, value in answers.items() if not job.wanted or name in job.wanted or name == "reason"}
+    found = {name: np.broadcast_to(np.asarray(_plain(value)), shape) for name, value in kept.items()}
+    yield Found(region=region, answers=found, reason=reason)
+
+
+def _plain(value: Any) -> Any:
+    """Return an answer as numbers or texts: whether something holds as 1 or 0, what is not known as NaN."""
+    if value is None:
+        return np.nan
+    array = np.asarray(value)
+    if array.dtype.kind in "bui":
+        return array.astype(np.float64)
+    return value if array.dtype.kind == "f" else array.astype(object)
+
+
+class Gathered:
+    """Answers as they come in: an array of the whole shape for each, and the reasons of points without one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.arrays: dict[str, Array] = {}
+        self.reasons: dict[int, str] = {}
+
+    def take(self, found: Found) -> None:
+        """Put in what a region answers."""
+        where = tuple(slice(start, stop) for start, stop in found.region)
+        for name, values in found.answers.items():
+            if name not in self.arrays:
+                self.arrays[name] = np.full(self.shape, "" if values.dtype == object else np.nan, dtype=values.dtype)
+            elif values.dtype == object and self.arrays[name].dtype != object:
+                self.arrays[name] = self.arrays[name].astype(object)
+            self.arrays[name][where] = values
+        if found.reason:
+            self.reasons[int(np.ravel_multi_index([start for start, _ in found.region], self.shape))] = found.reason

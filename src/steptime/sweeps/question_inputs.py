@@ -1,0 +1,173 @@
+"""What a question can be asked with and what it answers: names, units, kinds, and how their values are written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from steptime.errors import RangeError, UnitError, shown
+from steptime.hardware.rental_prices import KINDS
+from steptime.number_checks import Array
+from steptime.questions.declaration import COUNT, RENT, TEXT, Input
+from steptime.sweeps.point_limits import MOST_POINTS
+from steptime.units import HOUR, count, parse
+
+MOST_VALUES: Final = MOST_POINTS  # of one axis
+RATIO = re.compile(r"log([0-9.]+)|([0-9_]+)log")
+
+
+LESS: Final = (
+    "usd", "time", "ttft", "tpot", "seconds", "memory_share", "joules", "kv_bytes", "end_to_end", "chips", "wait",
+)  # fmt: skip
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether less of an answer is better: of times, costs and what is taken.
+
+    >>> lower_is_better("usd_per_million_tokens"), lower_is_better("tokens_per_second_per_chip")
+    (True, False)
+    """
+    return name.startswith(LESS) or "usd_per" in name
+
+
+def read_values(name: str, text: str, of: Input) -> list[Any] | Array:
+    """Read the values of an axis: "1,2,4", "1k:128k:log2" (each twice the one before), "4TB/s:32TB/s:9", "1:1M:50log".
+
+    LOW:HIGH:N are N values at equal distances, LOW:HIGH:Nlog in equal ratios, LOW:HIGH:logR each R times the one before, the
+    last of them HIGH. Several of these may stand with commas between. A value has the unit of the input, or that of the end
+    of its range. Raises RangeError and UnitError with the name of the axis.
+
+    >>> [read_values("batch", text, Input(kind=COUNT)).tolist() for text in ("1:100:log10", "8,1k:3k:3")]
+    [[1, 10, 100], [8, 1000, 2000, 3000]]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
+    if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
+        return list(dict.fromkeys(parts))
+    _check_many(name, count_values(name, text, of))
+    found = np.concatenate([_parsed(name, part, of).build() for part in parts])
+    _, first = np.unique(found, return_index=True)
+    kept: Array = found[np.sort(first)]
+    return kept
+
+
+def count_values(name: str, text: str, of: Input) -> int:
+    """Return how many values a text has at most, without making them.
+
+    >>> count_values("batch", "1:1e9:100000000", Input(kind=COUNT)), count_values("batch", "8,1k:3k:3", Input(kind=COUNT))
+    (100000000, 4)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if of.kind == TEXT or (of.kind == RENT and any(part in KINDS for part in parts)):
+        return len(parts)
+    return sum(_parsed(name, part, of).most for part in parts if part)
+
+
+class _Values(NamedTuple):
+    """Values that are not made yet: how many at most, and what makes them."""
+
+    most: int
+    build: Callable[[], Array]
+
+
+def read_one(name: str, text: str, of: Input) -> Any:
+    """Read one value of an input."""
+    if of.kind == TEXT:
+        return text
+    found = read_values(name, text, of)
+    if len(found) != 1:
+        raise RangeError(f"{name} takes one value, not {shown(text)}; --over {name}=... takes several")
+    return found[0] if isinstance(found, list) else found[0].item()
+
+
+def _parsed(name: str, part: str, of: Input) -> _Values:
+    ends = part.split(":")
+    if len(ends) == 1:
+        value = _number(name, part, of)
+        return _Values(1, lambda: np.array([value]))
+    if len(ends) != 3 or not all(ends):
+        raise RangeError(
+            f"{name}: {shown(part)} is not LOW:HIGH:N, such as 1k:128k:log2 (doubling), 10:100:10 (10 values) or 10:100:10log"
+        )
+    unit = re.sub(r"^[-+0-9.,_eE ]*", "", ends[1]) if of.kind != COUNT else ""
+    bare = re.fullmatch(r"[-+0-9.,_eE ]*", ends[0]) is not None
+    low, high = _number(name, ends[0] + (unit if bare else ""), of), _number(name, ends[1], of)
+    if not high > low:
+        raise RangeError(f"{name}: {shown(part)} does not rise from {ends[0]} to {ends[1]}")
+    made = _spread(name, part, low, high, ends[2].strip())
+    if of.kind != COUNT:
+        return made
+    return _Values(made.most, lambda: np.unique(np.round(made.build())).astype(np.int64))
+
+
+def _spread(name: str, part: str, low: float, high: float, how: str) -> _Values:
+    ratio = RATIO.fullmatch(how)
+    if ratio is not None and low <= 0:
+        raise RangeError(f"{name}: {shown(part)} has ratios, and they need a LOW above 0")
+    if ratio is not None and ratio[1]:
+        base = _plain(name, part, ratio[1])
+        if not base > 1:
+            raise RangeError(f"{name}: {shown(part)}: a ratio must be above 1, not {ratio[1]}")
+        steps = math.floor(math.log(high / low) / math.log(base) * (1 + 1e-12) + 1e-9)
+
+        def rising() -> Array:
+            values = low * base ** np.arange(steps + 1)
+            return values if math.isclose(values[-1], high, rel_tol=1e-9) else np.append(values, high)
+
+        return _Values(steps + 2, rising)
+    number = _plain(name, part, ratio[2] if ratio is not None else how)
+    if number != int(number) or number < 2:
+        raise RangeError(f"{name}: {shown(part)}: the number of values must be a whole one from 2, not {how}")
+    spread = np.geomspace if ratio is not None else np.linspace
+    return _Values(int(number), lambda: spread(low, high, int(number)))
+
+
+def _check_many(name: str, number: int) -> None:
+    """Raise RangeError for more values of an axis than fit."""
+    if number > MOST_VALUES:
+        raise RangeError(f"{name} would have {number:,} values; at most {MOST_VALUES:,} fit")
+
+
+def _plain(name: str, part: str, text: str) -> float:
+    try:
+        return float(count(text, "number"))
+    except (UnitError, RangeError):
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise RangeError(
+            f"{name}: {shown(part)}: {shown(text)} is no number of values; write 9, 9log (equal ratios) or log2 (doubling)"
+        ) from None
+
+
+def _number(name: str, text: str, of: Input) -> float:
+    try:
+        if of.kind == COUNT:
+            return count(text, name)
+        if of.kind == RENT:
+            return read_rent(text)
+        bare = _bare(text) if of.bare else None
+        return parse(text, of.unit) if bare is None else bare
+    except UnitError as problem:
+        raise UnitError(str(problem) if str(problem).startswith(f"{name}: ") else f"{name}: {problem}") from None
+
+
+def _bare(text: str) -> float | None:
+    try:
+        return parse(text)
+    except UnitError:
+        return None
+
+
+def read_rent(text: str) -> float:
+    """Read money for a chip and time [USD/s]: "2 USD/h", or 2.10 for USD an hour."""
+    try:
+        return float(text) / HOUR
+    except ValueError:
+        return parse(text, "USD/s")

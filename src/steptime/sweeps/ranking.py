@@ -1,0 +1,194 @@
+"""Models and systems under one workload and one pair of limits: the cheapest plan of each, and what would flip the order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from steptime.catalog.data_files import files
+from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.errors import InputError, RangeError, shown
+from steptime.hardware.rental_prices import KINDS, kind_asked
+from steptime.hardware.rental_prices import with_rent as rented
+from steptime.hardware.system import Rent, System
+from steptime.models.model import Model
+from steptime.models.model_loading import ModelLike, model_of
+from steptime.number_checks import MOST_CHIPS, whole
+from steptime.physics.engine import Engine, engine_for, load_engine
+from steptime.planning.plan_result import Plan
+from steptime.planning.planner import MODES, check_limits, plan
+from steptime.planning.workload import Slo, Workload
+from steptime.processes import map_in_processes
+from steptime.sweeps.break_even import flips
+from steptime.sweeps.ranking_result import Ranking, Standing
+
+ANY: Final = "any"  # number of chips: the best of several
+SCANNED, MOST_SCANNED = 64, 1024  # chips up to which any number is looked for: at least, and at most
+
+
+def compare(
+    models: ModelLike | Sequence[ModelLike],
+    systems: SystemLike | Sequence[SystemLike] | None,
+    workload: Workload,
+    slo: Slo | None = None,
+    *,
+    chips: int | str | None = None,
+    engine: Engine | str | None = None,
+    modes: str | tuple[str, ...] = MODES,
+    rent: str | float | None = None,
+    sure: float | None = None,
+    catalog: str | None = None,
+) -> Ranking:
+    """Return the cheapest plan of each model on each system (None: on all of the catalogue), the cheapest pair first.
+
+    chips: of each system; by default one scale-up domain; "any" for the number that is cheapest, of powers of two up to a
+    domain or `SCANNED`, whichever is more. engine: one for all; by default each system's own. rent: of one kind ("owned",
+    "contract", "ondemand") or in USD per chip-hour for all, a number or a text; a system without that kind has none. Others
+    are as for `plan`. Raises InputError for what is wrong with the question as a whole; a pair that is wrong has a `reason`.
+    """
+    loaded = list({model.name: model for model in map(model_of, _several(models))}.values())
+    asked, labels = _told_apart(files("systems", catalog) if systems is None else _several(systems))
+    if not loaded or not asked:
+        raise RangeError(f"there is no {'model' if not loaded else 'system'} to compare")
+    if isinstance(chips, str) and chips != ANY:
+        raise RangeError(f"chips is a number or {ANY!r}, not {shown(chips)}")
+    slo = slo or Slo()
+    if chips is not None and chips != ANY:
+        whole("chips", chips, most=MOST_CHIPS)
+    check_limits(sure, slo)
+    engine = load_engine(engine, catalog) if isinstance(engine, str) else engine
+    machines = [_rented(system, rent) for system in asked]
+    given: dict[str, Any] = {"engine": engine, "modes": modes, "sure": sure, "levers": False, "worth": False}
+    pairs = [(model, system, label) for model in loaded for system, label in zip(machines, labels, strict=True)]
+    stand = partial(_standing, workload=workload, slo=slo, chips=chips, given=given)
+    standings = tuple(_placed(map_in_processes(stand, pairs)))
+    found = Ranking(workload=workload, slo=slo, standings=standings)
+    return replace(found, flips=tuple(flips(found, pairs, given)))
+
+
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _told_apart(given: Iterable[SystemLike]) -> tuple[list[System], list[str]]:
+    """Return systems, each once, and what sets those apart that have one name."""
+    found: list[System] = []
+    labels: list[str] = []
+    for one in given:
+        system = system_of(one)
+        if system in found:
+            continue
+        taken = any(other.name == system.name for other in found)
+        labels.append(f"{system.name} ({one if isinstance(one, str) else len(found) + 1})" if taken else "")
+        found.append(system)
+    return found, labels
+
+
+def _rented(system: System, rent: str | float | None) -> System:
+    """Return a system with a rent of the kind asked for; with none where none of that kind is known of it."""
+    if rent is None:
+        return system
+    try:
+        return rented(system, rent)
+    except RangeError:
+        if not isinstance(rent, str) or kind_asked(rent) not in KINDS:
+            raise
+        return replace(system, rent=Rent())
+
+
+def _counts(system: System, chips: int | str | None) -> list[int | None]:
+    if chips != ANY:
+        return [chips if isinstance(chips, int) else None]
+    most = int(min(max(system.scale_up.size, SCANNED), system.scale_out.size, MOST_SCANNED))
+    domain = int(min(system.scale_up.size, most))
+    return sorted({*(2**n for n in range(most.bit_length()) if 2**n <= most), domain})
+
+
+def _standing(
+    pair: tuple[Model, System, str], *, workload: Workload, slo: Slo, chips: int | str | None, given: dict[str, Any]
+) -> Standing:
+    """Return where a model stands on a system: the best of its plans on so many chips."""
+    model, system, label = pair
+    told: dict[str, Any] = {
+        "model": model.name, "system": system.name, "vendor": system.chip.vendor, "year": system.chip.year, "rent": system.rent,
+        "label": label,
+    }  # fmt: skip
+    best, reason = None, ""
+    for count in _counts(system, chips):
+        try:
+            found = plan(model, system, workload, slo, chips=count, **given)
+        except InputError as problem:
+            reason = str(problem)
+            continue
+        if not found.feasible:
+            reason = found.reason
+        elif best is None or _value(found) > _value(best):
+            best = found
+    if best is None:
+        return Standing(feasible=False, reason=reason, **told)
+    watts = float(best.power.watts)
+    runs, rests = _rests_on(best, system, given["engine"])
+    return Standing(
+        feasible=True,
+        engine=best.engine,
+        chips=best.chips,
+        layout_text=best.layout_text,
+        usd_per_million_output_tokens=best.usd_per_million_output_tokens,
+        cost_range=best.cost_range,
+        prefill_usd_per_million_tokens=best.prefill_usd_per_million_tokens,
+        decode_usd_per_million_tokens=best.decode_usd_per_million_tokens,
+        tokens_per_second_per_user=best.tokens_per_second_per_user,
+        ttft=best.ttft,
+        tokens_per_second_per_chip=best.tokens_per_second_per_chip,
+        tokens_per_second_per_kilowatt=1e3 * best.tokens_per_second_per_chip / watts,
+        power_basis=best.power.basis,
+        runs=runs,
+        rests_on=rests,
+        plan=best,
+        **told,
+    )
+
+
+def _value(found: Plan) -> float:
+    """Return what is larger for a better plan: output per dollar, or per chip where no rent is known."""
+    cost = found.usd_per_million_output_tokens
+    return 1 / cost if math.isfinite(cost) else found.tokens_per_second_per_chip
+
+
+def _rests_on(found: Plan, system: System, engine: Engine | str | None) -> tuple[int, str]:
+    """Return how many runs on this system the engine was fitted to, and in words what its range rests on."""
+    if found.cost_range is None and found.tpot_range is None:
+        return 0, "a bound, no prediction"
+    fit = engine_for(system, engine).fit
+    runs = int(fit.get("systems", {}).get(system.name, 0))
+    if runs:
+        words = f"{runs:,} run{'s' * (runs > 1)} on it"
+    elif system.chip.vendor in fit.get("vendors", ()):
+        words = f"runs on other chips of {system.chip.vendor}"
+    else:
+        words = f"no run on a chip of {system.chip.vendor}"
+    ways = len(found.distance)
+    return runs, words + (f"; beyond what was measured in {ways} way{'s' * (ways > 1)}" if ways else "")
+
+
+def _placed(standings: Iterable[Standing]) -> Iterator[Standing]:
+    """Yield standings in their order, each with its place and whether it is tied with the first."""
+    ordered = sorted(standings, key=_order)
+    able = [one for one in ordered if one.feasible]
+    priced = [one for one in able if math.isfinite(one.usd_per_million_output_tokens)]
+    counted = priced or able
+    for one in ordered:
+        if one not in counted:
+            yield one
+            continue
+        own, least = one.cost_range or (math.nan, math.nan), counted[0].cost_range or (math.nan, math.nan)
+        yield replace(one, place=counted.index(one) + 1, tied=own[0] < least[1])  # not tied where either is not known
+
+
+def _order(one: Standing) -> tuple[bool, bool, float, str]:
+    cost = one.usd_per_million_output_tokens
+    rest = -one.tokens_per_second_per_chip if one.feasible else 0.0
+    return not one.feasible, not math.isfinite(cost), cost if math.isfinite(cost) else rest, one.system

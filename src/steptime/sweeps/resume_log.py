@@ -1,0 +1,143 @@
+"""What was answered already, on disk: a sweep that was ended goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import os
+import pickle
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.atomic_files import write_text_atomically
+from steptime.errors import DataFileError
+from steptime.sweeps.axes import label
+from steptime.sweeps.point_grid import Found, Job, Region
+
+SUFFIX: Final = ".partial"
+# s between two syncs to the disk
+SYNC_INTERVAL: Final = 1.0
+
+
+class Journal:
+    """A file beside the results, with a line for each point that was answered; it is removed when they are written.
+
+    It is of one sweep: of its question, axes, fixed values and of the files that these name. Raises DataFileError where the
+    file there is of another.
+    """
+
+    def __init__(self, results: str, job: Job) -> None:
+        self.path = Path(results + SUFFIX)
+        self.mark = fingerprint(job)
+        self.done: dict[Region, Found] = {}
+        self.synced = -math.inf
+        try:
+            if self.path.exists():
+                self._read()
+            self.file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the sweep lasts
+            if self.path.stat().st_size == 0:
+                self._write({"sweep": self.mark})
+        except OSError as error:
+            raise DataFileError(self.path, f"cannot be written: {error.strerror}") from None
+        self.kept = bool(self.done)  # whether it holds an answer that is worth keeping
+
+    def _read(self) -> None:
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        try:
+            mark = _told(lines[0])["sweep"] if lines else self.mark
+        except (ValueError, KeyError, TypeError):
+            raise DataFileError(self.path, "holds something else than a sweep; remove it, or give another name") from None
+        if mark != self.mark:
+            raise DataFileError(self.path, "holds the beginning of another sweep; remove it, or give the results another name")
+        kept = lines[:1]
+        for line in lines[1:]:
+            try:
+                told = _told(line)
+                region = tuple((start, stop) for start, stop in told["region"])
+            except (ValueError, KeyError, TypeError):
+                break  # the line that was being written when the sweep ended
+            shape = tuple(stop - start for start, stop in region)
+            answers = {name: _array(value, shape) for name, value in told["answers"].items()}
+            self.done[region] = Found(region=region, answers=answers, reason=told.get("reason", ""))
+            kept.append(line)
+        if len(kept) < len(lines):
+            write_text_atomically(self.path, "".join(f"{line}\n" for line in kept))
+
+    def left(self, regions: Iterable[Region]) -> Iterator[Region]:
+        """Yield the regions that were not answered yet."""
+        return (region for region in regions if region not in self.done)
+
+    def note(self, found: Found) -> None:
+        """Write what a region answers."""
+        answers = {name: values.ravel().tolist() for name, values in found.answers.items()}
+        self._write({"region": found.region, "answers": answers, "reason": found.reason})
+        self.kept = True
+
+    def _write(self, told: dict[str, Any]) -> None:
+        text = json.dumps(told)
+        self.file.write(f"{zlib.crc32(text.encode()):08x} {text}\n")
+        self.file.flush()
+        # a power cut costs a second of work; a sync of every line would cost more than a short point
+        if time.monotonic() - self.synced >= SYNC_INTERVAL:
+            os.fsync(self.file.fileno())
+            self.synced = time.monotonic()
+
+    def close(self, *, finished: bool) -> None:
+        """Close the file, and remove it where the results are written."""
+        if not finished:
+            self.file.flush()
+            with suppress(OSError):
+                os.fsync(self.file.fileno())
+        self.file.close()
+        if finished:
+            self.path.unlink(missing_ok=True)
+
+
+def _told(line: str) -> dict[str, Any]:
+    """Return what a line tells; raise ValueError where it is not as it was written."""
+    mark, _, text = line.partition(" ")
+    if mark != f"{zlib.crc32(text.encode()):08x}":
+        raise ValueError("a line that was changed")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _array(values: list[Any], shape: tuple[int, ...]) -> Any:
+    text = any(isinstance(value, str) for value in values)
+    return np.array(values, dtype=object if text else np.float64).reshape(shape)
+
+
+def fingerprint(job: Job) -> str:
+    """Return what tells one sweep from another."""
+    told = hashlib.sha256()
+    told.update(f"{job.question.name} {job.together} {sorted(job.wanted)}".encode())
+    function = getattr(job.question.ask, "args", None)
+    if function and callable(function[0]):
+        try:
+            told.update(inspect.getsource(function[0]).encode())
+        except (OSError, TypeError):
+            told.update(repr(function[0]).encode())
+    for axis in job.axes:
+        told.update(axis.name.encode())
+        told.update(axis.values.tobytes() if axis.numeric else _of(axis.values).encode())
+    for name, value in sorted(job.fixed.items()):
+        told.update(f"{name}={_of([value])}".encode())
+    return told.hexdigest()[:24]
+
+
+def _of(values: Iterable[Any]) -> str:
+    parts = []
+    for value in values:
+        plain = isinstance(value, str | float | int)
+        parts.append(repr(value) if plain else label(value) + hashlib.sha256(pickle.dumps(value)).hexdigest())
+        if isinstance(value, str) and os.path.isfile(value):
+            parts.append(hashlib.sha256(Path(value).read_bytes()).hexdigest())
+    return "|".join(parts)

@@ -1,0 +1,294 @@
+r"""What is unsure of a step and of a plan: figures of the machine, the engine, rents, and one's own traffic.
+
+**Figures** of the machine have the range of their grade (`unsure.HALF_WIDTHS`); what the caller set is known. All peak rates
+of a chip come from one clock, and err together: `chip.peak` is a factor on them.
+
+**Constants** of the engine that were fitted have the standard deviation of their logarithm by the fit's covariance, each its
+own (marginal); correlations between them are no part of it (`tornado.correlated` tells what they would change). Constants that
+were held while others were fitted err as part of the scatter.
+
+**Scatter** is what errors of left-out runs leave beside the constants: a factor $x$ on the time of every step, whose 90 % range
+is $e^{-s_-}$ to $e^{s_+}$ with $s_\pm^2 = q_\pm^2 - Z^2 \bar v + d_\pm^2$: the interval $q$ of left-out runs, less the mean
+variance $\bar v$ that the constants made in those, and more by the distance $d$ of a layout from what was measured
+(`physics/uncertainty`, `physics/distance`). Scatter and constants together are the range that a plan states, and that a step
+does where its layout is like those measured. Errors of data sheets of machines that the engine was fitted on are part of that
+scatter too: there, figures count for somewhat more than they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.catalog.acceptance_lengths import OWN, TYPICAL, curves
+from steptime.hardware.rental_prices import kind_in_words, known
+from steptime.hardware.software_maturity import SOFTWARE
+from steptime.hardware.system import System
+from steptime.hardware.what_if import in_force, settable
+from steptime.models.model import Model
+from steptime.number_checks import Number
+from steptime.physics.engine import Engine, constant, engine_for, with_constants
+from steptime.physics.engine_parameters import DESCRIPTIONS, SHARE
+from steptime.physics.extrapolation import distances, widening
+from steptime.physics.layout import Layout
+from steptime.physics.step import mixed_step
+from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, log_gradient, regime_of
+from steptime.planning.plan_result import Pool
+from steptime.planning.speculative_config import drafting_of
+from steptime.questions.declaration import RENT
+from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system
+from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, Given, Unsure, in_words, put, spread
+
+CLOCK, SCATTER = "chip.peak", "scatter"
+MICROBENCHMARK = "a microbenchmark of the machine, then --set FIGURE=VALUE"
+OWN_RUNS = "runs of one's own (`steptime anchors`, `steptime calibrate`)"
+TRAFFIC = "one's own traffic"
+LENGTHS: Final = {
+    "decode": {"batch": 1, "context": 4096},
+    "prefill": {"tokens": 8192, "prefix": 0},
+    "mixed": {"batch": 1, "context": 4096, "tokens": 8192, "prefix": 0},
+}
+"""What a step of a phase is asked with unless told (`ask_step`), of what traffic makes."""
+NOUNS: Final = {
+    "bandwidth": "the bandwidth", "latency": "the latency", "capacity": "the capacity", "usd_per_byte": "the price",
+}  # fmt: skip
+
+
+def settled(given: Given) -> tuple[dict[str, Any], Model, System, Engine]:
+    """Return what is asked with model, system and engine read, and everything that is set of them set."""
+    model, system, engine = read_subject(given)
+    left = {
+        name: value for name, value in given.items() if name not in (*FORMATS, *SUBJECT) and "." not in name and name != "power"
+    }
+    return {**left, "model": model, "system": system, "engine": engine}, model, system, engine
+
+
+def put_constant(given: Given, name: str, value: Any) -> Given:
+    """Return what is asked with, a constant of the engine set."""
+    engine = given.get("engine")
+    if not isinstance(engine, Engine):
+        engine = engine_for(read_system(given), engine, given.get("catalog"))
+    return {**given, "engine": with_constants(engine, {name: value})}
+
+
+def put_clock(given: Given, name: str, value: Any) -> Given:
+    """Return what is asked with, all peak rates of the chip multiplied, but for those that are set."""
+    peak = {f"{name}.{kind}": rate * value for kind, rate in given["system"].chip.peak.items()}
+    return {**peak, **given}
+
+
+def put_scatter(given: Given, name: str, value: Any) -> Given:  # noqa: ARG001
+    """Return what is asked with, every step so many times as long: as with software that is so much slower."""
+    system, engine = given["system"], given["engine"]
+    follows = engine.kernels.chip_departure > 0
+    share = system.chip.reached.get(SOFTWARE, 1.0) if follows else 1.0
+    if not follows:  # an engine that the software of chips makes no difference to: as little as can be
+        engine = with_constants(engine, {"chip_departure": 1e-12})
+    chip = replace(system.chip, reached={**system.chip.reached, SOFTWARE: share / value})
+    return {**given, "system": replace(system, chip=chip), "engine": engine}
+
+
+def of_step(given: Given, answer: str) -> tuple[Given, list[Unsure]]:
+    """Return what a step is asked with, and what is unsure of it."""
+    asked, model, system, engine = settled(given)
+    phase = asked.get("phase", "decode")
+    lengths = LENGTHS.get(phase, LENGTHS["decode"])
+    regime = REGIMES[0] if phase == "decode" else REGIMES[1]
+    ways = {name: float(np.max(asked.get(name, 1))) for name in SIZES}
+    layout = Layout(**ways)
+    far = widening(distances(engine, system, layout))
+    found = [
+        *_figures(system, answer, float(layout.chips)),
+        *_constants(model, system, engine),
+        *_scatter(engine, system, regime, far),
+    ]
+    found += [*_imbalance(model, engine, given), *_rent(system, answer)]
+    for name, usual in lengths.items():
+        base = asked.get(name, usual)
+        if np.ndim(base) == 0 and base > 0:
+            found.append(_assumed(name, float(base), f"the {name}", whole=True))
+    return asked, found
+
+
+def of_plan(given: Given, answer: str) -> tuple[Given, list[Unsure]]:
+    """Return what a plan is asked with, and what is unsure of it."""
+    asked, model, system, engine = settled(given)
+    chips = float(asked.get("chips") or system.chips)
+    found = [*_figures(system, answer, chips), *_constants(model, system, engine), *_planned_scatter(asked, engine, system)]
+    found += [*_imbalance(model, engine, given), *_rent(system, answer)]
+    for name, what in (("input", "the length of prompts"), ("output", "the length of answers")):
+        found.append(_assumed(name, float(asked.get(name, 1024)), what, whole=True))
+    if asked.get("cached"):
+        found.append(_assumed("cached", float(asked["cached"]), "the share of prompts that is cached", most=0.99))
+    return asked, [*found, *_acceptance(asked, model)]
+
+
+def _assumed(name: str, base: float, what: str, **more: Any) -> Unsure:
+    return spread(
+        name, base, math.log1p(ASSUMED), what=what, unit="tokens" if more.get("whole") and name != "batch" else "",
+        basis=f"assumed, {ASSUMED:.0%}".replace("%", " %"), learn=TRAFFIC, **more,
+    )  # fmt: skip
+
+
+def _figures(system: System, answer: str, chips: float) -> Iterator[Unsure]:
+    """Yield the figures of a machine that have a source, as unsure as its grade, as far as they have a part in an answer.
+
+    Figures of power have where energy is asked for, the outer network where more chips are used than the inner one joins.
+    """
+    grades = [system.figures[f"{CLOCK}.{kind}"].grade for kind in system.chip.peak if f"{CLOCK}.{kind}" in system.figures]
+    widths = [HALF_WIDTHS[grade] for grade in grades if grade in HALF_WIDTHS]
+    if widths:
+        usual = max(set(grades) & set(HALF_WIDTHS), key=grades.count)
+        yield spread(
+            CLOCK, 1.0, HALF_WIDTHS[usual], what="the arithmetic of the chip", basis=in_words(usual), learn=MICROBENCHMARK,
+            place=put_clock,
+        )  # fmt: skip
+    for path, unit in settable(system).items():
+        figure = system.figures.get(path)
+        idle = path.endswith("power") and "joule" not in answer
+        idle |= path.startswith("scale_out.") and chips <= np.min(system.scale_up.size)
+        if path.startswith(CLOCK) or figure is None or figure.grade not in HALF_WIDTHS or idle:
+            continue
+        value = in_force(system, path)
+        if np.ndim(value) == 0 and 0 < value < math.inf and not path.endswith("size"):
+            head, _, key = path.rpartition(".")
+            place = head.removeprefix("chip.").replace("_", "-") if head else "a chip with all around it"
+            yield spread(
+                path, float(value), HALF_WIDTHS[figure.grade], what=f"{NOUNS.get(key, 'the ' + key)} of {_named(place)}",
+                unit=unit, basis=in_words(figure.grade), learn=MICROBENCHMARK,
+            )  # fmt: skip
+
+
+def _named(place: str) -> str:
+    return {"hbm": "HBM", "scale-up": "the scale-up domain", "scale-out": "the scale-out network"}.get(place, place)
+
+
+def _idle(model: Model, system: System, engine: Engine) -> set[str]:
+    """Return the fitted constants that no pass of a model has to do with, as those of experts where it has none.
+
+    They change neither decode passes of few sequences with long contexts and of many, nor a long prompt, on one chip; what
+    chips exchange is no part of those, and counts.
+    """
+    together = ("seconds_per_collective", "network_efficiency")
+    passes: list[dict[str, Any]] = [
+        {"batch": 1, "context": 2**17},
+        {"batch": 1024, "context": 1024},
+        {"prompts": 1, "tokens": 8192},
+    ]
+    moved = np.zeros(len(engine.fit["names"]), dtype=bool)
+    for work in passes:
+        moved |= log_gradient(partial(_seconds, model, system, work), engine) != 0
+    return {name for name, some in zip(engine.fit["names"], moved, strict=True) if not some and name not in together}
+
+
+def _seconds(model: Model, system: System, work: Mapping[str, Any], engine: Engine) -> Number:
+    return mixed_step(model, system, **work, engine=engine).total
+
+
+def _constants(model: Model, system: System, engine: Engine) -> Iterator[Unsure]:
+    """Yield the fitted constants of an engine that a model has to do with, each with its own standard deviation."""
+    names = engine.fit.get("names", ())
+    if not names:
+        return
+    idle = _idle(model, system, engine)
+    deviation = np.sqrt(np.diagonal(np.asarray(engine.fit.get("covariance", np.zeros((len(names), len(names)))))))
+    runs = engine.fit.get("runs")
+    basis = f"fitted to {runs:,} runs" if runs else "fitted"
+    for name, sigma in zip(names, deviation.tolist(), strict=True):
+        base, told = constant(engine, name), DESCRIPTIONS[name]
+        if sigma > 0 and name not in idle and np.ndim(base) == 0 and base > 0:
+            share = told["unit"] == "share"
+            yield spread(
+                name, float(base), Z90 * sigma, what=f"the share {told['line']}" if share else f"the time of {told['line']}",
+                unit="" if share else "s", basis=basis, learn=OWN_RUNS, place=put_constant, least=0.0,
+                most=SHARE if share else math.inf,
+            )  # fmt: skip
+
+
+def _scatter(
+    engine: Engine, system: System, regime: Number | str, wider: tuple[Number, Number] = (0.0, 0.0)
+) -> Iterator[Unsure]:
+    """Yield what an engine's errors leave beside its constants, as a factor on the time of every step."""
+    if not has_range(engine):
+        return
+    usual = float(engine.fit.get("parameter_variance", {}).get("tpot", {}).get(str(regime), 0.0))
+    low, high = factors(engine, "tpot", regime, system=system, wider=wider)
+    below, above = (math.sqrt(max(0.0, float(np.log(end)) ** 2 - Z90**2 * usual)) for end in (low, high))
+    if below or above:
+        runs = engine.fit.get("runs")
+        far = ", beyond what was measured" if any(np.any(np.asarray(one) > 0) for one in wider) else ""
+        yield spread(
+            SCATTER, 1.0, (below, above), what="the engine's error on this model and machine",
+            basis=(f"errors of {runs:,} runs left out{far}" if runs else "never measured, a factor of 2"),
+            learn=OWN_RUNS, place=put_scatter,
+        )  # fmt: skip
+
+
+def _planned_scatter(given: Given, engine: Engine, system: System) -> Iterator[Unsure]:
+    """Yield the scatter of a plan: in the regime of the one that is best, and as far as that lies from what was measured."""
+    if not has_range(engine):
+        return
+    from steptime.questions.plan_question import solve
+
+    found = solve(given, diagnostics=False)
+    if not found.feasible:
+        return
+    pools = found.pools
+    ways = distances(engine, system, *(pool.layout for pool in pools), drafts=bool(given.get("drafts")))
+    yield from _scatter(engine, system, str(regime_of(_input_share(pools[-1]))), widening(ways))
+
+
+def _input_share(pool: Pool) -> float:
+    """Return the share of the time of a pool's steps that prompts take (as `steady` has it); none where it reads none."""
+    if pool.mixed is None:
+        return 0.0
+    alone, beside = float(pool.step.total), float(pool.mixed.total)
+    mean = alone + pool.chunk_share * (beside - alone)
+    return pool.chunk_share * (beside - alone) / mean
+
+
+def _imbalance(model: Model, engine: Engine, given: Given) -> Iterator[Unsure]:
+    """Yield how unevenly tokens fall on experts: what is above 1 within a factor of two, as a guess is."""
+    name = "expert_imbalance"
+    base = constant(engine, name)
+    if given.get("imbalance") is None and np.ndim(base) == 0 and base > 1 and model.routed:
+        yield Unsure(
+            name=name, what="the imbalance of experts", low=1 + (float(base) - 1) / 2, base=float(base),
+            high=1 + (float(base) - 1) * 2, basis="a guess: what is above 1, within a factor of 2", least=1.0,
+            learn=f"{TRAFFIC}: rows of the busiest chip over the mean (--imbalance)", place=put_constant,
+        )  # fmt: skip
+
+
+def _rent(system: System, answer: str) -> Iterator[Unsure]:
+    """Yield the rent, anywhere between the quotes of its kind in a year, where none was given and money is asked for."""
+    rent = system.rent
+    if "usd" in answer and known(rent) and np.ndim(rent.typical) == 0 and rent.high > rent.low:
+        yield Unsure(
+            name=RENT, what="the rent", unit="USD/s", low=float(rent.low), base=float(rent.typical), high=float(rent.high),
+            basis=f"{kind_in_words(rent)}, quotes of the year to {rent.date[:7]}", even=True, learn="a quote, then --rent",
+        )  # fmt: skip
+
+
+def _acceptance(given: Mapping[str, Any], model: Model) -> Iterator[Unsure]:
+    """Yield the tokens that a step with drafts yields: between those of all models that were measured."""
+    drafts = given.get("drafts") or 0
+    if not drafts or given.get("acceptance") is not None:
+        return
+    base = drafting_of(model, int(drafts)).acceptance
+    every = [
+        one.tokens[drafts - 1]
+        for one in curves()
+        if one.method == OWN and len(one.tokens) >= drafts and TYPICAL not in one.models
+    ]
+    low, high = min([base, *every]), max([base, *every])
+    if high > low:
+        yield Unsure(
+            name="acceptance", what="the acceptance of drafts", unit="", low=low, base=base, high=high, least=1.0,
+            most=drafts + 1.0, basis=f"{len(every)} acceptances of other models and prompts", even=True, place=put,
+            learn=f"{TRAFFIC} (--acceptance)",
+        )  # fmt: skip

@@ -1,0 +1,164 @@
+"""The same question over many values: `sweep`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from steptime.errors import InputError, RangeError, UnknownName, expect
+from steptime.questions.declaration import COUNT, Question
+from steptime.questions.registry import input_of, plain_name, question_of
+from steptime.questions.step_question import with_layout
+from steptime.sweeps.axes import Axis, check_needs, check_texts, in_base_units, made_axis, read_held
+from steptime.sweeps.executor import Progress, run
+from steptime.sweeps.point_grid import Job
+from steptime.sweeps.point_limits import check_points
+from steptime.sweeps.resume_log import Journal
+from steptime.sweeps.sweep_result import Sweep, columns_of
+
+BANDED: Final = 20_000  # points up to which ranges of arrays are told without being asked for
+
+
+def sweep(
+    question: Question | str | Callable[..., Any],
+    axes: Mapping[str, Any],
+    *,
+    answers: Iterable[str] = (),
+    together: bool = False,
+    vectorised: bool = False,
+    workers: int | None = None,
+    client: Any = None,
+    out: str | None = None,
+    progress: Progress | None = None,
+    **fixed: Any,
+) -> Sweep:
+    """Ask one question over all combinations of the values of axes, and return its answers as labelled arrays.
+
+    question: "step", "plan", "simulate", "blackboard.NAME", the function of steptime that it is (`st.plan`), or a function of
+    your own that takes keywords and returns a number or a dict. axes: values by input name, in base units or as texts
+    ("1k:128k:log2", "4TB/s:32TB/s:9"), figures of the machine ("chip.hbm.bandwidth") among them. fixed: the other inputs;
+    those with a dot as **{"chip.hbm.bandwidth": 8e12}. A rent that is a bare number
+    is USD per chip-hour. answers: what is told; by default the main ones. together: the axes go
+    in step, one point a position, in place of each with each. vectorised: whether a function of your own takes arrays.
+    workers: processes of this machine, by default all its cores where that is safe; client: of a Dask cluster instead.
+    out: a file of results (`Sweep.save` tells which endings); answers are kept beside it while the sweep runs, so that one
+    that was ended goes on from there. progress(done, total) is called on the way.
+
+    A point that is refused (a layout that does not divide the model, limits that nothing meets) has a reason and no answer.
+    Raises InputError for what is wrong with the question as a whole, and where every point is refused for one reason.
+
+    >>> found = sweep("blackboard.drain_seconds", {"bandwidth": [1e12, 4e12]}, capacity=80e9)
+    >>> found.answers["drain_seconds"].values.tolist()
+    [0.08, 0.02]
+    """
+    asked = question_of(question, vectorised=vectorised)
+    expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
+    held = in_base_units(asked, {plain_name(asked, name): value for name, value in fixed.items()})
+    seen = in_base_units(asked, {plain_name(asked, name): values for name, values in axes.items()})
+    known = {**held, **({"system": _first(seen["system"])} if "system" in seen else {})}
+    check_texts(asked, {name: values for name, values in seen.items() if isinstance(values, str)}, known)
+    made = [made_axis(name, _values(values), input_of(asked, name, known)) for name, values in seen.items()]
+    held = read_held(asked, held, known)
+    for name, value in held.items():
+        of = input_of(asked, name, known)
+        if of.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
+            held[name] = made_axis(name, [value], of).values[0]
+    return sweep_of(
+        asked, made, held, answers=answers, together=together, workers=workers, client=client, out=out, progress=progress
+    )
+
+
+def _values(values: Any) -> Any:
+    if values is None or isinstance(values, Mapping):
+        raise InputError(f"an axis needs values, such as [1, 64], not {values!r}")
+    return values if isinstance(values, str | np.ndarray) else list(np.atleast_1d(values) if np.isscalar(values) else values)
+
+
+def _first(values: Any) -> Any:
+    if isinstance(values, str):
+        return values.partition(",")[0].strip()
+    several = list(values) if isinstance(values, Sequence) else [values]
+    return several[0] if several else None
+
+
+def sweep_of(
+    asked: Question,
+    axes: Sequence[Axis],
+    fixed: Mapping[str, Any],
+    *,
+    answers: Iterable[str] = (),
+    together: bool = False,
+    workers: int | None = None,
+    client: Any = None,
+    out: str | None = None,
+    progress: Progress | None = None,
+    banded: bool | None = None,
+) -> Sweep:
+    """Return the answers over axes that were read already; see `sweep`.
+
+    banded: whether ranges come with the answers that have them; by default where the answers are not chosen.
+    """
+    started = time.perf_counter()
+    if not axes:
+        raise InputError("a sweep needs an axis: the input that changes, with its values")
+    check_needs(asked, axes, fixed)
+    fixed = with_layout(asked, fixed, axes)
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise RangeError(f"workers must be a whole number of at least 1, not {workers}")
+    if together and len({len(axis.values) for axis in axes}) > 1:
+        lengths = ", ".join(f"{axis.name} {len(axis.values):,}" for axis in axes)
+        raise RangeError(f"axes that go together must be of one length; they have {lengths}")
+    wanted = told(asked, tuple(answers))
+    job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
+    check_points(job.shape, asked.seconds)
+    if (not answers if banded is None else banded) and job.points <= BANDED:
+        wanted = with_bands(asked, wanted)
+        job = Job(question=asked, axes=tuple(axes), fixed=fixed, wanted=frozenset(wanted), together=together)
+    slow = out is not None and not any(job.inner)
+    journal = Journal(out, job) if out is not None and slow else None
+    try:
+        gathered = run(job, workers=workers, client=client, journal=journal, progress=progress)
+    except BaseException:
+        if journal is not None:
+            journal.close(finished=not journal.kept)
+        raise
+    if len(gathered.reasons) == job.points and not gathered.arrays:
+        if journal is not None:
+            journal.close(finished=True)
+        reasons = list(dict.fromkeys(gathered.reasons.values()))
+        raise InputError(f"every point is refused{'; the first' if len(reasons) > 1 else ''}: {reasons[0]}")
+    found = Sweep(
+        question=asked.name,
+        meaning=asked.meaning,
+        axes=tuple(axes),
+        fixed=dict(fixed),
+        answers=columns_of(asked, gathered.arrays, wanted),
+        reasons=gathered.reasons,
+        together=together,
+        seconds=time.perf_counter() - started,
+        asked=asked,
+    )
+    if out is not None:
+        found.save(out)
+    if journal is not None:
+        journal.close(finished=True)
+    return found
+
+
+def told(asked: Question, answers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the answers that are told, in order; raise UnknownName for one that the question does not have."""
+    for name in answers:
+        if asked.answers and name not in asked.answers:
+            raise UnknownName(f"answer of {asked.name}", name, asked.answers, f"It has {', '.join(asked.answers)}.")
+    return answers or asked.shows
+
+
+def with_bands(asked: Question, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Return answers with the ends of their ranges behind them, where they have any."""
+    found: list[str] = []
+    for name in wanted:
+        found += [name, *(asked.bands.get(name, ()))]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,204 @@
+"""What a sweep found: answers over named axes, as a table, as labelled arrays, as files and as pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from steptime.errors import InputError, UnknownName
+from steptime.number_checks import Array
+from steptime.questions.declaration import Answer, Question
+from steptime.result_base import Tabular, key_of, unit
+from steptime.sweeps.axes import Axis, label, shape_of
+from steptime.units import counted, in_digits
+
+NUMBERS = re.compile(r"\d[\d.,]*")
+SHOWN = 5  # answers of which a short repr has the range
+CASES = 8  # reasons that JSON and pages repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One answer over all points: what it means, its unit, and its values, of the shape of the axes."""
+
+    meaning: str = field(metadata=unit("", "what it is"))
+    values: Any = field(metadata=unit("", "of every point, the last axis fastest", left_out=True))
+    unit: str = field(default="", metadata=unit("", "its unit; empty for a share, a count or a text"))
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are numbers."""
+        return bool(self.values.dtype != object)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sweep(Tabular):
+    """Answers to one question over axes. `together`: the axes go in step, as the columns of a table of points do.
+
+    As a table it has a row for each point, the last axis fastest, units in the names of its columns.
+    """
+
+    SCHEMA: ClassVar[str] = "steptime.sweep/1"
+    DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "held": unit("", "inputs that did not change, numbers in base units", kind="object"),
+        "table": unit("", "columns by name, a value for each point; units in the names", kind="object of lists"),
+        "refused_because": unit("", f"reasons of points without an answer, {CASES} at most", kind="object of counts"),
+    }
+
+    question: str = field(metadata=unit("", "what was asked"))
+    meaning: str = field(metadata=unit("", "in words"))
+    axes: tuple[Axis, ...] = field(metadata=unit("", "what was changed", left_out=True))
+    fixed: Mapping[str, Any] = field(metadata=unit("", "what was held", left_out=True))
+    answers: Mapping[str, Column] = field(metadata=unit("", "what came, by name: meaning and unit", kind="object"))
+    reasons: Mapping[int, str] = field(metadata=unit("", "why a point has no answer, by its position", left_out=True))
+    together: bool = field(default=False, metadata=unit("", "whether the axes go in step, a point a row"))
+    seconds: float = field(default=0.0, metadata=unit("s", "time of the sweep", key="sweep_s"))
+    asked: Question = field(metadata=unit("", "the question itself", left_out=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis; of all of them where they go in step."""
+        return shape_of(self.axes, together=self.together)
+
+    @property
+    def points(self) -> int:
+        """How many points there are."""
+        return int(np.prod(self.shape))
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """What was held, by input: numbers, and names."""
+        return {name: value if isinstance(value, str | int | float) else label(value) for name, value in self.fixed.items()}
+
+    @property
+    def fits(self) -> Array:
+        """Where what is asked fits the memory of a chip, as far as the answers tell; everywhere where nothing does."""
+        share = self.answers.get("memory_share")
+        every: Array = np.ones(self.shape, dtype=bool)
+        return every if share is None or not (share.values <= 1).any() else ~(share.values > 1)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The columns, as JSON has them."""
+        return {name: np.asarray(values).tolist() for name, values in self.columns().items()}
+
+    @property
+    def refused_because(self) -> dict[str, int]:
+        """The reasons of points without an answer, one of those that differ in numbers alone, and how many have each."""
+        alike: dict[str, list[str]] = {}
+        for text in self.reasons.values():
+            alike.setdefault(NUMBERS.sub("#", text), []).append(text)
+        most = sorted(alike.values(), key=len, reverse=True)[:CASES]
+        return {texts[0]: len(texts) for texts in most}
+
+    def headline(self) -> tuple[str, dict[str, str]]:
+        """Return what was asked over what, and the range of each answer."""
+        over = " x ".join(f"{axis.name} ({len(axis.values)})" for axis in self.axes)
+        figures = {"refused": counted(len(self.reasons), "point")} if self.reasons else {}
+        if not self.fits.all():
+            figures["beyond memory"] = f"{counted(int((~self.fits).sum()), 'point')}, left out below"
+        edges = {edge for pair in self.asked.bands.values() for edge in pair}
+        for name in [name for name in self.answers if name not in edges][:SHOWN]:
+            column = self.answers[name]
+            able = self.fits if column.numeric else False
+            known = column.values[np.isfinite(column.values) & able] if column.numeric else np.zeros(0)
+            if known.size:
+                ends = f"{in_digits(float(known.min()), 4)} to {in_digits(float(known.max()), 4)}"
+                figures[name] = f"{ends} {column.unit}".rstrip()
+        return f"Sweep of {self.question} over {over}: {counted(self.points, 'point')}", figures
+
+    def axis(self, name: str) -> Axis:
+        """Return the axis of a name."""
+        for axis in self.axes:
+            if axis.name == name:
+                return axis
+        raise UnknownName("axis", name, [axis.name for axis in self.axes])
+
+    def column(self, name: str) -> Column:
+        """Return the answer of a name; raise UnknownName with the nearest where there is none."""
+        if name not in self.answers:
+            raise UnknownName("answer", name, self.answers, f"It has {', '.join(self.answers)}.")
+        return self.answers[name]
+
+    def grid(self) -> list[Array]:
+        """Return the values of each axis at every point, of the shape of all."""
+        if self.together:
+            return [axis.labels for axis in self.axes]
+        return list(np.broadcast_arrays(*np.ix_(*(axis.labels for axis in self.axes)))) if self.axes else []
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each point: where it lies on each axis, and what was answered there."""
+        found = {column_name(axis.name, axis.unit): values.ravel() for axis, values in zip(self.axes, self.grid(), strict=True)}
+        found |= {column_name(name, column.unit): column.values.ravel() for name, column in self.answers.items()}
+        if self.reasons and "reason" not in found:
+            reasons = np.full(self.points, "", dtype=object)
+            reasons[list(self.reasons)] = list(self.reasons.values())
+            found["reason"] = reasons
+        return found
+
+    def to_xarray(self) -> Any:
+        """Return the answers as an xarray.Dataset with labelled axes and units; raise InputError where xarray is missing."""
+        try:
+            import xarray
+        except ImportError:
+            raise InputError("labelled arrays need xarray: pip install 'steptime[sweep]'; to_csv() does without") from None
+        names = ["point"] if self.together else [axis.name for axis in self.axes]
+        coordinates = {
+            axis.name: (names if self.together else [axis.name], axis.labels, {"units": axis.unit, "long_name": axis.meaning})
+            for axis in self.axes
+        }
+        data = {
+            name: (names, column.values, {"units": column.unit, "long_name": column.meaning})
+            for name, column in self.answers.items()
+        }
+        return xarray.Dataset(data, coordinates, {"question": self.question, "asked": self.meaning, **self.held})
+
+    def save(self, path: str, *, answer: str | None = None) -> None:
+        """Write a file by its ending: .csv, .parquet, .nc, .zarr, .xlsx, .json, or a picture (.svg, .png, .pdf) of `answer`."""
+        from steptime.sweeps.export import save
+
+        save(self, path, answer=answer)
+
+    def plot(self, path: str, *, answer: str | None = None, against: str | None = None) -> None:
+        """Write a picture (.svg, .png or .pdf) of one answer, by default of the first; `against` another: its front."""
+        from steptime.sweeps.plots import plot
+
+        plot(self, path, answer=answer, against=against)
+
+
+def column_name(name: str, of: str) -> str:
+    """Return what a column is called: the name with its unit behind it, unless it tells it.
+
+    >>> [column_name(*pair) for pair in (("ttft", "s"), ("drain_seconds", "s"), ("usd_per_request", "USD"), ("bound", ""))]
+    ['ttft_s', 'drain_seconds', 'usd_per_request', 'bound']
+    >>> column_name("tokens_per_second_per_chip", "tok/s"), column_name("chip.hbm.bandwidth", "B/s")
+    ('tokens_per_s_per_chip', 'chip.hbm.bandwidth_bytes_per_s')
+    """
+    short = name.replace("per_second", "per_s")
+    tells = {
+        "s": name.endswith("seconds"),
+        "USD": "usd" in name,
+        "tok/s": "tokens_per_s" in short,
+        "requests/s": "requests_per_s" in short,
+    }
+    return short if tells.get(of, False) else key_of(name, {"unit": of})
+
+
+def columns_of(question: Question, arrays: Mapping[str, Array], wanted: tuple[str, ...]) -> dict[str, Column]:
+    """Return answers as columns in the order in which they were wanted."""
+    ends = {end for pair in question.bands.values() for end in pair}
+    empty = {name for name in ends if name in arrays and not np.isfinite(arrays[name]).any()}  # as of the ideal, a bound
+    names = [name for name in wanted if name in arrays and name not in empty] if wanted else list(arrays)
+    plain = Answer()
+    return {
+        name: Column(
+            meaning=question.answers.get(name, plain).meaning or name.replace("_", " "),
+            unit=question.answers.get(name, plain).unit,
+            values=arrays[name],
+        )
+        for name in names
+    }

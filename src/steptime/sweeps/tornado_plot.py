@@ -1,0 +1,111 @@
+"""The picture of a sensitivity: swings as bars about the answer as asked, and the shares of the variance beside them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from steptime.errors import InputError
+from steptime.sweeps.export import save_picture
+from steptime.sweeps.plots import COLOURS
+from steptime.sweeps.sensitivity_result import written
+from steptime.units import in_digits
+
+if TYPE_CHECKING:
+    from steptime.sweeps.sensitivity_result import Sensitivity, Swing
+
+MOST: Final = 15  # bars
+TOTAL: Final = "#BBBBBB"
+STYLE: Final[Any] = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "svg.fonttype": "none",
+    "figure.constrained_layout.use": True, "svg.hashsalt": "steptime", "hatch.linewidth": 0.6,
+}  # fmt: skip
+
+ABOVE: Final[Any] = {"bbox_to_anchor": (0.0, 1.0), "ncols": 2, "fontsize": 8, "frameon": False, "borderaxespad": 0.2}
+
+
+def plot(found: Sensitivity, path: str) -> None:
+    """Write a picture of the swings by its ending: .svg, .png or .pdf."""
+    save_picture(path, lambda: drawn(found))
+
+
+def drawn(found: Sensitivity) -> Any:
+    """Return the picture as a matplotlib figure."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    bars = found.mattering[:MOST]
+    if not bars:
+        raise InputError("no input swings the answer, and there is nothing to draw")
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 1.6 + 0.34 * len(bars)))
+        swings, worth = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+        _swings(swings, found, bars)
+        _shares(worth, found, bars)
+        figure.suptitle(_title(found), fontsize=10.5, x=0.01, ha="left")
+    return figure
+
+
+def _title(found: Sensitivity) -> str:
+    names = [str(getattr(value, "name", value)) for key in ("model", "system") if (value := found.fixed.get(key))]
+    held = [
+        f"{key} {in_digits(float(value), 4) if isinstance(value, int | float) else getattr(value, 'name', value)}"
+        for key, value in found.fixed.items()
+        if key not in ("model", "system", "catalog")
+    ]
+    words = f"{found.question}: {', '.join([*names, *held])}" if names or held else found.question
+    return words if len(words) <= 100 else words[:97] + "..."
+
+
+def _swings(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
+    """Draw a bar for each input, from the answer at its low end to that at its high end; hatching tells the parts apart too."""
+    from matplotlib.patches import Patch
+
+    for row, one in enumerate(bars):
+        for end, colour, hatch, value, side in (
+            (one.at_met[0], COLOURS[0], "", one.met[0], one.at_met[1]),
+            (one.at_met[1], COLOURS[4], "////", one.met[1], one.at_met[0]),
+        ):  # fmt: skip
+            if not math.isfinite(end):
+                continue
+            place.barh(row, end - found.base, left=found.base, height=0.62, color=colour, hatch=hatch, edgecolor="white", lw=0)
+            outward = end > found.base if end != found.base else side <= found.base
+            place.annotate(
+                written(value, one.unit), (end, row), xytext=(3 if outward else -3, 0), textcoords="offset points",
+                fontsize=7, va="center", ha="left" if outward else "right", color="#444444",
+            )  # fmt: skip
+    place.axvline(found.base, color="black", lw=0.9)
+    place.set_yticks(range(len(bars)), [one.name for one in bars])
+    place.invert_yaxis()
+    place.margins(x=0.17)
+    place.grid(axis="x", alpha=0.3)
+    place.set_xlabel(
+        f"{found.answer.replace('_', ' ').replace('usd', 'USD')}" + (f" [{found.unit}]" if found.unit else "")
+        + f"; {written(found.base, found.unit)} as asked"
+    )  # fmt: skip
+    low = Patch(color=COLOURS[0], label="input at its low")
+    high = Patch(facecolor=COLOURS[4], hatch="////", edgecolor="white", lw=0, label="input at its high")
+    place.legend(handles=[low, high], loc="lower left", **ABOVE)
+
+
+def _shares(place: Any, found: Sensitivity, bars: list[Swing]) -> None:
+    """Draw the shares of the variance: first and total indices with their confidence, or shares by the swings alone."""
+    rows = range(len(bars))
+    if not found.samples:
+        place.barh(rows, [100 * one.share for one in bars], height=0.62, color=COLOURS[2])
+        place.set_xlabel("% of the variance")
+    else:
+        for offset, name, colour in ((-0.17, "first", COLOURS[2]), (0.17, "total", TOTAL)):
+            values = [100 * (getattr(one, name) or 0.0) for one in bars]
+            ends = [getattr(one, f"{name}_range") or (0.0, 0.0) for one in bars]
+            errors = [
+                [max(value - 100 * end[0], 0.0) for value, end in zip(values, ends, strict=True)],
+                [max(100 * end[1] - value, 0.0) for value, end in zip(values, ends, strict=True)],
+            ]
+            place.barh([row + offset for row in rows], values, height=0.32, color=colour, xerr=errors, label=name,
+                       error_kw={"lw": 0.8, "ecolor": "#333333"})  # fmt: skip
+        place.legend(loc="lower left", **ABOVE)
+        place.set_xlabel("% of the variance")
+    place.grid(axis="x", alpha=0.3)
+    place.set_xlim(left=0)
+    place.tick_params(axis="y", length=0)

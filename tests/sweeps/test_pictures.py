@@ -1,0 +1,92 @@
+"""Pictures of a sweep: what is drawn, and that axes and units are named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import steptime as st
+from steptime.errors import InputError, RangeError, UnknownName
+
+pytest.importorskip("matplotlib")
+
+from steptime.sweeps.plots import COLOURS, drawn
+
+ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
+
+
+def test_curves_with_their_ranges():
+    found = st.sweep("step", {"batch": "1:4096:log2", "context": [1000, 8000]}, **ON)
+    place = drawn(found).axes[0]
+    assert place.get_xlabel() == "batch [sequences]"
+    assert place.get_ylabel() == "USD per million tokens [USD]\n90 % range shaded"
+    assert (place.get_xscale(), place.get_yscale()) == ("log", "log")
+    assert [line.get_color() for line in place.lines if line.get_label() in ("1,000", "8,000")] == list(COLOURS[:2])
+    assert len(place.collections) == 2  # a band each
+    curve = next(line for line in place.lines if line.get_label() == "8,000")
+    assert curve.get_ydata() == pytest.approx(found.answers["usd_per_million_tokens"].values[:, 1])
+    full = [line for line in place.lines if line.get_marker() == "x"]
+    assert sum(len(line.get_xdata()) for line in full) == np.count_nonzero(found.answers["memory_share"].values > 1)
+
+
+def test_a_map_of_two_long_axes_with_the_memory_that_is_full():
+    found = st.sweep("step", {"batch": "1:1000:40", "context": "1000:100000:30"}, **ON)
+    figure = drawn(found)
+    assert figure.axes[0].get_xlabel() == "batch [sequences]"
+    assert figure.axes[0].get_ylabel() == "context [tokens]"
+    assert figure.axes[1].get_ylabel() == "USD per million tokens [USD]"
+    mesh = figure.axes[0].collections[0]
+    assert mesh.get_array().reshape(30, 40)[3, 7] == pytest.approx(found.answers["usd_per_million_tokens"].values[7, 3])
+
+
+def test_names_are_intervals_and_a_third_axis_is_panels():
+    found = st.sweep("step", {"system": ["hgx-h100", "hgx-b200"]}, model="llama-3.1-8b", batch=64)
+    place = drawn(found).axes[0]
+    assert [text.get_text() for text in place.get_xticklabels()] == ["hgx-h100", "hgx-b200"]
+    found = st.sweep("step", {"batch": [1, 2, 4, 8], "context": [1000, 2000, 4000], "tp": [1, 2]}, **ON)
+    titles = [place.get_title() for place in drawn(found).axes]
+    assert titles == ["tp 1", "tp 2"]
+
+
+def test_the_front_of_two_answers_is_what_no_other_beats():
+    found = st.sweep("step", {"batch": [1, 8, 64], "tp": [1, 2]}, **ON)
+    place = drawn(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
+    front = next(line for line in place.lines if line.get_label() == "what no other beats")
+    cost, speed = (found.answers[name].values.ravel() for name in ("usd_per_million_tokens", "tokens_per_second_per_user"))
+    best = [i for i in range(6) if not any(cost[j] < cost[i] and speed[j] >= speed[i] for j in range(6))]
+    assert found.fits.all()
+    assert sorted(front.get_xdata()) == pytest.approx(sorted(speed[best]))
+
+
+def test_files(tmp_path):
+    found = st.sweep("step", {"batch": [1, 8, 64]}, **ON)
+    for ending in ("svg", "png", "pdf"):
+        found.plot(str(tmp_path / f"a.{ending}"))
+        assert (tmp_path / f"a.{ending}").stat().st_size > 1000
+    assert "batch [sequences]" in (tmp_path / "a.svg").read_text()
+    with pytest.raises(InputError, match="a picture is written to"):
+        found.plot(str(tmp_path / "a.csv"))
+
+
+def test_what_has_no_picture_is_said():
+    found = st.sweep("step", {"batch": [1, 8], "context": [1000, 2000]}, together=True, **ON)
+    with pytest.raises(RangeError, match="axes that go together have no picture"):
+        drawn(found)
+    found = st.sweep("step", {name: [1, 2] for name in ("batch", "context", "tp", "query")}, **ON)
+    with pytest.raises(RangeError, match="a picture has three axes at most"):
+        drawn(found)
+    with pytest.raises(UnknownName, match="did you mean time"):
+        drawn(found, answer="tim")
+    words = st.sweep("step", {"batch": [1, 8]}, answers=["bound"], **ON)
+    with pytest.raises(InputError, match="no answer is a number"):
+        drawn(words)
+
+
+def test_what_does_not_fit_is_on_no_front():
+    found = st.sweep("step", {"batch": [1, 64, 4096]}, **ON)
+    place = drawn(found, answer="usd_per_million_tokens", against="tokens_per_second_per_user").axes[0]
+    front = next(line for line in place.lines if line.get_label() == "what no other beats")
+    full = next(line for line in place.lines if line.get_label() == "memory full")
+    speed = found.answers["tokens_per_second_per_user"].values
+    assert sorted(front.get_xdata()) == pytest.approx(sorted(speed[:2]))
+    assert list(full.get_xdata()) == [speed[2]]

@@ -1,0 +1,203 @@
+"""Models and systems held against one another: the same figures as their plans, places, ties, and what would flip them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import replace
+
+import pytest
+
+import steptime as st
+from steptime.errors import InputError, RangeError, UnknownName
+from steptime.hardware.unit_cost import usd
+from steptime.sweeps.ranking import _placed, compare
+from steptime.sweeps.ranking_result import Ranking, Standing
+
+WORK, SLO = st.Workload(input_tokens=2000, output_tokens=500), st.Slo(tpot=1 / 40, ttft=1)
+NAMES = ["hgx-h100", "hgx-b200", "mi300x-8", "l4-8", "hgx-h20"]
+
+
+@pytest.fixture(scope="module")
+def found() -> Ranking:
+    return compare("llama-3.3-70b", NAMES, WORK, SLO)
+
+
+@pytest.mark.slow
+def test_each_stands_where_its_own_plan_puts_it(found):
+    for one in found.standings:
+        plan = st.plan("llama-3.3-70b", one.system, WORK, SLO, levers=False)
+        assert one.feasible == plan.feasible
+        if one.feasible:
+            assert one.usd_per_million_output_tokens == pytest.approx(plan.usd_per_million_output_tokens, nan_ok=True)
+            assert (one.layout_text, one.chips, one.engine) == (plan.layout_text, plan.chips, plan.engine)
+            assert one.tokens_per_second_per_kilowatt == pytest.approx(
+                1e3 * plan.tokens_per_second_per_chip / float(plan.power.watts)
+            )
+        else:
+            assert one.reason == plan.reason
+
+
+def test_the_cheapest_is_first_then_those_without_a_rent_then_those_without_a_plan(found):
+    names = [one.system for one in found.standings]
+    assert names[3:] == ["hgx-h20", "l4-8"]
+    costs = [one.usd_per_million_output_tokens for one in found.standings[:3]]
+    assert costs == sorted(costs)
+    assert [one.place for one in found.standings] == [1, 2, 3, 0, 0]  # what has no cost is not dearer than the rest
+    assert math.isnan(found.standings[3].usd_per_million_output_tokens)
+    assert "cheapest" in found.text
+    assert "no layout on 8 chips reaches 40.0 tok/s per user" in found.standings[4].reason
+
+
+def test_what_a_range_rests_on(found):
+    runs = {one.system: (one.runs, one.rests_on) for one in found.standings}
+    assert runs["hgx-b200"][0] > 400
+    assert runs["hgx-b200"][1].startswith(f"{runs['hgx-b200'][0]:,} runs on it")
+    assert runs["hgx-h20"] == (0, "runs on other chips of NVIDIA; beyond what was measured in 1 way")
+
+
+def standing(system: str, cost: float, low: float, high: float) -> Standing:
+    return Standing(
+        model="m",
+        system=system,
+        vendor="v",
+        year=2025,
+        feasible=True,
+        usd_per_million_output_tokens=cost,
+        cost_range=(low, high),
+    )
+
+
+def test_ranges_that_overlap_with_that_of_the_cheapest_are_ties():
+    a, b, c = standing("a", 1.0, 0.5, 2.0), standing("b", 3.0, 1.9, 5.0), standing("c", 4.0, 2.1, 6.0)
+    bound = replace(standing("d", 9.0, 1.0, 2.0), cost_range=None)
+    placed = list(_placed([c, bound, a, b]))
+    assert [(one.system, one.place, one.tied) for one in placed] == [
+        ("a", 1, True), ("b", 2, True), ("c", 3, False), ("d", 4, False),
+    ]  # fmt: skip
+    unpriced = replace(a, system="e", usd_per_million_output_tokens=math.nan, tokens_per_second_per_chip=9.0)
+    assert [(one.system, one.place) for one in _placed([unpriced, a])] == [("a", 1), ("e", 0)]
+    assert [(one.system, one.place) for one in _placed([unpriced])] == [("e", 1)]
+
+
+@pytest.mark.slow
+def test_a_rent_that_flips_the_order_does(found):
+    """Rent is paid for all of the time, so that cost is in proportion to it."""
+    first, second = found.standings[:2]
+    share = first.usd_per_million_output_tokens / second.usd_per_million_output_tokens
+    told = float(second.rent.typical) * 3600 * share
+    assert f"as much as the first at {told:.2f} USD/h a chip, not" in found.flips[0]
+    cheaper = st.with_rent(second.system, f"{told * 0.99} USD/h")
+    flipped = compare("llama-3.3-70b", [first.system, cheaper], WORK, SLO)
+    assert flipped.standings[0].system == second.system
+
+
+@pytest.mark.slow
+def test_engines_and_formats_on_both_of_the_first_two():
+    found = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO)
+    told = [words for words in found.flips if words.startswith("engine: with sglang on both")]
+    costs = sorted(
+        st.plan("llama-3.3-70b", one.system, WORK, SLO, engine="sglang", levers=False).usd_per_million_output_tokens
+        for one in found.standings
+    )
+    assert len(told) == 1
+    assert all(f"${cost:,.2f}" in told[0] for cost in costs)
+    (fp8,) = [words for words in found.flips if words.startswith("format: with --weights fp8 on both, ")]
+    small = st.load_model("llama-3.3-70b", weights="fp8")
+    for one in found.standings:
+        cost = st.plan(small, one.system, WORK, SLO, levers=False).usd_per_million_output_tokens
+        assert usd(cost) in fp8
+    one = compare("llama-3.3-70b", ["hgx-h100", "hgx-h200"], WORK, SLO, engine="sglang")
+    assert not any(words.startswith("engine") for words in one.flips)
+
+
+@pytest.mark.slow
+def test_any_number_of_chips_is_the_cheapest_of_them():
+    (one,) = compare("llama-3.1-8b", "hgx-h100", WORK, SLO, chips="any").standings
+    counts = (1, 2, 4, 8, 16, 32, 64)
+    costs = {n: st.plan("llama-3.1-8b", "hgx-h100", WORK, SLO, chips=n, levers=False) for n in counts}
+    assert one.usd_per_million_output_tokens == min(plan.usd_per_million_output_tokens for plan in costs.values())
+    assert costs[one.chips].usd_per_million_output_tokens == one.usd_per_million_output_tokens
+
+
+def test_a_kind_of_rent_is_for_all_and_a_system_without_it_has_none():
+    found = compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, SLO, rent="ondemand")
+    assert [(one.system, one.rent.kind) for one in found.standings] == [("hgx-h100", "ondemand"), ("hgx-b200", "")]
+
+
+@pytest.mark.slow
+def test_several_models_on_one_system():
+    found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
+    assert [one.model for one in found.standings] == ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"]
+    assert "meta-llama/Llama-3.1-8B on hgx-h100 is cheapest" in found.text
+
+
+@pytest.mark.slow
+def test_a_kind_of_rent_that_flips_the_order_is_told():
+    """Cost is in proportion to rent, whatever its kind."""
+    found = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO)
+    (told,) = [words for words in found.flips if words.startswith("rent: on demand for both")]
+    same = compare("llama-3.3-70b", ["tpu7x", "gh200-nvl32"], WORK, SLO, rent="ondemand")
+    assert all(usd(one.usd_per_million_output_tokens) in told for one in same.standings)
+    assert told.endswith("the order flips")
+    assert [one.system for one in same.standings] == ["gh200-nvl32", "tpu7x"]
+    assert any("several kinds" in note for note in found.notes)
+    assert any("no run on a chip of Google" in note for note in found.notes)
+
+
+@pytest.mark.slow
+def test_systems_of_one_name_are_told_apart():
+    faster = st.vary("hgx-b200", {"chip.hbm.bandwidth": 16e12})
+    found = compare("llama-3.1-8b", ["hgx-b200", "hgx-b200", faster], WORK, SLO)
+    assert sorted(one.label for one in found.standings) == ["", "hgx-b200 (2)"]
+    assert "hgx-b200 (2) is cheapest" in found.text
+
+
+@pytest.mark.slow
+def test_one_chip_has_one_rent_whatever_it_serves():
+    found = compare(["llama-3.1-8b", "llama-3.3-70b"], "hgx-h100", WORK, SLO)
+    assert not any(words.startswith("rent") for words in found.flips)
+
+
+@pytest.mark.slow
+def test_the_ideal_is_a_bound_without_ranges_and_ties():
+    found = compare("llama-3.1-8b", ["hgx-h100", "hgx-b200"], WORK, SLO, engine="ideal")
+    assert all(one.cost_range is None and one.rests_on == "a bound, no prediction" for one in found.standings)
+    assert "90 %" not in found.text
+
+
+def test_as_a_table(found):
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["system"] for row in rows] == [one.system for one in found.standings]
+    assert float(rows[0]["usd_per_million_output_tokens_low"]) == found.standings[0].cost_range[0]
+    assert rows[3]["usd_per_million_output_tokens"] == ""
+    assert rows[0]["rent"].startswith("three-year contract, ")
+
+
+def test_nothing_meets_the_limits():
+    found = compare("llama-3.3-70b", ["l4-8"], WORK, st.Slo(tpot=1e-4))
+    assert found.text.startswith("Nothing meets the limits: no layout on 8 chips reaches")
+    assert found.flips == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"models": "llama-3.3-70c"}, UnknownName, "did you mean llama-3.3-70b"),
+        ({"systems": "hgx-h10"}, UnknownName, "did you mean hgx-h100"),
+        ({"systems": []}, RangeError, "there is no system to compare"),
+        ({"models": []}, RangeError, "there is no model to compare"),
+        ({"chips": "many"}, RangeError, "chips is a number or 'any', not 'many'"),
+        ({"chips": 0}, RangeError, "chips must be at least 1"),
+        ({"sure": 1.0, "slo": SLO}, RangeError, "sure is a probability"),
+        ({"sure": 0.9}, RangeError, "sure is of limits, and there are none"),
+        ({"engine": "vlm"}, UnknownName, "did you mean vllm"),
+        ({"rent": "lease"}, UnknownName, "A rent is owned, contract"),
+    ],
+)
+def test_what_is_wrong_with_the_question_is_told(given, error, says):
+    asked = {"models": "llama-3.1-8b", "systems": "hgx-h100", "workload": WORK} | given
+    with pytest.raises(error, match=says):
+        compare(**asked)
+    assert issubclass(error, InputError)
