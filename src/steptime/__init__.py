@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from steptime.pricing.price_list import PriceList
     from steptime.pricing.price_proposal import propose_prices
     from steptime.questions.image_cost import image_cost, with_images
+    from steptime.questions.registry import ask
     from steptime.scaling.compute_optimal import equivalent_dense
     from steptime.scaling.lifetime_compute import Demand
     from steptime.scaling.model_sizing import Budget, budget
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget", "Demand", "Engine", "InputError", "Law", "Layout", "Lengths", "Market", "Memory", "Model", "Phase", "Plan",
     "Policy", "PriceList", "PriceReading", "Reading", "Reliability", "Serving", "Simulation", "Slo", "Step", "System", "Target",
-    "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "blackboard", "budget", "calibrate", "closed_loop",
+    "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "ask", "blackboard", "budget", "calibrate", "closed_loop",
     "compare", "context_walls", "decode_step", "design", "equivalent_dense", "image_cost", "in_blocks", "load_anchor",
     "load_engine", "load_law", "load_model", "load_system", "memory_per_chip", "mixed_step", "moe_board", "open_loop", "plan",
     "prefill_step", "propose_prices", "read_prices", "read_target", "read_trace", "replay", "rl_step", "roofline",
@@ -89,6 +90,7 @@ _HOMES = {
     "scaling.rl_step": "rl_step",
     "scaling.quality_target": "Target read_target",
     "questions.image_cost": "image_cost with_images",
+    "questions.registry": "ask",
     "catalog.hardware_loading": "load_system vary with_rent",
     "errors": "InputError",
     "lecture.pair_roofline": "roofline",

@@ -245,7 +245,7 @@ def test_files_are_known_by_what_they_hold(tmp_path):
         ),
         (OPTIONS.replace("h100", "h1000"), VLLM, "steptime: unknown system 'hgx-h1000'; did you mean hgx-h100"),
         (OPTIONS.replace("bf16", "fp9"), VLLM, "steptime: unknown number format 'fp9'; did you mean fp8"),
-        (OPTIONS.replace("tp 1", "tp 0"), VLLM, "steptime: tp must be at least 1"),
+        (OPTIONS.replace("tp 1", "tp 0"), VLLM, "steptime: --tp must be at least 1"),
         (OPTIONS + " --kv fp9", VLLM, "unknown KV format 'fp9'"),
         (OPTIONS + " --model lama-3.1-8b", VLLM, "steptime: unknown model 'lama-3.1-8b'; did you mean"),
         (OPTIONS, VLLM | {"model_id": "/models/own"}, "--model NAME replaces it"),

@@ -1,6 +1,6 @@
 """The command `steptime laws`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,6 +66,7 @@ def laws(
 
 def _print(found: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool) -> None:
     from steptime.describe.law_summary import law_card, law_table
+    from steptime.questions.laws_question import summary
 
     table = law_table(found)
     told = None
@@ -76,7 +77,7 @@ def _print(found: "list[Law]", listed: bool, params: int | None, tokens: int | N
     if csv is not None:
         write_csv(csv, table if told is None else told)
     if json:
-        more = {} if told is None else {"losses": told.losses}
+        more: dict[str, Any] = {} if told is None else {"losses": told.losses, "summary": summary(told)}
         print_json((table if listed else law_card(found[0])).to_dict(**more))
         return
     from steptime.cli.views.laws_view import law_view, laws_view, losses_view

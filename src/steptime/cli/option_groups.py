@@ -1,4 +1,4 @@
-"""Options of a command from dataclasses: from the declared inputs of questions, and from groups that spell out typer's options."""
+"""Options of a command: derived from the declared inputs of questions, or spelt out in dataclasses of typer options."""
 
 from __future__ import annotations
 

@@ -88,6 +88,9 @@ class Backward:
 @grouped
 def prices(ctx: typer.Context, what: What, sold: Sold, backward: Backward) -> None:
     """Hold a model's prices against what its tokens cost; or read a price list backward, or propose one."""
+    from steptime.pricing.market import Market
+    from steptime.questions.prices_question import summary
+
     reading = what.read or what.list_ is not None
     _check(ctx, what, sold, backward, reading=reading)
     if what.target_margin is not None:
@@ -101,7 +104,8 @@ def prices(ctx: typer.Context, what: What, sold: Sold, backward: Backward) -> No
     if backward.csv is not None:
         write_csv(backward.csv, found)
     if backward.json:
-        print_json(found)
+        survey = found if isinstance(found, Market) else None
+        print_json(found if survey is None else survey.to_dict(summary=summary(survey)))
     else:
         console = console_of()
         show(view(console.width), console=console)
@@ -182,21 +186,14 @@ def _read(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]"
 
 
 def _surveyed(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
-    from steptime.pricing.kv_storage_cost import read_holds
-    from steptime.pricing.market import survey_prices
+    from steptime.questions.prices_question import solve as survey_prices
 
+    values = {
+        "model": what.model, "provider": what.provider, "at": what.at, "speed": sold.speed, "mix": sold.mix, "mode": sold.mode,
+        "hold": tuple(backward.hold or ()), "catalog": what.catalog,
+    }  # fmt: skip
     with patience("steptime: planning on eight systems ..."):
-        found = survey_prices(
-            str(what.model),
-            provider=what.provider,
-            at=what.at,
-            speed=sold.speed,
-            mix=sold.mix,
-            mode=modes_of(sold.mode),
-            hold=read_holds(backward.hold),
-            catalog=what.catalog,
-            update=what.update,
-        )
+        found = survey_prices(values, update=what.update)
 
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import market_view

@@ -79,7 +79,7 @@ def reversible(
     if csv is not None:
         write_csv(csv, found)
     if json:
-        print_json(found)
+        print_json(_with_summary(found))
         return
     from steptime.cli.views.reversible_view import view_of
 
@@ -143,3 +143,14 @@ def _cache(
     system = read_system(words[1], changes, catalog)
     models = [read_model(name.strip(), catalog=catalog, **formats) for name in words[0].split(",")]
     return cache_trade(models, system, [read_count(text.strip(), "--context") for text in context.split(",")])
+
+
+def _with_summary(result: "Tabular") -> "Tabular | dict[str, Any]":
+    """Return a result as JSON has it: the trade of one cache with the answers of the question."""
+    from steptime.describe.kv_tradeoff import CacheTrade
+
+    if not isinstance(result, CacheTrade) or len(result.held) != 1:
+        return result
+    from steptime.describe.reversible_question import summary
+
+    return result.to_dict(summary=summary(result))

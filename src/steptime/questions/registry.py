@@ -17,7 +17,11 @@ HOMES: Final = {
     "plan": "questions.plan_question PLAN",
     "simulate": "questions.simulate_question SIMULATE",
     "train": "questions.train_question TRAIN",
+    "budget": "questions.budget_question BUDGET",
+    "laws": "questions.laws_question LOSS",
     "rl": "questions.rl_question RL",
+    "prices": "questions.prices_question PRICES",
+    "reversible": "describe.reversible_question REVERSIBLE",
     "roofline": "lecture.roofline_question ROOFLINE",
     "context": "sweeps.context_question CONTEXT",
 }
@@ -90,3 +94,35 @@ def plain_name(question: Question, name: str) -> str:
     if question.name in HOMES and under in SAME and under not in question.inputs:
         return SAME[under]
     return under if "." in name or under in question.inputs else name
+
+
+def ask(question: str, **values: Any) -> Mapping[str, Any]:
+    """Return the answers of a question, as every front end gives them.
+
+    Args:
+        question: name, such as "step", "plan", "train" or "budget".
+        **values: inputs by name, as the command line has them: numbers in base units or texts such as "8k"; figures of the
+            machine as **{"chip.hbm.bandwidth": 8e12}.
+
+    Returns:
+        Answers by name, in base units; what is not known is NaN or None.
+
+    Raises:
+        InputError: if an input is unknown, outside its bounds, or missing.
+
+    >>> answers = ask("step", model="llama-3.1-8b", system="hgx-h100", batch=64, engine="ideal")
+    >>> round(answers["time"] * 1e3, 2), bool(answers["fits"])
+    (14.74, True)
+    """
+    asked = question_of(question)
+    unknown = [name for name in values if name not in asked.inputs and "." not in name and name != "power"]
+    if unknown:
+        raise UnknownName(f"input of {question}", unknown[0], list(asked.inputs), f"It takes {listed(asked.inputs, 40)}.")
+    missing = [name for name in asked.needs if values.get(name) is None]
+    if missing:
+        raise InputError(f"{question} needs {listed(missing)}")
+    if question == "step":
+        from steptime.questions.step_question import with_layout
+
+        values = with_layout(asked, values)
+    return asked.ask(values, frozenset())

@@ -24,6 +24,7 @@ from steptime.errors import InputError, SteptimeError
 from steptime.web.board import Board, found
 from steptime.web.board_inputs import Shared
 from steptime.web.page_subject import WrongField, listed
+from steptime.web.question_routes import add_question_routes
 from steptime.web.request_limits import Limits, Shield, problem
 
 VERSION: Final = version("steptime")
@@ -68,7 +69,26 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
         return FileResponse(STATIC / "docs.html")
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    async def work(answer: Callable[[Any], bytes], body: Any) -> Response:
+        return await _answered(slow, held, answer, body)
+
+    add_question_routes(app, work)
     return app
+
+
+async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], body: Any) -> Response:
+    """Return an answer, or 503 where too many questions wait or the work takes too long."""
+    if desk.line >= desk.most:
+        return _later(f"more than {desk.most} questions wait; try again")
+    desk.line += 1
+    try:
+        text = await desk.work(answer, body, limits)
+    except TimeoutError:
+        return _later(f"no answer within {limits.seconds:g} s; ask for less")
+    finally:
+        desk.line -= 1
+    return Response(text, media_type="application/json")
 
 
 @lru_cache(maxsize=1)
@@ -120,16 +140,7 @@ def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
     asked, answer = board.asked, _kept(board)
 
     async def ask(body: Any) -> Response:
-        if desk.line >= desk.most:
-            return _later(f"more than {desk.most} questions wait; try again")
-        desk.line += 1
-        try:
-            text = await desk.work(answer, body, limits)
-        except TimeoutError:
-            return _later(f"no answer within {limits.seconds:g} s; ask for less")
-        finally:
-            desk.line -= 1
-        return Response(text, media_type="application/json")
+        return await _answered(desk, limits, answer, body)
 
     for method, kind in (("POST", asked), ("GET", Annotated[asked, Query()])):
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from steptime.catalog.data_files import DEEPEST_KEY, files, folded, read_file
 from steptime.catalog.hardware_loading import load_system
-from steptime.errors import DataFileError, InputError, UnknownName
+from steptime.errors import DataFileError, InputError, RangeError, UnknownName, shown
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
 from steptime.models.model import Model, with_formats
@@ -65,6 +65,22 @@ def _catalog_file(kind: str, name: str) -> Path:
     if folded(name) not in known:
         raise UnknownName(kind.removesuffix("s"), name, [*dict.fromkeys(known.values()), *known], "The list shows all.")
     return files(kind)[known[folded(name)]]
+
+
+def check_catalogue_name(kind: str, name: object) -> None:
+    """Raise an error unless a text names an entry of the catalogue.
+
+    Args:
+        kind: folder of the catalogue, such as "models".
+        name: what a request names.
+
+    Raises:
+        RangeError: if the name is not a text.
+        UnknownName: if the catalogue has no such entry.
+    """
+    if not isinstance(name, str):
+        raise RangeError(f"{kind.removesuffix('s')} must be a name of the catalogue, not {shown(name)}")
+    _catalog_file(kind, name)
 
 
 def catalog_model(name: str, kv: str = "") -> Model:

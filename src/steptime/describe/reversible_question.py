@@ -1,0 +1,62 @@
+"""The question `reversible`: the KV cache as a trade of memory for arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Final
+
+from steptime.describe.kv_tradeoff import CacheTrade, cache_trade
+from steptime.models.model_loading import load_model, model_of
+from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, question_of_result, text
+from steptime.questions.subject import read_machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheTradeInputs:
+    """The cache of one sequence of a model, in the memory tiers of a machine."""
+
+    model: Any = text(MISSING, "catalogue name, Hugging Face id, or path to a config.json", positional=True)
+    system: Any = text(MISSING, "catalogue name, or path to a TOML file", positional=True)
+    context: Any = count(8192, "tokens of context", unit="tokens")
+
+
+def solve(values: Mapping[str, Any]) -> CacheTrade:
+    """Return what a cache holds and saves.
+
+    Args:
+        values: values of `CacheTradeInputs` by name, and figures of the machine by path.
+    """
+    declared = inputs_from(CacheTradeInputs)
+    inputs = bind(CacheTradeInputs, {name: value for name, value in values.items() if name in declared}, "reversible")
+    model = load_model(inputs.model) if isinstance(inputs.model, str) else model_of(inputs.model)
+    return cache_trade([model], read_machine(values), (inputs.context,))
+
+
+def _of_cache(name: str) -> Any:
+    return lambda trade: getattr(trade.held[0], name)
+
+
+READS: Final[Mapping[str, Read]] = {
+    "cache_bytes": Read(meaning="cache and state of one sequence", unit="B", value=_of_cache("held")),
+    "flop_saved": Read(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
+    "flop_per_byte": Read(meaning="FLOP saved per byte held", value=_of_cache("flop_per_byte")),
+    "recompute_seconds": Read(
+        meaning="time to recompute the cache at the peak rate of a chip", unit="s", value=_of_cache("recompute_seconds")
+    ),
+}
+REVERSIBLE = question_of_result(
+    "reversible",
+    "the KV cache as a trade of memory for arithmetic",
+    form=CacheTradeInputs,
+    solve=solve,
+    reads=READS,
+    shows=tuple(READS),
+    figures=True,
+    seconds=0.02,
+)
+
+
+def summary(trade: CacheTrade) -> dict[str, Any]:
+    """Return the answers of the question from its result."""
+    return answers_of(READS, trade)

@@ -1,0 +1,62 @@
+"""The question `laws`: the loss of a dense model by one scaling law."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Final
+
+from steptime.questions.declaration import Read, answers_of, bind, count, question_of_result, text
+from steptime.scaling.law_comparison import Losses, losses_of
+from steptime.scaling.scaling_laws import load_law
+
+LOSS_GROUP = "A loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """A dense model of some parameters, trained on some tokens."""
+
+    name: str = text("epoch", "a scaling law, or path to a TOML file")
+    params: Any = count(MISSING, "parameters of a model, such as 70B", group=LOSS_GROUP)
+    tokens: Any = count(MISSING, "training tokens, such as 15T", unit="tokens", group=LOSS_GROUP)
+    catalog: str | None = text(None, "folder with laws/ that is searched before the packaged ones", metavar="FOLDER")
+
+
+def solve(values: Mapping[str, Any]) -> Losses:
+    """Return the loss of a model by a law.
+
+    Args:
+        values: values of `LossInputs` by name.
+    """
+    inputs = bind(LossInputs, values, "laws")
+    return losses_of([load_law(inputs.name, inputs.catalog)], inputs.params, inputs.tokens)
+
+
+def _of_law(name: str) -> Any:
+    return lambda losses: getattr(losses.losses[0], name)
+
+
+READS: Final[Mapping[str, Read]] = {
+    "loss": Read(meaning="loss in nats per token", value=_of_law("loss")),
+    "over_chinchilla": Read(meaning="training tokens over 20 per parameter", value=_of_law("over_chinchilla")),
+    "compute_optimal_params": Read(
+        meaning="parameters that the law trains with the same compute", value=_of_law("best_params")
+    ),
+    "compute_optimal_tokens": Read(meaning="tokens that it trains them on", unit="tokens", value=_of_law("best_tokens")),
+    "compute_optimal_loss": Read(meaning="their loss", value=_of_law("best_loss")),
+}
+LOSS = question_of_result(
+    "laws",
+    "the loss of a dense model by one scaling law",
+    form=LossInputs,
+    solve=solve,
+    reads=READS,
+    shows=tuple(READS),
+    seconds=0.01,
+)
+
+
+def summary(losses: Losses) -> dict[str, Any]:
+    """Return the answers of the question from its result."""
+    return answers_of(READS, losses)

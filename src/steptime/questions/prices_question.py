@@ -1,0 +1,80 @@
+"""The question `prices`: a model with open weights at all its sellers, what its tokens cost, and the margin between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, Final
+
+from steptime.pricing.kv_storage_cost import read_holds
+from steptime.pricing.market import Market, survey_prices
+from steptime.questions.declaration import Read, answers_of, bind, number, question_of_result, text, texts
+from steptime.questions.plan_question import read_modes
+
+READ_GROUP, REQUEST_GROUP = "What is read", "Requests"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricesInputs:
+    """A model with open weights at its sellers."""
+
+    model: Any = text(MISSING, "a model with open weights, at all its sellers", positional=True)
+    provider: str | None = text(None, "one seller", group=READ_GROUP, metavar="NAME")
+    at: str | None = text(
+        None, "prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z", group=READ_GROUP, metavar="DATE"
+    )
+    speed: Any = number(40.0, "output speed for each user [tok/s]", unit="tok/s", group=REQUEST_GROUP)
+    mix: str = text(
+        "4096:1024",
+        "prompt tokens, output tokens and cached share of the prompt",
+        group=REQUEST_GROUP,
+        metavar="IN:OUT[:CACHED]",
+    )
+    mode: str = text("any", "aggregated, disaggregated, or any", group=REQUEST_GROUP)
+    hold: Any = texts(
+        "cost of holding a cache, USD per GB-hour, such as DRAM=0.0005; repeatable", group=REQUEST_GROUP, metavar="TIER=USD"
+    )
+    catalog: str | None = text(
+        None, "folder with models/ or systems/ that is searched before the packaged ones", group=READ_GROUP, metavar="FOLDER"
+    )
+
+
+def solve(values: Mapping[str, Any], *, update: bool = False) -> Market:
+    """Return the market of a model.
+
+    Args:
+        values: values of `PricesInputs` by name.
+        update: whether the newest prices are fetched first, the only use of a network.
+    """
+    inputs = bind(PricesInputs, values, "prices")
+    return survey_prices(
+        str(inputs.model), provider=inputs.provider, at=inputs.at, speed=inputs.speed, mix=inputs.mix,
+        mode=read_modes(inputs.mode), hold=read_holds(list(inputs.hold) or None), catalog=inputs.catalog, update=update,
+    )  # fmt: skip
+
+
+def _lowest(market: Market) -> float:
+    costs = [cost.usd_per_request for cost in market.costs if cost.feasible]
+    return min(costs) if costs else float("nan")
+
+
+READS: Final[Mapping[str, Read]] = {
+    "sellers": Read(meaning="number of offers", value=lambda market: len(market.offers)),
+    "lowest_price": Read(meaning="cheapest price of the request", unit="USD", value=lambda market: min(market.prices)),
+    "highest_price": Read(meaning="highest price of the request", unit="USD", value=lambda market: max(market.prices)),
+    "lowest_cost": Read(meaning="lowest cost of the request on a plausible system", unit="USD", value=_lowest),
+}
+PRICES = question_of_result(
+    "prices",
+    "prices of a model at its sellers, and what its tokens cost",
+    form=PricesInputs,
+    solve=solve,
+    reads=READS,
+    shows=tuple(READS),
+    seconds=3.0,
+)
+
+
+def summary(market: Market) -> dict[str, Any]:
+    """Return the answers of the question from its result."""
+    return answers_of(READS, market)

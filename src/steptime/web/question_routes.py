@@ -1,0 +1,120 @@
+"""HTTP routes of the questions: what each declares, and its answers for a JSON object of inputs.
+
+The inputs are those of the question's declaration. Models, systems and engines are names of the catalogue: no request opens a
+file. Figures of the machine are given by their path, such as "chip.hbm.bandwidth".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from fastapi import FastAPI, Request, Response
+
+from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.questions.declaration import Question
+from steptime.questions.registry import HOMES, question_of
+from steptime.result_base import plain
+from steptime.web.page_subject import check_catalogue_name
+
+# Inputs that name files.
+FILES: Final = ("catalog", "trace")
+# Inputs that name an entry of the catalogue, with its folder.
+ENTRIES: Final = {"model": "models", "system": "systems", "machine": "systems", "engine": "engines"}
+# Characters of a text.
+LONGEST_TEXT: Final = 200
+LARGEST_BODY: Final = 100_000
+
+Work = Callable[[Callable[[Any], bytes], Any], Awaitable[Response]]
+
+
+def add_question_routes(app: FastAPI, work: Work) -> None:
+    """Add the routes of all questions to an application.
+
+    Args:
+        app: the application.
+        work: runs a function of a body in a thread, within the limits of the server, and returns its answer.
+    """
+
+    @app.get("/api/questions", tags=["questions"], summary="The questions: their inputs and answers with units and bounds.")
+    def declarations() -> Response:
+        return Response(json.dumps({name: declaration(question_of(name)) for name in HOMES}), media_type="application/json")
+
+    @app.post("/api/questions/{name}", tags=["questions"], summary="The answers of one question for a JSON object of inputs.")
+    async def answer(name: str, request: Request) -> Response:
+        body = await request.body()
+        if len(body) > LARGEST_BODY:
+            raise RangeError(f"body must be at most {LARGEST_BODY:,} bytes, not {len(body):,}")
+        try:
+            values = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"body is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise InputError(f"body must be an object of inputs, not {shown(values)}")
+        question = question_of(name)
+        return await work(lambda given: _answers(question, given), values)
+
+
+def declaration(question: Question) -> dict[str, Any]:
+    """Return the inputs and answers of a question as JSON has them."""
+    return {
+        "meaning": question.meaning,
+        "inputs": {name: plain(asdict(declared)) for name, declared in question.inputs.items() if name not in FILES},
+        "answers": {name: plain(asdict(declared)) for name, declared in question.answers.items()},
+    }
+
+
+def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a request, with names of the catalogue only.
+
+    Raises:
+        InputError: if an input names a file, or a text is too long.
+        UnknownName: if a name is not in the catalogue, or an input does not exist.
+    """
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        known = name in question.inputs or (question.figures and ("." in name or name == "power"))
+        if name in FILES or not known:
+            raise UnknownName(f"input of {question.name}", name, [key for key in question.inputs if key not in FILES])
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise RangeError(f"{name} must have at most {LONGEST_TEXT} characters, not {len(value):,}")
+        if name in ENTRIES and value is not None and not (name == "engine" and value == "ideal"):
+            kind = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
+            check_catalogue_name(kind, value)
+        elif isinstance(value, str | list):
+            _check_texts(question, name, value)
+        checked[name] = value
+    missing = [name for name in question.needs if checked.get(name) is None]
+    if missing:
+        raise InputError(f"{question.name} needs {' and '.join(missing)}")
+    return checked
+
+
+def _check_texts(question: Question, name: str, value: str | list[Any]) -> None:
+    """Raise an error for a text that could open a file: a path, a law or a model that is not in the catalogue."""
+    for words in [value] if isinstance(value, str) else value:
+        if not isinstance(words, str) or len(words) > LONGEST_TEXT:
+            raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {shown(words)}")
+        if name == "quality_of":
+            size = words.partition("@")[0]
+            if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
+                check_catalogue_name("models", size)
+        elif name == "law" or (question.name == "laws" and name == "name"):
+            for law in words.split(","):
+                check_catalogue_name("laws", law.strip())
+        elif any(mark in words for mark in ("\\", "..", ".toml", ".json")) or words.startswith(("/", "~")):
+            raise RangeError(f"{name} must not be a path, got {shown(words)}")
+
+
+def _answers(question: Question, values: Mapping[str, Any]) -> bytes:
+    answers = question.ask(question_values(question, check_request(question, values)), frozenset())
+    return json.dumps({"question": question.name, "answers": plain(dict(answers))}, allow_nan=False).encode()
+
+
+def question_values(question: Question, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs with the layout that a question takes if none is given."""
+    from steptime.questions.step_question import with_layout
+
+    return with_layout(question, values) if question.name == "step" else dict(values)
