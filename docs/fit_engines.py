@@ -55,7 +55,8 @@ NOT_MODELLED = """## What is not modelled
   decode steps late at the median below 16 clients and 17 from there on, where medians are recorded, and two to three times as
   late where means are: InferenceMAX starts those with a scheduler that looks for requests every 10 steps, or 30 from 16 clients
   on (`--scheduler-recv-interval`, which is 1 unless set). A file of runs tells it as `stream_interval`; those runs have none,
-  so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them (`validation/published_deployments.py`):
+  so that their first tokens are neither fitted nor scored here. `validate` takes 10 and 20 for them
+  (`validation/published_deployments.py`):
   12 % off at the median where medians are recorded, 31 % where means are. Those of
   TensorRT-LLM with Llama-3.1-70B at 1024 in and out come 20 late on up to four chips and in time on
   eight. With attention groups its public runs wait until each has a prompt, 60 steps at most

@@ -1,4 +1,4 @@
-"""Writes docs/models.md, json.md, engines.md, training.md and lecture.md; `--check` says whether they are up to date.
+"""Writes docs/models.md, json.md, engines.md, training.md, lecture.md and questions.md; `--check` says whether they are up to date.
 
 Models come from the catalogue, docs/oracle.json and tests/golden; keys of JSON from the metadata of results' fields, and
 constants of engines from that of theirs.
@@ -32,6 +32,7 @@ from steptime.describe.engine_summary import EngineCard, EngineTable
 from steptime.questions.image_cost import ImageCost
 from steptime.describe.law_summary import LawCard, LawTable
 from steptime.describe.model_summary import Comparison, ModelCard, ModelTable
+from steptime.questions.registry import HOMES, question_of
 from steptime.questions.step_question import StepSummary
 from steptime.describe.system_summary import SystemCard, SystemTable
 from steptime.catalog.data_files import files
@@ -88,6 +89,7 @@ KEYS = HERE / "json.md"
 ENGINES = HERE / "engines.md"
 TRAINING = HERE / "training.md"
 LECTURE = HERE / "lecture.md"
+QUESTIONS = HERE / "questions.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
     "`simulated`, a [Replay](#replay); where that holds the limits at no rate, `feasible` is false and `reason` says why. "
@@ -104,7 +106,7 @@ ANSWERS: dict[type, str] = {
     Design: "`steptime design`, `st.design`.",
     Sensitivity: "`steptime sensitivity`, `st.sensitivity`. `low`, `base` and `high` of an input are in its `unit`; `at_low` "
     "and `at_high` are in the `unit` of the answer.",
-    StepSummary: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has the keys "
+    StepSummary: "`steptime step`. A `Step`, which `st.decode_step`, `st.prefill_step` and `st.mixed_step` return, has keys "
     "up to `latency_s`, and `bound`; where it was asked for with arrays, its figures are lists. With `--explain` the command "
     "adds `explanation`: `lines`, each with `term`, `name`, `formula` and `seconds` of the step, which they add up to, and "
     "`sources` of the machine's figures, each with `figure`, `value`, `grade`, `date` and `url`.",
@@ -365,7 +367,8 @@ def engines_page() -> str:
     lines = [
         "# Engines",
         "",
-        "An engine is a few constants, each physical and shared by all models and chips (`physics/engine_parameters.py`). The ideal",
+        "An engine is a few constants, each physical and shared by all models and chips",
+        "(`physics/engine_parameters.py`). The ideal",
         "engine has the defaults: every efficiency 1, every overhead 0. Shipped engines are fitted to public runs",
         "([validation.md](validation.md)): constants in *italics* are fitted, the others are held at what kernels take that",
         "are measured alone. An engine file is TOML: `name`, `title`, a table `[constants]` with any of the names below (what",
@@ -414,11 +417,37 @@ def _value(engine: Engine, name: str) -> str:
     return f"*{text}*" if name in engine.fit.get("names", ()) else text
 
 
+def questions_page() -> str:
+    """Return the page of questions: the inputs and answers that each declares."""
+    lines = [
+        "# Questions",
+        "",
+        "Each question is declared once. Its inputs are options of the command, axes of `steptime sweep`, keywords of `st.ask` and",
+        "keys of `POST /api/questions/NAME`; its answers have one value through all of them. Figures of the machine, such as",
+        "`chip.hbm.bandwidth`, are inputs too where a question has a system.",
+    ]
+    for name in HOMES:
+        question = question_of(name)
+        lines += ["", f"## {name}", "", f"{question.meaning[:1].upper()}{question.meaning[1:]}.", ""]
+        lines += ["| input | unit | default | meaning |", "|---|---|---|---|"]
+        for key, declared in question.inputs.items():
+            default = "required" if declared.required else declared.default_words or _default_text(declared.default)
+            lines.append(f"| `{key}` | {declared.unit} | {default} | {declared.meaning.replace('|', ' or ')} |")
+        lines += ["", "| answer | unit | meaning |", "|---|---|---|"]
+        lines += [f"| `{key}` | {answer.unit} | {answer.meaning} |" for key, answer in question.answers.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _default_text(value: object) -> str:
+    return "" if value is None or value == () else f"{value:,}" if isinstance(value, int) and value is not False else str(value)
+
+
 def main() -> int:
     """Write the pages, or compare them."""
     stale = []
     pages = {
         PAGE: page(), KEYS: keys_page(), ENGINES: engines_page(), TRAINING: training_page(), LECTURE: lecture_page(),
+        QUESTIONS: questions_page(),
     }  # fmt: skip
     for path, text in pages.items():
         if "--check" not in sys.argv:

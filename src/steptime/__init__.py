@@ -71,7 +71,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget", "Demand", "Engine", "InputError", "Law", "Layout", "Lengths", "Market", "Memory", "Model", "Phase", "Plan",
     "Policy", "PriceList", "PriceReading", "Reading", "Reliability", "Serving", "Simulation", "Slo", "Step", "System", "Target",
-    "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "ask", "blackboard", "budget", "calibrate", "closed_loop",
+    "Traffic", "Training", "TrainingLayout", "TrainingStep", "Workload", "ask", "blackboard", "budget", "calibrate",
+    "closed_loop",
     "compare", "context_walls", "decode_step", "design", "equivalent_dense", "image_cost", "in_blocks", "load_anchor",
     "load_engine", "load_law", "load_model", "load_system", "memory_per_chip", "mixed_step", "moe_board", "open_loop", "plan",
     "prefill_step", "propose_prices", "read_prices", "read_target", "read_trace", "replay", "rl_step", "roofline",

@@ -403,7 +403,8 @@ def test_help_needs_no_arrays():
     """Help starts at once: it imports neither numpy nor pydantic."""
     code = (
         "import sys; from typer.testing import CliRunner; from steptime.cli.main import app_for; "
-        "r = CliRunner().invoke(app_for(['--help']), ['--help']); print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
+        "r = CliRunner().invoke(app_for(['--help']), ['--help']); "
+        "print(r.exit_code, 'numpy' in sys.modules, 'pydantic' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["0", "False", "False"]

@@ -111,8 +111,8 @@ COUNTS = {
 EVERYDAY = {"step": 12, "plan": 2, "train": 2, "budget": 2, "laws": 1, "roofline": 1, "reversible": 1}
 # An input that becomes the axis of the sweep.
 AXES = {
-    "step": "tp", "plan": "chips", "simulate": "requests", "train": "chips", "budget": "eta", "laws": "params", "rl": "rollouts",
-    "prices": "speed", "roofline": "context", "context": "context", "reversible": "context",
+    "step": "tp", "plan": "chips", "simulate": "requests", "train": "chips", "budget": "eta", "laws": "params",
+    "rl": "rollouts", "prices": "speed", "roofline": "context", "context": "context", "reversible": "context",
 }  # fmt: skip
 
 
@@ -214,4 +214,4 @@ def test_mixed_step_that_does_not_fit_is_refused_by_every_door(client):
 def test_declaration_has_unit_bounds_and_help_of_each_input(name):
     for key, declared in question_of(name).inputs.items():
         assert declared.meaning, key
-        assert declared.help().endswith(("."))
+        assert declared.help().endswith(".")

@@ -97,7 +97,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, wanted
     if wanted.launch_dir is not None and found.feasible and not refused:
         _write_launch(found, launches, wanted.launch_dir, force=wanted.force)
     if wanted.json:
-        print_json(_data(model, system, found, engine, replayed, explain=wanted.explain, answers=answers_from(found)))
+        print_json(
+            _data(model, system, found, engine, replayed, explain=wanted.explain, answers=answers_from(found, model, system))
+        )
     else:
         _print(model, system, found, engine, replayed, wanted, launches)
     if refused or not found.feasible:

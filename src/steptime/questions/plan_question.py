@@ -137,23 +137,27 @@ def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
         values: values of `PlanInputs` by name, and figures of the machine by path.
         wanted: names of the answers; empty for all.
     """
-    answers = answers_from(solve(values, diagnostics=False))
-    wanted = wanted or frozenset(ANSWERS)
-    if wanted & MADE.keys() and COST in answers:
-        model, system, _ = read_subject(values)
-        answers |= made(model, system, wanted)
-    return answers
+    deployment = solve(values, diagnostics=False)
+    model, system, _ = read_subject(values)
+    return answers_from(deployment, model, system, wanted)
 
 
-def answers_from(deployment: Plan) -> dict[str, Any]:
-    """Return the answers of the question from a plan; the reason alone if it meets no limits."""
+def answers_from(deployment: Plan, model: Model, system: System, wanted: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return the answers of the question from a plan; the reason alone if it meets no limits.
+
+    Args:
+        deployment: the plan.
+        model: the model that it serves.
+        system: the machine that it runs on.
+        wanted: names of the answers; empty for all.
+    """
     if not deployment.feasible:
         return {"reason": deployment.reason}
     answers = {name: getattr(deployment, name) for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")}
     for name in BANDS:
         low, high = getattr(deployment, RANGES[name]) or (math.nan, math.nan)
         answers |= {f"{name}_low": low, f"{name}_high": high}
-    return {**answers, "batch": deployment.pools[-1].batch}
+    return {**answers, "batch": deployment.pools[-1].batch, **made(model, system, wanted or frozenset(ANSWERS))}
 
 
 def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Engine, Workload]:

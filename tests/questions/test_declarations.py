@@ -1,0 +1,97 @@
+"""An input that is declared once is found by every front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any, get_args
+
+import pytest
+import typer
+
+import steptime as st
+from steptime.cli.option_groups import grouped
+from steptime.errors import RangeError, UnknownName
+from steptime.questions.declaration import Input, bind, choice, count, inputs_from, question_of_result, read_value
+from steptime.questions.step_question import STEP, StepInputs
+from steptime.web.question_routes import declaration
+
+
+@dataclass(frozen=True, kw_only=True)
+class WiderInputs(StepInputs):
+    """A step with one more input."""
+
+    padding: Any = count(0, "tokens of padding", unit="tokens", minimum=0, maximum=100, broadcasts=True, group="The pass")
+
+
+def ask(values, wanted):
+    values = dict(values)
+    padding = values.pop("padding", 0)
+    return STEP.ask({**values, "context": values["context"] + padding}, wanted)
+
+
+WIDER = replace(STEP, inputs={**STEP.inputs, **inputs_from(WiderInputs)}, ask=ask)
+
+
+def test_added_input_is_an_option_with_its_help_and_default():
+    @grouped
+    def step(ctx: typer.Context, inputs: WiderInputs) -> None:
+        """Time a step."""
+
+    option = signature(step).parameters["padding"]
+    declared = next(one for one in get_args(option.annotation) if isinstance(one, typer.models.OptionInfo))
+    assert declared.param_decls == ("--padding",)
+    assert declared.help == "Tokens of padding."
+    assert declared.show_default == "0"
+    assert declared.rich_help_panel == "The pass"
+
+
+def test_added_input_is_an_axis_of_a_sweep():
+    fixed = {"model": "llama-3.1-8b", "system": "hgx-h100", "context": 1000, "engine": "ideal"}
+    times = st.sweep(WIDER, {"padding": [0, 24]}, **fixed).answers["time"].values
+    direct = [st.ask("step", **{**fixed, "context": context})["time"] for context in (1000, 1024)]
+    assert times.tolist() == pytest.approx([float(one) for one in direct], rel=1e-12)
+
+
+def test_added_input_is_in_the_declaration_that_http_serves():
+    assert declaration(WIDER)["inputs"]["padding"]["unit"] == "tokens"
+
+
+def test_bind_value_beyond_its_bounds_is_refused():
+    with pytest.raises(RangeError, match="padding must be at most 100"):
+        bind(WiderInputs, {"model": "a", "system": "b", "padding": 101}, "step")
+
+
+def test_bind_misspelt_input_names_the_nearest():
+    with pytest.raises(UnknownName) as caught:
+        bind(WiderInputs, {"model": "a", "system": "b", "paddin": 1}, "step")
+    assert caught.value.nearest[0] == "padding"
+
+
+@pytest.mark.parametrize(("words", "value"), [("8k", 8000), (8192, 8192), ("1e3", 1000)])
+def test_read_value_count_takes_numbers_and_suffixes(words, value):
+    assert read_value("context", words, Input(kind="count", minimum=1)) == value
+
+
+def test_read_value_word_that_is_no_choice_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Form:
+        phase: str = choice("decode", ("decode", "prefill"), "phase")
+
+    with pytest.raises(UnknownName):
+        bind(Form, {"phase": "decod"}, "step")
+
+
+def test_question_of_result_reads_wanted_answers_only():
+    @dataclass(frozen=True, kw_only=True)
+    class Form:
+        size: Any = count(1, "size")
+
+    from steptime.questions.declaration import Read
+
+    question = question_of_result(
+        "area", "an area", form=Form, solve=lambda values: values["size"], shows=("area",),
+        reads={"area": Read(meaning="area", value=lambda size: size**2), "side": Read(meaning="side", value=lambda size: size)},
+    )  # fmt: skip
+    assert question.ask({"size": 3}, frozenset({"area"})) == {"area": 9}
+    assert question.ask({"size": 3}, frozenset()) == {"area": 9, "side": 3}
