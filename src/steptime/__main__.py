@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from contextlib import suppress
+from typing import Final
+
+INTERRUPTED: Final = 130
 
 
 def main() -> None:
@@ -11,10 +17,20 @@ def main() -> None:
         from steptime.cli.main import main as run
 
         run()
+        code = 0
     except KeyboardInterrupt:
-        # a second Ctrl-C must not break into the end of the program
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise SystemExit(130) from None
+        code = INTERRUPTED
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    # a second Ctrl-C must not break into the end of the program
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if code == INTERRUPTED:
+        # Python would end by the signal, though it was caught, where it came inside an `exec`, as that of a dataclass
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

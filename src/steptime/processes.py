@@ -58,7 +58,7 @@ def end_pool(pool: ProcessPoolExecutor) -> None:
     """End a pool at once, with what its workers are doing."""
     for worker in list((getattr(pool, "_processes", None) or {}).values()):
         worker.terminate()
-    # futures must not be cancelled first: the pool's own thread would print that it cannot tell them of the dead workers
+    # no future is cancelled, as `pool.map` would: the pool's own thread prints a traceback where it fails a cancelled one
     pool.shutdown()
 
 
@@ -76,10 +76,10 @@ def map_in_processes(work: Callable[[Item], Answer], items: Sequence[Item]) -> l
     try:
         with suppress(BrokenProcessPool):
             with hold_interrupts():
-                answers = pool.map(work, items)
-            found = list(answers)
+                futures = [pool.submit(work, item) for item in items]
+            answers = [future.result() for future in futures]
             pool.shutdown()
-            return found
+            return answers
     except BaseException:
         end_pool(pool)
         raise
