@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from steptime.catalog.schema import ChipEntry, LawEntry, SystemEntry
-from steptime.catalog.schema_errors import problem_of
+from steptime.catalog.schema_errors import describe_problem
 
 SOURCE = {"url": "u", "date": "2026-01-01", "grade": "vendor"}
 CHIP = {
@@ -34,7 +34,7 @@ def told(data, schema, place, value):
         inner[last] = value
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(data, schema)
-    return problem_of(str(caught.value), data, schema)[0]
+    return describe_problem(str(caught.value), data, schema)[0]
 
 
 @pytest.mark.parametrize(

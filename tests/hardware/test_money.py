@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from steptime.hardware.unit_cost import margin, nodes_needed, rent_of, revenue, sequences_in_flight, usd_per_million
+from steptime.hardware.unit_cost import deployment_rent, margin, nodes_needed, revenue, sequences_in_flight, usd_per_million
 
 
 def test_rent_and_cost_of_a_million_tokens():
     """8 USD an hour over 2.88 million tokens."""
-    rent = rent_of(4, 2 / 3600)
+    rent = deployment_rent(4, 2 / 3600)
     assert rent * 3600 == pytest.approx(8)
     assert usd_per_million(rent, 800) == pytest.approx(8 / 2.88)
 
@@ -32,4 +32,4 @@ def test_revenue_counts_cached_input_once():
 
 def test_littles_law_and_unknown_rents():
     assert sequences_in_flight(800, 50) == 16
-    assert math.isnan(usd_per_million(rent_of(4, math.nan), 800))
+    assert math.isnan(usd_per_million(deployment_rent(4, math.nan), 800))

@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import find_rents, quotes
-from steptime.hardware.rental_prices import KINDS, kind_in_words, kinds_of, known, origin_in_words, rent_in_words
+from steptime.hardware.rental_prices import KINDS, kind_in_words, known, origin_in_words, rent_in_words, rents_by_kind
 from steptime.hardware.system import Rent, System
 from tests.conftest import machine
 
@@ -35,11 +35,11 @@ def test_the_rents_that_plans_take_and_their_kinds(systems):
 
 def test_ownership_of_one_owner_is_told_apart_from_rents(systems):
     """The hyperscaler column of September 2026, by which H200 costs less a FLOP than by its contract."""
-    owned = {s.name: round(kinds_of(s)["owned"].typical * HOUR, 2) for s in systems if "owned" in kinds_of(s)}
+    owned = {s.name: round(rents_by_kind(s)["owned"].typical * HOUR, 2) for s in systems if "owned" in rents_by_kind(s)}
     assert {name: owned[name] for name in ("hgx-h100", "hgx-h200", "hgx-b200", "mi300x-8", "tpu7x")} == {
         "hgx-h100": 1.17, "hgx-h200": 1.22, "hgx-b200": 1.73, "mi300x-8": 0.95, "tpu7x": 1.03,
     }  # fmt: skip
-    assert {kinds_of(s)["owned"].owner for s in systems if "owned" in kinds_of(s)} == {"hyperscaler"}
+    assert {rents_by_kind(s)["owned"].owner for s in systems if "owned" in rents_by_kind(s)} == {"hyperscaler"}
 
 
 def test_every_quote_has_a_kind_and_a_contract_its_term():

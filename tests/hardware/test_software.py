@@ -7,7 +7,7 @@ import pytest
 import steptime as st
 from steptime.catalog.system_template import template
 from steptime.errors import DataFileError, RangeError
-from steptime.hardware.software_maturity import as_measured, day_of, with_software
+from steptime.hardware.software_maturity import as_measured, software_day, with_software
 
 NEWEST = {"mi355x-8": 0.86, "mi300x-8": 0.71}
 
@@ -62,7 +62,7 @@ def test_other_days_and_chips_are_refused(system, day, said):
 
 def test_days_of_runs_count_where_software_is_known_by_the_day():
     row = {"measured": "2026-01-01"}
-    assert (day_of(st.load_system("mi355x-8"), row), day_of(st.load_system("hgx-h100"), row)) == ("2026-01-01", "")
+    assert (software_day(st.load_system("mi355x-8"), row), software_day(st.load_system("hgx-h100"), row)) == ("2026-01-01", "")
 
 
 @pytest.mark.parametrize(

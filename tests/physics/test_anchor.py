@@ -10,7 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import InputError
-from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor, chosen
+from steptime.physics.bias_correction import SPREAD, WITHIN, Anchor, Anchors, Factor, select_anchor
 from steptime.physics.engine import anchored, constant, load_engine, with_constants
 from steptime.physics.extrapolation import distances
 from steptime.physics.layout import Layout
@@ -106,7 +106,7 @@ def test_own_runs_on_a_system_that_was_never_measured_narrow_its_range():
 
 def test_an_explanation_adds_up_and_names_the_factor():
     own = anchored(load_engine("vllm"), anchor(1.3), model=MODEL.name, system=SYSTEM.name)
-    lines = explain_step(MODEL, SYSTEM, given=STEP, layout=st.Layout(), engine=own)
+    lines = explain_step(MODEL, SYSTEM, sizes=STEP, layout=st.Layout(), engine=own)
     total = st.decode_step(MODEL, SYSTEM, **STEP, engine=own).total
     assert sum(line.seconds for line in lines) == pytest.approx(float(total), rel=1e-12)
     assert all(line.formula.endswith(" x 1.14 of own runs") for line in lines)
@@ -158,15 +158,15 @@ def test_a_simulation_takes_both_factors():
 
 def test_a_plan_is_replayed_with_the_runs_that_it_rests_on():
     pytest.importorskip("numba")
-    from steptime.simulation.plan_as_traffic import things_of
+    from steptime.simulation.plan_as_traffic import load_plan_inputs
 
     plan = st.plan(MODEL, SYSTEM, WORK, chips=1, anchor=anchor(1.3))
-    assert things_of(plan)[2].anchor == plan.anchor
+    assert load_plan_inputs(plan)[2].anchor == plan.anchor
 
 
 def test_the_last_version_of_a_group_is_taken():
     both = Anchors(source="runs.csv", anchors=(anchor(1.1, version="0.1"), anchor(1.2, version="0.2")))
-    assert chosen(both, model=MODEL.name, system=SYSTEM.name, engine="vllm").version == "0.2"
+    assert select_anchor(both, model=MODEL.name, system=SYSTEM.name, engine="vllm").version == "0.2"
 
 
 @pytest.mark.parametrize("wrong", [{"model": "other"}, {"system": "hgx-b200"}, {"engine": "sglang"}])

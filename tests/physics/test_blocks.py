@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-from steptime.physics.chunked_evaluation import BLOCK, blocks_of, in_threads
+from steptime.physics.chunked_evaluation import BLOCK, in_threads, split_blocks
 
 
 def shapes(**given) -> list[dict[str, tuple[int, ...]]]:
     arrays = {name: np.broadcast_to(1.0, shape) for name, shape in given.items()}
-    return [{name: array.shape for name, array in block.items()} for block in blocks_of(arrays)]
+    return [{name: array.shape for name, array in block.items()} for block in split_blocks(arrays)]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_does_not_have_the_first_axis_stays_whole():
 
 def test_blocks_hold_what_the_whole_holds():
     whole = np.arange(3.0 * BLOCK).reshape(3, BLOCK)
-    assert np.array_equal(np.concatenate([block["a"] for block in blocks_of({"a": whole})]), whole)
+    assert np.array_equal(np.concatenate([block["a"] for block in split_blocks({"a": whole})]), whole)
 
 
 def test_answers_come_in_the_order_of_the_blocks():

@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.models.model import Attention
 from steptime.physics.chip_memory import cache_per_sequence, cache_ways, state_ways, weight_ways
-from steptime.physics.layout import Layout, ways_of
+from steptime.physics.layout import Layout, shard_count
 from steptime.physics.step import decode_step
 from tests.conftest import engine, machine, matrix, model_of
 
@@ -32,13 +32,13 @@ from tests.conftest import engine, machine, matrix, model_of
     ],
 )
 def test_ways_are_those_of_the_chip_that_holds_most(heads, chips, ways):
-    assert ways_of(heads, chips) == pytest.approx(ways)
-    assert ways_of(heads, np.array([chips, 1])).tolist() == pytest.approx([ways, 1])
+    assert shard_count(heads, chips) == pytest.approx(ways)
+    assert shard_count(heads, np.array([chips, 1])).tolist() == pytest.approx([ways, 1])
 
 
 def test_ways_are_never_more_than_heads_or_chips_and_never_fall():
     for heads in range(1, 40):
-        found = ways_of(heads, np.arange(1, 100))
+        found = shard_count(heads, np.arange(1, 100))
         assert np.all(found <= np.minimum(heads, np.arange(1, 100)) + 1e-9)
         assert np.all(np.diff(found) >= 0)
         assert heads / found == pytest.approx(np.round(heads / found))  # whole heads on the busiest chip

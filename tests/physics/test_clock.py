@@ -34,7 +34,7 @@ def test_an_overhead_is_waited_for_and_busy():
     clock.wait("layer", 3, 0.25)
     assert (clock.total, clock.terms, clock.resources, clock.busy) == (0.75, *[{"overhead": 0.75}] * 3)
     (entry,) = clock.entries
-    assert (entry.term, entry.name, entry.seconds, entry.count, entry.each) == ("overhead", "layer", 0.75, 3, 0.25)
+    assert (entry.term, entry.name, entry.seconds, entry.count, entry.seconds_each) == ("overhead", "layer", 0.75, 3, 0.25)
 
 
 def test_what_counts_of_an_entry():
@@ -42,7 +42,7 @@ def test_what_counts_of_an_entry():
     assert Entry(term="a", name="b", seconds=3.0).counted == 3.0
     assert Entry(term="a", name="b", seconds=3.0, weight=0.5).counted == 1.5
     plain = Entry(term="a", name="b", seconds=3.0)
-    assert (plain.count, plain.compute, plain.memory, plain.demand, plain.times, plain.traffic, plain.each) == (
+    assert (plain.count, plain.compute, plain.memory, plain.demand, plain.times, plain.traffic, plain.seconds_each) == (
         1, 0, 0, None, 1, None, 0,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from steptime.physics.compute_dtype import (
     PREFILL,
     WEIGHTS,
     Computed,
-    arithmetic_of,
+    select_compute_dtype,
 )
 from steptime.physics.engine import load_engine
 from steptime.physics.layout import Layout
@@ -32,7 +32,7 @@ FP8, FP4, BF16 = (number_format(name).arithmetic for name in ("fp8", "fp4", "bf1
 
 
 def rule(what=WEIGHTS, stored="fp4", computed="bf16", chips="without fp4") -> Computed:
-    return Computed(what=what, stored=stored, computed=computed, chips=chips)
+    return Computed(operation=what, stored=stored, computed=computed, chips=chips)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def rule(what=WEIGHTS, stored="fp4", computed="bf16", chips="without fp4") -> Co
     ],
 )
 def test_the_first_rule_that_fits_says_in_which_arithmetic(rules, what, stored, peak, found):
-    assert arithmetic_of(rules, what, stored, peak) == found
+    assert select_compute_dtype(rules, what, stored, peak) == found
 
 
 def chip(peak):
@@ -118,7 +118,7 @@ def test_decode_over_a_latent_reaches_its_own_share():
 
 # --- tables of engine files ------------------------------------------------------------------------------------------------
 
-TABLE = '[[arithmetic]]\nwhat = "weights"\nstored = "fp4"\ncomputed = "bf16"\n'
+TABLE = '[[arithmetic]]\noperation = "weights"\nstored = "fp4"\ncomputed = "bf16"\n'
 
 
 def written(tmp_path, text: str):
@@ -128,11 +128,13 @@ def written(tmp_path, text: str):
 
 
 def test_tables_of_a_file_are_its_rules_in_order(tmp_path):
-    second = '[[arithmetic]]\nwhat = "latent decode"\nstored = "fp8"\ncomputed = "fp8"\nchips = "with fp4"\nsource = "read"\n'
+    second = (
+        '[[arithmetic]]\noperation = "latent decode"\nstored = "fp8"\ncomputed = "fp8"\nchips = "with fp4"\nsource = "read"\n'
+    )
     found = written(tmp_path, TABLE + second)
     assert found.arithmetic == (
         rule(chips="any"),
-        Computed(what=LATENT_DECODE, stored="fp8", computed="fp8", chips="with fp4", source="read"),
+        Computed(operation=LATENT_DECODE, stored="fp8", computed="fp8", chips="with fp4", source="read"),
     )
     assert written(tmp_path, "").arithmetic == ()
     assert engine().arithmetic == ()
@@ -141,15 +143,15 @@ def test_tables_of_a_file_are_its_rules_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('[arithmetic]\nwhat = "weights"\n', "arithmetic: must be a list of tables, [[arithmetic]]"),
+        ('[arithmetic]\noperation = "weights"\n', "arithmetic: must be a list of tables, [[arithmetic]]"),
         (TABLE + "source = 3\n", "arithmetic, table 1: must be a table of texts"),
         (
             TABLE + TABLE.replace('stored = "fp4"\n', ""),
-            "arithmetic, table 2: has no stored; it needs what, stored and computed",
+            "arithmetic, table 2: has no stored; it needs operation, stored and computed",
         ),
         ("[[arithmetic]]\n", "arithmetic, table 1: has no computed; it needs"),
-        (TABLE + 'chip = "any"\n', "arithmetic, table 1: has what, stored, computed, chips and source, not 'chip'"),
-        (TABLE.replace("weights", "wieghts"), f"table 1: what must be {', '.join(KINDS)}, not 'wieghts'"),
+        (TABLE + 'chip = "any"\n', "arithmetic, table 1: has operation, stored, computed, chips and source, not 'chip'"),
+        (TABLE.replace("weights", "wieghts"), f"table 1: operation must be {', '.join(KINDS)}, not 'wieghts'"),
         (TABLE + 'chips = "some"\n', f"arithmetic, table 1: chips must be {', '.join(CHIPS)}, not 'some'"),
         (TABLE.replace("bf16", "bf17"), "arithmetic, table 1: computed must be fp32, bf16, "),
         (TABLE.replace("fp4", "4bit"), "arithmetic, table 1: stored must be "),
@@ -171,7 +173,7 @@ def test_shipped_engines_compute_in_what_chips_have_and_say_where_that_is_read(n
         assert len(one.source) > 10
         for peak in (HOPPER, BLACKWELL):
             stored = next(f.arithmetic for f in map(number_format, ("fp8", "fp4", "bf16")) if f.arithmetic[0] == one.stored)
-            chosen = arithmetic_of(found.arithmetic, one.what, stored, peak)
+            chosen = select_compute_dtype(found.arithmetic, one.operation, stored, peak)
             best = {key: max(peak.get(a, 0.0) for a in key) for key in (chosen, stored)}
             assert 0 < best[chosen] <= best[stored]
     assert st.load_engine("ideal").arithmetic == ()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_OF, GROUPS, WAIT_NAMES, problem_of
+from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, GROUP_BY_NAME, GROUPS, WAIT_NAMES, find_problem
 from tests.conftest import engine
 
 PEAK = (0.001, 1.25)  # shares of a data sheet's peak: boost clocks reach a little more than it states
@@ -54,12 +54,12 @@ def test_every_constant_has_a_range_here():
 
 @pytest.mark.parametrize(("group", "name", "least", "most"), EACH)
 def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
-    assert GROUP_OF[name] == group
+    assert GROUP_BY_NAME[name] == group
     inside = (least, most, max(least, min(most, 1)))
-    assert [problem_of(name, value) for value in inside] == [""] * 3
-    assert problem_of(name, least - 1e-6)
-    assert math.isinf(most) or problem_of(name, most * 1.001 + 1e-9)
-    assert problem_of(name, math.nan)
+    assert [find_problem(name, value) for value in inside] == [""] * 3
+    assert find_problem(name, least - 1e-6)
+    assert math.isinf(most) or find_problem(name, most * 1.001 + 1e-9)
+    assert find_problem(name, math.nan)
     default = getattr(getattr(engine(), group), name)
     assert least <= default <= most
     assert DESCRIPTIONS[name]["default"] == default
@@ -79,7 +79,7 @@ def test_a_constant_is_refused_beyond_its_range(group, name, least, most):
     ],
 )
 def test_what_is_said_of_it(name, value, says):
-    assert problem_of(name, value).startswith(says)
+    assert find_problem(name, value).startswith(says)
 
 
 @pytest.mark.parametrize(

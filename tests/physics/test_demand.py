@@ -12,19 +12,19 @@ import pytest
 import steptime as st
 from steptime.hardware.number_formats import number_format
 from steptime.models.model import Attention, Layer
-from steptime.physics.gemm_work import is_product, products_demand, row_of, stacked_products
+from steptime.physics.gemm_work import demand_row, is_product, products_demand, stacked_products
 from steptime.physics.layout import Layout
 from steptime.physics.op_work import (
     Pass,
     Work,
     attention_demands,
+    build_work,
     busiest,
     chip_factor,
     kernel_counts,
     ledger,
     routed_demand,
     shortness,
-    work_of,
 )
 from tests.conftest import engine, experts, machine, matrix, model_of
 
@@ -32,7 +32,7 @@ NOTHING = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "pre
 
 
 def work(layout=None, **given) -> Work:
-    return work_of({name: np.asarray(value) for name, value in (NOTHING | given).items()}, layout or Layout())
+    return build_work({name: np.asarray(value) for name, value in (NOTHING | given).items()}, layout or Layout())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def demand(op, layout=None, system=None, on=None, **given):
         return routed_demand(op, of)
     chip = of.system.chip
     asked, axes = products_demand(stacked_products([(op, 1)], chip.vendor, chip.peak, of.engine.arithmetic), of)
-    return row_of(asked, 0, axes)
+    return demand_row(asked, 0, axes)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_many_products_at_once_ask_for_what_each_does_alone():
     for place, op in enumerate(ops):
         alone, _ = products_demand(stacked_products([(op, 2)], "", of.system.chip.peak, ()), of)
         for name in ("flops", "peak", "weights", "activations", "efficiency", "memory_efficiency"):
-            left, right = (getattr(row_of(one, row, 3), name) for one, row in ((every, place), (alone, 0)))
+            left, right = (getattr(demand_row(one, row, 3), name) for one, row in ((every, place), (alone, 0)))
             assert np.broadcast_to(left, (3, 3, 4)) == pytest.approx(np.broadcast_to(right, (3, 3, 4)), rel=1e-12), (
                 op.name,
                 name,

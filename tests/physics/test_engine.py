@@ -8,7 +8,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, RangeError
-from steptime.physics.engine import IDEAL, default_engine, engine_for, load_engine, named, with_constants, with_imbalance
+from steptime.physics.engine import IDEAL, default_engine, engine_for, label_values, load_engine, with_constants, with_imbalance
 from steptime.physics.engine_parameters import CONSTANTS
 from steptime.physics.layout import Layout
 from steptime.physics.step import decode_step
@@ -155,10 +155,10 @@ def test_which_engine_a_system_gets():
 
 
 def test_constants_in_the_order_of_their_names():
-    changed = with_constants(IDEAL, named(["memory_efficiency", "seconds_per_step"], [0.5, 1]))
+    changed = with_constants(IDEAL, label_values(["memory_efficiency", "seconds_per_step"], [0.5, 1]))
     assert seconds(changed) == pytest.approx(1.005)
     with pytest.raises(ValueError, match="argument"):
-        named(["memory_efficiency"], [0.5, 1])
+        label_values(["memory_efficiency"], [0.5, 1])
 
 
 def test_an_imbalance_is_at_least_even():

@@ -11,7 +11,7 @@ import steptime as st
 from steptime.physics.engine import load_engine
 from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.layout_constraints import ENGINE, FREE, KNOWN, Facts, facts_of, near
+from steptime.physics.layout_constraints import ENGINE, FREE, READ_ENGINES, Facts, collect_facts, near
 from steptime.physics.layout_rules import allowed, broken, reasons
 from steptime.physics.layout_space import legal
 
@@ -193,16 +193,16 @@ def test_every_rule_is_tried_and_says_where_it_is_from():
 
 def test_unknown_engines_obey_what_all_known_ones_do():
     """And the ideal none but its own constant; a calibrated engine has a name of its own."""
-    common = {rule.name for rule in ENGINE_RULES if set(KNOWN) <= set(rule.engines)}
+    common = {rule.name for rule in ENGINE_RULES if set(READ_ENGINES) <= set(rule.engines)}
     assert common == {"KV heads", "even experts in an exchange", "columns", "expert columns"}
     for engine in ("typical", "mine"):
         assert {rule.name for rule in ENGINE_RULES if rule.binds(engine)} == common | {"two batches"}
     for engine in FREE:
         assert [rule.name for rule in ENGINE_RULES if rule.binds(engine)] == ["two batches"]
     layout = Layout(tp=8)
-    assert [bool(reasons(layout, replace(DENSE, engine=engine))) for engine in (*KNOWN, "typical", *FREE)] == [True] * 4 + [
-        False
-    ] * 2
+    assert [bool(reasons(layout, replace(DENSE, engine=engine))) for engine in (*READ_ENGINES, "typical", *FREE)] == [
+        True
+    ] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -233,14 +233,14 @@ def test_layouts_that_exchange_have_as_many_experts_on_every_chip(deepseek, rack
     assert {m.dp * m.group for m in found} >= {24, 36, 40, 64, 72}
     assert all((256 + m.redundant_experts) % m.ep == 0 for m in found)
     assert all(m.redundant_experts < m.ep for m in found)
-    facts = facts_of(deepseek, rack, chips=72, engine=load_engine(engine))
+    facts = collect_facts(deepseek, rack, chips=72, engine=load_engine(engine))
     assert np.all(allowed(stacked(found), facts))
 
 
 def test_fp8_blocks_of_qwen_and_minimax_do_not_go_over_eight_chips():
     """1,536 columns over 8 chips are 192, which is no multiple of 128: what users of vLLM and SGLang report."""
     model, system = st.load_model("MiniMaxAI/MiniMax-M2.7"), st.load_system("hgx-h200")
-    facts = facts_of(model, system, chips=8, engine=load_engine("vllm"))
+    facts = collect_facts(model, system, chips=8, engine=load_engine("vllm"))
     assert (facts.expert_columns, facts.expert_block) == (1536, 128)
     (reason,) = reasons(Layout(tp=8), facts)
     assert reason == (
@@ -254,7 +254,7 @@ def test_fp8_blocks_of_qwen_and_minimax_do_not_go_over_eight_chips():
 
 def test_facts_of_real_models():
     def told(name):
-        facts = facts_of(st.load_model(name), st.load_system("hgx-h100"))
+        facts = collect_facts(st.load_model(name), st.load_system("hgx-h100"))
         return facts.kv_kinds, facts.columns, facts.expert_columns, facts.block, facts.expert_block
 
     assert told("deepseek-v3") == ((1,), 18_432, 2048, 128, 128)

@@ -11,7 +11,7 @@ import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import Attention
 from steptime.number_checks import divisors
-from steptime.physics.layout import Layout, check_ways, exchanges_experts, shaped, show_layout, stacked, taken
+from steptime.physics.layout import Layout, check_ways, exchanges_experts, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_rules import check
 from steptime.physics.layout_space import legal
 from steptime.physics.replica_placement import replicas
@@ -226,6 +226,6 @@ def test_fields_of_a_layout_may_be_lists_that_go_together():
 
 def test_rows_of_layouts():
     table = stacked([Layout(tp=2), Layout(tp=4, dp=3), Layout(tp=8)])
-    some = taken(table, np.array([2, 1]))
+    some = select_layouts(table, np.array([2, 1]))
     assert (some.tp.tolist(), some.dp.tolist(), some.replicas.tolist()) == ([8, 4], [1, 3], [1, 1])
-    assert taken(table, np.array([[0], [1]])).tp.shape == (2, 1)
+    assert select_layouts(table, np.array([[0], [1]])).tp.shape == (2, 1)

@@ -13,7 +13,7 @@ from steptime.errors import LayoutError
 from steptime.models.model import Attention, Layer
 from steptime.physics.engine import load_engine
 from steptime.physics.layout import Layout, stacked
-from steptime.physics.layout_constraints import ENGINE, MODEL, Facts, facts_of, facts_of_engine
+from steptime.physics.layout_constraints import ENGINE, MODEL, Facts, collect_facts, facts_of_engine
 from steptime.physics.layout_rules import RULES, allowed, check, reasons
 from steptime.physics.layout_space import legal, not_tried
 from steptime.planning.plan_problem import Case
@@ -34,7 +34,7 @@ BROKEN = {  # one layout for each rule of scope "model" or "search", of DeepSeek
 def test_a_broken_rule_says_why(name, deepseek, rack):
     layout, says = BROKEN[name]
     (rule,) = (r for r in RULES if r.name == name)
-    facts = facts_of(deepseek, rack, chips=72)
+    facts = collect_facts(deepseek, rack, chips=72)
     assert not np.all(rule.holds(facts, layout))
     assert says in rule.reason(facts, layout)
     assert any(says in reason for reason in reasons(layout, facts))
@@ -55,7 +55,7 @@ def test_a_broken_rule_says_why(name, deepseek, rack):
 )
 def test_a_dense_model_has_rules_of_its_own(name, layout, says):
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    facts = facts_of(model, system, chips=8)
+    facts = collect_facts(model, system, chips=8)
     assert [r.name for r in RULES if r.scope != ENGINE and not np.all(r.holds(facts, layout))] == [name]
     assert says in reasons(layout, facts)[0]
 
@@ -68,7 +68,7 @@ def test_groups_fill_domains():
 
 def test_what_is_found_breaks_no_rule_and_what_breaks_one_is_not_found(deepseek, rack):
     found = legal(deepseek, rack, 72)
-    facts = facts_of(deepseek, rack, chips=72)
+    facts = collect_facts(deepseek, rack, chips=72)
     assert np.all(allowed(stacked(found), facts))
     assert all(not reasons(layout, facts) for layout in found[::97])
     assert not [layout for layout, _ in BROKEN.values() if layout in found]
@@ -77,7 +77,9 @@ def test_what_is_found_breaks_no_rule_and_what_breaks_one_is_not_found(deepseek,
 def test_an_engine_overlaps_two_batches_where_its_rule_says(deepseek, rack):
     plain, shared = Layout(tp=8, microbatches=2), Layout(dp=8, ep=8, microbatches=2)
     holds = {
-        name: [not reasons(x, facts_of(deepseek, rack, engine=load_engine(name)), scopes=(ENGINE,)) for x in (plain, shared)]
+        name: [
+            not reasons(x, collect_facts(deepseek, rack, engine=load_engine(name)), scopes=(ENGINE,)) for x in (plain, shared)
+        ]
         for name in ("ideal", "vllm", "trtllm")
     }
     assert holds == {"ideal": [True, True], "vllm": [False, True], "trtllm": [False, False]}
@@ -108,11 +110,11 @@ def test_every_way_that_is_tried_is_told():
     facts = Facts(heads=8, depth=4, experts=0, domain=8, chips=8)
     assert not_tried(Layout(tp=4), facts, 8) == ""
     assert not_tried(Layout(tp=3), facts, 8) == "tp=3 is not tried here; ways that are: 1, 2, 4, 8"
-    assert math.isinf(Facts().most)
+    assert math.isinf(Facts().max_chips)
 
 
 FACTS = Facts(
-    model="m", system="s", heads=12, kv_heads=4, depth=6, experts=8, domain=8, most=32, chips=16, engine="e", two_batch=1.0
+    model="m", system="s", heads=12, kv_heads=4, depth=6, experts=8, domain=8, max_chips=32, chips=16, engine="e", two_batch=1.0
 )
 
 
@@ -206,23 +208,23 @@ def test_facts_of_a_model_on_some_chips():
         (Layer(name="c", ops=(matrix(),)), 1),
     )
     model = replace(model_of(heads=24), layers=layers)
-    facts = facts_of(model, machine(size=8))
+    facts = collect_facts(model, machine(size=8))
     assert (facts.model, facts.system, facts.heads, facts.kv_heads) == ("toy", "toy", 24, 6)
     assert (facts.depth, facts.experts, facts.cached) == (6, 4, True)
-    assert (facts.domain, facts.most, facts.chips, facts.engine, facts.two_batch) == (8, math.inf, math.inf, "", 2)
-    few = facts_of(model, machine(size=8), chips=6, engine=load_engine("trtllm"))
-    assert (few.domain, few.most, few.chips, few.engine, few.two_batch) == (6, math.inf, 6, "trtllm", 0)
-    assert facts_of(model, machine(size=8), chips=20).domain == 8
+    assert (facts.domain, facts.max_chips, facts.chips, facts.engine, facts.two_batch) == (8, math.inf, math.inf, "", 2)
+    few = collect_facts(model, machine(size=8), chips=6, engine=load_engine("trtllm"))
+    assert (few.domain, few.max_chips, few.chips, few.engine, few.two_batch) == (6, math.inf, 6, "trtllm", 0)
+    assert collect_facts(model, machine(size=8), chips=20).domain == 8
     only = replace(model, layers=layers[:1])
-    assert (facts_of(only, machine()).cached, facts_of(only, machine()).kv_heads) == (False, 1)
-    dense = facts_of(replace(model, layers=layers[2:]), machine())
+    assert (collect_facts(only, machine()).cached, collect_facts(only, machine()).kv_heads) == (False, 1)
+    dense = collect_facts(replace(model, layers=layers[2:]), machine())
     assert (dense.experts, dense.kv_heads, dense.depth) == (0, 1, 1)
     assert (facts_of_engine(load_engine("vllm")).two_batch, facts_of_engine(load_engine("vllm")).engine) == (1, "vllm")
 
 
 def test_replicas_count_among_the_chips_of_a_machine():
     (rule,) = (rule for rule in RULES if rule.name == "chips of the machine")
-    facts = Facts(system="box", most=8)
+    facts = Facts(system="box", max_chips=8)
     assert np.all(rule.holds(facts, Layout(tp=4, replicas=2)))
     assert not np.all(rule.holds(facts, Layout(tp=4, replicas=3)))
     assert rule.reason(facts, Layout(tp=4, replicas=3)) == "12 chips are more than the 8 of box"

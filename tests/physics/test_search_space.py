@@ -8,7 +8,7 @@ from steptime.models.model import Attention
 from steptime.number_checks import divisors
 from steptime.physics.layout import Layout
 from steptime.physics.layout_constraints import Facts
-from steptime.physics.layout_space import WAYS, expert_ways, groups, legal, not_tried, proposed
+from steptime.physics.layout_space import DEGREES, expert_ways, groups, legal, not_tried, proposed
 from tests.conftest import engine, experts, machine, matrix, model_of
 
 
@@ -59,7 +59,7 @@ def test_ways_of_experts(stage, dp, experts_, found):
 
 def axes(facts: Facts, chips: int, microbatches=(1,)) -> dict[str, set[int]]:
     found = list(proposed(facts, chips, microbatches))
-    return {name: {x[WAYS.index(name)] for x in found} for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")}
+    return {name: {x[DEGREES.index(name)] for x in found} for name in ("tp", "pp", "dp", "ep", "cp", "microbatches")}
 
 
 DENSE = Facts(heads=8, depth=4, domain=8, chips=8)

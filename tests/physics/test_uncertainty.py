@@ -14,10 +14,10 @@ from steptime.physics.uncertainty import (
     factors,
     half_width,
     has_range,
+    latency_regime,
     log_gradient,
     measured_on,
     parameter_variance,
-    regime_of,
     step_range,
     widest,
     with_variances,
@@ -35,7 +35,7 @@ def fitted(**more):
 
 @pytest.mark.parametrize(("share", "regime"), [(0.0, "decode"), (0.15, "decode"), (0.1501, "mixed"), (1.0, "mixed")])
 def test_regimes(share, regime):
-    assert str(regime_of(share)) == regime
+    assert str(latency_regime(share)) == regime
 
 
 def test_half_of_a_range():

@@ -14,7 +14,7 @@ from steptime.errors import DataFileError
 from steptime.provenance import Figure
 
 TYPICAL: Final = "typical"
-OWN: Final = "mtp"  # drafts by a model's own layers
+OWN_LAYERS: Final = "mtp"  # drafts by a model's own layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ def curves(catalog: str | os.PathLike[str] | None = None) -> Iterator[Curve]:
 
 def _curve(reader: Reader, place: str, entry: CurveEntry) -> Curve:
     for count, figure in enumerate(entry.tokens, start=1):
-        where = f"{place}.tokens.{count}"
-        value = reader.number(where, figure, "")
+        figure_place = f"{place}.tokens.{count}"
+        value = reader.number(figure_place, figure, "")
         if not 1 <= value <= count + 1:
             problem = f"{place}: a step with {count} drafts yields from 1 to {count + 1} tokens, not {value:g}"
             raise DataFileError(reader.path, problem, reader.line(place))
@@ -55,8 +55,8 @@ def _curve(reader: Reader, place: str, entry: CurveEntry) -> Curve:
     return Curve(models=tuple(entry.models), method=entry.method, words=entry.words, figures=figures)
 
 
-def curve_of(model: str, catalog: str | os.PathLike[str] | None = None) -> Curve:
+def acceptance_curve(model: str, catalog: str | os.PathLike[str] | None = None) -> Curve:
     """Return the first curve of a model's own layers, or the typical one of other models where none was measured."""
-    known = [curve for curve in curves(catalog) if curve.method == OWN]
-    mine = [curve for curve in known if model in curve.models]
-    return (mine or [curve for curve in known if TYPICAL in curve.models])[0]
+    own_layer_curves = [curve for curve in curves(catalog) if curve.method == OWN_LAYERS]
+    mine = [curve for curve in own_layer_curves if model in curve.models]
+    return (mine or [curve for curve in own_layer_curves if TYPICAL in curve.models])[0]

@@ -17,7 +17,9 @@ PACKAGED = Path(__file__).parents[1] / "data"
 FOLDERS = (  # of a catalogue
     "chips", "systems", "rents", "models", "engines", "stacks", "acceptance", "anchors", "laws", "trained",
 )  # fmt: skip
-NAMED: Final = {"stacks": ("training stack", "engines")}  # what messages call a kind, and the command that lists it, if another
+LABEL_AND_COMMAND: Final = {
+    "stacks": ("training stack", "engines")
+}  # what messages call a kind, and the command that lists it, if another
 SUFFIXES = {"models": ".json", "anchors": ".csv"}
 LARGEST: Final = {".json": 16_000_000, ".toml": 1_000_000}  # bytes; real files have a thousandth to a tenth of it
 DEEPEST_KEY: Final = 32  # parts of a TOML key; the reader's time grows with their square
@@ -83,10 +85,10 @@ def own_folder(kind: str, catalog: str | os.PathLike[str] | None = None) -> Path
 
 def _users() -> list[Path]:
     """Return the user's own folder: `STEPTIME_CATALOG`, or `~/.steptime` where there is a home."""
-    if named := os.environ.get("STEPTIME_CATALOG"):
-        if not is_dir(Path(named)):
-            raise DataFileError(named, "is not a folder; the variable STEPTIME_CATALOG names one")
-        return [Path(named)]
+    if folder := os.environ.get("STEPTIME_CATALOG"):
+        if not is_dir(Path(folder)):
+            raise DataFileError(folder, "is not a folder; the variable STEPTIME_CATALOG names one")
+        return [Path(folder)]
     try:
         return [Path.home() / ".steptime"]
     except RuntimeError:  # an unknown user in a container
@@ -111,12 +113,12 @@ def is_dir(path: Path) -> bool:
 
 def files(kind: str, catalog: str | os.PathLike[str] | None = None) -> dict[str, Path]:
     """Return every file of `kind` by the name it goes by, nearer folders shadowing farther ones."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     suffix = SUFFIXES.get(kind, ".toml")
     for folder in folders(kind, catalog):
         for path in sorted(folder.glob("*" + suffix), key=lambda path: path.name):
-            found.setdefault(path.stem.replace("--", "/"), path)
-    return dict(sorted(found.items(), key=lambda item: item[0].casefold()))
+            paths.setdefault(path.stem.replace("--", "/"), path)
+    return dict(sorted(paths.items(), key=lambda item: item[0].casefold()))
 
 
 def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) -> Path:
@@ -130,18 +132,18 @@ def find(kind: str, name: str, catalog: str | os.PathLike[str] | None = None) ->
         return path
     if path.suffix == suffix:
         raise DataFileError(shown(name).strip("'"), "no such file")
-    known = files(kind, catalog)
-    by_folded = {folded(key): path for key, path in known.items()}
+    paths = files(kind, catalog)
+    by_folded = {folded(key): path for key, path in paths.items()}
     if folded(name) in by_folded:
         return by_folded[folded(name)]
-    aliases = {folded(alias): path for path in known.values() for alias in _aliases(path)}
+    aliases = {folded(alias): path for path in paths.values() for alias in _aliases(path)}
     if folded(name) in aliases:
         return aliases[folded(name)]
-    singular, command = NAMED.get(kind, (kind.removesuffix("s"), kind))
+    singular, command = LABEL_AND_COMMAND.get(kind, (kind.removesuffix("s"), kind))
     hint = f"`steptime {command}` lists them; a path to a file works too."
     if kind == "chips":  # no command lists them; only a system's file names one
         hint = "A chip is one of the catalogue's, a file beside the system's own, or a table [chip]."
-    raise UnknownName(singular, name, [*known, *aliases], hint)
+    raise UnknownName(singular, name, [*paths, *aliases], hint)
 
 
 def _aliases(path: Path) -> list[str]:
@@ -155,10 +157,10 @@ def folded(name: str) -> str:
 
 
 @lru_cache(maxsize=512)
-def _read(path: Path, _modified: float) -> dict[str, Any]:
+def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
     text = _text(path)
     try:
-        data = json.loads(text, object_pairs_hook=_once) if _is_json(path, text) else tomllib.loads(text)
+        data = json.loads(text, object_pairs_hook=_unique_keys) if _is_json(path, text) else tomllib.loads(text)
     except json.JSONDecodeError as error:
         raise DataFileError(path, f"is not valid JSON: {error.msg}", error.lineno) from None
     except RecursionError:
@@ -179,9 +181,9 @@ def _read(path: Path, _modified: float) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     """Return the text of a data file; a byte order mark at its start is no part of it."""
-    size, most = path.stat().st_size, LARGEST.get(path.suffix, LARGEST[".toml"])
-    if size > most:
-        problem = f"has {size / 1e6:,.1f} MB; a file of this kind has at most {most / 1e6:g} MB: is it the right one?"
+    size, largest = path.stat().st_size, LARGEST.get(path.suffix, LARGEST[".toml"])
+    if size > largest:
+        problem = f"has {size / 1e6:,.1f} MB; a file of this kind has at most {largest / 1e6:g} MB: is it the right one?"
         raise DataFileError(path, problem)
     raw = path.read_bytes()
     if raw[:2] in UTF16:
@@ -205,24 +207,24 @@ class _Twice(Exception):
     """A key that stands twice in one JSON object."""
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise _Twice(key)
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 def _line(text: str, key: str, nth: int) -> int | None:
     """Return the line of the nth place where a JSON key stands, where it is written plainly."""
-    places = [found.start() for found in re.finditer(re.escape(json.dumps(key)), text)]
+    places = [key_match.start() for key_match in re.finditer(re.escape(json.dumps(key)), text)]
     return text.count("\n", 0, places[nth - 1]) + 1 if len(places) == nth else None
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """Read a TOML or JSON file into a dict; errors name the file and the line."""
     try:
-        return _read(path, path.stat().st_mtime)
+        return _parse_file(path, path.stat().st_mtime)
     except OSError as error:
         raise DataFileError(path, error.strerror or str(error)) from None

@@ -21,10 +21,10 @@ from steptime.catalog.schema import (
     RentsEntry,
     SourceEntry,
     SystemEntry,
-    figure_of,
+    figure_entry,
     validated,
 )
-from steptime.catalog.schema_errors import line_of
+from steptime.catalog.schema_errors import line_number
 from steptime.errors import DataFileError, InputError, RangeError, UnitError, UnknownName, did_you_mean, expect, shown
 from steptime.hardware import rental_prices, what_if
 from steptime.hardware.figure_bounds import checked
@@ -47,7 +47,7 @@ class Reader:
 
     def number(self, place: str, entry: Entry, unit: str, gate: Callable[..., Number] = checked) -> float:
         """Return the value of `entry` in base units; errors name the file and the place. gate: of what it may be."""
-        entry = figure_of(entry)
+        entry = figure_entry(entry)
         source = SourceEntry(url="", date="", grade="guess")
         if entry.source:
             if entry.source not in self.sources:
@@ -75,7 +75,7 @@ class Reader:
 
     def line(self, place: str) -> int | None:
         """Return the line of a place of the file, if it is found."""
-        return line_of(self.path, place)
+        return line_number(self.path, place)
 
     def tier(self, place: str, entry: MemoryEntry) -> MemoryTier:
         """Return one memory tier."""
@@ -125,15 +125,17 @@ def _chip(entry: ChipEntry, reader: Reader) -> tuple[Chip, dict[str, Figure]]:
 
 def _software(entry: ChipEntry, reader: Reader) -> tuple[Software, ...]:
     """Return the periods of software; raise DataFileError for days that are none, or that do not follow one another."""
-    days = [day for one in entry.software for day in (one.first, one.last)]
+    days = [day for period in entry.software for day in (period.first, period.last)]
     meet = any(before == after for before, after in zip(days[1::2], days[2::2], strict=False))
     if not all(map(is_day, days)) or days != sorted(days) or meet:
-        told = " ".join(days)
-        problem = f"software: first and last days are written as 2025-12-31, period after period, not as {shown(told)}"
+        day_list = " ".join(days)
+        problem = f"software: first and last days are written as 2025-12-31, period after period, not as {shown(day_list)}"
         raise DataFileError(reader.path, problem, reader.line("chip.software"))
     return tuple(
-        Software(first=one.first, last=one.last, share=reader.number(f"chip.software.{one.first}", one.share, "", _share))
-        for one in entry.software
+        Software(
+            first=period.first, last=period.last, share=reader.number(f"chip.software.{period.first}", period.share, "", _share)
+        )
+        for period in entry.software
     )
 
 
@@ -149,7 +151,9 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     chip_entry, chip_reader = entry_of_chip(entry, path, catalog)
     chip, figures = _chip(chip_entry, chip_reader)
     _unique(reader, "domains", [domain.kind for domain in entry.domains], "kind")
-    _unique(reader, "tiers", [tier.name for tier in entry.tiers], taken=("chip", "rack", *(tier.name for tier in chip.memory)))
+    _unique(
+        reader, "tiers", [tier.name for tier in entry.tiers], reserved=("chip", "rack", *(tier.name for tier in chip.memory))
+    )
     domains = tuple(_domain(reader, domain, last=domain is entry.domains[-1]) for domain in entry.domains)
     _check_sizes(reader, entry, domains)
     rack = {
@@ -160,8 +164,8 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
     if entry.rack.chips:
         rack["chips"] = entry.rack.chips
     figures |= reader.figures
-    power, drawn = _power(figures, rack, whole="whole" in chip_entry.power)
-    known = find_rents(chip.name, catalog)
+    power, power_figures = _power(figures, rack, is_machine_limit="whole" in chip_entry.power)
+    rents = find_rents(chip.name, catalog)
     return System(
         name=entry.name,
         title=entry.title,
@@ -169,15 +173,15 @@ def load_system(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | 
         chips=entry.chips,
         domains=domains,
         tiers=tuple(reader.tier(tier.name, tier) for tier in entry.tiers),
-        rent=known[0] if known else _unknown_rent(chip.name),
-        rents=known,
+        rent=rents[0] if rents else _unknown_rent(chip.name),
+        rents=rents,
         power=power,
         rack=rack,
-        figures=figures | drawn,
+        figures=figures | power_figures,
     )
 
 
-def system_of(system: SystemLike) -> System:
+def resolve_system(system: SystemLike) -> System:
     """Return a system as it is, and load one that is named: what every public function takes."""
     if isinstance(system, System):
         return system
@@ -191,7 +195,7 @@ def with_rent(system: SystemLike, rent: str | float) -> System:
 
     rent: a kind, or USD per chip-hour: 2.10, "2.10" or "2.10 USD/h".
     """
-    return rental_prices.with_rent(system_of(system), rent)
+    return rental_prices.with_rent(resolve_system(system), rent)
 
 
 def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
@@ -202,7 +206,7 @@ def vary(system: SystemLike, changes: Mapping[str, Number]) -> System:
     if isinstance(changes, Mapping) and "rent" in changes:
         rent: Any = changes["rent"]
         changes = {**changes, "rent": positive("rent", rent, "USD/h") / HOUR}
-    return what_if.vary(system_of(system), changes)
+    return what_if.vary(resolve_system(system), changes)
 
 
 def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str] | None = None) -> tuple[ChipEntry, Reader]:
@@ -214,7 +218,7 @@ def entry_of_chip(entry: SystemEntry, path: Path, catalog: str | os.PathLike[str
     try:
         place = sibling if local else find("chips", entry.chip, catalog)
     except UnknownName as error:
-        raise DataFileError(path, f"chip: {error}", line_of(path, "chip")) from None
+        raise DataFileError(path, f"chip: {error}", line_number(path, "chip")) from None
     chip = validated(ChipEntry, place)
     return chip, Reader(place, chip.sources)
 
@@ -229,11 +233,11 @@ def _of_label(place: str, value: Number, _: str) -> Number:
     return positive(place, value, most=2**30 / 1e9)
 
 
-def _unique(reader: Reader, place: str, names: list[str], what: str = "name", taken: Iterable[str] = ()) -> None:
-    for at, name in enumerate(names):
-        if name in (*taken, *names[:at]):
-            line = reader.line(f"{place}.{at}.{what}")
-            raise DataFileError(reader.path, f"{place}: the {what} {shown(name)} stands twice", line)
+def _unique(reader: Reader, place: str, names: list[str], key: str = "name", reserved: Iterable[str] = ()) -> None:
+    for index, name in enumerate(names):
+        if name in (*reserved, *names[:index]):
+            line = reader.line(f"{place}.{index}.{key}")
+            raise DataFileError(reader.path, f"{place}: the {key} {shown(name)} stands twice", line)
 
 
 def _domain(reader: Reader, entry: DomainEntry, *, last: bool) -> Domain:
@@ -289,32 +293,36 @@ def find_rents(chip: str, catalog: str | os.PathLike[str] | None = None) -> tupl
     """
     mine = list(quotes(catalog, chip))
     kinds = [kind for kind in KINDS if any(quote.kind == kind for quote, _, _ in mine)]
-    rented = [one for one in mine if one[0].kind in RENTED] or mine
+    rented = [entry for entry in mine if entry[0].kind in RENTED] or mine
     if not rented:
         return ()
     first = min((quote.kind for quote, _, _ in _newest(rented)), key=(*RENTED, "owned").index)
     kinds.sort(key=lambda kind: kind != first)
-    return tuple(_rent([one for one in mine if one[0].kind == kind]) for kind in kinds)
+    return tuple(_rent([entry for entry in mine if entry[0].kind == kind]) for kind in kinds)
 
 
-def _newest(found: list[tuple[QuoteEntry, str, Figure]]) -> list[tuple[QuoteEntry, str, Figure]]:
+def _newest(entries: list[tuple[QuoteEntry, str, Figure]]) -> list[tuple[QuoteEntry, str, Figure]]:
     """Return the quotes of the best grade, of the newest list that has one."""
-    grade = min((figure.grade for _, _, figure in found), key=GRADES.index)
-    newest = max(date for _, date, figure in found if figure.grade == grade)
-    return [one for one in found if one[2].grade == grade and one[1] == newest]
+    grade = min((figure.grade for _, _, figure in entries), key=GRADES.index)
+    newest = max(date for _, date, figure in entries if figure.grade == grade)
+    return [entry for entry in entries if entry[2].grade == grade and entry[1] == newest]
 
 
 def _rent(mine: list[tuple[QuoteEntry, str, Figure]]) -> Rent:
     """Return the rent that quotes of one kind come to."""
-    chosen = _newest(mine)
-    owner = min((quote.owner for quote, _, _ in chosen), key=OWNERS.index)
-    chosen = [one for one in chosen if one[0].owner == owner]
-    quote, newest, figure = chosen[0]
+    newest_quotes = _newest(mine)
+    owner = min((quote.owner for quote, _, _ in newest_quotes), key=OWNERS.index)
+    newest_quotes = [entry for entry in newest_quotes if entry[0].owner == owner]
+    quote, newest, figure = newest_quotes[0]
     year_before = f"{int(newest[:4]) - 1}{newest[4:]}"
-    rates = [figure.value for other, date, figure in mine if year_before <= date <= newest and other.owner == owner]
+    rates = [
+        figure.value
+        for same_owner_quote, date, figure in mine
+        if year_before <= date <= newest and same_owner_quote.owner == owner
+    ]
     return Rent(
         low=min(rates),
-        typical=median(figure.value for _, _, figure in chosen),
+        typical=median(figure.value for _, _, figure in newest_quotes),
         high=max(rates),
         kind=quote.kind,
         term=quote.term,
@@ -330,10 +338,12 @@ def _unknown_rent(chip: str) -> Rent:
     return Rent(note=f"no rent of {chip} is known; give one in USD per chip-hour, such as --rent 2.10")
 
 
-def _power(figures: Mapping[str, Figure], rack: Mapping[str, Number], *, whole: bool) -> tuple[Power, dict[str, Figure]]:
+def _power(
+    figures: Mapping[str, Figure], rack: Mapping[str, Number], *, is_machine_limit: bool
+) -> tuple[Power, dict[str, Figure]]:
     """Return what a chip draws, by the figure that counts most of what stands around it, and that figure under its path.
 
-    whole: whether the limit of the chip is that of the machine around it.
+    is_machine_limit: whether the limit of the chip is that of the machine around it.
     """
     rack_power, chips = figures.get("rack.power"), rack.get("chips")
     if "power" in figures:
@@ -343,7 +353,7 @@ def _power(figures: Mapping[str, Figure], rack: Mapping[str, Number], *, whole: 
         value = rack_power.value / float(chips)
         basis, figure = "rack", replace(rack_power, value=value, text=show(value, "W"), note=note)
     elif "chip.power" in figures:
-        basis, figure = "whole" if whole else "chip", figures["chip.power"]
+        basis, figure = "whole" if is_machine_limit else "chip", figures["chip.power"]
     else:
         return Power(), {}
     power = Power(watts=figure.value, basis=basis, date=figure.date, url=figure.url, grade=figure.grade, note=figure.note)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from steptime.catalog.data_files import looks_like, read_file
 from steptime.catalog.entry_names import ENTRY_NAME, LONGEST_NAME
-from steptime.catalog.schema_errors import TIER_NAME, line_of, problem_of
+from steptime.catalog.schema_errors import TIER_NAME, describe_problem, line_number
 from steptime.errors import DataFileError
 from steptime.number_checks import MOST_CHIPS
 
@@ -47,7 +47,7 @@ Entry: TypeAlias = FigureEntry | str | int | float
 """A figure, or its value alone."""
 
 
-def figure_of(entry: Entry) -> FigureEntry:
+def figure_entry(entry: Entry) -> FigureEntry:
     """Return a figure as a table has it, where its value may stand alone."""
     return entry if isinstance(entry, FigureEntry) else FigureEntry(value=entry)
 
@@ -59,8 +59,8 @@ class _Thing(_Strict, kw_only=True):
     sources: dict[str, SourceEntry] = {}
 
 
-WHOLE: Final = 2.0**53  # below it each whole number is a float
-TAKEN: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
+LARGEST_EXACT_INTEGER: Final = 2.0**53  # below it each whole number is a float
+RESERVED_NAMES: Final = ("chip", "rack", "rent", "peak", "power", "reached", "scale_up", "pod", "scale_out")
 
 
 class MemoryEntry(_Strict, kw_only=True):
@@ -74,7 +74,7 @@ class MemoryEntry(_Strict, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse names that other figures have in their paths."""
-        if self.name in TAKEN:
+        if self.name in RESERVED_NAMES:
             raise ValueError(f"the name {self.name!r} names other figures already; take another")
 
 
@@ -179,7 +179,7 @@ class SpanEntry(_Strict, kw_only=True):
     """From where to where something was varied in the runs that a law was fitted to."""
 
     least: Entry | None = None
-    most: Entry | None = None
+    largest: Entry | None = msgspec.field(name="most", default=None)
 
 
 class SpreadEntry(_Strict, kw_only=True):
@@ -237,22 +237,22 @@ NAMES: Final[dict[type[Struct], str]] = {
 def validated(schema: type[Schema], path: Path) -> Schema:
     """Return the file at `path` as `schema`; raise DataFileError with the place where it does not fit."""
     data = read_file(path)
-    wanted = NAMES[schema]
+    expected_kind = NAMES[schema]
     if not data:
-        raise DataFileError(path, f"is empty, and no file of {wanted}")
+        raise DataFileError(path, f"is empty, and no file of {expected_kind}")
     kind = looks_like(data)
-    if kind and kind != wanted and not {"a chip", "a system"} >= {kind, wanted}:
-        raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}")
+    if kind and kind != expected_kind and not {"a chip", "a system"} >= {kind, expected_kind}:
+        raise DataFileError(path, f"is no file of {expected_kind}: it looks like {kind}")
     data = _texts(data)
     try:
         return msgspec.convert(data, schema)
     except UnicodeEncodeError:
         raise DataFileError(path, "holds half of a character, such as \\ud800") from None
     except msgspec.ValidationError as error:
-        if kind and kind != wanted:
-            raise DataFileError(path, f"is no file of {wanted}: it looks like {kind}") from None
-        problem, place = problem_of(str(error), data, schema)
-        raise DataFileError(path, problem, line_of(path, place)) from None
+        if kind and kind != expected_kind:
+            raise DataFileError(path, f"is no file of {expected_kind}: it looks like {kind}") from None
+        problem, place = describe_problem(str(error), data, schema)
+        raise DataFileError(path, problem, line_number(path, place)) from None
 
 
 def _texts(data: Any) -> Any:
@@ -261,6 +261,6 @@ def _texts(data: Any) -> Any:
         return {key: _texts(value) for key, value in data.items()}
     if isinstance(data, list):
         return [_texts(value) for value in data]
-    if isinstance(data, float) and data.is_integer() and abs(data) < WHOLE:
+    if isinstance(data, float) and data.is_integer() and abs(data) < LARGEST_EXACT_INTEGER:
         return int(data)
     return data.isoformat() if isinstance(data, datetime.date) else data

@@ -27,63 +27,65 @@ KINDS: Final = {
 }  # fmt: skip
 
 
-def problem_of(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
+def describe_problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
     """Return what does not fit a schema, in words, and its place; as it is told where keys look like what tells of them."""
     try:
-        return _problem(told, data, schema)
+        return _problem(message, data, schema)
     except (KeyError, IndexError, ValueError, TypeError, StopIteration):
-        return shown(told).strip("'\""), ""
+        return shown(message).strip("'\""), ""
 
 
-def _problem(told: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
+def _problem(message: str, data: Any, schema: type[Struct]) -> tuple[str, str]:
     # the last one: what stands before may be text of the file
-    what, separator, rest = told.rpartition(" - at `")
-    found = PLACE.fullmatch(rest) if separator else None
-    what = what if found else told
-    parts = _parts(found["place"] if found else "", told, data, schema)
-    if misspelt := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        known = [f.encode_name for f in msgspec.structs.fields(_type_at(schema, parts))]
-        near = did_you_mean(misspelt[1], known, most=1)
+    reason, separator, place_text = message.rpartition(" - at `")
+    place_match = PLACE.fullmatch(place_text) if separator else None
+    reason = reason if place_match else message
+    parts = _parts(place_match["place"] if place_match else "", message, data, schema)
+    if misspelt := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
+        field_names = [f.encode_name for f in msgspec.structs.fields(_type_at(schema, parts))]
+        near = did_you_mean(misspelt[1], field_names, most=1)
         parts = [*parts, misspelt[1]]
         return f"{_place(parts)}: no such key" + (f"; did you mean {near[0]}?" if near else ""), ".".join(parts)
-    if lacking := re.fullmatch(r"Object missing required field `(.*)`", what):
+    if lacking := re.fullmatch(r"Object missing required field `(.*)`", reason):
         parts = [*parts, lacking[1]]
         return f"{_place(parts)}: is missing", ".".join(parts)
-    if found and found["key"]:
-        key = re.sub(r"^Invalid enum value '(.*)'$", r"\1", what)
+    if place_match and place_match["key"]:
+        key = re.sub(r"^Invalid enum value '(.*)'$", r"\1", reason)
         keys = get_args(get_args(_type_at(schema, parts))[0])
         parts = [*parts, key]
         return f"{_place(parts)}: no such key; known are {', '.join(keys)}", ".".join(parts)
-    words = _in_words(what, schema, parts)
-    given = "" if words in (EMPTY, what) else _given(_at(data, parts))
-    return f"{_place(parts)}: {words}{given}", ".".join(parts)
+    words = _in_words(reason, schema, parts)
+    value_words = "" if words in (EMPTY, reason) else _value_in_words(_value_at(data, parts))
+    return f"{_place(parts)}: {words}{value_words}", ".".join(parts)
 
 
-def _in_words(what: str, schema: type[Struct], parts: Sequence[str]) -> str:
+def _in_words(reason: str, schema: type[Struct], parts: Sequence[str]) -> str:
     """Return what is wanted of a value, by what is told of it."""
-    if what.startswith("Invalid enum value"):
-        known = [option for one in _options(_type_at(schema, parts)) for option in get_args(one)]
-        return f"must be {_one_of([option or 'left out' for option in sorted(known, key=lambda option: not option)])}"
-    if bound := re.fullmatch(r"Expected `(int|float)` (>=|<=) (.*)", what):
+    if reason.startswith("Invalid enum value"):
+        allowed = [option for option_type in _options(_type_at(schema, parts)) for option in get_args(option_type)]
+        return (
+            f"must be {_join_alternatives([option or 'left out' for option in sorted(allowed, key=lambda option: not option)])}"
+        )
+    if bound := re.fullmatch(r"Expected `(int|float)` (>=|<=) (.*)", reason):
         return f"must be at {'least' if bound[2] == '>=' else 'most'} {int(bound[3]):,}"
-    if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (.*)", what):
+    if length := re.fullmatch(r"Expected `(str|array)` of length (>=|<=) (.*)", reason):
         if (length[2], length[3]) == (">=", "1"):
             return EMPTY
-        of = "characters" if length[1] == "str" else "entries"
-        return f"must have at {'least' if length[2] == '>=' else 'most'} {length[3]} {of}"
-    if like := re.fullmatch(r"Expected `str` matching regex '(.*)'", what):
+        noun = "characters" if length[1] == "str" else "entries"
+        return f"must have at {'least' if length[2] == '>=' else 'most'} {length[3]} {noun}"
+    if like := re.fullmatch(r"Expected `str` matching regex '(.*)'", reason):
         return f"must be {LIKE.get(like[1], like[1])}"
-    if kinds := re.match(r"Expected `(.*?)`", what):
-        wanted = [kind for kind in kinds[1].split(" | ") if kind != "null" and not (kind == "int" and "float" in kinds[1])]
-        return f"must be {_one_of([KINDS.get(kind, kind) for kind in wanted])}"
-    return what
+    if kinds := re.match(r"Expected `(.*?)`", reason):
+        kind_names = [kind for kind in kinds[1].split(" | ") if kind != "null" and not (kind == "int" and "float" in kinds[1])]
+        return f"must be {_join_alternatives([KINDS.get(kind, kind) for kind in kind_names])}"
+    return reason
 
 
-def _one_of(words: Sequence[str]) -> str:
+def _join_alternatives(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _given(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     if value is None or isinstance(value, bool | dict | list):
         words = "a table" if isinstance(value, dict) else "a list" if isinstance(value, list) else str(value).lower()
         return f", not {'null' if value is None else words}"
@@ -95,22 +97,24 @@ def _place(parts: Sequence[str]) -> str:
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in parts)
 
 
-def _parts(place: str, told: str, data: Any, schema: type[Struct]) -> list[str]:
+def _parts(place: str, message: str, data: Any, schema: type[Struct]) -> list[str]:
     """Return the keys of a place such as ".memory[0].bandwidth"; "[...]" is the key alone with which the same is told."""
     parts: list[str] = []
     for part in re.findall(r"[^.\[\]]+|\[\.\.\.\]", place):
         parts.append(
-            part if part != "[...]" else next(key for key in _at(data, parts) if _alone(key, parts, told, data, schema))
+            part
+            if part != "[...]"
+            else next(key for key in _value_at(data, parts) if _is_sole_cause(key, parts, message, data, schema))
         )
     return parts
 
 
-def _alone(key: str, parts: Sequence[str], told: str, data: Any, schema: type[Struct]) -> bool:
+def _is_sole_cause(key: str, parts: Sequence[str], message: str, data: Any, schema: type[Struct]) -> bool:
     """Whether the same is told of the data where a table has this key alone."""
     try:
-        msgspec.convert(_with(data, parts, {key: _at(data, [*parts, key])}), schema)
+        msgspec.convert(_with(data, parts, {key: _value_at(data, [*parts, key])}), schema)
     except msgspec.ValidationError as error:
-        return str(error) == told
+        return str(error) == message
     return False
 
 
@@ -118,13 +122,13 @@ def _with(data: Any, parts: Sequence[str], value: Any) -> Any:
     """Return the data with another value at a place."""
     if not parts:
         return value
-    first, *rest = parts
+    first, *inner_parts = parts
     if isinstance(data, list):
-        return [_with(one, rest, value) if str(at) == first else one for at, one in enumerate(data)]
-    return data | {first: _with(data[first], rest, value)}
+        return [_with(item, inner_parts, value) if str(index) == first else item for index, item in enumerate(data)]
+    return data | {first: _with(data[first], inner_parts, value)}
 
 
-def _at(data: Any, parts: Sequence[str]) -> Any:
+def _value_at(data: Any, parts: Sequence[str]) -> Any:
     """Return what stands at a place of the data."""
     for part in parts:
         data = data[int(part)] if isinstance(data, list) else data[part]
@@ -139,14 +143,18 @@ def _type_at(schema: Any, parts: Sequence[str]) -> Any:
             schema = get_type_hints(schema)[names[part]]
         else:
             schema = get_args(schema)[-1]
-        tables = [one for one in _options(schema) if get_origin(one) or (isinstance(one, type) and issubclass(one, Struct))]
+        tables = [
+            option_type
+            for option_type in _options(schema)
+            if get_origin(option_type) or (isinstance(option_type, type) and issubclass(option_type, Struct))
+        ]
         schema = tables[0] if tables else schema
     return schema
 
 
-def _options(of: Any) -> tuple[Any, ...]:
+def _options(annotation: Any) -> tuple[Any, ...]:
     """Return the types that a value may have."""
-    return get_args(of) if get_origin(of) in (Union, UnionType) else (of,)
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 # both run on every line of a file from anywhere: they read stripped text, and no two repeats share a character
@@ -155,16 +163,16 @@ _KEY: Final = re.compile(r"[\w.\"' -]+")
 Key = tuple[str, ...]
 
 
-def line_of(path: Path, place: str) -> int | None:
+def line_number(path: Path, place: str) -> int | None:
     """Return the number, from 1, of the line where `place` stands, or the nearest table above it; None where nothing does.
 
     place: keys joined by dots; an entry of a list of tables goes by its number from 0, its name or its kind. A chip's own file
     lacks the "chip" that its places begin with.
     """
-    found = list(_keys(path.read_text(encoding="utf-8-sig", errors="replace")))
+    key_lines = list(_keys(path.read_text(encoding="utf-8-sig", errors="replace")))
     keys = tuple(place.split("."))
     while keys:
-        for number, key in found:
+        for number, key in key_lines:
             if key in (keys, keys[1:] if keys[0] == "chip" else keys):
                 return number
         keys = keys[:-1]
@@ -191,14 +199,14 @@ def _keys(text: str) -> Iterator[tuple[int, Key]]:
 
 def _names(lines: list[str], start: int) -> Iterator[str]:
     """Yield what an entry of a list of tables goes by in places: its name, and its kind with low lines."""
-    sought = {"name", "kind"}
-    for at in range(start, len(lines)):
-        if not sought or _TABLE.fullmatch(lines[at].strip()):
+    missing_keys = {"name", "kind"}
+    for index in range(start, len(lines)):
+        if not missing_keys or _TABLE.fullmatch(lines[index].strip()):
             return
-        key, value = _key_and_value(lines[at])
-        if key in sought:
+        key, value = _key_and_value(lines[index])
+        if key in missing_keys:
             # only the first counts: a text block may repeat such a line without end
-            sought.remove(key)
+            missing_keys.remove(key)
             yield value.partition("#")[0].strip().strip("\"'").replace("-", "_" if key == "kind" else "-")
 
 

@@ -85,8 +85,8 @@ def _tables(place: str, entries: list[Any], note: str) -> list[str]:
 
 def _filled(entry: msgspec.Struct) -> dict[str, Any]:
     """Return the fields of an entry that are not as they are where nothing is given."""
-    given = {field.name: (getattr(entry, field.name), field.default) for field in msgspec.structs.fields(entry)}
-    return {name: value for name, (value, default) in given.items() if value != default}
+    values = {field.name: (getattr(entry, field.name), field.default) for field in msgspec.structs.fields(entry)}
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def _pairs(fields: Mapping[Any, Any]) -> Iterator[str]:
@@ -97,10 +97,10 @@ def _pairs(fields: Mapping[Any, Any]) -> Iterator[str]:
 def _figure(figure: FigureEntry) -> str:
     """Return a figure as it is written: alone, or with its source and notes."""
     parts = {"value": figure.value, "from": figure.source, "grade": figure.grade, "note": figure.note}
-    given = {name: value for name, value in parts.items() if value not in ("", None)}
-    if len(given) == 1:
+    entries = {name: value for name, value in parts.items() if value not in ("", None)}
+    if len(entries) == 1:
         return _text(figure.value)
-    return "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in given.items()) + " }"
+    return "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in entries.items()) + " }"
 
 
 def _key(name: str) -> str:

@@ -30,25 +30,25 @@ def read_electricity(price: str | float) -> float:
     if isinstance(price, str):
         text = "/".join(part.strip() for part in price.split("/"))
         bare = re.fullmatch(r"[-+0-9.,eE_]+", text)
-        value = _priced(f"{text} USD/kWh" if bare else re.sub(r"^([-+0-9.,eE_]+)/", r"\1 USD/", text), price)
+        value = _parse_price(f"{text} USD/kWh" if bare else re.sub(r"^([-+0-9.,eE_]+)/", r"\1 USD/", text), price)
     elif isinstance(price, bool) or not isinstance(price, int | float):
         raise InputError(f"electricity is a text such as '0.08/kWh' or a number of USD/J, not {shown(price)}")
     else:
         value = float(price)
     if not 0 <= value <= DEAREST_ENERGY:
-        raise RangeError(f"electricity must cost from 0 to 10 USD/kWh, not {_told(price, value)}")
+        raise RangeError(f"electricity must cost from 0 to 10 USD/kWh, not {_price_in_words(price, value)}")
     return float(between("electricity", value, 0.0, DEAREST_ENERGY, "USD/J"))
 
 
-def _told(price: str | float, value: float) -> str:
+def _price_in_words(price: str | float, value: float) -> str:
     return shown(price) if isinstance(price, str) else f"{shown(price)} USD/J, which are {show(value, 'USD/J')}"
 
 
-def _priced(text: str, given: str) -> float:
+def _parse_price(text: str, price: str) -> float:
     try:
         return parse(text, "USD/J")
     except UnitError:
-        raise UnitError(f"electricity: {shown(given)} is no price in USD per kWh, such as 0.08 or 0.08/kWh") from None
+        raise UnitError(f"electricity: {shown(price)} is no price in USD per kWh, such as 0.08 or 0.08/kWh") from None
 
 
 def joules_per_token(chips: Number, watts: Number, tokens_per_second: Number) -> Number:

@@ -10,17 +10,17 @@ from steptime.units import HOUR
 # of what must be above 0: far below any machine that serves a model, so that a slipped prefix is no answer
 SMALLEST: Final = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9, "W": 0.1, "kg": 1e-3}
 SCALED: Final = 1e3 * LARGEST  # of a figure that was multiplied to see what it is worth
-MOST: Final = {"s": 100.0, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
+LARGEST_BY_UNIT: Final = {"s": 100.0, "USD/B": 1e6}  # of what may be 0: latencies and prices of memory
 # USD/s of a chip; a number that was meant in USD/h lies outside
 CHEAPEST: Final = 0.01 / HOUR
 DEAREST: Final = 1.0
 DEAREST_ENERGY: Final = 10 / 3.6e6  # USD/J: 10 USD/kWh
 
 
-def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Number:
+def checked(name: str, value: Number, unit: str, *, largest: float = LARGEST) -> Number:
     """Return a figure of a machine in base units; raise RangeError, naming it, where it is not one that a machine can have.
 
-    most: of rates and capacities.
+    largest: of rates and capacities.
 
     >>> checked("chip.hbm.bandwidth", 8e12, "B/s")
     8000000000000.0
@@ -33,6 +33,6 @@ def checked(name: str, value: Number, unit: str, *, most: float = LARGEST) -> Nu
         return whole(name, value, most=MOST_CHIPS, unit="chip")
     if unit == "USD/s":
         return positive(name, value, unit, least=CHEAPEST, most=DEAREST)
-    if unit in MOST:
-        return between(name, value, 0.0, MOST[unit], unit)
-    return positive(name, value, unit, least=SMALLEST.get(unit, 1e-9), most=most)
+    if unit in LARGEST_BY_UNIT:
+        return between(name, value, 0.0, LARGEST_BY_UNIT[unit], unit)
+    return positive(name, value, unit, least=SMALLEST.get(unit, 1e-9), most=largest)

@@ -107,8 +107,8 @@ def packed_bytes(packing: Packing, inputs: int, outputs: int) -> int:
     if packing.flat:
         values = inputs * outputs
         scales = math.ceil(values / packing.columns)
-        beside = scales + 4 * math.ceil(scales / packing.nested) if packing.nested else packing.scale * scales
-        return math.ceil(values * packing.bits / 8) + beside + packing.fixed
+        scale_bytes = scales + 4 * math.ceil(scales / packing.nested) if packing.nested else packing.scale * scales
+        return math.ceil(values * packing.bits / 8) + scale_bytes + packing.fixed
     groups = math.ceil(inputs / packing.columns) if packing.columns else 1
     row = math.ceil(inputs * packing.bits / 8 / packing.word) * packing.word
     zeros = groups * math.ceil(outputs * packing.zero_bits / 32) * 4
@@ -128,8 +128,8 @@ def number_format(name: str, *, values_per_scale: float = 0.0, scale_bytes: floa
     if key in FORMATS_OF_GGML:
         return FORMATS_OF_GGML[key]
     if key not in FORMATS:
-        known = ", ".join(FORMATS) + ", and types of GGUF files such as q4_k."
-        raise UnknownName("number format", name, [*FORMATS, *ALIASES, *FORMATS_OF_GGML], f"Known: {known}")
+        known_formats = ", ".join(FORMATS) + ", and types of GGUF files such as q4_k."
+        raise UnknownName("number format", name, [*FORMATS, *ALIASES, *FORMATS_OF_GGML], f"Known: {known_formats}")
     base = FORMATS[key]
     if values_per_scale <= 0:
         return base

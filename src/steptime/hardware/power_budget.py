@@ -45,8 +45,8 @@ def power_shares(system: System) -> dict[str, float]:
     if not math.isfinite(watts):
         raise RangeError(f"no power of {system.chip.name} is known; --set chip.power=700W tells it, or weights of your own")
     if system.chip.hbm.name != "hbm":
-        told = "as of HBM; --within bandwidth=0.3,link=0.1 gives shares of your own"
-        raise RangeError(f"what a bit of {system.chip.hbm.name} takes is not known, {told}")
+        hint = "as of HBM; --within bandwidth=0.3,link=0.1 gives shares of your own"
+        raise RangeError(f"what a bit of {system.chip.hbm.name} takes is not known, {hint}")
     memory = float(moving_watts(system.chip.hbm.bandwidth, MEMORY_JOULES_PER_BIT))
     links = float(moving_watts(system.scale_up.link.bandwidth, LINK_JOULES_PER_BIT))
     if memory + links >= watts:
@@ -62,6 +62,6 @@ def flops_left(shares: Mapping[str, float], times: Mapping[str, Number]) -> Numb
     >>> round(float(flops_left({"flops": 0.8, "bandwidth": 0.15, "link": 0.05}, {"bandwidth": 2.0})), 4)
     0.8125
     """
-    taken: Number = sum(share * times.get(part, 1.0) for part, share in shares.items() if part != FLOPS)
-    left: Number = (1 - taken) / shares[FLOPS]
-    return left
+    other_power: Number = sum(share * times.get(part, 1.0) for part, share in shares.items() if part != FLOPS)
+    factor: Number = (1 - other_power) / shares[FLOPS]
+    return factor

@@ -66,7 +66,7 @@ def rent_in_words(rent: Rent) -> str:
     return f"{in_words(rent.typical, lambda value: show(value, 'USD/s'))} a chip, {origin_in_words(rent)}"
 
 
-def kinds_of(system: System) -> dict[str, Rent]:
+def rents_by_kind(system: System) -> dict[str, Rent]:
     """Return the rents that are known of a system's chip, by kind."""
     return {rent.kind: rent for rent in system.rents}
 
@@ -84,35 +84,38 @@ def with_rent(system: System, rent: str | float) -> System:
     """
     if isinstance(rent, bool) or not isinstance(rent, str | int | float):
         raise InputError(f"a rent is a kind, or USD per chip-hour such as 2.10 or '2.10 USD/h', not {shown(rent)}")
-    if isinstance(rent, str) and (asked := kind_asked(rent)) in KINDS:
-        return replace(system, rent=_of_kind(system, asked))
-    value = _per_second(rent) if isinstance(rent, str) else rent / HOUR
+    if isinstance(rent, str) and (kind := kind_asked(rent)) in KINDS:
+        return replace(system, rent=_rent_by_kind(system, kind))
+    value = _parse_rent(rent) if isinstance(rent, str) else rent / HOUR
     if value <= 0:
         raise RangeError(f"a rent must be greater than 0 USD/h, not {shown(rent)}")
-    paid = checked("rent", value, "USD/s")
-    return replace(system, rent=Rent(low=paid, typical=paid, high=paid, kind=GIVEN, grade=GIVEN, note="set by hand"))
+    usd_per_second = checked("rent", value, "USD/s")
+    return replace(
+        system,
+        rent=Rent(low=usd_per_second, typical=usd_per_second, high=usd_per_second, kind=GIVEN, grade=GIVEN, note="set by hand"),
+    )
 
 
-def _of_kind(system: System, kind: str) -> Rent:
-    have = kinds_of(system)
+def _rent_by_kind(system: System, kind: str) -> Rent:
+    have = rents_by_kind(system)
     if kind in have:
         return have[kind]
-    offered = ", ".join(f"{name} ({show(float(one.typical), 'USD/s')})" for name, one in have.items()) or "none"
-    own = "Or give USD per chip-hour, such as --rent 2.10"
-    raise RangeError(f"no rent of kind {kind} is known of {system.chip.name}; known: {offered}. {own}")
+    offered = ", ".join(f"{name} ({show(float(rent.typical), 'USD/s')})" for name, rent in have.items()) or "none"
+    hint = "Or give USD per chip-hour, such as --rent 2.10"
+    raise RangeError(f"no rent of kind {kind} is known of {system.chip.name}; known: {offered}. {hint}")
 
 
-def _per_second(text: str) -> float:
+def _parse_rent(text: str) -> float:
     """Read USD per chip-hour; a bare number is one."""
     if not any(character.isdigit() for character in text):
         hint = "A rent is owned, contract, ondemand, or USD per chip-hour such as 2.10."
         raise UnknownName("kind of rent", text, KINDS, hint)
     # single blanks first: adjacent `\s*` would try every way to share a long run of them
-    paid = re.fullmatch(
+    price_match = re.fullmatch(
         r"\$? ?([^\s$/]+?) ?(?:\$|USD)? ?(?:(?:/|per) ?(?:h|hr|hour)\.?)?", " ".join(text.split()), re.IGNORECASE
     )
     try:
-        return parse(paid[1], "") / 3600 if paid else parse(text, "USD/s")
+        return parse(price_match[1], "") / 3600 if price_match else parse(text, "USD/s")
     except UnitError:
-        told = "a rent is a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
-        raise UnitError(f"{told}, not {shown(text)}") from None
+        expected = "a rent is a kind (owned, contract, ondemand) or USD per chip-hour, such as 2.10 or '2.10 USD/h'"
+        raise UnitError(f"{expected}, not {shown(text)}") from None

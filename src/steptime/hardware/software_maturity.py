@@ -25,7 +25,7 @@ def with_software(system: System, day: str) -> System:
     first, last = periods[0].first, periods[-1].last
     if not first <= day <= last:
         raise RangeError(f"software for {system.name} is known from {first} to {last}, not on {day}")
-    return _at(system, day)
+    return _with_software_share(system, day)
 
 
 def is_day(text: str) -> bool:
@@ -42,16 +42,16 @@ def is_day(text: str) -> bool:
 
 def as_measured(system: System, row: Mapping[str, str]) -> System:
     """Return the system with the software of the day of a run, or the next that is known; the newest where none is told."""
-    day = day_of(system, row)
-    return _at(system, day) if is_day(day) else system
+    day = software_day(system, row)
+    return _with_software_share(system, day) if is_day(day) else system
 
 
-def day_of(system: System, row: Mapping[str, str]) -> str:
+def software_day(system: System, row: Mapping[str, str]) -> str:
     """Return the day of a measured run where the system's software is known by the day; else ""."""
     return (row.get("measured") or "") if system.chip.software else ""
 
 
-def _at(system: System, day: str) -> System:
+def _with_software_share(system: System, day: str) -> System:
     periods = system.chip.software
     share = next((period.share for period in periods if day <= period.last), periods[-1].share)
     chip = system.chip

@@ -31,8 +31,8 @@ class MemoryTier:
     usd_per_byte: Number = field(default=0.0, metadata=unit("USD/B", "price"))
 
     def __post_init__(self) -> None:
-        checked(f"{self.name}.capacity", self.capacity, "B", most=SCALED)
-        checked(f"{self.name}.bandwidth", self.bandwidth, "B/s", most=SCALED)
+        checked(f"{self.name}.capacity", self.capacity, "B", largest=SCALED)
+        checked(f"{self.name}.bandwidth", self.bandwidth, "B/s", largest=SCALED)
         checked(f"{self.name}.latency", self.latency, "s")
         checked(f"{self.name}.usd_per_byte", self.usd_per_byte, "USD/B")
 
@@ -71,7 +71,7 @@ class Chip(Result):
 
     def __post_init__(self) -> None:
         for kind, rate in self.peak.items():
-            checked(f"{self.name}.peak.{kind}", rate, "FLOP/s", most=SCALED)
+            checked(f"{self.name}.peak.{kind}", rate, "FLOP/s", largest=SCALED)
 
     @property
     def hbm(self) -> MemoryTier:
@@ -88,13 +88,13 @@ class Chip(Result):
         hbm, usual = self.hbm, [kind for kind in ("bf16", "fp8", "fp4") if kind in self.peak]
         about = ", ".join(filter(None, (self.vendor, str(self.year or ""))))
         return f"Chip {self.title or self.name}" + (f" ({about})" if about else ""), {
-            "memory": f"{_shown(hbm.capacity, 'B')} at {_shown(hbm.bandwidth, 'B/s')}",
-            "peak": ", ".join(f"{kind} {_shown(self.peak[kind], 'FLOP/s')}" for kind in usual or list(self.peak)[:3]),
+            "memory": f"{_figure_in_words(hbm.capacity, 'B')} at {_figure_in_words(hbm.bandwidth, 'B/s')}",
+            "peak": ", ".join(f"{kind} {_figure_in_words(self.peak[kind], 'FLOP/s')}" for kind in usual or list(self.peak)[:3]),
         }
 
 
-def _shown(values: Number, of: str) -> str:
-    return in_words(values, lambda value: show(value, of))
+def _figure_in_words(values: Number, figure_unit: str) -> str:
+    return in_words(values, lambda value: show(value, figure_unit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Link:
     topology: str = "switch"
 
     def __post_init__(self) -> None:
-        checked("bandwidth of a link", self.bandwidth, "B/s", most=SCALED)
+        checked("bandwidth of a link", self.bandwidth, "B/s", largest=SCALED)
         checked("latency of a link", self.latency, "s")
 
 
@@ -199,7 +199,7 @@ class System(Result):
         return f"System {self.name}: {self.chips} x {self.chip.title or self.chip.name}", {
             **of_chip,
             "links": ", ".join(_joined(domain) for domain in self.domains),
-            "rent": f"{_shown(self.rent.typical, 'USD/s')} a chip ({self.rent.kind}, {self.rent.date or 'no date'})"
+            "rent": f"{_figure_in_words(self.rent.typical, 'USD/s')} a chip ({self.rent.kind}, {self.rent.date or 'no date'})"
             if np.any(np.isfinite(self.rent.typical))
             else "not known",
         }
@@ -208,4 +208,4 @@ class System(Result):
 def _joined(domain: Domain) -> str:
     """Write what joins the chips of a domain."""
     chips = in_words(domain.size, lambda size: f" ({size:,.0f} chips)" if math.isfinite(size) else "")
-    return f"{domain.kind} {_shown(domain.link.bandwidth, 'B/s')}{chips}"
+    return f"{domain.kind} {_figure_in_words(domain.link.bandwidth, 'B/s')}{chips}"

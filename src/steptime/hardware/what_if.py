@@ -98,9 +98,9 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
     expect("a system to vary", system, System, "a System, as load_system gives it")
     expect("a change", changes, Mapping, 'a dict, such as {"chip.hbm.bandwidth": 16e12}')
     units = settable(system)
-    for path, asked in changes.items():
+    for path, amount in changes.items():
         _check_path(system, path)
-        value = checked(path, asked, units[path])
+        value = checked(path, amount, units[path])
         system = _vary_one(system, path, value)
         if path == COUNTED:  # it is meant as a driver counts it, not as a label does
             reached = {name: share for name, share in system.chip.reached.items() if name != "capacity"}
@@ -108,15 +108,21 @@ def vary(system: System, changes: Mapping[str, Number]) -> System:
         moved = ("power",) if path == "chip.power" and system.power.grade == GIVEN else ()
         for figure in (path, *moved):
             if figure in system.figures:
-                system = replace(system, figures={**system.figures, figure: _given(value, units[path])})
+                system = replace(system, figures={**system.figures, figure: _user_figure(value, units[path])})
     _check_sizes(system)
     return system
 
 
-def _given(value: Number, of: str) -> Figure:
+def _user_figure(value: Number, figure_unit: str) -> Figure:
     """Return a figure that the caller set: its source is no data sheet any more."""
     figure: Any = value
-    return Figure(value=figure, unit=of, text=in_words(value, lambda number: show(number, of)), grade=GIVEN, note="set by hand")
+    return Figure(
+        value=figure,
+        unit=figure_unit,
+        text=in_words(value, lambda number: show(number, figure_unit)),
+        grade=GIVEN,
+        note="set by hand",
+    )
 
 
 def scale(system: System, path: str, factor: Number) -> System:
@@ -173,11 +179,11 @@ def _vary_one(system: System, path: str, value: Number) -> System:
         return replace(system, power=Power(watts=value, basis=GIVEN, grade=GIVEN, note="set by hand"))
     if path == "chip.power":
         draws = replace(system.power, watts=value, date="", url="", grade=GIVEN, note="set by hand")
-        own = system.power.basis in ("chip", "whole", "")  # the rest of a machine does not follow from its chip
+        includes_chip = system.power.basis in ("chip", "whole", "")  # the rest of a machine does not follow from its chip
         return replace(
             system,
             chip=replace(system.chip, power_w=value),
-            power=replace(draws, basis=system.power.basis or "chip") if own else system.power,
+            power=replace(draws, basis=system.power.basis or "chip") if includes_chip else system.power,
         )
     if head == "chip.peak":
         return replace(system, chip=replace(system.chip, peak={**system.chip.peak, key: value}))

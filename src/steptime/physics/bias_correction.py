@@ -83,7 +83,7 @@ class Anchor(Result):
     """What one's own runs of one group say: `tpot` and `ttft` are None where none of them measured it."""
 
     source: str = field(metadata=unit("", "files that the runs are from"))
-    kept: bool = field(default=False, metadata=unit("", "whether `steptime anchors` keeps the runs"))
+    is_stored: bool = field(default=False, metadata=unit("", "whether `steptime anchors` keeps the runs"))
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))
     engine: str = field(metadata=unit("", "name of the engine that predicted them"))
@@ -108,8 +108,8 @@ class Anchor(Result):
 
     def width(self, quantity: str) -> float:
         """Return what is left of the range of "tpot" or "ttft", in logarithms; a first token is no surer than its runs."""
-        found = self.tpot if quantity == "tpot" else self.ttft
-        return 1.0 if found is None else found.width
+        factor = self.tpot if quantity == "tpot" else self.ttft
+        return 1.0 if factor is None else factor.width
 
     @property
     def group(self) -> str:
@@ -121,21 +121,21 @@ class Anchor(Result):
         """What the runs say, in a sentence."""
         count = len(self.runs)
         whose = f"{count:,} run{'s' * (count != 1)} of your own ({self.source}{', ' * bool(self.version)}{self.version})"
-        said = [
-            f"{name} {found.ratio:.2f} times what was predicted, so x {found.factor:.2f}"
-            for name, found in (("time per token", self.tpot), ("first token", self.ttft))
-            if found is not None
+        sentences = [
+            f"{name} {factor.ratio:.2f} times what was predicted, so x {factor.factor:.2f}"
+            for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
+            if factor is not None
         ]
-        kept = "; --no-anchor leaves them out" if self.kept else ""
-        others = f" Left out: {'; '.join(self.left_out)}." if self.left_out else ""
-        return f"Anchored on {whose}: {'; '.join(said)}{kept}.{others}"
+        hint = "; --no-anchor leaves them out" if self.is_stored else ""
+        exclusions = f" Left out: {'; '.join(self.left_out)}." if self.left_out else ""
+        return f"Anchored on {whose}: {'; '.join(sentences)}{hint}.{exclusions}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what the runs are of, and the factors."""
         factors = {
-            name: f"{found.ratio:.3g} times what was predicted, factor {found.factor:.3g}"
-            for name, found in (("time per token", self.tpot), ("first token", self.ttft))
-            if found is not None
+            name: f"{factor.ratio:.3g} times what was predicted, factor {factor.factor:.3g}"
+            for name, factor in (("time per token", self.tpot), ("first token", self.ttft))
+            if factor is not None
         }
         return f"Anchor: {counted(len(self.runs), 'run')} of {self.group}, from {self.source}", factors
 
@@ -151,32 +151,32 @@ class Anchors(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return how many groups there are, and their factors."""
-        found = {one.group: ", ".join(one.headline()[1].values()) for one in self.anchors}
-        return f"Anchors of {len(self.anchors):,} group{'s' * (len(self.anchors) != 1)}, from {self.source}", found
+        factors = {anchor.group: ", ".join(anchor.headline()[1].values()) for anchor in self.anchors}
+        return f"Anchors of {len(self.anchors):,} group{'s' * (len(self.anchors) != 1)}, from {self.source}", factors
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each group."""
         names = ("source", "model", "system", "engine", "version")
-        found: dict[str, Any] = {name: [getattr(one, name) for one in self.anchors] for name in names}
-        found["runs"] = [len(one.runs) for one in self.anchors]
+        columns: dict[str, Any] = {name: [getattr(anchor, name) for anchor in self.anchors] for name in names}
+        columns["runs"] = [len(anchor.runs) for anchor in self.anchors]
         for name in ("tpot", "ttft"):
-            factors = [getattr(one, name) for one in self.anchors]
-            found[f"{name}_ratio"] = [None if one is None else one.ratio for one in factors]
-            found[f"{name}_factor"] = [None if one is None else one.factor for one in factors]
-        return found
+            factors = [getattr(anchor, name) for anchor in self.anchors]
+            columns[f"{name}_ratio"] = [None if anchor is None else anchor.ratio for anchor in factors]
+            columns[f"{name}_factor"] = [None if anchor is None else anchor.factor for anchor in factors]
+        return columns
 
 
-def chosen(given: Anchors | Anchor, *, model: str, system: str, engine: str) -> Anchor:
+def select_anchor(anchors: Anchors | Anchor, *, model: str, system: str, engine: str) -> Anchor:
     """Return the anchor of a model, system and engine, by their names; of several versions the last, which is the newest.
 
     Raises InputError, which names both, where the runs are of others.
     """
-    expect("an anchor", given, (Anchors, Anchor), "what st.load_anchor gives")
-    all_ = given.anchors if isinstance(given, Anchors) else (given,)
-    fitting = [one for one in all_ if (one.model, one.system, one.engine) == (model, system, engine)]
+    expect("an anchor", anchors, (Anchors, Anchor), "what st.load_anchor gives")
+    all_ = anchors.anchors if isinstance(anchors, Anchors) else (anchors,)
+    fitting = [anchor for anchor in all_ if (anchor.model, anchor.system, anchor.engine) == (model, system, engine)]
     if fitting:
         return fitting[-1]
-    groups = list(dict.fromkeys(one.group for one in all_))
-    more = f" and {len(groups) - 2:,} more" if len(groups) > 2 else ""
-    asked = f"{model} on {system} with engine {engine}"
-    raise InputError(f"{given.source}: its runs are of {', and of '.join(groups[:2])}{more}; asked is {asked}")
+    groups = list(dict.fromkeys(anchor.group for anchor in all_))
+    remainder = f" and {len(groups) - 2:,} more" if len(groups) > 2 else ""
+    target = f"{model} on {system} with engine {engine}"
+    raise InputError(f"{anchors.source}: its runs are of {', and of '.join(groups[:2])}{remainder}; asked is {target}")

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, cache_entries
 from steptime.models.model_loading import ModelLike, model_of
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Array, Number, at_least_zero, check_shapes, positive
 from steptime.physics.engine import Engine, engine_for
-from steptime.physics.layout import NAMES, Layout, check_ways, ways_of
+from steptime.physics.layout import NAMES, Layout, check_ways, shard_count
 from steptime.physics.layout_rules import check_rules
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
@@ -81,7 +81,7 @@ def _bytes(values: Number) -> str:
 
 def weight_ways(op: Op, layout: Layout) -> Number:
     """Ways that the weights of one operator are divided inside an attention group, by the chip that holds most of them."""
-    return ways_of(_most_ways(op), layout.group)
+    return shard_count(_most_ways(op), layout.group)
 
 
 def _most_ways(op: Op) -> float:
@@ -126,8 +126,8 @@ def _widest(model: Model) -> dict[float, float]:
     widest: dict[float, float] = {}
     for layer, _ in model.layers:
         for op in layer.ops:
-            ways, rows = (1.0, op.active) if op.rows == "routed" else (_most_ways(op), 1)
-            widest[ways] = max(widest.get(ways, 0.0), rows * (op.inputs + op.outputs))
+            shards, rows = (1.0, op.active) if op.rows == "routed" else (_most_ways(op), 1)
+            widest[shards] = max(widest.get(shards, 0.0), rows * (op.inputs + op.outputs))
     return widest
 
 
@@ -138,8 +138,8 @@ def weights_per_chip(model: Model, layout: Layout) -> Number:
     """
     plain, routed = _divided(model)
     layers: Number = np.asarray(0.0)
-    for ways, bytes_ in plain.items():
-        layers = layers + bytes_ / ways_of(ways, layout.group)
+    for shards, bytes_ in plain.items():
+        layers = layers + bytes_ / shard_count(shards, layout.group)
     for op, n in routed:
         layers = layers + n * op_bytes(op, layout)
     layers = layers * stage_share(model, layout)
@@ -161,12 +161,12 @@ def sequences_per_group(batch: Number, layout: Layout) -> Number:
 
 def cache_ways(attention: Attention, layout: Layout) -> Number:
     """Ways that a KV cache is divided: by heads, of which the busiest chip has a whole number, and by context."""
-    return ways_of(attention.kv_shards, layout.tp) * layout.cp
+    return shard_count(attention.kv_shards, layout.tp) * layout.cp
 
 
 def state_ways(attention: Attention, layout: Layout) -> Number:
     """Ways that the state of a recurrent mixer is divided, by its heads."""
-    return ways_of(attention.heads, layout.tp)
+    return shard_count(attention.heads, layout.tp)
 
 
 def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
@@ -174,16 +174,16 @@ def cache_per_sequence(model: Model, context: Number, layout: Layout) -> Number:
     total: Number = np.asarray(0.0)
     for layer, n in model.layers:
         for a in layer.attention:
-            kept = a.kv_bytes * cache_entries(a, context) / cache_ways(a, layout) if a.stored else 0.0
-            total = total + n * (kept + a.state_bytes / state_ways(a, layout))
+            cached_bytes = a.kv_bytes * cache_entries(a, context) / cache_ways(a, layout) if a.stored else 0.0
+            total = total + n * (cached_bytes + a.state_bytes / state_ways(a, layout))
     return total * stage_share(model, layout)
 
 
 def activations_per_chip(model: Model, tokens: Number, layout: Layout) -> Number:
     """Bytes of live activations for `tokens` [per attention group]: the residual stream twice, and the largest operator."""
     largest: Number = np.asarray(0.0)
-    for ways, values in _widest(model).items():
-        largest = np.maximum(largest, values / ways_of(ways, layout.group))
+    for shards, values in _widest(model).items():
+        largest = np.maximum(largest, values / shard_count(shards, layout.group))
     return tokens * ACTIVATION_BYTES * (2 * model.width + largest)
 
 
@@ -204,7 +204,7 @@ def memory_per_chip(
     legal: whether sizes and layouts are known to be sound, as those of a search.
     Raises LayoutError where the layout cannot run the model.
     """
-    model, system = model_of(model), system_of(system)
+    model, system = model_of(model), resolve_system(system)
     layout, runs_on = Layout() if layout is None else layout, engine_for(system, engine)
     if not legal:
         batch = at_least_zero("batch", batch, most=MOST_SEQUENCES)
@@ -230,16 +230,16 @@ def sequences_that_fit(
     layout: Layout | None = None,
     engine: Engine | str | None = None,
     step_tokens: Number = 0.0,
-    whole: bool = True,
+    is_integer: bool = True,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica can hold; below 1 the weights leave no room.
 
-    Infinite for a model without a cache. whole: whether parts of a sequence are left out.
+    Infinite for a model without a cache. is_integer: whether parts of a sequence are left out.
     """
     layout = check_ways(Layout() if layout is None else layout)
     context = positive("context", context, "token", least=1e-6, most=MOST_TOKENS)
     empty = memory_per_chip(model, system, batch=0, context=context, layout=layout, engine=engine, step_tokens=step_tokens)
-    each, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
+    bytes_per_sequence, room = cache_per_sequence(model, context, layout), np.maximum(empty.capacity - empty.used, -1.0)
     endless = np.where(room < 0, -1.0, np.inf)  # sequences without a cache take no room
-    found = room / np.where(each > 0, each, 1.0)
-    return np.where(each > 0, np.floor(found) if whole else found, endless) * layout.dp
+    sequences = room / np.where(bytes_per_sequence > 0, bytes_per_sequence, 1.0)
+    return np.where(bytes_per_sequence > 0, np.floor(sequences) if is_integer else sequences, endless) * layout.dp

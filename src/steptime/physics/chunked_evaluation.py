@@ -15,12 +15,12 @@ from steptime.number_checks import Array
 
 BLOCK = 1 << 15  # points evaluated at once: about what a core keeps in cache
 GRID = 1 << 16  # of a grid, where most of what is computed is smaller than it
-KEPT = 31 << 20  # B; glibc learns from blocks of up to 32 MiB
+RETAINED_BYTES = 31 << 20  # B; glibc learns from blocks of up to 32 MiB
 Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
 
-def blocks_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
+def split_blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the arrays cut along the first axis of the shape that they broadcast to, of `BLOCK` or `GRID` points.
 
     >>> [block["b"].shape for block in blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
@@ -28,10 +28,10 @@ def blocks_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     """
     shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
     size = int(np.prod(shape))
-    most = BLOCK if any(a.size == size for a in arrays.values()) else GRID
-    if size < 2 * most or shape[0] == 1:
+    largest = BLOCK if any(a.size == size for a in arrays.values()) else GRID
+    if size < 2 * largest or shape[0] == 1:
         return [arrays]
-    rows = max(1, most * shape[0] // size)
+    rows = max(1, largest * shape[0] // size)
     along = {name for name, a in arrays.items() if a.ndim == len(shape) and a.shape[0] > 1}
     return [
         {name: a[first : first + rows] if name in along else a for name, a in arrays.items()}
@@ -39,7 +39,7 @@ def blocks_of(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def parts_of(blocks: list[dict[str, Any]]) -> list[slice]:
+def block_slices(blocks: list[dict[str, Any]]) -> list[slice]:
     """Return the places of blocks along the axis that was cut.
 
     >>> parts_of(blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))}))[2:]
@@ -50,7 +50,7 @@ def parts_of(blocks: list[dict[str, Any]]) -> list[slice]:
     return [slice(end - n, end) for end, n in zip(ends, rows, strict=True)]
 
 
-class Whole:
+class Assembly:
     """Arrays of `length` along an `axis` that threads fill part by part: 0 where a part lacks what others have."""
 
     def __init__(self, length: int, axis: int = 0) -> None:
@@ -60,15 +60,15 @@ class Whole:
 
     def put(self, part: slice, values: Mapping[Any, Array]) -> None:
         """Fill a part of each array that `values` has; the kind of its numbers is that of what comes first."""
-        for name, found in values.items():
-            given = np.asarray(found)
+        for name, value in values.items():
+            array = np.asarray(value)
             with self.lock:
                 if name not in self.arrays:
-                    shape = list(given.shape) or [0]
+                    shape = list(array.shape) or [0]
                     shape[self.axis] = self.length
-                    self.arrays[name] = np.zeros(shape, dtype=given.dtype)
+                    self.arrays[name] = np.zeros(shape, dtype=array.dtype)
             place = np.moveaxis(self.arrays[name], self.axis, 0)[part]
-            np.copyto(place, np.moveaxis(given, self.axis, 0) if given.ndim else given, casting="same_kind")
+            np.copyto(place, np.moveaxis(array, self.axis, 0) if array.ndim else array, casting="same_kind")
 
 
 def in_threads(work: Callable[[Part], Answer], parts: Iterable[Part], workers: int | None = None) -> list[Answer]:
@@ -85,4 +85,4 @@ def keep_memory() -> None:
     formula. It keeps twice the size of the largest block of its own that was ever freed (mallopt(3), M_TRIM_THRESHOLD), so that
     one is asked for and freed, untouched.
     """
-    np.empty(KEPT, dtype=np.uint8)
+    np.empty(RETAINED_BYTES, dtype=np.uint8)

@@ -11,7 +11,7 @@ from steptime.number_checks import Number, some
 from steptime.physics import network_time
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.engine import Engine
-from steptime.physics.layout import Layout, ways_of
+from steptime.physics.layout import Layout, shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import Work, ledger
 from steptime.physics.time_ledger import Clock
@@ -25,10 +25,10 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
     """Add the collectives of all layers."""
     rows = work.decode + work.prefill
     row_bytes = rows * model.width * ACTIVATION_BYTES
-    apart = np.where(np.asarray(layout.dp) > 1, 1.0, 0.0)  # attention groups that exchange tokens
+    has_dp_ranks = np.where(np.asarray(layout.dp) > 1, 1.0, 0.0)  # attention groups that exchange tokens
     sparse = sum(n for layer, n in model.layers if layer.routed)
     blocks = sum(n * (bool(layer.attention) + any(op.term == "feed-forward" for op in layer.ops)) for layer, n in model.layers)
-    reductions = blocks + sparse * (1 - apart)
+    reductions = blocks + sparse * (1 - has_dp_ranks)
     if np.any(np.asarray(layout.group) > 1):
         _all_reduce(clock, layout.group, row_bytes, reductions, system, engine)
     if np.any(np.asarray(layout.tp) > 1):
@@ -38,16 +38,16 @@ def run_network(clock: Clock, model: Model, work: Work, system: System, layout: 
                 _all_reduce(clock, layout.tp, squares, n, system, engine, name=NORMS)
             if attention.gathered:
                 values = rows * attention.gathered * ACTIVATION_BYTES
-                each = network_time.all_gather(system, layout.tp, values / 2)  # of queries, and of keys
-                run_collective(clock, "all-reduce", each * (2 * n), system, engine, name=f"{NORMS}, gathered", count=2 * n)
+                gather = network_time.all_gather(system, layout.tp, values / 2)  # of queries, and of keys
+                run_collective(clock, "all-reduce", gather * (2 * n), system, engine, name=f"{NORMS}, gathered", count=2 * n)
     if np.any(np.asarray(layout.cp) > 1):
         for attention, n in ledger(model, merged=True).mixers:
             traffic = _context_exchange(attention, work, system, layout) * n
             run_collective(clock, "context exchange", traffic, system, engine, count=n)
-    if sparse and some(apart):
+    if sparse and some(has_dp_ranks):
         for layer, n in model.layers:
             if layer.routed:
-                _run_exchange(clock, layer.routed, n * apart, model, work, system, layout, engine)
+                _run_exchange(clock, layer.routed, n * has_dp_ranks, model, work, system, layout, engine)
 
 
 def run_hops(clock: Clock, model: Model, work: Work, system: System, layout: Layout, engine: Engine) -> None:
@@ -77,10 +77,10 @@ def run_collective(
     if pipelined and len(busy) > 1:
         for b in busy.values():
             moving = np.maximum(moving, b)
-        left = moving
+        remaining = moving
         for kind, b in reversed(busy.items()):
-            blame[kind] = np.where(b >= moving, left, 0.0)
-            left = left - blame[kind]
+            blame[kind] = np.where(b >= moving, remaining, 0.0)
+            remaining = remaining - blame[kind]
     else:
         for b in busy.values():
             moving = moving + b
@@ -107,7 +107,7 @@ def _context_exchange(a: Attention, work: Work, system: System, layout: Layout) 
     gathered = network_time.all_gather(system, layout.cp, values)
     if not some(work.prompts):
         return gathered
-    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / ways_of(a.kv_shards, layout.tp)
+    cached = work.prompts * np.minimum(work.prefix, a.window * a.stride) * a.kv_bytes / shard_count(a.kv_shards, layout.tp)
     return gathered + network_time.all_gather(system, layout.cp, cached)
 
 

@@ -12,37 +12,39 @@ from steptime.hardware.number_formats import FORMATS, number_format
 WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL = "weights", "latent decode", "latent prefill", "decode", "prefill"
 KINDS: Final = (WEIGHTS, LATENT_DECODE, LATENT_PREFILL, DECODE, PREFILL)
 CHIPS: Final = ("any", "with fp4", "without fp4")
-STORED: Final = tuple(dict.fromkeys(one.arithmetic[0] for one in FORMATS.values()))  # the best of each format
+STORED: Final = tuple(dict.fromkeys(dtype.arithmetic[0] for dtype in FORMATS.values()))  # the best of each format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """One rule: products of `what` that is stored for `stored` arithmetic run in that of the format `computed`.
+    """One rule: products of `operation` that is stored for `stored` arithmetic run in that of the format `computed`.
 
-    what: weights, or attention over a cache ("decode", "prefill"; "latent decode" and "latent prefill" where all heads share a
+    operation: weights, or attention over a cache ("decode", "prefill"; "latent decode" and "latent prefill" where all heads share a
     latent). stored: the first arithmetic of its format (fp8, fp4). chips: those with or without 4-bit arithmetic, or any.
     source: where that is read.
     """
 
-    what: str
+    operation: str
     stored: str
     computed: str
     chips: str = "any"
     source: str = ""
 
 
-def arithmetic_of(rules: Iterable[Computed], what: str, stored: tuple[str, ...], peak: Collection[str]) -> tuple[str, ...]:
-    """Return the arithmetic, best first, in which `what` of the arithmetic `stored` is computed on a chip of such peak rates.
+def select_compute_dtype(
+    rules: Iterable[Computed], operation: str, stored: tuple[str, ...], peak: Collection[str]
+) -> tuple[str, ...]:
+    """Return the arithmetic, best first, in which `operation` of the arithmetic `stored` is computed on a chip of such peak rates.
 
-    >>> rule = Computed(what="weights", stored="fp4", computed="bf16", chips="without fp4")
-    >>> arithmetic_of((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp8": 2e15, "bf16": 1e15})[0]
+    >>> rule = Computed(operation="weights", stored="fp4", computed="bf16", chips="without fp4")
+    >>> select_compute_dtype((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp8": 2e15, "bf16": 1e15})[0]
     'bf16'
-    >>> arithmetic_of((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp4": 4e15, "fp8": 2e15, "bf16": 1e15})[0]
+    >>> select_compute_dtype((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp4": 4e15, "fp8": 2e15, "bf16": 1e15})[0]
     'fp4'
     """
     kind = "with fp4" if "fp4" in peak else "without fp4"
     for rule in rules:
-        if rule.what == what and rule.stored == stored[0] and rule.chips in ("any", kind):
+        if rule.operation == operation and rule.stored == stored[0] and rule.chips in ("any", kind):
             return number_format(rule.computed).arithmetic
     return stored
 
@@ -51,20 +53,22 @@ def read_rules(entries: object) -> tuple[Computed, ...]:
     """Return the rules of an engine file's [[arithmetic]] tables; raise ValueError with what is wrong with one."""
     if not isinstance(entries, list):
         raise ValueError("arithmetic: must be a list of tables, [[arithmetic]]")
-    found = []
+    rules = []
     for number, entry in enumerate(entries):
         place = f"arithmetic, table {number + 1}"
         if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
             raise ValueError(f"{place}: must be a table of texts")
-        unknown = set(entry) - {"what", "stored", "computed", "chips", "source"}
-        missing = {"what", "stored", "computed"} - set(entry)
+        unknown = set(entry) - {"operation", "stored", "computed", "chips", "source"}
+        missing = {"operation", "stored", "computed"} - set(entry)
         if missing:
-            raise ValueError(f"{place}: has no {min(missing)}; it needs what, stored and computed, besides chips and source")
+            raise ValueError(
+                f"{place}: has no {min(missing)}; it needs operation, stored and computed, besides chips and source"
+            )
         if unknown:
-            raise ValueError(f"{place}: has what, stored, computed, chips and source, not {shown(min(unknown))}")
-        known = (("what", KINDS), ("stored", STORED), ("chips", CHIPS), ("computed", tuple(FORMATS)))
-        for name, options in known:
+            raise ValueError(f"{place}: has operation, stored, computed, chips and source, not {shown(min(unknown))}")
+        choices = (("operation", KINDS), ("stored", STORED), ("chips", CHIPS), ("computed", tuple(FORMATS)))
+        for name, options in choices:
             if entry.get(name, options[0]) not in options:
                 raise ValueError(f"{place}: {name} must be {', '.join(options)}, not {shown(entry[name])}")
-        found.append(Computed(**entry))
-    return tuple(found)
+        rules.append(Computed(**entry))
+    return tuple(rules)

@@ -20,7 +20,7 @@ from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal
 
 MOST_CHIPS: Final = 1024  # of one replica: eight racks of 72 hold every model of the catalogue
-WAYS: Final = ("tp", "pp", "dp", "ep", "cp")
+DEGREES: Final = ("tp", "pp", "dp", "ep", "cp")
 
 
 def default_layout(
@@ -40,16 +40,16 @@ def default_layout(
     """
     sequences, tokens = float(np.min(batch)), float(np.min(context))
     sizes = _sizes(system)
-    found = _smallest(model, system, engine, sizes, 1.0, tokens)
-    if found is None or int(found.chips) == 1 or sequences <= 1:
-        return found or Layout()
-    inside = [chips for chips in sizes if int(found.chips) <= chips <= max(system.scale_up.size, int(found.chips))]
-    return _smallest(model, system, engine, inside, sequences, tokens) or found
+    smallest = _smallest(model, system, engine, sizes, 1.0, tokens)
+    if smallest is None or int(smallest.chips) == 1 or sequences <= 1:
+        return smallest or Layout()
+    inside = [chips for chips in sizes if int(smallest.chips) <= chips <= max(system.scale_up.size, int(smallest.chips))]
+    return _smallest(model, system, engine, inside, sequences, tokens) or smallest
 
 
 def _sizes(system: System) -> list[int]:
-    most = int(min(MOST_CHIPS, system.scale_out.size))
-    return [2**n for n in range(most.bit_length()) if 2**n <= most]
+    largest = int(min(MOST_CHIPS, system.scale_out.size))
+    return [2**n for n in range(largest.bit_length()) if 2**n <= largest]
 
 
 def _smallest(
@@ -58,21 +58,21 @@ def _smallest(
     """Return the conventional layout on the fewest chips that holds sequences beside the weights."""
     for chips in sizes:
         layouts = [
-            one
-            for one in legal(model, system, chips, microbatches=(1,), engine=engine)
-            if int(one.chips) == chips and int(one.dp) == int(one.cp) == 1
+            candidate
+            for candidate in legal(model, system, chips, microbatches=(1,), engine=engine)
+            if int(candidate.chips) == chips and int(candidate.dp) == int(candidate.cp) == 1
         ]
         if not layouts:
             continue
-        layout = min(layouts, key=lambda one: (int(one.pp), -int(one.ep)))
+        layout = min(layouts, key=lambda candidate: (int(candidate.pp), -int(candidate.ep)))
         if bool(np.all(memory_per_chip(model, system, batch=batch, context=context, layout=layout).fits)):
-            ways = {name: int(getattr(layout, name)) for name in WAYS}
-            return Layout(**ways, microbatches=ways["pp"])
+            degrees = {name: int(getattr(layout, name)) for name in DEGREES}
+            return Layout(**degrees, microbatches=degrees["pp"])
     return None
 
 
 def most_spread(layouts: Sequence[Layout]) -> Layout:
     """Return the layout that uses most chips: experts over all, attention by copies; without experts heads are divided."""
-    size = max(int(one.chips) for one in layouts)
-    alike = [one for one in layouts if int(one.chips) == size]
-    return max(alike, key=lambda one: (int(one.ep), -int(one.tp) if one.ep > 1 else int(one.tp)))
+    size = max(int(layout.chips) for layout in layouts)
+    largest_layouts = [layout for layout in layouts if int(layout.chips) == size]
+    return max(largest_layouts, key=lambda layout: (int(layout.ep), -int(layout.tp) if layout.ep > 1 else int(layout.tp)))

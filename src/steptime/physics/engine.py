@@ -20,18 +20,18 @@ from steptime.catalog.entry_names import check_entry_name
 from steptime.errors import DataFileError, RangeError, did_you_mean, expect, shown
 from steptime.hardware.system import System
 from steptime.number_checks import Number
-from steptime.physics.bias_correction import Anchor, Anchors, chosen
+from steptime.physics.bias_correction import Anchor, Anchors, select_anchor
 from steptime.physics.compute_dtype import Computed, read_rules
 from steptime.physics.engine_parameters import (
     CONSTANTS,
     DESCRIPTIONS,
-    GROUP_OF,
+    GROUP_BY_NAME,
     Experts,
     Kernels,
     Overheads,
     Room,
     Scheduler,
-    problem_of,
+    find_problem,
 )
 from steptime.result_base import Result, in_words
 
@@ -62,13 +62,19 @@ class Engine(Result):
     def shape(self) -> tuple[int, ...]:
         """The shape to which constants of a step that are arrays broadcast: () where all are numbers."""
         groups = (self.kernels, self.overheads, self.experts)
-        return np.broadcast_shapes(*(np.shape(getattr(group, one.name)) for group in groups for one in fields(group)))
+        return np.broadcast_shapes(
+            *(np.shape(getattr(group, constant_field.name)) for group in groups for constant_field in fields(group))
+        )
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return what it is, and the shares of peak rates that it reaches."""
         title = f"Engine {self.name}" + (f": {self.title[:120]}" if self.title else "")
-        of = self.kernels
-        shares = {"memory": of.memory_efficiency, "matrices": of.compute_efficiency, "network": of.network_efficiency}
+        kernels = self.kernels
+        shares = {
+            "memory": kernels.memory_efficiency,
+            "matrices": kernels.compute_efficiency,
+            "network": kernels.network_efficiency,
+        }
         reached = ", ".join(f"{name} {in_words(share, '{:.0%}'.format)}" for name, share in shares.items())
         figures = {"reaches of peak": reached}
         if self.fit.get("runs"):
@@ -102,8 +108,12 @@ def anchored(engine: Engine, anchor: Anchors | Anchor | None, *, model: str, sys
 
     Raises InputError where the runs are of another model, system or engine.
     """
-    given = engine.anchor if anchor is None else anchor
-    return engine if given is None else replace(engine, anchor=chosen(given, model=model, system=system, engine=engine.name))
+    correction = engine.anchor if anchor is None else anchor
+    return (
+        engine
+        if correction is None
+        else replace(engine, anchor=select_anchor(correction, model=model, system=system, engine=engine.name))
+    )
 
 
 def bare(engine: Engine) -> Engine:
@@ -146,15 +156,15 @@ def _check_constants(path: Path, data: dict[str, Any], constants: object) -> Non
         looks = looks or (
             "; it looks like a chip, system or list of rents" if {"peak", "domains", "quotes"} & set(data) else ""
         )
-        what = f"{unknown[0][:40]!r} is no key of an engine" if unknown else "has no table [constants]"
+        problem_words = f"{unknown[0][:40]!r} is no key of an engine" if unknown else "has no table [constants]"
         raise DataFileError(
-            path, f"{what}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}"
+            path, f"{problem_words}; an engine file has name, title, [source], [constants], [[arithmetic]] and [fit]{looks}"
         )
     for key, value in constants.items():
         if key not in CONSTANTS:
             near = did_you_mean(key, CONSTANTS, most=1)
             raise DataFileError(path, f"constants.{key}: no such constant" + (f"; did you mean {near[0]}?" if near else ""))
-        problem = problem_of(key, value)
+        problem = find_problem(key, value)
         if problem:
             raise DataFileError(path, f"constants.{key}: {problem}")
 
@@ -207,8 +217,8 @@ def _check_fit_tables(path: Path, fit: dict[str, Any]) -> None:
                     raise DataFileError(path, f"{place}: must be two factors, the lower first, not {shown(value)}")
                 if not good or min(numbers) < 0:
                     raise DataFileError(path, f"{place}: must be a variance of at least 0, not {shown(value)}")
-    held = fit.get("held", {})
-    for kind, value in held.items() if isinstance(held, dict) else [("", held)]:
+    coverage = fit.get("held", {})
+    for kind, value in coverage.items() if isinstance(coverage, dict) else [("", coverage)]:
         good = isinstance(value, list) and len(value) == 2 and all(map(_is_figure, value))
         if not good or not 0 <= value[0] <= 1 or value[1] < 1:
             raise DataFileError(path, f"fit.held.{kind}: must be a share and a number of runs, not {shown(value)}")
@@ -228,7 +238,7 @@ def constant(engine: Engine, name: str) -> Number:
     >>> constant(IDEAL, "memory_efficiency")
     1.0
     """
-    value: Number = getattr(getattr(engine, GROUP_OF[name]), name)
+    value: Number = getattr(getattr(engine, GROUP_BY_NAME[name]), name)
     return value
 
 
@@ -240,19 +250,19 @@ def with_constants(engine: Engine, values: Mapping[str, Number]) -> Engine:
     """
     by_group: dict[str, dict[str, Number]] = {}
     for name, value in values.items():
-        by_group.setdefault(GROUP_OF[name], {})[name] = value
+        by_group.setdefault(GROUP_BY_NAME[name], {})[name] = value
     changed: dict[str, Any] = {group: replace(getattr(engine, group), **new) for group, new in by_group.items()}
     return replace(engine, **changed)
 
 
-def named(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
+def label_values(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
     """Return fitted `values` by the `names` that they have, as `with_constants` takes them."""
     return {name: float(value) for name, value in zip(names, values, strict=True)}
 
 
 def with_imbalance(engine: Engine, imbalance: float) -> Engine:
     """Return the engine with another expert imbalance, the rows on the busiest chip over the mean (at least 1)."""
-    if problem_of("expert_imbalance", imbalance):
-        most = DESCRIPTIONS["expert_imbalance"]["most"]
-        raise RangeError(f"imbalance must be at least 1 and at most {most:,.0f}, not {imbalance:g}")
+    if find_problem("expert_imbalance", imbalance):
+        maximum = DESCRIPTIONS["expert_imbalance"]["most"]
+        raise RangeError(f"imbalance must be at least 1 and at most {maximum:,.0f}, not {imbalance:g}")
     return with_constants(engine, {"expert_imbalance": imbalance})

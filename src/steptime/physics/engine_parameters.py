@@ -18,18 +18,18 @@ SHARE: Final = 1.25  # of a data sheet's peak that is believed: boost clocks rea
 
 
 def constant(
-    default: float, line: str, *, unit: str = "", least: float = 0.0, most: float = math.inf, read_by: str = STEP
+    default: float, line: str, *, unit: str = "", least: float = 0.0, maximum: float = math.inf, read_by: str = STEP
 ) -> Any:
     """Return the field of one constant. `unit` "" is a plain number; the range is closed, its lower end open where it is 0."""
-    return field(default=default, metadata={"line": line, "unit": unit, "least": least, "most": most, "read_by": read_by})
+    return field(default=default, metadata={"line": line, "unit": unit, "least": least, "most": maximum, "read_by": read_by})
 
 
 def _share(default: float, line: str) -> Any:
-    return constant(default, line, unit="share", least=1e-3, most=SHARE)
+    return constant(default, line, unit="share", least=1e-3, maximum=SHARE)
 
 
-def _seconds(line: str, *, unit: str = "s", most: float = 1.0, read_by: str = STEP) -> Any:
-    return constant(0.0, line, unit=unit, most=most, read_by=read_by)
+def _seconds(line: str, *, unit: str = "s", maximum: float = 1.0, read_by: str = STEP) -> Any:
+    return constant(0.0, line, unit=unit, maximum=maximum, read_by=read_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Kernels:
     )
     network_efficiency: Number = _share(1.0, "of the bandwidth of links, in collectives")
     chip_departure: Number = constant(
-        0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", most=2.0
+        0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", maximum=2.0
     )
     roofline_norm: Number = constant(
         math.inf,
@@ -67,9 +67,9 @@ class Kernels:
         least=1.0,
     )
     fill_bytes: Number = constant(
-        0.0, "of the inner dimension of a product, whose time it takes to start and to end one", unit="B", most=1e5
+        0.0, "of the inner dimension of a product, whose time it takes to start and to end one", unit="B", maximum=1e5
     )
-    activation_traffic: Number = constant(0.0, "of activations, that go through memory", unit="share", most=4.0)
+    activation_traffic: Number = constant(0.0, "of activations, that go through memory", unit="share", maximum=4.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,12 @@ class Experts:
     """How unevenly tokens fall on routed experts, and what padding that brings."""
 
     expert_imbalance: Number = constant(
-        1.0, "rows on the busiest chip over the mean, of chips that divide experts", unit="factor", least=1.0, most=1e4
+        1.0, "rows on the busiest chip over the mean, of chips that divide experts", unit="factor", least=1.0, maximum=1e4
     )
     expert_evenness: Number = constant(
         math.inf, "shape of the gamma distribution of experts' popularity: infinite, all alike; 1, exponential", unit="shape"
     )
-    expert_tile_rows: Number = constant(0.0, "rows to which those of an expert are padded", unit="rows", most=1e4)
+    expert_tile_rows: Number = constant(0.0, "rows to which those of an expert are padded", unit="rows", maximum=1e4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,43 +111,47 @@ class Scheduler:
     """What is done in a step and in which order, and what first tokens wait for besides an orderly prompt queue."""
 
     step_tokens: Number = constant(
-        2048.0, "of an attention group in a step; 0: a prompt and the decode batch", unit="tokens", most=1e7, read_by=SIMULATOR
+        2048.0,
+        "of an attention group in a step; 0: a prompt and the decode batch",
+        unit="tokens",
+        maximum=1e7,
+        read_by=SIMULATOR,
     )
     prefill_first: Number = constant(
-        0.0, "1: waiting prompts are read before decoding goes on; 0: beside it", unit="0 or 1", most=1.0,
+        0.0, "1: waiting prompts are read before decoding goes on; 0: beside it", unit="0 or 1", maximum=1.0,
         read_by=f"{SIMULATOR}, {FIT}",
     )  # fmt: skip
     two_batch: Number = constant(
         2.0, "overlaps two micro-batches of a stage: 2 anywhere, 1 where groups exchange experts, 0 nowhere", unit="0, 1 or 2",
-        most=2.0, read_by=PLAN,
+        maximum=2.0, read_by=PLAN,
     )  # fmt: skip
-    seconds_per_request: Number = _seconds("before a prompt is read", unit="s per request", most=100.0, read_by=FIT)
+    seconds_per_request: Number = _seconds("before a prompt is read", unit="s per request", maximum=100.0, read_by=FIT)
     first_token_factor: Number = constant(
-        1.0, "time to first token over that of an orderly prompt queue", unit="factor", least=1e-3, most=100.0,
+        1.0, "time to first token over that of an orderly prompt queue", unit="factor", least=1e-3, maximum=100.0,
         read_by=FIT,
     )  # fmt: skip
     seconds_before_queue: Number = _seconds(
         "HTTP and scheduling, before a request is in the queue",
         unit="s per request",
-        most=100.0,
+        maximum=100.0,
         read_by=f"{PLAN}, {SIMULATOR}",
     )
     seconds_before_queue_per_token: Number = _seconds("tokenising", unit="s per prompt token", read_by=f"{PLAN}, {SIMULATOR}")
     steps_before_answer: Number = constant(
         0.0, "from the end of a prompt until its first token is seen: tokens sent in groups, a scheduler that runs ahead",
-        unit="decode steps", most=1e5, read_by=f"{PLAN}, {SIMULATOR}",
+        unit="decode steps", maximum=1e5, read_by=f"{PLAN}, {SIMULATOR}",
     )  # fmt: skip
     steps_to_balance: Number = constant(
         0.0,
         "more of them where attention groups wait for prompts of their own",
         unit="decode steps",
-        most=1e5,
+        maximum=1e5,
         read_by=f"{PLAN}, {SIMULATOR}",
     )
     seconds_to_start: Number = _seconds(
         "that the first requests of a run wait besides: kernels are compiled and tuned, connections opened",
         unit="s per run",
-        most=1e4,
+        maximum=1e4,
         read_by=FIT,
     )
 
@@ -156,13 +160,13 @@ class Scheduler:
 class Room:
     """What an engine does with a chip's memory."""
 
-    reserved_bytes: Number = constant(0.0, "that the engine keeps for itself on a chip", unit="B", most=1e13)
-    memory_share: Number = constant(1.0, "of the rest, that it uses", unit="share", least=1e-3, most=1.0)
+    reserved_bytes: Number = constant(0.0, "that the engine keeps for itself on a chip", unit="B", maximum=1e13)
+    memory_share: Number = constant(1.0, "of the rest, that it uses", unit="share", least=1e-3, maximum=1.0)
     small_kv: Number = constant(
         0.0,
         "1: KV cache in 8 bits where the model is computed in 8 or fewer, unless told; 0: in 16",
         unit="0 or 1",
-        most=1.0,
+        maximum=1.0,
         read_by=f"{PLAN}, {FIT}",
     )
 
@@ -170,9 +174,9 @@ class Room:
 GROUPS: Final[dict[str, Any]] = {
     "kernels": Kernels, "overheads": Overheads, "experts": Experts, "scheduler": Scheduler, "room": Room,
 }  # fmt: skip
-GROUP_OF: Final[dict[str, str]] = {f.name: group for group, kind in GROUPS.items() for f in fields(kind)}
+GROUP_BY_NAME: Final[dict[str, str]] = {f.name: group for group, kind in GROUPS.items() for f in fields(kind)}
 """The group of each constant; names are unique over all groups, so that files of engines list them flat."""
-CONSTANTS: Final = tuple(GROUP_OF)
+CONSTANTS: Final = tuple(GROUP_BY_NAME)
 DESCRIPTIONS: Final[dict[str, dict[str, Any]]] = {
     f.name: {**f.metadata, "default": f.default} for kind in GROUPS.values() for f in fields(kind)
 }
@@ -182,7 +186,7 @@ RUN_WAITS: Final = (*WAIT_NAMES, "seconds_to_start")
 """The same in measured runs, whose means hold their start."""
 
 
-def problem_of(name: str, value: object) -> str:
+def find_problem(name: str, value: object) -> str:
     """Return what is wrong with a value of the constant `name`, "" for nothing.
 
     >>> problem_of("memory_efficiency", 50)
@@ -190,10 +194,14 @@ def problem_of(name: str, value: object) -> str:
     >>> problem_of("memory_efficiency", 0.8)
     ''
     """
-    told = DESCRIPTIONS[name]
+    description = DESCRIPTIONS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"must be a number, not {shown(value)}"
-    if told["least"] <= value <= told["most"]:
+    if description["least"] <= value <= description["most"]:
         return ""
-    bounds = f"at least {told['least']:g}" if math.isinf(told["most"]) else f"from {told['least']:g} to {told['most']:g}"
-    return f"must be {bounds} ({told['unit'] + ' ' if told['unit'] else ''}{told['line']}), not {shown(value)}"
+    bounds = (
+        f"at least {description['least']:g}"
+        if math.isinf(description["most"])
+        else f"from {description['least']:g} to {description['most']:g}"
+    )
+    return f"must be {bounds} ({description['unit'] + ' ' if description['unit'] else ''}{description['line']}), not {shown(value)}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from steptime.number_checks import Number
 from steptime.physics.layout import Layout, exchanges_experts
-from steptime.physics.layout_constraints import ENGINE, KNOWN, Facts, Rule, axis, near
+from steptime.physics.layout_constraints import ENGINE, READ_ENGINES, Facts, Rule, axis, near
 
 VLLM, SGLANG, TRTLLM = "github.com/vllm-project/vllm", "github.com/sgl-project/sglang", "github.com/NVIDIA/TensorRT-LLM"
 
@@ -34,10 +34,10 @@ def deepep_counts(host: float, ranks: Number) -> Any:
 
 
 def _kv_heads_hold(facts: Facts, layout: Layout) -> Any:
-    tp, held = axis(layout.tp), axis(True)
+    tp, replicated = axis(layout.tp), axis(True)
     for heads in facts.kv_kinds:
-        held = held & ((heads % tp == 0) | (tp % heads == 0))
-    return held
+        replicated = replicated & ((heads % tp == 0) | (tp % heads == 0))
+    return replicated
 
 
 def _kv_heads_reason(facts: Facts, layout: Layout) -> str:
@@ -52,10 +52,10 @@ def _kv_heads_reason(facts: Facts, layout: Layout) -> str:
 
 
 def _state_heads_hold(facts: Facts, layout: Layout) -> Any:
-    held = axis(True)
+    replicated = axis(True)
     for heads in facts.state_heads:
-        held = held & (heads % axis(layout.group) == 0)
-    return held
+        replicated = replicated & (heads % axis(layout.group) == 0)
+    return replicated
 
 
 def _copies_needed(facts: Facts, layout: Layout) -> Any:
@@ -83,17 +83,17 @@ def _sharing(layout: Layout) -> Any:
     return np.maximum(axis(layout.stage) // axis(layout.ep), 1)
 
 
-def _divided(columns: int, ways: Any, block: int) -> Any:
+def _divided(columns: int, shards: Any, block: int) -> Any:
     """Whether columns come out even over chips, in whole blocks; holds where none are known."""
-    return axis(True) if not columns else columns % (ways * max(block, 1)) == 0
+    return axis(True) if not columns else columns % (shards * max(block, 1)) == 0
 
 
-def _columns_reason(facts: Facts, columns: int, ways: Any, what: str, block: int = 0) -> str:
-    each = f"{columns:,} columns of {what} in {facts.model}"
+def _columns_reason(facts: Facts, columns: int, shards: Any, label: str, block: int = 0) -> str:
+    columns_text = f"{columns:,} columns of {label} in {facts.model}"
     if not block:
-        return f"{each} do not come out even over {ways} chips, as {_who(facts)} needs"
+        return f"{columns_text} do not come out even over {shards} chips, as {_who(facts)} needs"
     return (
-        f"{each} leave each of {ways} chips {columns / float(np.max(ways)):g}, which are no whole blocks of {block} that share "
+        f"{columns_text} leave each of {shards} chips {columns / float(np.max(shards)):g}, which are no whole blocks of {block} that share "
         f"a scale, as {_who(facts)} needs"
     )
 
@@ -112,7 +112,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="KV heads",
         scope=ENGINE,
-        engines=KNOWN,
+        engines=READ_ENGINES,
         says="tp divides the KV heads, or is a multiple of them; a latent counts as one head, so that any tp will do",
         holds=_kv_heads_hold,
         reason=_kv_heads_reason,
@@ -153,7 +153,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="even experts in an exchange",
         scope=ENGINE,
-        engines=KNOWN,
+        engines=READ_ENGINES,
         says="where attention groups exchange tokens, experts and their redundant copies are a multiple of ep",
         holds=lambda f, x: ~(exchanges_experts(x) & _uneven(f, x)),
         reason=_uneven_reason,
@@ -223,7 +223,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="columns",
         scope=ENGINE,
-        engines=KNOWN,
+        engines=READ_ENGINES,
         says="tp x cp divides the columns of dense feed-forward blocks",
         holds=lambda f, x: _divided(f.columns, axis(x.group), 0),
         reason=lambda f, x: _columns_reason(f, f.columns, x.group, "feed-forward blocks"),
@@ -236,7 +236,7 @@ ENGINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="expert columns",
         scope=ENGINE,
-        engines=KNOWN,
+        engines=READ_ENGINES,
         says="the chips that share an expert (tp x cp x dp / ep; all of a stage with ep 1) divide its columns",
         holds=lambda f, x: _divided(f.expert_columns, _sharing(x), 0),
         reason=lambda f, x: _columns_reason(f, f.expert_columns, _sharing(x), "an expert"),

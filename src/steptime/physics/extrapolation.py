@@ -25,7 +25,7 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 
 LARGEST_MEASURED: Final = 8  # chips of a replica in the runs that engines were fitted to
-FEW: Final = 30  # runs on a system under which its own errors are hardly known
+MIN_RUNS_PER_SYSTEM: Final = 30  # runs on a system under which its own errors are hardly known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Distance:
     late: float = 0.0
 
 
-APART: Final = Distance(words="prefill and decode in pools of their own", low=0.2, high=0.2, late=1.5)
+SEPARATE_POOLS: Final = Distance(words="prefill and decode in pools of their own", low=0.2, high=0.2, late=1.5)
 WIDE: Final = Distance(words="replicas of more than 8 chips", low=0.15, high=0.1)
 GROUPS: Final = Distance(words="attention groups on AMD's chips", low=0.1, high=1.2)
 STAGED: Final = Distance(words="pipeline stages", low=0.33, high=0.33)  # no run at all: a guess
@@ -60,21 +60,21 @@ def distances(
     """
     if not engine.fit:
         return ()
-    apart, other = reader is not None, layout if reader is None else reader
-    chips, stages, groups = (np.maximum(getattr(layout, way), getattr(other, way)) for way in ("chips", "pp", "dp"))
+    is_disaggregated, prefill_layout = reader is not None, layout if reader is None else reader
+    chips, stages, groups = (np.maximum(getattr(layout, axis), getattr(prefill_layout, axis)) for axis in ("chips", "pp", "dp"))
     runs = engine.fit.get("systems")
-    few = runs is not None and int(runs.get(system.name, 0)) < FEW and engine.anchor is None
+    has_few_runs = runs is not None and int(runs.get(system.name, 0)) < MIN_RUNS_PER_SYSTEM and engine.anchor is None
     return (
-        (APART, np.asarray(apart)),
+        (SEPARATE_POOLS, np.asarray(is_disaggregated)),
         (WIDE, chips > LARGEST_MEASURED),
         (GROUPS, np.logical_and(groups > 1, system.chip.vendor == "AMD")),
         (STAGED, stages > 1),
-        (WITH_DRAFTS, np.asarray(drafts and not apart)),
-        (FEW_RUNS, np.asarray(few)),
+        (WITH_DRAFTS, np.asarray(drafts and not is_disaggregated)),
+        (FEW_RUNS, np.asarray(has_few_runs)),
     )
 
 
-def widening(ways: Iterable[tuple[Distance, Array]], quantity: str = "tpot") -> tuple[Number, Number]:
+def widening(flags: Iterable[tuple[Distance, Array]], quantity: str = "tpot") -> tuple[Number, Number]:
     """Return the logarithms by which distances widen a range of "tpot" or "ttft", to both sides; 0 where there is none.
 
     >>> [round(float(x), 3) for x in widening(((APART, np.True_), (WIDE, np.True_), (STAGED, np.False_)))]
@@ -82,7 +82,7 @@ def widening(ways: Iterable[tuple[Distance, Array]], quantity: str = "tpot") -> 
     """
     low: Number = 0.0
     high: Number = 0.0
-    for one, there in ways:
-        above = one.high if quantity == "tpot" else max(one.high, one.late)
-        low, high = low + there * one.low**2, high + there * above**2
+    for flag, applies in flags:
+        above = flag.high if quantity == "tpot" else max(flag.high, flag.late)
+        low, high = low + applies * flag.low**2, high + applies * above**2
     return np.sqrt(low), np.sqrt(high)

@@ -18,7 +18,7 @@ from steptime.models.model import Model, Op
 from steptime.number_checks import Array, Number, some
 from steptime.physics.chip_memory import ACTIVATION_BYTES
 from steptime.physics.compute_dtype import Computed
-from steptime.physics.layout import ways_of
+from steptime.physics.layout import shard_count
 from steptime.physics.moe_kernels import four_bits
 from steptime.physics.op_work import NARROW, ROW_BYTES, SECOND, UNPACKED, Demand, Pass, computed_in, in_blocks, ledger
 
@@ -44,8 +44,8 @@ class Products:
     split: Array
     flops: Array
     weights: Array
-    whole: Array
-    shared: Array
+    unsharded_values: Array
+    sharded_values: Array
     short: Array
     second: Array
     narrow: Array
@@ -54,15 +54,15 @@ class Products:
     blocked: Array
     logits: Array
 
-    def parts(self, most: int) -> Iterator[Products]:
+    def parts(self, largest: int) -> Iterator[Products]:
         """Yield the products in parts of at most so many."""
-        if most >= len(self.ops):
+        if largest >= len(self.ops):
             yield self
             return
-        for first in range(0, len(self.ops), most):
-            some_ = slice(first, first + most)
-            columns = {name: getattr(self, name)[some_] for name in COLUMNS}
-            yield replace(self, ops=self.ops[some_], **columns)
+        for first in range(0, len(self.ops), largest):
+            rows_slice = slice(first, first + largest)
+            columns = {name: getattr(self, name)[rows_slice] for name in COLUMNS}
+            yield replace(self, ops=self.ops[rows_slice], **columns)
 
     def by_term(self) -> Mapping[str, list[int]]:
         """Return the places of the products of each term."""
@@ -81,13 +81,13 @@ def is_product(op: Op) -> bool:
 
 
 @lru_cache(maxsize=256)
-def products_of(
+def collect_products(
     model: Model, *, merged: bool, stem: bool, vendor: str, peak: tuple[str, ...], rules: tuple[Computed, ...]
 ) -> Products:
     """Return the products of a model's layers, or of its stem, on a chip that multiplies `peak` arithmetic."""
-    found = ledger(model, merged=merged)
-    ops = tuple((op, 1) for op in found.stem) if stem else found.layers
-    return stacked_products([one for one in ops if is_product(one[0])], vendor, peak, rules)
+    totals = ledger(model, merged=merged)
+    ops = tuple((op, 1) for op in totals.stem) if stem else totals.layers
+    return stacked_products([entry for entry in ops if is_product(entry[0])], vendor, peak, rules)
 
 
 def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collection[str], rules: Iterable[Computed]) -> Products:
@@ -102,8 +102,8 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
 
     def short(op: Op, instances: int, kind: str) -> float:
         product = 2 * op.inputs * op.outputs
-        known = product and abs(product - instances * op.flops_per_row) <= EXACT * product
-        return instances / op.inputs / ROW_BYTES.get(kind, 2) if known else 0.0
+        is_exact = product and abs(product - instances * op.flops_per_row) <= EXACT * product
+        return instances / op.inputs / ROW_BYTES.get(kind, 2) if is_exact else 0.0
 
     def unpacked(op: Op, kind: str) -> float:
         return op.format.bytes if op.format.bytes < NARROW and kind in UNPACKED else math.inf
@@ -116,8 +116,10 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
         split=column(splits.index(_split(op)) for op, _ in ops),
         flops=column(0.0 if op.rows == "lookup" else op.flops_per_row for op, _ in ops),
         weights=column(0.0 if op.rows == "lookup" else op.weights * op.format.bytes for op, _ in ops),
-        whole=column(0.0 if op.rows == "lookup" else op.outputs if op.name in SECOND else op.inputs for op, _ in ops),
-        shared=column(op.inputs if op.name in SECOND and op.rows != "lookup" else op.outputs for op, _ in ops),
+        unsharded_values=column(
+            0.0 if op.rows == "lookup" else op.outputs if op.name in SECOND else op.inputs for op, _ in ops
+        ),
+        sharded_values=column(op.inputs if op.name in SECOND and op.rows != "lookup" else op.outputs for op, _ in ops),
         short=column(short(op, n, kind) for (op, n), kind in zip(ops, kinds, strict=True)),
         second=column(op.name in SECOND for op, _ in ops),
         narrow=column(op.format.bytes < NARROW for op, _ in ops),
@@ -128,25 +130,27 @@ def stacked_products(ops: Iterable[tuple[Op, int]], vendor: str, peak: Collectio
     )
 
 
-def products_demand(products: Products, of: Pass) -> tuple[Demand, int]:
+def products_demand(products: Products, context: Pass) -> tuple[Demand, int]:
     """Return what products ask of the busiest chip for one micro-batch, and the number of axes of all that the time depends on.
 
     A figure that differs from product to product has one more axis, the first, with a row for each.
     """
-    chip, kernels = of.system.chip, of.engine.kernels
+    chip, kernels = context.system.chip, context.engine.kernels
     bandwidth = chip.hbm.bandwidth
-    peaks = [of.rate(stored)[1] for stored in products.stored]
-    ways = [ways_of(parts, of.layout.group) for parts in products.splits]
+    peaks = [context.rate(stored)[1] for stored in products.stored]
+    shards = [shard_count(parts, context.layout.group) for parts in products.splits]
     constants = (
         kernels.fp4_efficiency, kernels.block_efficiency, kernels.fill_bytes, kernels.narrow_efficiency, kernels.unpack_rate,
         kernels.activation_traffic, kernels.roofline_norm,
     )  # fmt: skip
-    axes = max(map(_axes, (of.rows, of.logits, of.compute, of.memory, bandwidth, *constants, *peaks, *ways)))
+    axes = max(
+        map(_axes, (context.rows, context.logits, context.compute, context.memory, bandwidth, *constants, *peaks, *shards))
+    )
 
     def column(values: Array) -> Array:
         return values.reshape(-1, *(1,) * axes)
 
-    def each(values: list[Number], which: Array) -> Number:
+    def spread(values: list[Number], which: Array) -> Number:
         """Return the value of each product, of those that differ."""
         if len(values) == 1:
             return values[0]
@@ -156,16 +160,16 @@ def products_demand(products: Products, of: Pass) -> tuple[Demand, int]:
             rows[row] = value
         return rows[which]
 
-    sharing = each(ways, products.split)
-    rows = of.rows
+    sharing = spread(shards, products.split)
+    rows = context.rows
     if some(products.logits):
-        rows = np.where(column(products.logits), of.logits, of.rows)
-    efficiency, reading = of.compute, of.memory
+        rows = np.where(column(products.logits), context.logits, context.rows)
+    efficiency, reading = context.compute, context.memory
     if some(products.four):
         efficiency = np.where(column(products.four), efficiency * kernels.fp4_efficiency, efficiency)
     if some(products.blocked):
         efficiency = np.where(column(products.blocked), efficiency * kernels.block_efficiency, efficiency)
-    if of.fills:
+    if context.fills:
         sums = np.where(column(products.second), sharing, 1.0) * column(products.short)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
     if some(products.narrow):
@@ -174,17 +178,17 @@ def products_demand(products: Products, of: Pass) -> tuple[Demand, int]:
         reading = np.minimum(reading, kernels.unpack_rate * column(products.unpacked) / bandwidth)
     activations: Number = 0.0
     if some(kernels.activation_traffic):
-        moved = column(products.shared) / sharing + column(products.whole)
+        moved = column(products.sharded_values) / sharing + column(products.unsharded_values)
         activations = rows * (moved * (ACTIVATION_BYTES * kernels.activation_traffic))
-    asked = Demand(
+    demand = Demand(
         rows * (column(products.flops) / sharing),
-        each(peaks, products.rate),
+        spread(peaks, products.rate),
         column(products.weights) / sharing,
         activations,
         efficiency=efficiency,
         memory_efficiency=reading,
     )
-    return asked, axes
+    return demand, axes
 
 
 def _split(op: Op) -> float:
@@ -196,7 +200,7 @@ def _axes(value: Number) -> int:
     return 0 if type(value) is float else np.ndim(value)
 
 
-def row_of(asked: Demand, place: int, axes: int) -> Demand:
+def demand_row(demand: Demand, place: int, axes: int) -> Demand:
     """Return what one of several products asks: that row of all figures with an axis more than `axes`."""
-    figures = {f.name: getattr(asked, f.name) for f in fields(Demand)}
+    figures = {f.name: getattr(demand, f.name) for f in fields(Demand)}
     return Demand(**{name: value[place] if np.ndim(value) > axes else value for name, value in figures.items()})

@@ -54,9 +54,9 @@ class Layout(Tabular):
         return self.stage * self.pp
 
     def __repr__(self) -> str:
-        shown = ((f.name, f.default, getattr(self, f.name)) for f in fields(self))
-        given = (f"{name}={in_words(value, '{:g}'.format)}" for name, usual, value in shown if np.any(value != usual))
-        return f"Layout({', '.join(given)})"
+        values = ((f.name, f.default, getattr(self, f.name)) for f in fields(self))
+        texts = (f"{name}={in_words(value, '{:g}'.format)}" for name, usual, value in values if np.any(value != usual))
+        return f"Layout({', '.join(texts)})"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the ways that are not 1, and the chips of a replica."""
@@ -77,8 +77,8 @@ def show_layout(layout: Layout) -> str:
     ('tp8 ep8', 'one chip')
     """
     short = {"microbatches": "mb", "replicas": "x", "redundant_experts": "red"}
-    shown = [f"{short.get(n, n)}{getattr(layout, n):g}" for n in NAMES if getattr(layout, n) > (n != "redundant_experts")]
-    return " ".join(shown) or "one chip"
+    texts = [f"{short.get(n, n)}{getattr(layout, n):g}" for n in NAMES if getattr(layout, n) > (n != "redundant_experts")]
+    return " ".join(texts) or "one chip"
 
 
 def check_ways(layout: Layout) -> Layout:
@@ -100,7 +100,7 @@ def check_ways(layout: Layout) -> Layout:
     return replace(layout, **{name: np.asarray(value) for name, value in lists.items()}) if lists else layout
 
 
-def ways_of(parts: float, chips: Number) -> Number:
+def shard_count(parts: float, chips: Number) -> Number:
     """Ways that `parts`, which cannot be cut, are divided over chips, by the chip that holds most of them.
 
     >>> [float(ways_of(8, chips)) for chips in (1, 6, 8, 16)], float(ways_of(10, 8)), float(ways_of(math.inf, 6))
@@ -124,6 +124,6 @@ def shaped(layout: Layout, dimensions: int) -> Layout:
     return replace(layout, **{n: np.asarray(getattr(layout, n)).reshape((-1,) + (1,) * dimensions) for n in NAMES})
 
 
-def taken(layout: Layout, index: Any) -> Layout:
+def select_layouts(layout: Layout, index: Any) -> Layout:
     """Return the layout with the rows `index` of every array field."""
     return Layout(**{name: np.asarray(getattr(layout, name))[index] for name in NAMES})

@@ -17,7 +17,7 @@ from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 
 MODEL, SEARCH, ENGINE = "model", "search", "engine"  # scopes of rules
-KNOWN = ("vllm", "sglang", "trtllm")  # engines whose source was read; any other obeys what all of these do
+READ_ENGINES = ("vllm", "sglang", "trtllm")  # engines whose source was read; any other obeys what all of these do
 LARGEST_HOST = 8  # chips of one host where a system's file tells none: no server of several such boards holds more
 FREE = ("", "ideal")  # no engine, and the one that does whatever mathematics allows
 BETWEEN = {"gate_proj": "outputs", "up_proj": "outputs", "down_proj": "inputs"}  # side of a matrix that has a block's columns
@@ -50,8 +50,8 @@ class Facts:
     expert_block: int = 0
     cached: bool = True
     domain: Number = math.inf
-    whole: Number = math.inf
-    most: Number = math.inf
+    domain_chips: Number = math.inf
+    max_chips: Number = math.inf
     chips: Number = math.inf
     engine: str = ""
     two_batch: float = 2.0
@@ -79,21 +79,23 @@ class Rule:
         """Whether an engine of that name obeys it."""
         if not self.engines:
             return True
-        return set(KNOWN) <= set(self.engines) if engine not in (*KNOWN, *FREE) else engine in self.engines
+        return set(READ_ENGINES) <= set(self.engines) if engine not in (*READ_ENGINES, *FREE) else engine in self.engines
 
 
-def facts_of(model: Model, system: System, *, chips: int | None = None, engine: Engine | None = None, role: str = "") -> Facts:
+def collect_facts(
+    model: Model, system: System, *, chips: int | None = None, engine: Engine | None = None, role: str = ""
+) -> Facts:
     """Return what rules ask, of `chips` of the system (by default any number), an engine (by default any) and a role."""
     shape = _shape(model)
-    most = system.scale_out.size
+    largest = system.scale_out.size
     inside = system.scale_up.size if chips is None else min(system.scale_up.size, chips)
     return Facts(
         **shape,
         system=system.name,
         domain=inside,
-        whole=system.scale_up.size,
-        most=most,
-        chips=most if chips is None else chips,
+        domain_chips=system.scale_up.size,
+        max_chips=largest,
+        chips=largest if chips is None else chips,
         engine="" if engine is None else engine.name,
         role=role,
         two_batch=2.0 if engine is None else float(engine.scheduler.two_batch),
@@ -154,13 +156,13 @@ def axis(value: Number) -> Any:
     return np.asarray(value)
 
 
-def near(whole: Number, ways: Number) -> str:
-    """Write the divisors of `whole` that are nearest to `ways`.
+def near(total: Number, degree: Number) -> str:
+    """Write the divisors of `total` that are nearest to `degree`.
 
     >>> near(12, 5), near(7, 3)
     ('4 or 6', '1 or 7')
     """
-    if np.ndim(whole) or np.ndim(ways):
+    if np.ndim(total) or np.ndim(degree):
         return "ways that divide it"
-    number, about = int(whole), float(ways)
+    number, about = int(total), float(degree)
     return " or ".join(str(d) for d in sorted(sorted(divisors(number), key=lambda d: abs(d - about))[:2]))

@@ -16,7 +16,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.physics.engine_rules import ENGINE_RULES
 from steptime.physics.layout import NAMES, Layout, check_ways
-from steptime.physics.layout_constraints import ENGINE, MODEL, SEARCH, Facts, Rule, axis, facts_of, near
+from steptime.physics.layout_constraints import ENGINE, MODEL, SEARCH, Facts, Rule, axis, collect_facts, near
 
 
 def _copies(layout: Layout) -> str:
@@ -79,8 +79,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         name="chips of the machine",
         scope=MODEL,
-        holds=lambda f, x: axis(x.chips * x.replicas) <= f.most,
-        reason=lambda f, x: f"{np.max(x.chips * x.replicas):,} chips are more than the {np.max(f.most):,} of {f.system}",
+        holds=lambda f, x: axis(x.chips * x.replicas) <= f.max_chips,
+        reason=lambda f, x: f"{np.max(x.chips * x.replicas):,} chips are more than the {np.max(f.max_chips):,} of {f.system}",
     ),
     Rule(
         name="chips of the deployment",
@@ -121,7 +121,7 @@ def check_rules(layout: Layout, model: Model, system: System) -> None:
 
     `check_ways` has passed the layout.
     """
-    for reason in reasons(layout, facts_of(model, system), scopes=(MODEL,)):
+    for reason in reasons(layout, collect_facts(model, system), scopes=(MODEL,)):
         raise LayoutError(reason)
 
 
@@ -137,12 +137,12 @@ def broken(layout: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH,
 
 def allowed(layouts: Layout, facts: Facts, scopes: Iterable[str] = (MODEL, SEARCH, ENGINE)) -> Any:
     """Return which of the layouts, fields of shape (layouts,), break no rule: booleans of that shape."""
-    held = np.ones(np.broadcast_shapes(*(np.shape(getattr(layouts, name)) for name in NAMES)), dtype=bool)
+    is_allowed = np.ones(np.broadcast_shapes(*(np.shape(getattr(layouts, name)) for name in NAMES)), dtype=bool)
     for rule in _in_force(facts, scopes):
-        held &= rule.holds(facts, layouts)
-    return held
+        is_allowed &= rule.holds(facts, layouts)
+    return is_allowed
 
 
 def _in_force(facts: Facts, scopes: Iterable[str]) -> list[Rule]:
-    wanted = tuple(scopes)
-    return [rule for rule in RULES if rule.scope in wanted and rule.binds(facts.engine)]
+    requested_scopes = tuple(scopes)
+    return [rule for rule in RULES if rule.scope in requested_scopes and rule.binds(facts.engine)]

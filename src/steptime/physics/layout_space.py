@@ -14,7 +14,7 @@ from steptime.models.model import Model
 from steptime.number_checks import Number, divisors
 from steptime.physics.engine import Engine
 from steptime.physics.layout import NAMES, Layout
-from steptime.physics.layout_constraints import Facts, facts_of
+from steptime.physics.layout_constraints import Facts, collect_facts
 from steptime.physics.layout_rules import allowed
 from steptime.physics.replica_placement import replicas
 
@@ -31,22 +31,22 @@ def legal(
     An attention group stays inside the scale-up domain; a stage may span several. microbatches: micro-batches a stage.
     engine: leaves out what it cannot run; by default any can.
     """
-    facts = facts_of(model, system, chips=chips, engine=engine)
-    tried = list(dict.fromkeys(proposed(facts, chips, microbatches)))
-    if not tried:
+    facts = collect_facts(model, system, chips=chips, engine=engine)
+    proposals = list(dict.fromkeys(proposed(facts, chips, microbatches)))
+    if not proposals:
         return []
-    layouts = Layout(**dict(zip(WAYS, np.array(tried).T, strict=True)))
-    sizes = np.broadcast_to(layouts.chips, (len(tried),)).tolist()
-    many = {each: replicas(system.scale_up.size, chips, each) for each in set(sizes)}
-    kept = allowed(layouts, facts)
+    layouts = Layout(**dict(zip(DEGREES, np.array(proposals).T, strict=True)))
+    sizes = np.broadcast_to(layouts.chips, (len(proposals),)).tolist()
+    replica_counts = {size: replicas(system.scale_up.size, chips, size) for size in set(sizes)}
+    is_legal = allowed(layouts, facts)
     return [
-        Layout(**dict(zip(WAYS, ways, strict=True)), replicas=many[each])
-        for ways, each, good in zip(tried, sizes, kept, strict=True)
+        Layout(**dict(zip(DEGREES, degrees, strict=True)), replicas=replica_counts[size])
+        for degrees, size, good in zip(proposals, sizes, is_legal, strict=True)
         if good
     ]
 
 
-WAYS = tuple(name for name in NAMES if name != "replicas")  # of one replica
+DEGREES = tuple(name for name in NAMES if name != "replicas")  # of one replica
 
 
 def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -58,7 +58,7 @@ def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterato
     largest = min(chips, max(domain, LARGEST_REPLICA))
     heads = [t for t in divisors(facts.heads) if t <= domain]
     for tp, pp, cp in product(heads, [p for p in STAGES if p <= min(facts.depth, chips)], CONTEXT_WAYS):
-        for dp in groups(largest // (tp * cp * pp), shared=facts.experts > 0, domain=facts.whole):
+        for dp in groups(largest // (tp * cp * pp), shared=facts.experts > 0, domain=facts.domain_chips):
             for ep in expert_ways(tp * cp * dp, dp, facts.experts):
                 copies = -facts.experts % ep  # redundant experts with which every chip holds as many
                 for parts in microbatches:
@@ -67,20 +67,20 @@ def proposed(facts: Facts, chips: int, microbatches: tuple[int, ...]) -> Iterato
 
 def not_tried(layout: Layout, facts: Facts, chips: int, microbatches: tuple[int, ...] = (1, 2)) -> str:
     """Return which axis keeps a layout out of those worth trying, "" where it is among them."""
-    found = list(proposed(facts, chips, microbatches))
-    for at, name in enumerate(WAYS):
-        ways = sorted({x[at] for x in found})
-        found = [x for x in found if x[at] == getattr(layout, name)]
-        if not found:
-            return f"{name}={getattr(layout, name)} is not tried here; ways that are: {', '.join(map(str, ways))}"
+    proposals = list(proposed(facts, chips, microbatches))
+    for index, name in enumerate(DEGREES):
+        degrees = sorted({x[index] for x in proposals})
+        proposals = [x for x in proposals if x[index] == getattr(layout, name)]
+        if not proposals:
+            return f"{name}={getattr(layout, name)} is not tried here; ways that are: {', '.join(map(str, degrees))}"
     return ""
 
 
 LADDER = (1, 3, 5, 7, 9, 11, 13)  # times powers of two: eight even steps to an octave, of which one is left out
 
 
-def groups(most: int, *, shared: bool, domain: Number = math.inf) -> list[int]:
-    """Return the attention groups worth trying, up to `most`: the rungs of a ladder, and what divides a scale-up domain.
+def groups(largest: int, *, shared: bool, domain: Number = math.inf) -> list[int]:
+    """Return the attention groups worth trying, up to `largest`: the rungs of a ladder, and what divides a scale-up domain.
 
     Above `LARGEST_REPLICA` the rungs are powers of two.
 
@@ -89,13 +89,13 @@ def groups(most: int, *, shared: bool, domain: Number = math.inf) -> list[int]:
     >>> groups(40, shared=True)[13:], groups(34, shared=True, domain=34)[13:]
     ([14, 16, 18, 20, 22, 24, 26, 28, 32, 36, 40], [14, 16, 17, 18, 20, 22, 24, 26, 28, 32, 34])
     """
-    if most < 1:
+    if largest < 1:
         return []
     if not shared:
         return [1]
-    rungs = {odd * 2**n for odd in LADDER for n in range(most.bit_length()) if odd == 1 or odd * 2**n <= LARGEST_REPLICA}
-    whole = divisors(int(domain)) if math.isfinite(domain) else ()
-    return sorted(way for way in rungs.union(whole) if way <= most)
+    rungs = {odd * 2**n for odd in LADDER for n in range(largest.bit_length()) if odd == 1 or odd * 2**n <= LARGEST_REPLICA}
+    domain_divisors = divisors(int(domain)) if math.isfinite(domain) else ()
+    return sorted(degree for degree in rungs.union(domain_divisors) if degree <= largest)
 
 
 @lru_cache(maxsize=4096)
@@ -107,5 +107,5 @@ def expert_ways(stage: int, dp: int, experts: int) -> tuple[int, ...]:
     """
     if not experts:
         return (1,)
-    most = max(w for w in divisors(stage) if w <= experts)
-    return tuple(sorted({1, most} if dp == 1 or most == stage else {1}))
+    largest = max(w for w in divisors(stage) if w <= experts)
+    return tuple(sorted({1, largest} if dp == 1 or largest == stage else {1}))

@@ -67,15 +67,15 @@ def cycle(layers: Number, stem: Number, links: Number, hops: Number, *, microbat
     in_chain = chain >= period
     operators = ~in_chain & (by_operators >= by_links)
     linked = ~in_chain & ~operators
-    alone = np.where(in_chain, 1.0, 0.0)
+    unchained = np.where(in_chain, 1.0, 0.0)
     single = share * (layers + links) + stem
     return Cycle(
         period=period,
         latency=np.maximum(chain - single + np.minimum(period, microbatches * single), period),
-        layers=alone + operators * microbatches * share,
-        stem=alone + operators * microbatches,
-        links=alone + linked * microbatches * share,
-        hops=alone,
+        layers=unchained + operators * microbatches * share,
+        stem=unchained + operators * microbatches,
+        links=unchained + linked * microbatches * share,
+        hops=unchained,
     )
 
 
@@ -98,7 +98,7 @@ def bounds(
     fullest = microbatches * share
     for name in dict.fromkeys((*operators, *stem, *links)):
         inside, outside = operators.get(name, 0.0) + links.get(name, 0.0), stem.get(name, 0.0)
-        whole, stage = inside + outside, fullest * inside + microbatches * outside
-        lower = np.maximum(lower, np.maximum(whole, stage))
-        serial, serial_stage = serial + whole, serial_stage + stage
+        latency, stage = inside + outside, fullest * inside + microbatches * outside
+        lower = np.maximum(lower, np.maximum(latency, stage))
+        serial, serial_stage = serial + latency, serial_stage + stage
     return lower, np.maximum(serial + hops, serial_stage)

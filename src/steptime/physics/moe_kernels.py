@@ -17,25 +17,25 @@ class Chain:
     each of its matrices.
     """
 
-    beside: int
+    extra_kernels: int
     quantising: int
     wide: float
     narrow: float = 0.0
-    each: float = 0.0
+    per_matrix: float = 0.0
     source: str
 
 
-APART: Final = Chain(
-    beside=3,
+SEPARATE_KERNELS: Final = Chain(
+    extra_kernels=3,
     quantising=2,
     wide=5.0,
-    each=2.0,
+    per_matrix=2.0,
     source="vLLM 0.19, layers/fused_moe/fused_moe.py: moe_align_block_size, silu_and_mul, moe_sum",
 )
 """Rows are sorted (read and written), read by the first products, written by the last, read by the sum; the columns of all but
 the last are written, read by the activation, written again and read."""
 FUSED: Final = Chain(
-    beside=0,
+    extra_kernels=0,
     quantising=1,
     wide=2.25,
     narrow=0.5,
@@ -44,7 +44,7 @@ FUSED: Final = Chain(
 """One chain sorts and activates within the products: rows are read in 4 bits, written in 16 and read by the sum; columns are
 written and read in 4 bits."""
 TWO_STAGES: Final = Chain(
-    beside=1,
+    extra_kernels=1,
     quantising=2,
     wide=2.5,
     narrow=3.0,
@@ -73,7 +73,7 @@ def multiplied_in(computed: tuple[str, ...], peak: Collection[str]) -> str:
     return next((kind for kind in computed if kind in peak), SIXTEEN)
 
 
-def chain_of(stored: str, kind: str, vendor: str) -> Chain:
+def kernel_chain(stored: str, kind: str, vendor: str) -> Chain:
     """Return how experts run whose arithmetic is `stored` and which are multiplied in `kind`, on the chips of a vendor.
 
     >>> [chain_of(*of, "NVIDIA").beside for of in (("fp8", "fp8"), ("fp4", "fp4"), ("fp4", "bf16"), ("fp6", "bf16"))]
@@ -83,4 +83,4 @@ def chain_of(stored: str, kind: str, vendor: str) -> Chain:
     """
     if vendor == AMD:
         return TWO_STAGES
-    return FUSED if kind == FOUR or stored == SIX else APART
+    return FUSED if kind == FOUR or stored == SIX else SEPARATE_KERNELS

@@ -25,9 +25,9 @@ class Traffic:
     latency: Number
     calls: Number = 1.0
 
-    def __add__(self, other: Traffic) -> Traffic:
-        busy = tuple(a + b for a, b in zip(self.busy, other.busy, strict=True))
-        return Traffic(busy, self.latency + other.latency, self.calls + other.calls)
+    def __add__(self, addend: Traffic) -> Traffic:
+        busy = tuple(a + b for a, b in zip(self.busy, addend.busy, strict=True))
+        return Traffic(busy, self.latency + addend.latency, self.calls + addend.calls)
 
     def __mul__(self, times: Number) -> Traffic:
         return Traffic(tuple(b * times for b in self.busy), self.latency * times, self.calls * times)
@@ -52,9 +52,9 @@ def members_by_level(domains: tuple[Domain, ...], size: Number, stride: Number =
     members = []
     outer = np.asarray(size, dtype=np.float64)  # groups still apart once the levels below have met
     for domain in domains[:-1]:
-        apart = np.minimum(np.ceil(size * stride / domain.size - 1e-9), outer)
-        members.append(outer / apart)
-        outer = apart
+        outer_members = np.minimum(np.ceil(size * stride / domain.size - 1e-9), outer)
+        members.append(outer / outer_members)
+        outer = outer_members
     return (*members, outer)
 
 
@@ -83,14 +83,16 @@ def all_reduce(
     if link.topology in ("ring", "torus"):
         return two
     moved = (members - 1) * bytes_ / link.bandwidth
-    one = Traffic((moved, *(0.0 for _ in beyond)), (members > 1) * link.latency, (members > 1) * 1.0)
+    traffic = Traffic((moved, *(0.0 for _ in beyond)), (members > 1) * link.latency, (members > 1) * 1.0)
     within = np.asarray(beyond[0] <= 1) if beyond else np.asarray(True)
-    saved = two.latency - one.latency + (two.calls - one.calls) * overhead - (one.busy[0] - two.busy[0]) / efficiency
+    saved = (
+        two.latency - traffic.latency + (two.calls - traffic.calls) * overhead - (traffic.busy[0] - two.busy[0]) / efficiency
+    )
     direct = within & (saved > 0)
     if not np.any(direct):
         return two
-    busy = tuple(np.where(direct, a, b) for a, b in zip(one.busy, two.busy, strict=True))
-    return Traffic(busy, np.where(direct, one.latency, two.latency), np.where(direct, one.calls, two.calls))
+    busy = tuple(np.where(direct, a, b) for a, b in zip(traffic.busy, two.busy, strict=True))
+    return Traffic(busy, np.where(direct, traffic.latency, two.latency), np.where(direct, traffic.calls, two.calls))
 
 
 def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Number) -> Traffic:
@@ -102,11 +104,11 @@ def _reduce_and_gather(system: System, size: Number, bytes_: Number, stride: Num
         if not np.any(members > 1):
             busy.append(0.0)
             continue
-        rest = bytes_ / members
-        busy.append((bytes_ - rest) * (2 / domain.link.bandwidth))
+        shard_bytes = bytes_ / members
+        busy.append((bytes_ - shard_bytes) * (2 / domain.link.bandwidth))
         latency = latency + 2 * messages(domain.link, members) * domain.link.latency
         calls = calls + 2.0 * (members > 1)
-        bytes_ = rest
+        bytes_ = shard_bytes
     return Traffic(tuple(busy), latency, calls)
 
 
@@ -138,8 +140,8 @@ def exchange(
     busy: list[Number] = []
     latency: Number = 0.0
     groups = np.asarray(size, dtype=np.float64)  # groups to tell apart at this level: chips, then nodes, then pods
-    for domain, here in zip(system.domains, members, strict=True):
-        if not np.any(here > 1):
+    for domain, local_members in zip(system.domains, members, strict=True):
+        if not np.any(local_members > 1):
             busy.append(0.0)
             continue
         limited = expert_groups > active_groups
@@ -148,10 +150,10 @@ def exchange(
             if limited
             else distinct_hit(experts, active, groups)
         )
-        away = np.where(here > 1, (groups - 1) / groups, 0.0)
+        away = np.where(local_members > 1, (groups - 1) / groups, 0.0)
         busy.append(tokens * (hit * away * token_bytes / domain.link.bandwidth))
-        latency = latency + messages(domain.link, here) * domain.link.latency
-        groups = groups / here
+        latency = latency + messages(domain.link, local_members) * domain.link.latency
+        groups = groups / local_members
     return Traffic(tuple(busy), latency, (np.asarray(size) > 1) * 1.0)
 
 
@@ -165,13 +167,13 @@ def point_to_point(system: System, size: Number, bytes_: Number, stride: Number)
     latency: Number = 0.0
     outer = np.asarray(size, dtype=np.float64)
     looped = np.where(outer > 1, 1.0, 0.0)
-    for domain, here in zip(system.domains, members, strict=True):
-        if not np.any(here > 1):
+    for domain, local_members in zip(system.domains, members, strict=True):
+        if not np.any(local_members > 1):
             busy.append(0.0)
             continue
-        hops = outer - outer / here
-        outer = outer / here
-        back = looped * np.where((here > 1) & (outer <= 1), 1.0, 0.0)
+        hops = outer - outer / local_members
+        outer = outer / local_members
+        back = looped * np.where((local_members > 1) & (outer <= 1), 1.0, 0.0)
         busy.append(hops * bytes_ / domain.link.bandwidth)
         latency = latency + (hops + back) * domain.link.latency
     return Traffic(tuple(busy), latency, np.asarray(size, dtype=np.float64) * looped)

@@ -22,10 +22,18 @@ from steptime.hardware.system import System
 from steptime.models.model import Attention, Model, Op, entries_read, pairs
 from steptime.number_checks import Number, some
 from steptime.physics.chip_memory import ACTIVATION_BYTES, cache_ways, expert_slots, state_ways
-from steptime.physics.compute_dtype import DECODE, LATENT_DECODE, LATENT_PREFILL, PREFILL, WEIGHTS, Computed, arithmetic_of
+from steptime.physics.compute_dtype import (
+    DECODE,
+    LATENT_DECODE,
+    LATENT_PREFILL,
+    PREFILL,
+    WEIGHTS,
+    Computed,
+    select_compute_dtype,
+)
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.moe_kernels import FOUR, Chain, chain_of, four_bits, multiplied_in
+from steptime.physics.moe_kernels import FOUR, Chain, four_bits, kernel_chain, multiplied_in
 
 QUANTISED = ("fp8", "fp4", "int8")  # arithmetic that needs its inputs quantised first
 UNPACKED = ("bf16", "fp16")  # arithmetic to which a chip itself widens narrower weights
@@ -55,20 +63,20 @@ class Work:
         return self.decode + self.prompts
 
 
-def work_of(given: Mapping[str, Any], layout: Layout) -> Work:
-    """Return the rows that one micro-batch brings to an attention group; `given` are the arguments of `mixed_step`."""
+def build_work(inputs: Mapping[str, Any], layout: Layout) -> Work:
+    """Return the rows that one micro-batch brings to an attention group; `inputs` are the arguments of `mixed_step`."""
     m, dp = layout.microbatches, layout.dp
-    sequences = busiest(given["batch"], dp * m)
-    group_prompts = busiest(given["prompts"], dp) / m
+    sequences = busiest(inputs["batch"], dp * m)
+    group_prompts = busiest(inputs["prompts"], dp) / m
     return Work(
         sequences=sequences,
-        decode=sequences * given["query"],
+        decode=sequences * inputs["query"],
         prompts=group_prompts,
-        prefill=group_prompts * given["tokens"],
-        everywhere=(given["batch"] * given["query"] + given["prompts"] * given["tokens"]) / m,
-        context=given["context"] * 1.0,
-        tokens=given["tokens"] * 1.0,
-        prefix=given["prefix"] * 1.0,
+        prefill=group_prompts * inputs["tokens"],
+        everywhere=(inputs["batch"] * inputs["query"] + inputs["prompts"] * inputs["tokens"]) / m,
+        context=inputs["context"] * 1.0,
+        tokens=inputs["tokens"] * 1.0,
+        prefix=inputs["prefix"] * 1.0,
     )
 
 
@@ -80,13 +88,13 @@ def busiest(count: Number, groups: Number) -> Number:
     >>> [float(busiest(count, 4)) for count in (0, 0.5, 3.5, 4, 4.25, 5)], float(busiest(2.5, 1))
     ([0.0, 1.0, 1.0, 1.0, 1.25, 2.0], 2.5)
     """
-    whole = np.floor(count + 1e-9)
-    part = np.maximum(count - whole, 0.0)
-    found: Number = np.ceil(whole / groups - 1e-9) + 0.0  # never -0
+    rounded = np.floor(count + 1e-9)
+    part = np.maximum(count - rounded, 0.0)
+    largest: Number = np.ceil(rounded / groups - 1e-9) + 0.0  # never -0
     if some(part):
-        found = (1 - part) * found + part * np.ceil((whole + 1) / groups - 1e-9)
-        found = np.maximum(found, np.minimum(np.ceil(count), 1.0))
-    return found
+        largest = (1 - part) * largest + part * np.ceil((rounded + 1) / groups - 1e-9)
+        largest = np.maximum(largest, np.minimum(np.ceil(count), 1.0))
+    return largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,26 +203,32 @@ def computed_in(rules: Iterable[Computed], stored: tuple[str, ...], peak: Collec
     >>> computed_in((), ("fp6", "bf16"), ("fp4", "bf16"), "AMD"), computed_in((), ("fp6", "bf16"), ("fp4", "bf16"), "")
     (('fp4', 'bf16'), ('fp6', 'bf16'))
     """
-    computed = arithmetic_of(rules, WEIGHTS, stored, peak)
+    computed = select_compute_dtype(rules, WEIGHTS, stored, peak)
     narrow = computed[0] in four_bits(vendor) and computed[0] not in peak and FOUR in peak
     return (FOUR, *computed[1:]) if narrow else computed
 
 
-def routed_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
+def routed_demand(op: Op, context: Pass, *, instances: int = 1) -> Demand:
     """Return what routed experts ask of the busiest chip for one micro-batch; they stand for so many `instances`."""
-    work, system, layout, kernels, experts = of.work, of.system, of.layout, of.engine.kernels, of.engine.experts
-    computed, peak = of.rate(op.format.arithmetic)
+    work, system, layout, kernels, experts = (
+        context.work,
+        context.system,
+        context.layout,
+        context.engine.kernels,
+        context.engine.experts,
+    )
+    computed, peak = context.rate(op.format.arithmetic)
     slots, sharing = expert_slots(op, layout), layout.stage / layout.ep
     copies = slots * layout.ep  # that the tokens choose among
     touched = experts_touched(slots, slots * op.active / copies, work.everywhere, experts.expert_evenness)
     share = np.minimum(touched / slots, 1.0)
-    most = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
-    touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), most)
+    reachable = np.where(work.everywhere < 1, work.everywhere, np.minimum(slots, work.everywhere * op.active))
+    touched = np.minimum(largest_of(touched, touched * (1 - share), layout.ep, np.maximum(1 - 2 * share, 0.0)), reachable)
     least = np.minimum(work.everywhere, 1.0)  # the busiest chip has at least one
     touched = np.maximum(touched, least)
     rows = work.everywhere * op.active / layout.ep
-    alone = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
-    rows = np.maximum(largest_of(rows, rows * alone, layout.ep), least)
+    distinct_factor = (op.experts - op.active) / np.maximum(op.experts - 1, 1)  # a token's experts differ from one another
+    rows = np.maximum(largest_of(rows, rows * distinct_factor, layout.ep), least)
     rows = rows * np.where(np.asarray(layout.ep) > 1, experts.expert_imbalance, 1.0)  # one chip has all rows
     rows = np.minimum(rows, work.everywhere * np.minimum(op.active, slots))
     if some(experts.expert_tile_rows):
@@ -226,13 +240,13 @@ def routed_demand(op: Op, of: Pass, *, instances: int = 1) -> Demand:
         efficiency = efficiency * kernels.fp4_efficiency
     if computed[0] == "fp8" and "fp4" in system.chip.peak:
         efficiency = efficiency * kernels.block_efficiency
-    if of.fills:
+    if context.fills:
         sums = shortness(op, sharing, instances) / ROW_BYTES.get(computed[0], 2)
         efficiency = efficiency / (1 + kernels.fill_bytes * sums)
     activations: Number = 0.0
     if some(kernels.activation_traffic):
         kind = multiplied_in(computed, system.chip.peak)
-        moved = moved_values(op, sharing, instances, chain_of(op.format.arithmetic[0], kind, system.chip.vendor))
+        moved = moved_values(op, sharing, instances, kernel_chain(op.format.arithmetic[0], kind, system.chip.vendor))
         activations = rows * (moved * ACTIVATION_BYTES * kernels.activation_traffic)
     flops, weights = rows * (op.flops_per_row / sharing), touched * op.weights * (op.format.bytes / sharing)
     return Demand(flops, peak, weights, activations, efficiency=efficiency, memory_efficiency=reading)
@@ -258,7 +272,7 @@ def moved_values(op: Op, sharing: Number, instances: int, chain: Chain) -> Numbe
     """Return the values of 16 bits that go through memory for each row of routed experts, moved by a `chain` of kernels."""
     columns = op.columns * instances
     matrices = op.flops_per_row / (2 * op.inputs * op.columns) if op.inputs and op.columns else 0.0
-    return chain.wide * op.inputs + (chain.narrow + chain.each * matrices) * columns / sharing
+    return chain.wide * op.inputs + (chain.narrow + chain.per_matrix * matrices) * columns / sharing
 
 
 def in_blocks(op: Op) -> bool:
@@ -275,34 +289,36 @@ def in_blocks(op: Op) -> bool:
 
 def attention_demands(a: Attention, work: Work, system: System, layout: Layout, engine: Engine) -> dict[str, Demand]:
     """Return what a token mixer asks of a chip, by phase: "decode" and "prefill"."""
-    kv_ways, held = cache_ways(a, layout), state_ways(a, layout)
+    kv_ways, state_shards = cache_ways(a, layout), state_ways(a, layout)
     latent = a.expand_flops > 0
 
-    def peak(what: str) -> Number:
-        rate: Number = peak_rate(system.chip.peak, arithmetic_of(engine.arithmetic, what, a.arithmetic, system.chip.peak))
+    def peak(operation: str) -> Number:
+        rate: Number = peak_rate(
+            system.chip.peak, select_compute_dtype(engine.arithmetic, operation, a.arithmetic, system.chip.peak)
+        )
         return rate
 
-    found = {}
+    demands = {}
     if some(work.decode):
-        read = entries_read(a, work.context)
-        flops = work.decode * (a.flops_per_pair_decode * read / layout.cp + a.state_flops_per_token) / layout.tp
-        moved = work.sequences * (read * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
+        entries = entries_read(a, work.context)
+        flops = work.decode * (a.flops_per_pair_decode * entries / layout.cp + a.state_flops_per_token) / layout.tp
+        moved = work.sequences * (entries * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_shards)
         busy = busy_parts(work.sequences, engine.kernels.latent_contexts) if latent else 1.0
         reached = engine.kernels.attention_efficiency * (engine.kernels.latent_efficiency * busy if latent else 1.0)
         rate = peak(LATENT_DECODE if latent else DECODE)
-        found["decode"] = Demand(flops, rate, kv=moved, efficiency=reached, memory_efficiency=busy)
+        demands["decode"] = Demand(flops, rate, kv=moved, efficiency=reached, memory_efficiency=busy)
     if some(work.prefill):
         flops = work.prompts * (
             a.flops_per_pair_prefill * pairs(a, work.tokens, work.prefix)
             + a.expand_flops * work.prefix
             + a.state_flops_per_token * work.tokens
         )
-        kept = np.minimum(work.prefix, a.window * a.stride) + work.tokens
-        moved = work.prompts * (kept / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / held)
+        window_tokens = np.minimum(work.prefix, a.window * a.stride) + work.tokens
+        moved = work.prompts * (window_tokens / a.stride * a.kv_bytes / kv_ways + 2 * a.state_bytes / state_shards)
         reached = engine.kernels.attention_efficiency
         rate = peak(LATENT_PREFILL if latent else PREFILL)
-        found["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)
-    return found
+        demands["prefill"] = Demand(flops / layout.group, rate, kv=moved, efficiency=reached)
+    return demands
 
 
 def busy_parts(sequences: Number, parts: Number) -> Number:
@@ -316,9 +332,9 @@ def busy_parts(sequences: Number, parts: Number) -> Number:
     """
     if not np.any(np.isfinite(parts)):
         return 1.0
-    whole = np.floor(sequences + 1e-9)
-    rounds = np.maximum(np.ceil(whole / parts - 1e-9), 1.0)
-    rounds = rounds + np.maximum(sequences - whole, 0.0) * (np.ceil((whole + 1) / parts - 1e-9) - rounds)
+    rounded = np.floor(sequences + 1e-9)
+    rounds = np.maximum(np.ceil(rounded / parts - 1e-9), 1.0)
+    rounds = rounds + np.maximum(sequences - rounded, 0.0) * (np.ceil((rounded + 1) / parts - 1e-9) - rounds)
     return np.where(np.isfinite(parts), np.maximum(sequences, FEWEST) / (rounds * parts), 1.0)
 
 
@@ -374,27 +390,27 @@ def kernel_counts(
     vendor: who made the chip; peak: the arithmetic that it has; rules: in which an engine multiplies formats.
     """
 
-    def kernels_of(op: Op) -> tuple[int, int]:
+    def launches(op: Op) -> tuple[int, int]:
         """Kernels that a step launches, those of `seconds_per_expert_layer` left out, and those that quantise inputs."""
         stored = op.format.arithmetic
         kind = multiplied_in(computed_in(rules, stored, peak, vendor), peak)
-        chain = chain_of(stored[0], kind, vendor)
+        chain = kernel_chain(stored[0], kind, vendor)
         quantises = kind in (*QUANTISED, *four_bits(vendor))
         if op.rows == "routed":
-            return chain.beside, chain.quantising * quantises
+            return chain.extra_kernels, chain.quantising * quantises
         return 1, int(quantises)
 
-    found = dict.fromkeys(KERNELS, 0)
+    counts = dict.fromkeys(KERNELS, 0)
     for layer, n in model.layers:
         kernels = {_reads(op): op for op in layer.ops if op.flops_per_row and op.rows != "none"}
-        found["layer"] += n
-        launched = [kernels_of(op) for op in kernels.values()]
-        found["kernel"] += n * sum(one for one, _ in launched)
-        found["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
-        found["quantised_kernel"] += n * sum(quantising for _, quantising in launched)
-        found["expert_layer"] += n * (layer.routed is not None)
-        found["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
-        found["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
-        found["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
-        found["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)
-    return found
+        counts["layer"] += n
+        launched = [launches(op) for op in kernels.values()]
+        counts["kernel"] += n * sum(count for count, _ in launched)
+        counts["kernel"] += n * sum(op.name in HEAD_NORMS for op in layer.ops)
+        counts["quantised_kernel"] += n * sum(quantising for _, quantising in launched)
+        counts["expert_layer"] += n * (layer.routed is not None)
+        counts["attention_layer"] += n * sum(a.state_bytes == 0 for a in layer.attention)
+        counts["latent_layer"] += n * sum(a.expand_flops > 0 for a in layer.attention)
+        counts["state_layer"] += n * sum(a.state_bytes > 0 for a in layer.attention)
+        counts["selected_layer"] += n * sum(math.isfinite(a.selected) for a in layer.attention)
+    return counts

@@ -12,7 +12,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number, some
 from steptime.physics.engine import Engine, constant
-from steptime.physics.gemm_work import Products, products_demand, products_of, row_of
+from steptime.physics.gemm_work import Products, collect_products, demand_row, products_demand
 from steptime.physics.op_work import (
     Demand,
     Ledger,
@@ -38,67 +38,69 @@ class Operator:
     count: Number = 1
     instances: Number = 1
 
-    def all_of(self, asked: Number) -> Number:
+    def scaled(self, amount: Number) -> Number:
         """What all of them ask for, where one asks for so much."""
-        return asked if type(self.count) is int and self.count == 1 else self.count * asked
+        return amount if type(self.count) is int and self.count == 1 else self.count * amount
 
 
-def run_layers(clock: Clock, found: Ledger, model: Model, of: Pass, *, merged: bool) -> None:
+def run_layers(clock: Clock, totals: Ledger, model: Model, context: Pass, *, merged: bool) -> None:
     """Add the operators and token mixers of all layers, and the overheads that go with them."""
-    system, engine = of.system, of.engine
-    run_products(clock, _products(model, of, merged=merged, stem=False), of)
+    system, engine = context.system, context.engine
+    run_products(clock, _products(model, context, merged=merged, stem=False), context)
     operators = [
-        Operator(op.term, op.name, routed_demand(op, of, instances=n), instances=n)
-        for op, n in found.layers
+        Operator(op.term, op.name, routed_demand(op, context, instances=n), instances=n)
+        for op, n in totals.layers
         if op.rows == "routed"
     ]
-    for mixer, n in found.mixers:
-        phases = attention_demands(mixer, of.work, system, of.layout, engine).items()
-        operators += [Operator("attention", f"{mixer.name}, {phase}", asked, n, n) for phase, asked in phases]
+    for mixer, n in totals.mixers:
+        phases = attention_demands(mixer, context.work, system, context.layout, engine).items()
+        operators += [Operator("attention", f"{mixer.name}, {phase}", demand, n, n) for phase, demand in phases]
     run(clock, operators, system, engine)
     for kernel, times in kernel_counts(model, system.chip.vendor, tuple(system.chip.peak), engine.arithmetic).items():
-        each = constant(engine, f"seconds_per_{kernel}")
-        if times and some(each):
-            clock.wait(kernel.replace("_", " "), times, each)
+        launch_seconds = constant(engine, f"seconds_per_{kernel}")
+        if times and some(launch_seconds):
+            clock.wait(kernel.replace("_", " "), times, launch_seconds)
 
 
-def run_stem(clock: Clock, model: Model, of: Pass, *, merged: bool) -> None:
+def run_stem(clock: Clock, model: Model, context: Pass, *, merged: bool) -> None:
     """Add the operators before and after the layers, and what the host does for a step and its sequences."""
-    engine = of.engine
-    run_products(clock, _products(model, of, merged=merged, stem=True), of)
+    engine = context.engine
+    run_products(clock, _products(model, context, merged=merged, stem=True), context)
     if some(engine.overheads.seconds_per_step):
         clock.wait("step", 1, engine.overheads.seconds_per_step)
     if some(engine.overheads.seconds_per_sequence):
-        clock.wait("sequences of a group", of.work.decode, engine.overheads.seconds_per_sequence)
+        clock.wait("sequences of a group", context.work.decode, engine.overheads.seconds_per_sequence)
 
 
-def _products(model: Model, of: Pass, *, merged: bool, stem: bool) -> Products:
-    chip = of.system.chip
-    return products_of(model, merged=merged, stem=stem, vendor=chip.vendor, peak=tuple(chip.peak), rules=of.engine.arithmetic)
+def _products(model: Model, context: Pass, *, merged: bool, stem: bool) -> Products:
+    chip = context.system.chip
+    return collect_products(
+        model, merged=merged, stem=stem, vendor=chip.vendor, peak=tuple(chip.peak), rules=context.engine.arithmetic
+    )
 
 
-def run_products(clock: Clock, products: Products, of: Pass) -> None:
+def run_products(clock: Clock, products: Products, context: Pass) -> None:
     """Add products that run one after another: rows of one array, as many at once as a core keeps in cache."""
-    norm, bandwidth = of.engine.kernels.roofline_norm, of.system.chip.hbm.bandwidth
-    points = math.prod(np.broadcast_shapes(np.shape(norm), np.shape(of.rows), np.shape(of.layout.group)))
+    norm, bandwidth = context.engine.kernels.roofline_norm, context.system.chip.hbm.bandwidth
+    points = math.prod(np.broadcast_shapes(np.shape(norm), np.shape(context.rows), np.shape(context.layout.group)))
     for part in products.parts(max(1, AT_ONCE // max(1, points))):
         if not part.ops:
             continue
-        asked, axes = products_demand(part, of)
-        compute: Array = np.asarray(compute_time(asked.flops, asked.peak, asked.efficiency))
-        traffic = {"weights": memory_time(asked.weights, bandwidth, asked.memory_efficiency)}
-        if some(asked.activations):
-            traffic["activations"] = memory_time(asked.activations, bandwidth, of.engine.kernels.memory_efficiency)
+        demand, axes = products_demand(part, context)
+        compute: Array = np.asarray(compute_time(demand.flops, demand.peak, demand.efficiency))
+        traffic = {"weights": memory_time(demand.weights, bandwidth, demand.memory_efficiency)}
+        if some(demand.activations):
+            traffic["activations"] = memory_time(demand.activations, bandwidth, context.engine.kernels.memory_efficiency)
         memory: Array = np.asarray(_sum([*traffic.values()]))
         busy = {"compute": np.add.reduce(compute), "memory": np.add.reduce(memory)}
         if not clock.parts:
             clock.add({"": np.add.reduce(overlap(compute, memory, norm))}, {}, busy)
             continue
-        seconds, to_compute, to_memory = (np.asarray(one) for one in overlapped(compute, memory, norm))
+        seconds, to_compute, to_memory = (np.asarray(array) for array in overlapped(compute, memory, norm))
         blame: dict[str, Number] = {"compute": np.add.reduce(to_compute)}
         if len(traffic) > 1:
             to_memory = to_memory / np.maximum(memory, TINY)
-            blame |= {what: np.add.reduce(to_memory * delivered) for what, delivered in traffic.items()}
+            blame |= {resource: np.add.reduce(to_memory * delivered) for resource, delivered in traffic.items()}
         else:
             blame["weights"] = np.add.reduce(to_memory)
         clock.add({term: np.add.reduce(seconds[rows]) for term, rows in part.by_term().items()}, blame, busy)
@@ -107,7 +109,7 @@ def run_products(clock: Clock, products: Products, of: Pass) -> None:
             clock.entries += [
                 Entry(
                     term=op.term, name=op.name, seconds=seconds[row], count=n, compute=compute[row], memory=memory[row],
-                    demand=row_of(asked, row, axes),
+                    demand=demand_row(demand, row, axes),
                 )
                 for row, (op, n) in enumerate(part.ops)
             ]  # fmt: skip
@@ -116,24 +118,27 @@ def run_products(clock: Clock, products: Products, of: Pass) -> None:
 def run(clock: Clock, operators: Sequence[Operator], system: System, engine: Engine) -> None:
     """Add operators that run one after another: the times of many are rows of one array."""
     norm = engine.kernels.roofline_norm
-    compute = [compute_time(one.all_of(one.demand.flops), one.demand.peak, one.demand.efficiency) for one in operators]
-    traffic = [_traffic(one, system, engine) for one in operators]
+    compute = [
+        compute_time(operator.scaled(operator.demand.flops), operator.demand.peak, operator.demand.efficiency)
+        for operator in operators
+    ]
+    traffic = [_traffic(operator, system, engine) for operator in operators]
     memory = [_sum(list(parts.values())) for parts in traffic]
     shape = np.broadcast_shapes(np.shape(norm), *map(np.shape, compute), *map(np.shape, memory))
-    most = max(1, AT_ONCE // max(1, math.prod(shape)))
-    for first in range(0, len(operators), most):
-        some = slice(first, first + most)
-        _run(clock, operators[some], _rows(compute[some], shape), _rows(memory[some], shape), traffic[some], norm)
+    rows_at_once = max(1, AT_ONCE // max(1, math.prod(shape)))
+    for first in range(0, len(operators), rows_at_once):
+        rows = slice(first, first + rows_at_once)
+        _run(clock, operators[rows], _rows(compute[rows], shape), _rows(memory[rows], shape), traffic[rows], norm)
 
 
 def _rows(values: Sequence[Number], shape: tuple[int, ...]) -> Array:
     if len(values) == 1:
         only = np.asarray(values[0])
         return only.reshape(1, *[1] * (len(shape) - only.ndim), *only.shape)
-    found = np.empty((len(values), *shape))
+    rows = np.empty((len(values), *shape))
     for row, value in enumerate(values):
-        found[row] = value
-    return found
+        rows[row] = value
+    return rows
 
 
 def _sum(parts: Sequence[Number] | Array) -> Number:
@@ -144,16 +149,16 @@ def _sum(parts: Sequence[Number] | Array) -> Number:
     return np.add.reduce(parts) if isinstance(parts, np.ndarray) else sum(parts[1:], parts[0])
 
 
-def _traffic(one: Operator, system: System, engine: Engine) -> dict[str, Number]:
+def _traffic(operator: Operator, system: System, engine: Engine) -> dict[str, Number]:
     """Return the seconds in which memory delivers what an operator reads: a cache, or weights and activations."""
-    demand, bandwidth, kernels = one.demand, system.chip.hbm.bandwidth, engine.kernels
+    demand, bandwidth, kernels = operator.demand, system.chip.hbm.bandwidth, engine.kernels
     if some(demand.kv):
         reached = kernels.attention_memory_efficiency * chip_factor(system, "memory", engine) * demand.memory_efficiency
-        return {"kv": memory_time(one.all_of(demand.kv), bandwidth, reached)}
-    found = {"weights": memory_time(one.all_of(demand.weights), bandwidth, demand.memory_efficiency)}
+        return {"kv": memory_time(operator.scaled(demand.kv), bandwidth, reached)}
+    traffic = {"weights": memory_time(operator.scaled(demand.weights), bandwidth, demand.memory_efficiency)}
     if some(demand.activations):
-        found["activations"] = memory_time(one.all_of(demand.activations), bandwidth, kernels.memory_efficiency)
-    return found
+        traffic["activations"] = memory_time(operator.scaled(demand.activations), bandwidth, kernels.memory_efficiency)
+    return traffic
 
 
 def _run(
@@ -173,19 +178,19 @@ def _run(
     seconds, to_compute, to_memory = parts
     terms: dict[str, Number] = {}
     blame: dict[str, Number] = {"compute": _sum(to_compute)}
-    for row, (one, delivered) in enumerate(zip(operators, traffic, strict=True)):
-        accumulate(terms, {one.term: seconds[row]})
-        for what, part in delivered.items():
+    for row, (operator, delivered) in enumerate(zip(operators, traffic, strict=True)):
+        accumulate(terms, {operator.term: seconds[row]})
+        for resource, part in delivered.items():
             share = part / np.maximum(memory[row], TINY) if len(delivered) > 1 else 1.0
-            accumulate(blame, {what: to_memory[row]}, share)
+            accumulate(blame, {resource: to_memory[row]}, share)
     clock.add(terms, blame, busy)
     if clock.explained:
         clock.entries += [
             Entry(
-                term=one.term, name=one.name, seconds=seconds[row], count=one.instances,
-                compute=compute[row], memory=memory[row], demand=one.demand, times=one.count,
+                term=operator.term, name=operator.name, seconds=seconds[row], count=operator.instances,
+                compute=compute[row], memory=memory[row], demand=operator.demand, times=operator.count,
             )
-            for row, one in enumerate(operators)
+            for row, operator in enumerate(operators)
         ]  # fmt: skip
 
 

@@ -13,19 +13,19 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, divisors
 
-ALIKE = 32  # domains of which each is filled in its own way; of more, some are filled alike
+INDIVIDUAL_DOMAINS = 32  # domains of which each is filled in its own way; of more, some are filled alike
 
 
-def replicas(domain: Number, chips: int, each: int) -> int:
-    """Return how many replicas of `each` chips fit in `chips` in domains of `domain` chips, the last one perhaps not whole.
+def replicas(domain: Number, chips: int, chips_per_replica: int) -> int:
+    """Return how many replicas of `chips_per_replica` chips fit in `chips` in domains of `domain` chips, the last one perhaps not whole.
 
     >>> replicas(8, 32, 3), replicas(8, 20, 3), replicas(8, 20, 12), replicas(72, 20, 3)
     (8, 5, 1, 6)
     """
-    whole = int(min(domain, chips))
-    if not whole or each > whole:
-        return chips // each
-    return int(chips // whole * (whole // each) + chips % whole // each)
+    domain_chips = int(min(domain, chips))
+    if not domain_chips or chips_per_replica > domain_chips:
+        return chips // chips_per_replica
+    return int(chips // domain_chips * (domain_chips // chips_per_replica) + chips % domain_chips // chips_per_replica)
 
 
 def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
@@ -36,7 +36,10 @@ def stays_inside(domain: Number, *pools: tuple[int, int]) -> bool:
     >>> stays_inside(8, (4, 1), (4, 1)), stays_inside(8, (4, 2), (4, 2)), stays_inside(8, (4, 3), (4, 1))
     (True, True, False)
     """
-    return any(sum(each * (many // k) for each, many in pools) <= domain for k in divisors(math.gcd(*(n for _, n in pools))))
+    return any(
+        sum(chips_per_replica * (count // k) for chips_per_replica, count in pools) <= domain
+        for k in divisors(math.gcd(*(n for _, n in pools)))
+    )
 
 
 @lru_cache(maxsize=8192)
@@ -49,35 +52,35 @@ def pairs(domain: float, chips: int, first: int, second: int) -> tuple[Array, Ar
     >>> [n.tolist() for n in pairs(8, 8, 3, 2)], [n.tolist() for n in pairs(8, 32, 6, 6)]
     ([[1, 2], [2, 1]], [[1, 2, 3], [3, 2, 1]])
     """
-    most = _most_of_second(int(min(domain, chips)), chips, first, second)
-    least_better = np.append(np.maximum.accumulate(most[::-1])[::-1][1:], 0)  # with more of the first
-    counts = np.nonzero((most > least_better) & (np.arange(len(most)) > 0))[0]
-    return counts, most[counts]
+    largest = _max_second_counts(int(min(domain, chips)), chips, first, second)
+    least_better = np.append(np.maximum.accumulate(largest[::-1])[::-1][1:], 0)  # with more of the first
+    counts = np.nonzero((largest > least_better) & (np.arange(len(largest)) > 0))[0]
+    return counts, largest[counts]
 
 
 @lru_cache(maxsize=4096)
-def _most_of_second(domain: int, chips: int, first: int, second: int) -> Array:
+def _max_second_counts(domain: int, chips: int, first: int, second: int) -> Array:
     """Return the most replicas of the second size beside each number of the first: shape (most of the first + 1,)."""
     if not domain or domain == chips:
-        return _beside(chips, first, second)
+        return _second_beside_first(chips, first, second)
     coarse = math.gcd(second, domain) > math.gcd(first, domain)  # groups of the second may be larger, and go first
     if first > domain and not (second > domain and coarse):
-        return _left_by_large(domain, chips, first, second)
+        return _counts_next_to_large(domain, chips, first, second)
     if second > domain:
-        return _inverse(_left_by_large(domain, chips, second, first))
+        return _inverse(_counts_next_to_large(domain, chips, second, first))
     if domain // second < domain // first:
-        return _inverse(_most_of_second(domain, chips, second, first))
-    inside = _alike(_beside(domain, first, second), chips // domain)
-    return _sums(inside, _beside(chips % domain, first, second))
+        return _inverse(_max_second_counts(domain, chips, second, first))
+    inside = _repeat_domains(_second_beside_first(domain, first, second), chips // domain)
+    return _max_plus_convolution(inside, _second_beside_first(chips % domain, first, second))
 
 
-def _beside(chips: int, first: int, second: int) -> Array:
+def _second_beside_first(chips: int, first: int, second: int) -> Array:
     """Return how many of the second size find room beside each number of the first in one domain of `chips`."""
-    found: Array = (chips - first * np.arange(chips // first + 1)) // second
-    return found
+    counts: Array = (chips - first * np.arange(chips // first + 1)) // second
+    return counts
 
 
-def _left_by_large(domain: int, chips: int, large: int, other: int) -> Array:
+def _counts_next_to_large(domain: int, chips: int, large: int, second_chips: int) -> Array:
     """Return how many of another size find room beside each number of replicas that are larger than a domain.
 
     The large ones take the first chips, one after another. Others that are larger too follow at once where any groups of
@@ -85,54 +88,58 @@ def _left_by_large(domain: int, chips: int, large: int, other: int) -> Array:
     """
     used = large * np.arange(chips // large + 1)
     touched = -(-used // domain) * domain  # chips of the domains that have some of them
-    rest = np.maximum(chips - np.minimum(touched, chips), 0)
-    if other > domain:
-        aligned = math.gcd(large, domain) % math.gcd(other, domain) == 0
-        found: Array = (chips - used if aligned else rest) // other
+    unused = np.maximum(chips - np.minimum(touched, chips), 0)
+    if second_chips > domain:
+        aligned = math.gcd(large, domain) % math.gcd(second_chips, domain) == 0
+        counts: Array = (chips - used if aligned else unused) // second_chips
     else:
-        found = (np.minimum(touched, chips) - used) // other + rest // domain * (domain // other) + rest % domain // other
-    return found
+        counts = (
+            (np.minimum(touched, chips) - used) // second_chips
+            + unused // domain * (domain // second_chips)
+            + unused % domain // second_chips
+        )
+    return counts
 
 
-def _inverse(most: Array) -> Array:
+def _inverse(largest: Array) -> Array:
     """Return the most of the first size beside each number of the second, from the most of the second beside the first."""
-    falling = np.maximum.accumulate(most[::-1])[::-1]
-    found: Array = np.searchsorted(-falling, -np.arange(falling[0] + 1), side="right") - 1
-    return found
+    falling = np.maximum.accumulate(largest[::-1])[::-1]
+    positions: Array = np.searchsorted(-falling, -np.arange(falling[0] + 1), side="right") - 1
+    return positions
 
 
-def _alike(one: Array, domains: int) -> Array:
-    """Return what fits into so many domains, each of which holds what `one` does.
+def _repeat_domains(counts: Array, domains: int) -> Array:
+    """Return what fits into so many domains, each of which holds what `counts` does.
 
     Exact up to `ALIKE` squared domains or so; of more, all but some are filled in groups that are alike.
     """
-    same = max(1, domains // ALIKE)
+    same = max(1, domains // INDIVIDUAL_DOMAINS)
     if same == 1:
-        return _power(one, domains)
-    grouped = _power(one, domains // same - 1)
+        return _power(counts, domains)
+    grouped = _power(counts, domains // same - 1)
     wide = np.full(same * (len(grouped) - 1) + 1, -1)
     wide[::same] = same * grouped
-    return _sums(_power(one, domains - same * (domains // same - 1)), wide)
+    return _max_plus_convolution(_power(counts, domains - same * (domains // same - 1)), wide)
 
 
-def _power(one: Array, domains: int) -> Array:
+def _power(counts: Array, domains: int) -> Array:
     """Return what fits into `domains` domains, each filled in its own way, by doubling."""
     if domains == 0:
         return np.zeros(1, dtype=np.int64)
-    half = _power(one, domains // 2)
-    both = _sums(half, half)
-    return _sums(both, one) if domains % 2 else both
+    half = _power(counts, domains // 2)
+    both = _max_plus_convolution(half, half)
+    return _max_plus_convolution(both, counts) if domains % 2 else both
 
 
-def _sums(left: Array, right: Array) -> Array:
+def _max_plus_convolution(first_counts: Array, second_counts: Array) -> Array:
     """Return the most of the second size over all ways to divide each number of the first over two places; -1: none there."""
-    if np.count_nonzero(left >= 0) > np.count_nonzero(right >= 0):
-        left, right = right, left
-    found = np.zeros(len(left) + len(right) - 1, dtype=np.int64)
-    there = np.nonzero(right >= 0)[0]
-    everywhere = len(there) == len(right)
-    most_right = right[there]
-    for number in np.nonzero(left >= 0)[0]:
-        place: Array | slice = slice(number, number + len(right)) if everywhere else there + number
-        found[place] = np.maximum(found[place], most_right + left[number])
-    return found
+    if np.count_nonzero(first_counts >= 0) > np.count_nonzero(second_counts >= 0):
+        first_counts, second_counts = second_counts, first_counts
+    sums = np.zeros(len(first_counts) + len(second_counts) - 1, dtype=np.int64)
+    occupied = np.nonzero(second_counts >= 0)[0]
+    everywhere = len(occupied) == len(second_counts)
+    most_right = second_counts[occupied]
+    for number in np.nonzero(first_counts >= 0)[0]:
+        place: Array | slice = slice(number, number + len(second_counts)) if everywhere else occupied + number
+        sums[place] = np.maximum(sums[place], most_right + first_counts[number])
+    return sums

@@ -44,8 +44,8 @@ def overlap(compute: Number, memory: Number, norm: Number = np.inf) -> Number:
     larger = np.maximum(compute, memory)
     if is_norm(norm, np.inf):
         return larger
-    found: Number = larger * root(1 + smaller_power(compute, memory, norm), norm)
-    return found
+    seconds: Number = larger * root(1 + smaller_power(compute, memory, norm), norm)
+    return seconds
 
 
 def is_norm(norm: Number, value: float) -> bool:
@@ -64,10 +64,10 @@ def smaller_power(compute: Number, memory: Number, norm: Number) -> Number:
     halves = 2 * norm if np.ndim(norm) == 0 else np.nan
     if halves not in HALVES:
         return ratio**norm
-    found: Number = ratio * 1.0 if halves % 2 == 0 else ratio * np.sqrt(ratio)  # products are ten times as quick as powers
+    power: Number = ratio * 1.0 if halves % 2 == 0 else ratio * np.sqrt(ratio)  # products are ten times as quick as powers
     for _ in range(int(norm) - 1):
-        found = found * ratio
-    return found
+        power = power * ratio
+    return power
 
 
 def root(value: Number, norm: Number) -> Number:
@@ -76,5 +76,5 @@ def root(value: Number, norm: Number) -> Number:
     >>> round(float(root(16.0, 4)), 12), round(float(root(27.0, 3)), 12)
     (2.0, 3.0)
     """
-    found: Number = value if is_norm(norm, 1) else np.exp(np.log(value) / norm)  # twice as quick as a power
-    return found
+    value_root: Number = value if is_norm(norm, 1) else np.exp(np.log(value) / norm)  # twice as quick as a power
+    return value_root

@@ -33,7 +33,7 @@ from steptime.physics.chip_memory import (
 )
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.physics.step import Step, following, mixed_step, times
+from steptime.physics.step import Step, add_passes, mixed_step, scale_step
 
 TERM = "drafts"
 
@@ -64,26 +64,26 @@ def drafted_step(
     prefix: Number = 0,
     layout: Layout,
     engine: Engine,
-    apart: bool = True,
+    is_disaggregated: bool = True,
     parts: bool = True,
     legal: bool = False,
 ) -> Step:
     """Return the time of a step that verifies and makes `drafts` tokens for each sequence; the rest is as of `mixed_step`.
 
-    A model without layers of its own that draft verifies drafts that come from elsewhere, in no time. apart: whether the time
+    A model without layers of its own that draft verifies drafts that come from elsewhere, in no time. is_disaggregated: whether the time
     of draft passes is a term of its own, or is added to the terms of the model. parts: whether there are terms at all.
     legal: as of `mixed_step`.
     """
-    given: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
-    step = mixed_step(model, system, **given, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
-    passes = draft_passes(model, system, given, drafts=drafts, layout=layout, engine=engine, parts=parts)
-    return following(step, passes, TERM if apart else None) if passes else step
+    sizes: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
+    step = mixed_step(model, system, **sizes, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
+    passes = draft_passes(model, system, sizes, drafts=drafts, layout=layout, engine=engine, parts=parts)
+    return add_passes(step, passes, TERM if is_disaggregated else None) if passes else step
 
 
 def draft_passes(
-    model: Model, system: System, given: dict[str, Any], *, drafts: int, layout: Layout, engine: Engine, parts: bool = True
+    model: Model, system: System, sizes: dict[str, Any], *, drafts: int, layout: Layout, engine: Engine, parts: bool = True
 ) -> list[tuple[float, Step]]:
-    """Return the passes of the draft layers in a step, with how many there are of each; given: of `mixed_step`."""
+    """Return the passes of the draft layers in a step, with how many there are of each; sizes: of `mixed_step`."""
     if not drafts or not model.draft:
         return []
     small = drafter(model)
@@ -93,16 +93,18 @@ def draft_passes(
     overheads = replace(engine.overheads, seconds_per_step=0.0)
     bare = replace(engine, overheads=overheads)
 
-    def passed(**asked: Any) -> Step:
-        each = {name: asked[name] / turns for name in ("batch", "prompts") if name in asked}
-        return times(mixed_step(small, system, **asked | each, layout=one_stage, engine=bare, parts=parts), turns)
+    def draft_pass(**pass_sizes: Any) -> Step:
+        sizes_per_turn = {name: pass_sizes[name] / turns for name in ("batch", "prompts") if name in pass_sizes}
+        return scale_step(
+            mixed_step(small, system, **pass_sizes | sizes_per_turn, layout=one_stage, engine=bare, parts=parts), turns
+        )
 
-    decodes, reads = bool(np.any(np.asarray(given["batch"]) > 0)), bool(np.any(np.asarray(given["prompts"]) > 0))
-    found = [(1.0, passed(**given))] if reads else []
-    again = drafts - len(found)
-    if decodes and again:
-        found.append((float(again), passed(batch=given["batch"], context=given["context"])))
-    return found
+    decodes, reads = bool(np.any(np.asarray(sizes["batch"]) > 0)), bool(np.any(np.asarray(sizes["prompts"]) > 0))
+    weighted_passes = [(1.0, draft_pass(**sizes))] if reads else []
+    repeats = drafts - len(weighted_passes)
+    if decodes and repeats:
+        weighted_passes.append((float(repeats), draft_pass(batch=sizes["batch"], context=sizes["context"])))
+    return weighted_passes
 
 
 def drafted_memory(
@@ -122,13 +124,13 @@ def drafted_memory(
     step_tokens: by default those that one attention group verifies for its sequences. legal: as of `memory_per_chip`.
     """
     sequences = sequences_per_group(batch, layout)
-    worked = sequences / layout.microbatches * (drafts + 1) if step_tokens is None else step_tokens
-    given: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": worked, "legal": legal}
-    held = memory_per_chip(model, system, batch=batch, context=context, **given)
+    step_rows = sequences / layout.microbatches * (drafts + 1) if step_tokens is None else step_tokens
+    arguments: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": step_rows, "legal": legal}
+    memory = memory_per_chip(model, system, batch=batch, context=context, **arguments)
     if not drafts or not model.draft:
-        return held
-    weights, each = draft_bytes(model, context, layout)
-    return replace(held, weights=held.weights + weights, cache=held.cache + sequences * each)
+        return memory
+    weights, draft_bytes_per_sequence = draft_bytes(model, context, layout)
+    return replace(memory, weights=memory.weights + weights, cache=memory.cache + sequences * draft_bytes_per_sequence)
 
 
 def drafted_sequences(
@@ -140,23 +142,23 @@ def drafted_sequences(
     layout: Layout,
     engine: Engine,
     step_tokens: Number = 0.0,
-    whole: bool = True,
+    is_integer: bool = True,
 ) -> Number:
     """Return how many sequences of `context` [tokens] one replica holds: `sequences_that_fit`, beside layers that draft."""
-    given: dict[str, Any] = {"context": context, "layout": layout, "engine": engine, "step_tokens": step_tokens}
+    arguments: dict[str, Any] = {"context": context, "layout": layout, "engine": engine, "step_tokens": step_tokens}
     if not drafts or not model.draft:
-        return sequences_that_fit(model, system, **given, whole=whole)
-    empty = drafted_memory(model, system, drafts=drafts, batch=0, **given)
-    each = cache_per_sequence(model, context, layout) + draft_bytes(model, context, layout)[1]
+        return sequences_that_fit(model, system, **arguments, is_integer=is_integer)
+    empty = drafted_memory(model, system, drafts=drafts, batch=0, **arguments)
+    bytes_per_sequence = cache_per_sequence(model, context, layout) + draft_bytes(model, context, layout)[1]
     room, endless = np.maximum(empty.capacity - empty.used, -1.0), np.where(empty.used > empty.capacity, -1.0, np.inf)
-    found = room / np.where(each > 0, each, 1.0)
-    return np.where(each > 0, np.floor(found) if whole else found, endless) * layout.dp
+    sequences = room / np.where(bytes_per_sequence > 0, bytes_per_sequence, 1.0)
+    return np.where(bytes_per_sequence > 0, np.floor(sequences) if is_integer else sequences, endless) * layout.dp
 
 
 def cache_moved(model: Model, context: Number, drafts: int) -> Number:
     """Return the bytes of cache that follow a prompt of `context` [tokens] to another pool, with those of draft layers."""
-    own = cache_bytes(model, context)
-    return own + cache_bytes(_stored(model), context) if drafts and model.draft else own
+    model_cache = cache_bytes(model, context)
+    return model_cache + cache_bytes(_stored(model), context) if drafts and model.draft else model_cache
 
 
 def draft_bytes(model: Model, context: Number, layout: Layout) -> tuple[Number, Number]:

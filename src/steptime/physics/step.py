@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model import Model
@@ -44,13 +44,13 @@ from steptime.number_checks import (
 )
 from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.chip_memory import stage_share
-from steptime.physics.chunked_evaluation import Whole, blocks_of, in_threads, parts_of
+from steptime.physics.chunked_evaluation import Assembly, block_slices, in_threads, split_blocks
 from steptime.physics.collectives import run_hops, run_network
 from steptime.physics.engine import Engine, anchored, engine_for
 from steptime.physics.layout import NAMES, Layout, check_ways
 from steptime.physics.layout_rules import check_rules
 from steptime.physics.microbatch_pipeline import bounds, cycle
-from steptime.physics.op_work import Pass, Work, ledger, slowness, work_of
+from steptime.physics.op_work import Pass, Work, build_work, ledger, slowness
 from steptime.physics.operator_time import run_layers, run_stem
 from steptime.physics.time_ledger import Clock, Entry, accumulate
 from steptime.physics.vision_encoder import tower_passes
@@ -59,7 +59,7 @@ from steptime.svg import NAMED, in_colours, stacked
 from steptime.units import show
 
 TIMES = ("lower", "total", "upper", "latency")
-GIVEN = ("batch", "context", "query", "prompts", "tokens", "prefix")
+PASS_SIZES = ("batch", "context", "query", "prompts", "tokens", "prefix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -96,11 +96,11 @@ class Step(Tabular):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the time with its bounds; the largest terms and resources with their shares of all points."""
         title = f"Step: {_seconds(self.total)}"
-        whole = float(np.sum(self.total)) or 1.0
+        total = float(np.sum(self.total)) or 1.0
         return title, {
             "bounds": f"{_seconds(self.lower)}, all overlapped; {_seconds(self.upper)}, nothing overlapped",
-            "terms": _largest(self.terms, whole),
-            "waits for": _largest(self.resources, whole),
+            "terms": _largest(self.terms, total),
+            "waits for": _largest(self.resources, total),
         }
 
     def drawing(self) -> str:
@@ -111,20 +111,20 @@ class Step(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point: total, bounds, what binds, and every term and resource [s]."""
-        found = {"total_s": self.total, "lower_s": self.lower, "upper_s": self.upper, "bound": self.bound}
-        found |= {f"{_worded(name)}_s": seconds for name, seconds in self.terms.items()}
-        return broadcast(found | {f"waits_for_{_worded(name)}_s": seconds for name, seconds in self.resources.items()})
+        columns = {"total_s": self.total, "lower_s": self.lower, "upper_s": self.upper, "bound": self.bound}
+        columns |= {f"{_worded(name)}_s": seconds for name, seconds in self.terms.items()}
+        return broadcast(columns | {f"waits_for_{_worded(name)}_s": seconds for name, seconds in self.resources.items()})
 
 
 def _seconds(values: Number) -> str:
     return in_words(values, lambda value: show(value, "s"))
 
 
-def _largest(parts: Mapping[str, Number], whole: float, most: int = 3) -> str:
+def _largest(parts: Mapping[str, Number], total: float, limit: int = 3) -> str:
     """Write the largest parts with their shares."""
-    sums = sorted(((float(np.sum(value)) / whole, name) for name, value in parts.items()), reverse=True)
-    left = len(sums) - most
-    return ", ".join(f"{name} {share:.0%}" for share, name in sums[:most]) + (f" and {left} more" if left > 0 else "")
+    sums = sorted(((float(np.sum(value)) / total, name) for name, value in parts.items()), reverse=True)
+    omitted = len(sums) - limit
+    return ", ".join(f"{name} {share:.0%}" for share, name in sums[:limit]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 def _worded(name: str) -> str:
@@ -146,13 +146,13 @@ def _evaluate(
     merged: whether operators that take the same time together as apart are joined; by default where that is exact. parts:
     whether the step has terms and resources.
     """
-    alike = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
-    explained, merged = merged is not None, alike if merged is None else merged
-    found = ledger(model, merged=merged)
+    is_mergeable = not some(engine.kernels.activation_traffic) and not some(engine.kernels.fill_bytes)
+    explained, merged = merged is not None, is_mergeable if merged is None else merged
+    totals = ledger(model, merged=merged)
     layers, stem, links, hops = (Clock(explained=explained, parts=parts) for _ in range(4))
-    of = Pass(work, system, layout, engine)
-    run_layers(layers, found, model, of, merged=merged)
-    run_stem(stem, model, of, merged=merged)
+    context = Pass(work, system, layout, engine)
+    run_layers(layers, totals, model, context, merged=merged)
+    run_stem(stem, model, context, merged=merged)
     run_network(links, model, work, system, layout, engine)
     run_hops(hops, model, work, system, layout, engine)
     share, m = stage_share(model, layout), layout.microbatches
@@ -164,15 +164,15 @@ def _evaluate(
     terms: dict[str, Number] = {}
     resources: dict[str, Number] = {}
     entries: list[Entry] = []
-    for part, times in ((layers, cycled.layers), (stem, cycled.stem), (links, cycled.links), (hops, cycled.hops)):
-        accumulate(terms, part.terms, times)
-        accumulate(resources, part.resources, times)
-        entries += [replace(entry, weight=times) for entry in part.entries]
+    for part, cycle_counts in ((layers, cycled.layers), (stem, cycled.stem), (links, cycled.links), (hops, cycled.hops)):
+        accumulate(terms, part.terms, cycle_counts)
+        accumulate(resources, part.resources, cycle_counts)
+        entries += [replace(entry, weight=cycle_counts) for entry in part.entries]
     shape = np.broadcast_shapes(np.shape(cycled.period), np.shape(upper), np.shape(lower))
 
     def full(value: Number) -> Any:
-        found = np.asarray(value, dtype=np.float64)
-        return found if found.shape == shape else np.broadcast_to(found, shape)
+        totals = np.asarray(value, dtype=np.float64)
+        return totals if totals.shape == shape else np.broadcast_to(totals, shape)
 
     step = Step(
         terms={name: full(value) for name, value in terms.items()},
@@ -211,14 +211,14 @@ def mixed_step(
     without them it takes half as long. legal: whether sizes and layouts are known to be sound, as those of a search.
     Raises LayoutError where the layout does not divide the model, RangeError for negative sizes or no work at all.
     """
-    model, system = model_of(model), system_of(system)
+    model, system = model_of(model), resolve_system(system)
     runs_on = engine_for(system, engine)
     if anchor is not None:
         runs_on = anchored(runs_on, anchor, model=model.name, system=system.name)
     inputs = {"batch": batch, "context": context, "query": query, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     layout = Layout() if layout is None else layout
     arrays = _arrays(inputs, layout) if legal else _checked(inputs, layout)
-    blocks = blocks_of(arrays)
+    blocks = split_blocks(arrays)
     if len(blocks) == 1 or not is_scalar(system):
         return _one_block(model, system, runs_on, arrays, parts=parts, legal=legal)
     return _filled(model, system, runs_on, arrays, blocks, parts=parts)
@@ -227,16 +227,16 @@ def mixed_step(
 def ledger_of_step(
     model: Model,
     system: System,
-    given: Mapping[str, Number],
+    sizes: Mapping[str, Number],
     *,
     layout: Layout | None = None,
     engine: Engine | str | None = None,
 ) -> tuple[Step, list[Entry]]:
     """Return a step and every operator, collective and overhead behind it, as recorded: their `counted` seconds add up to it.
 
-    given: the arguments of `mixed_step`.
+    sizes: the arguments of `mixed_step`.
     """
-    inputs = {name: given.get(name, 1 if name == "query" else 0) for name in GIVEN}
+    inputs = {name: sizes.get(name, 1 if name == "query" else 0) for name in PASS_SIZES}
     arrays = _checked(inputs, Layout() if layout is None else layout)
     return _one_layout(model, system, engine_for(system, engine), arrays, merged=False)
 
@@ -244,73 +244,80 @@ def ledger_of_step(
 def _checked(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
     """Return the arguments of a step and the axes of its layout as arrays; raise RangeError for sizes out of bounds."""
     for name, value in inputs.items():
-        most = MOST_SEQUENCES if name in ("batch", "prompts") else MOST_TOKENS
+        largest = MOST_SEQUENCES if name in ("batch", "prompts") else MOST_TOKENS
         if name == "query":
-            between(name, value, 1, most, "token")
+            between(name, value, 1, largest, "token")
         else:
-            at_least_zero(name, value, most=most)
-    ways = check_ways(layout)
-    arrays = _arrays(inputs, ways)
+            at_least_zero(name, value, most=largest)
+    checked_layout = check_ways(layout)
+    arrays = _arrays(inputs, checked_layout)
     check_shapes(**arrays)
     return arrays
 
 
 def _arrays(inputs: dict[str, Number], layout: Layout) -> dict[str, Any]:
-    given = inputs | {name: getattr(layout, name) for name in NAMES}
-    return {name: np.asarray(value) for name, value in given.items()}
+    values = inputs | {name: getattr(layout, name) for name in NAMES}
+    return {name: np.asarray(value) for name, value in values.items()}
 
 
 def _filled(
     model: Model, system: System, engine: Engine, arrays: dict[str, Any], blocks: list[dict[str, Any]], *, parts: bool
 ) -> Step:
     """Return the steps of blocks as one, along the axis that was cut; constants of an engine may have axes before it."""
-    places = parts_of(blocks)
-    whole = {name: Whole(places[-1].stop, axis=-max(a.ndim for a in arrays.values())) for name in ("terms", "resources", "")}
+    places = block_slices(blocks)
+    assemblies = {
+        name: Assembly(places[-1].stop, axis=-max(a.ndim for a in arrays.values())) for name in ("terms", "resources", "")
+    }
 
     def fill(number: int) -> tuple[list[str], list[str]]:
         step = _one_block(model, system, engine, blocks[number], parts=parts)
-        whole["terms"].put(places[number], step.terms)
-        whole["resources"].put(places[number], step.resources)
-        whole[""].put(places[number], {name: getattr(step, name) for name in TIMES})
+        assemblies["terms"].put(places[number], step.terms)
+        assemblies["resources"].put(places[number], step.resources)
+        assemblies[""].put(places[number], {name: getattr(step, name) for name in TIMES})
         return list(step.terms), list(step.resources)
 
     orders = in_threads(fill, range(len(blocks)))
     terms, resources = (dict.fromkeys(name for order in orders for name in order[k]) for k in range(2))
     return Step(
-        terms={name: whole["terms"].arrays[name] for name in terms},
-        resources={name: whole["resources"].arrays[name] for name in resources},
-        **{name: whole[""].arrays[name] for name in TIMES},
+        terms={name: assemblies["terms"].arrays[name] for name in terms},
+        resources={name: assemblies["resources"].arrays[name] for name in resources},
+        **{name: assemblies[""].arrays[name] for name in TIMES},
     )
 
 
 def _one_block(
-    model: Model, system: System, engine: Engine, given: dict[str, Any], *, parts: bool, legal: bool = False
+    model: Model, system: System, engine: Engine, arrays: dict[str, Any], *, parts: bool, legal: bool = False
 ) -> Step:
-    return _one_layout(model, system, engine, given, parts=parts, legal=legal)[0]
+    return _one_layout(model, system, engine, arrays, parts=parts, legal=legal)[0]
 
 
 def _one_layout(
     model: Model,
     system: System,
     engine: Engine,
-    given: dict[str, Any],
+    arrays: dict[str, Any],
     *,
     merged: bool | None = None,
     parts: bool = True,
     legal: bool = False,
 ) -> tuple[Step, list[Entry]]:
-    layout = Layout(**{name: given[name] for name in NAMES})
+    layout = Layout(**{name: arrays[name] for name in NAMES})
     if not legal:
         check_rules(layout, model, system)
-    layout = Layout(**{name: given[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
-    step, entries = _evaluate(model, system, layout, engine, work_of(given, layout), merged=merged, parts=parts)
-    for read in tower_passes(model.media, given, layout):
-        took, more = _evaluate(read.model, system, read.layout, engine, read.work, merged=merged, parts=parts)
-        step, entries = following(step, [(read.share, took)], read.term), entries + read.entries(more)
+    layout = Layout(**{name: arrays[name] * 1.0 for name in NAMES})  # as what they divide: mixed kinds are slow to combine
+    step, entries = _evaluate(model, system, layout, engine, build_work(arrays, layout), merged=merged, parts=parts)
+    for tower_pass in tower_passes(model.media, arrays, layout):
+        tower_step, tower_entries = _evaluate(
+            tower_pass.model, system, tower_pass.layout, engine, tower_pass.work, merged=merged, parts=parts
+        )
+        step, entries = (
+            add_passes(step, [(tower_pass.share, tower_step)], tower_pass.term),
+            entries + tower_pass.entries(tower_entries),
+        )
     return step, entries
 
 
-def times(step: Step, factor: Number) -> Step:
+def scale_step(step: Step, factor: Number) -> Step:
     """Return a step that takes `factor` times as long in all its parts."""
     if np.all(np.asarray(factor) == 1):
         return step
@@ -324,44 +331,44 @@ def times(step: Step, factor: Number) -> Step:
     )
 
 
-def first_of(step: Step, dimensions: int) -> Step:
+def first_step(step: Step, dimensions: int) -> Step:
     """Return the first of steps along a leading axis that some of a step's parts may have."""
 
-    def one(value: Array) -> Array:
+    def first(value: Array) -> Array:
         return np.asarray(value[0] if np.ndim(value) > dimensions else value)
 
     return Step(
-        terms={name: one(value) for name, value in step.terms.items()},
-        resources={name: one(value) for name, value in step.resources.items()},
-        **{name: one(getattr(step, name)) for name in TIMES},
+        terms={name: first(value) for name, value in step.terms.items()},
+        resources={name: first(value) for name, value in step.resources.items()},
+        **{name: first(getattr(step, name)) for name in TIMES},
     )
 
 
-def following(step: Step, passes: Iterable[tuple[Number, Step]], term: str | None) -> Step:
+def add_passes(step: Step, passes: Iterable[tuple[Number, Step]], term: str | None) -> Step:
     """Return a step with passes after it, each so many times; their time is of `term`, or of their own terms for None."""
     rows = [(1.0, step), *passes]
-    after = sum((count * one.total for count, one in rows[1:]), np.zeros_like(step.total))
+    after = sum((count * single.total for count, single in rows[1:]), np.zeros_like(step.total))
     shape = np.broadcast_shapes(np.shape(step.total), np.shape(after))
 
-    def whole(name: str) -> Array:
-        found: Array = np.broadcast_to(sum((count * getattr(one, name) for count, one in rows), np.asarray(0.0)), shape)
-        return found
+    def weighted_sum(name: str) -> Array:
+        total: Array = np.broadcast_to(sum((count * getattr(single, name) for count, single in rows), np.asarray(0.0)), shape)
+        return total
 
     def summed(parts: Iterable[tuple[Number, Mapping[str, Array]]]) -> dict[str, Array]:
-        found: dict[str, Number] = {}
-        for count, one in parts:
-            for key, seconds in one.items():
-                found[key] = found.get(key, 0.0) + count * seconds
-        return {key: np.broadcast_to(np.asarray(seconds), shape) for key, seconds in found.items()}
+        sums: dict[str, Number] = {}
+        for count, seconds_by_key in parts:
+            for key, seconds in seconds_by_key.items():
+                sums[key] = sums.get(key, 0.0) + count * seconds
+        return {key: np.broadcast_to(np.asarray(seconds), shape) for key, seconds in sums.items()}
 
-    own = [(count, one.terms) for count, one in rows]
+    term_rows = [(count, single.terms) for count, single in rows]
     return Step(
-        terms=summed(own if term is None else [own[0], (1.0, {term: after})]),
-        resources=summed((count, one.resources) for count, one in rows),
-        lower=whole("lower"),
-        total=whole("total"),
-        upper=whole("upper"),
-        latency=whole("latency"),
+        terms=summed(term_rows if term is None else [term_rows[0], (1.0, {term: after})]),
+        resources=summed((count, single.resources) for count, single in rows),
+        lower=weighted_sum("lower"),
+        total=weighted_sum("total"),
+        upper=weighted_sum("upper"),
+        latency=weighted_sum("latency"),
     )
 
 
@@ -404,5 +411,5 @@ def prefill_step(
     prompts = layout.dp if prompts is None else prompts
     positive("tokens", tokens, most=MOST_TOKENS)
     positive("prompts", prompts, most=MOST_SEQUENCES)
-    given: dict[str, Any] = {"prompts": prompts, "tokens": tokens, "prefix": prefix}
-    return mixed_step(model, system, **given, layout=layout, engine=engine, anchor=anchor)
+    inputs: dict[str, Any] = {"prompts": prompts, "tokens": tokens, "prefix": prefix}
+    return mixed_step(model, system, **inputs, layout=layout, engine=engine, anchor=anchor)

@@ -31,7 +31,7 @@ class Entry:
     times: Number = 1
     traffic: Traffic | None = None
     at_once: bool = False
-    each: Number = 0.0
+    seconds_each: Number = 0.0
     weight: Number = 1.0
 
     @property
@@ -70,10 +70,12 @@ class Clock:
         if self.explained:
             self.entries.append(Entry(term=term, seconds=seconds, **line))
 
-    def wait(self, name: str, count: Number, each: Number) -> None:
-        """Add an overhead of the engine: `count` times `each` [s]."""
-        seconds = count * each
-        self.record("overhead", seconds, {"overhead": seconds}, {"overhead": seconds}, name=name, count=count, each=each)
+    def wait(self, name: str, count: Number, seconds_each: Number) -> None:
+        """Add an overhead of the engine: `count` times `seconds_each` [s]."""
+        seconds = count * seconds_each
+        self.record(
+            "overhead", seconds, {"overhead": seconds}, {"overhead": seconds}, name=name, count=count, seconds_each=seconds_each
+        )
 
 
 def accumulate(sums: dict[str, Number], values: Mapping[str, Number], times: Number = 1.0) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.hardware.system import System
 from steptime.hardware.what_if import is_scalar
 from steptime.models.model_loading import ModelLike, model_of
@@ -31,7 +31,7 @@ from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, constant, engine_for, with_constants
 from steptime.physics.extrapolation import distances, widening
 from steptime.physics.layout import NAMES, Layout
-from steptime.physics.step import Step, first_of, mixed_step
+from steptime.physics.step import Step, first_step, mixed_step
 
 Z90 = 1.645  # standard deviations between which 90 % of a normal distribution lie
 WIDE = (0.5, 2.0)  # of an engine without a fit, or of chips that were never measured
@@ -41,7 +41,7 @@ PREFILL_SHARE = 0.15  # of a token's time from which a run is "mixed"
 NUDGE = 1e-4  # of a constant's logarithm, for differences
 
 
-def regime_of(prefill_share: Number) -> Any:
+def latency_regime(prefill_share: Number) -> Any:
     """Return the regime of a time of which `prefill_share` goes to prompts.
 
     >>> regime_of(np.array([0.0, 0.5])).tolist()
@@ -139,17 +139,19 @@ def factors(
     """
     table = engine.fit.get("interval", {}).get(quantity, {})
     usual = _by_regime(engine.fit.get("parameter_variance", {}).get(quantity, {}), 0.0, regime)
-    left = 1.0 if engine.anchor is None else engine.anchor.width(quantity)  # of the scatter; own runs tell the rest (`anchor`)
-    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) ** left for side in (0, 1))
+    remaining_width = (
+        1.0 if engine.anchor is None else engine.anchor.width(quantity)
+    )  # of the scatter; own runs tell the rest (`anchor`)
+    low, high = (_by_regime({r: f[side] for r, f in table.items()}, WIDE[side], regime) ** remaining_width for side in (0, 1))
     excess = 0.0 if variance is None else variance - usual
     low = np.exp(-np.hypot(half_width(np.maximum(-np.log(low), 0.0), excess), wider[0]))
     high = np.exp(np.hypot(half_width(np.maximum(np.log(high), 0.0), excess), wider[1]))
     if system is not None and not measured_on(engine, system):
-        low, high = np.minimum(low, WIDE[0] ** left), np.maximum(high, WIDE[1] ** left)
+        low, high = np.minimum(low, WIDE[0] ** remaining_width), np.maximum(high, WIDE[1] ** remaining_width)
     return low, high
 
 
-def held(engine: Engine, system: System, *, drafts: bool, pools: bool) -> tuple[str, ...]:
+def interval_coverage_words(engine: Engine, system: System, *, drafts: bool, pools: bool) -> tuple[str, ...]:
     """Say how many measured times per token lay in their 90 % range: of all left-out runs, and of those of this kind.
 
     Nothing for an engine that was not fitted by steptime's own runs, or with runs of one's own.
@@ -158,19 +160,19 @@ def held(engine: Engine, system: System, *, drafts: bool, pools: bool) -> tuple[
     if not table or engine.anchor is not None:
         return ()
     vendor = system.chip.vendor
-    others = len(engine.fit.get("vendors", ())) > 1 and vendor != "NVIDIA"
+    is_other_vendor = len(engine.fit.get("vendors", ())) > 1 and vendor != "NVIDIA"
     words = []
-    for kind, wanted, what in (
+    for kind, is_relevant, label in (
         (LEFT_OUT, True, "left-out runs"),
-        (vendor, others, f"on {vendor}'s chips"),
+        (vendor, is_other_vendor, f"on {vendor}'s chips"),
         (DRAFTED, drafts and not pools, "with drafts"),
         (POOLS, pools, "in pools of their own"),
     ):
-        if wanted and kind in table:
+        if is_relevant and kind in table:
             share, runs = table[kind]
-            words.append(f"{share:.0%} of {runs:,.0f} {what}")
-        elif wanted and kind != vendor:
-            words.append(f"none {what} was measured with {engine.name}")
+            words.append(f"{share:.0%} of {runs:,.0f} {label}")
+        elif is_relevant and kind != vendor:
+            words.append(f"none {label} was measured with {engine.name}")
     return tuple(words)
 
 
@@ -194,15 +196,15 @@ def step_range(
     *,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
-    **given: Any,
+    **inputs: Any,
 ) -> tuple[Number, Number] | None:
     """Return the 90 % range of the time of one step [s], or None for the ideal engine.
 
-    `given`: the arguments of `mixed_step`, which may be arrays; anchor: one's own runs. A step that reads prompts takes the
+    `inputs`: the arguments of `mixed_step`, which may be arrays; anchor: one's own runs. A step that reads prompts takes the
     regime "mixed": no run that only reads prompts was measured. A layout unlike those that were measured has a wider range
     (`distance`), as that of a plan.
     """
-    return step_and_range(model, system, engine=engine, anchor=anchor, **given)[1]
+    return step_and_range(model, system, engine=engine, anchor=anchor, **inputs)[1]
 
 
 def step_and_range(
@@ -211,22 +213,24 @@ def step_and_range(
     *,
     engine: Engine | str | None = None,
     anchor: Anchors | Anchor | None = None,
-    **given: Any,
+    **inputs: Any,
 ) -> tuple[Step, tuple[Number, Number] | None]:
     """Return a step as `mixed_step` does, with its range as `step_range` does, from one evaluation."""
-    of, on = model_of(model), system_of(system)
-    engine = anchored(engine_for(on, engine), anchor, model=of.name, system=on.name)
+    loaded_model, loaded_system = model_of(model), resolve_system(system)
+    engine = anchored(engine_for(loaded_system, engine), anchor, model=loaded_model.name, system=loaded_system.name)
     if not has_range(engine):
-        return mixed_step(of, on, engine=engine, **given), None
-    layout = given.get("layout") or Layout()
-    dimensions = max(np.ndim(value) for value in (*given.values(), *(getattr(layout, name) for name in NAMES)))
-    if not is_scalar(on):
-        dimensions = np.ndim(mixed_step(of, on, engine=engine, **given).total)
-    every = mixed_step(of, on, engine=_nudged(engine, dimensions), **given)
+        return mixed_step(loaded_model, loaded_system, engine=engine, **inputs), None
+    layout = inputs.get("layout") or Layout()
+    dimensions = max(np.ndim(value) for value in (*inputs.values(), *(getattr(layout, name) for name in NAMES)))
+    if not is_scalar(loaded_system):
+        dimensions = np.ndim(mixed_step(loaded_model, loaded_system, engine=engine, **inputs).total)
+    every = mixed_step(loaded_model, loaded_system, engine=_nudged(engine, dimensions), **inputs)
     table = _rows(every.total, engine, dimensions)
-    step, seconds = first_of(every, dimensions), table[0]
+    step, seconds = first_step(every, dimensions), table[0]
     variance = parameter_variance(_gradient(table), engine)
-    reads = np.asarray(given.get("prompts", 0)) * np.asarray(given.get("tokens", 0)) > 0
-    wider = widening(distances(engine, on, layout))
-    low, high = factors(engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=on, wider=wider)
+    reads = np.asarray(inputs.get("prompts", 0)) * np.asarray(inputs.get("tokens", 0)) > 0
+    wider = widening(distances(engine, loaded_system, layout))
+    low, high = factors(
+        engine, "tpot", np.where(reads, REGIMES[1], REGIMES[0]), variance=variance, system=loaded_system, wider=wider
+    )
     return step, (seconds * low, seconds * high)

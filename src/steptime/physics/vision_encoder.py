@@ -26,7 +26,7 @@ from steptime.models.model import Model
 from steptime.models.multimodal_inputs import Media
 from steptime.number_checks import Number
 from steptime.physics.layout import Layout
-from steptime.physics.op_work import Work, busiest, work_of
+from steptime.physics.op_work import Work, build_work, busiest
 from steptime.physics.time_ledger import Entry
 
 
@@ -40,9 +40,12 @@ class TowerPass:
     work: Work
     share: Number
 
-    def entries(self, found: list[Entry]) -> list[Entry]:
+    def entries(self, tower_entries: list[Entry]) -> list[Entry]:
         """Return the entries of the pass as those of the step's term."""
-        return [replace(one, term=self.term, name=f"{one.name}, {one.term}", weight=one.weight * self.share) for one in found]
+        return [
+            replace(entry, term=self.term, name=f"{entry.name}, {entry.term}", weight=entry.weight * self.share)
+            for entry in tower_entries
+        ]
 
 
 def tower_layout(tower: Tower, layout: Layout) -> Layout:
@@ -50,25 +53,25 @@ def tower_layout(tower: Tower, layout: Layout) -> Layout:
     return Layout(tp=np.gcd(np.asarray(layout.tp).astype(np.int64), tower.model.heads) * 1.0)
 
 
-def sequences_of(media: Media) -> dict[tuple[Tower, int], int]:
+def sequence_counts(media: Media) -> dict[tuple[Tower, int], int]:
     """Return the sequences that a prompt has for each tower, by their rows."""
-    found: dict[tuple[Tower, int], int] = {}
+    counts: dict[tuple[Tower, int], int] = {}
     for reading in media.readings:
-        for many, rows in reading.sequences:
+        for count, rows in reading.sequences:
             key = (reading.tower, rows)
-            found[key] = found.get(key, 0) + many
-    return found
+            counts[key] = counts.get(key, 0) + count
+    return counts
 
 
-def tower_passes(media: Media | None, given: Mapping[str, Any], layout: Layout) -> Iterator[TowerPass]:
-    """Yield the passes of towers that go with a step; `given` are the arguments of `mixed_step`."""
+def tower_passes(media: Media | None, inputs: Mapping[str, Any], layout: Layout) -> Iterator[TowerPass]:
+    """Yield the passes of towers that go with a step; `inputs` are the arguments of `mixed_step`."""
     if media is None:
         return
-    prompts = busiest(given["prompts"], layout.dp) * given["tokens"] / media.tokens  # whose images are read
+    prompts = busiest(inputs["prompts"], layout.dp) * inputs["tokens"] / media.tokens  # whose images are read
     if not np.any(prompts > 0):
         return
-    for (tower, rows), many in sequences_of(media).items():
-        ways = tower_layout(tower, layout)
-        asked = dict.fromkeys(("batch", "context", "prefix"), 0.0) | {"query": 1.0, "tokens": float(rows)}
-        work = work_of(asked | {"prompts": np.maximum(prompts, 1.0) * many}, ways)
-        yield TowerPass(tower.model, tower.name, ways, work, np.minimum(prompts, 1.0))
+    for (tower, rows), count in sequence_counts(media).items():
+        pass_layout = tower_layout(tower, layout)
+        sizes = dict.fromkeys(("batch", "context", "prefix"), 0.0) | {"query": 1.0, "tokens": float(rows)}
+        work = build_work(sizes | {"prompts": np.maximum(prompts, 1.0) * count}, pass_layout)
+        yield TowerPass(tower.model, tower.name, pass_layout, work, np.minimum(prompts, 1.0))
