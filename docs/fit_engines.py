@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import system_of
+from steptime.catalog.hardware_loading import resolve_system
 from steptime.number_checks import Number
 from steptime.physics.engine import IDEAL, TYPICAL, Engine
 from steptime.physics.uncertainty import LEFT_OUT, REGIMES, factors
@@ -195,7 +195,7 @@ def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibra
 
     every: all rows of the files, of which pools and drafts were never fitted; rows: those that were, which count left out.
     """
-    engine, vendor = np.array([row["engine"] for row in rows]), np.array([system_of(row["system"]).chip.vendor for row in rows])
+    engine, vendor = np.array([row["engine"] for row in rows]), np.array([resolve_system(row["system"]).chip.vendor for row in rows])
     inside = np.mean([insides(found.left_out[what], "tpot", engine, found) for what in WHOLE], axis=0)
     shares: dict[str, dict[str, list[float]]] = {}
     for name, fitted in found.engines.items():

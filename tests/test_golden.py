@@ -85,12 +85,12 @@ def test_production_day_nodes():
 
 
 def test_production_day_cost_and_revenue():
-    bill = cost.rent_of(NODES * 8, 2 / 3600) * 86400
+    bill = cost.deployment_rent(NODES * 8, 2 / 3600) * 86400
     assert bill == pytest.approx(87_072, abs=0.5)
     income = cost.revenue(INPUT, CACHED, OUTPUT, price_in=0.55, price_cached=0.14, price_out=2.19)
     assert income == pytest.approx(562_027, rel=2e-4)
     assert cost.margin(562_027, bill) == pytest.approx(5.45, abs=0.005)
-    assert cost.rent_of(8, st.load_system("hgx-h800").rent.typical) * 3600 == pytest.approx(16)
+    assert cost.deployment_rent(8, st.load_system("hgx-h800").rent.typical) * 3600 == pytest.approx(16)
 
 
 def test_production_day_sequences_and_cache(deepseek):

@@ -10,7 +10,7 @@ import pytest
 import steptime as st
 from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import find_rents, quotes
-from steptime.hardware.rental_prices import KINDS, kind_in_words, known, origin_in_words, rent_in_words, rents_by_kind
+from steptime.hardware.rental_prices import KINDS, has_rent, kind_in_words, origin_in_words, rent_in_words, rents_by_kind
 from steptime.hardware.system import Rent, System
 from tests.conftest import machine
 
@@ -24,7 +24,7 @@ def systems() -> list[System]:
 
 def test_the_rents_that_plans_take_and_their_kinds(systems):
     """What the files say: InferenceX' corrected three-year contracts, lists on demand, blocks, and DeepSeek's assumption."""
-    found = {s.name: (round(s.rent.typical * HOUR, 3), kind_in_words(s.rent)) for s in systems if known(s.rent)}
+    found = {s.name: (round(s.rent.typical * HOUR, 3), kind_in_words(s.rent)) for s in systems if has_rent(s.rent)}
     assert found["hgx-h100"] == (2.0, "three-year contract")
     assert found["vr200-nvl72"] == (8.5, "three-year contract")
     assert found["tpu-v6e"] == (2.7, "on demand")
@@ -157,7 +157,7 @@ def test_rents_in_words():
     assert origin_in_words(Rent(typical=1.0, kind="given", grade="given")) == "as given"
     assert kind_in_words(Rent(kind="contract")) == "contract"
     assert kind_in_words(Rent(kind="owned")) == "cost of ownership"
-    assert not known(Rent())
+    assert not has_rent(Rent())
     assert st.vary(machine(), {"rent": 1.0}).rent.kind == "given"
 
 

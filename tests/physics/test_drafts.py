@@ -69,7 +69,7 @@ def test_the_host_works_once_for_a_step():
 
 def test_terms_of_draft_passes_may_be_added_to_those_of_the_model():
     given = {"drafts": 2, "batch": 8, "context": 1000}
-    joined, apart = (drafted_step(MODEL, machine(), **given, **ONE, is_disaggregated=apart) for apart in (False, True))
+    joined, apart = (drafted_step(MODEL, machine(), **given, **ONE, has_draft_term=apart) for apart in (False, True))
     assert joined.total == pytest.approx(apart.total)
     assert "drafts" not in joined.terms
     assert joined.terms["attention"] == pytest.approx(22e-6 + 2e-6)

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.catalog.acceptance_lengths import curve_of, curves
+from steptime.catalog.acceptance_lengths import acceptance_curve, curves
 from steptime.errors import DataFileError, InputError, RangeError
 from steptime.models.model import Layer
 from steptime.physics.engine import IDEAL, engine_for
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
-from steptime.planning.speculative_config import NONE, Drafting, decode_steps, drafting_of, known_draftings, step_yield
+from steptime.planning.speculative_config import NONE, Speculation, decode_steps, choose_speculation, known_draftings, step_yield
 from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
 from tests.conftest import engine, machine, matrix, one_matrix
 
 DRAFT = ((Layer(name="draft", ops=(matrix(weights=5e8),)), 1),)
 MODEL = replace(one_matrix(heads=4), draft=DRAFT)
 WORK = st.Workload(input_tokens=1000, output_tokens=201)
-TWO = Drafting(drafts=2, acceptance=2.5, source="as given")
+TWO = Speculation(drafts=2, acceptance=2.5, source="as given")
 NODES = machine(size=4, capacity=20e9)
 
 
 def test_time_per_token_by_hand():
     """10 GB and the caches of 8 sequences, 1,100 tokens of 10 kB, verified and two passes of 0.5 GB: over 2.5 tokens."""
-    state = decode_pool(MODEL, machine(), WORK, layout=Layout(), batch=8, engine=IDEAL, drafting=TWO)
+    state = decode_pool(MODEL, machine(), WORK, layout=Layout(), batch=8, engine=IDEAL, speculation=TWO)
     step = (10e9 + 8 * 1100.5 * 1e4 + 2 * 0.5e9) / 4e12
     assert state.tpot == pytest.approx(step / 2.5, rel=1e-4)
     assert state.rate == pytest.approx(8 / (200 / 2.5 * step), rel=1e-4)
@@ -37,7 +37,7 @@ def test_time_per_token_by_hand():
 def test_requests_that_live_for_fewer_steps_bring_more_prompts_to_each():
     """80 steps instead of 200: 2.5 times as many chunks; and rate times life is the batch."""
     given = {"layout": Layout(), "batch": 8, "chunk": 250, "engine": IDEAL}
-    plain, drafted = (aggregated(MODEL, machine(), WORK, **given, drafting=drafting) for drafting in (NONE, TWO))
+    plain, drafted = (aggregated(MODEL, machine(), WORK, **given, speculation=drafting) for drafting in (NONE, TWO))
     assert (drafted.reads * (1 - drafted.quiet)) == pytest.approx(2.5 * plain.reads * (1 - plain.quiet), rel=0.03)
     for state in (plain, drafted):
         assert state.rate * 200 * state.tpot == pytest.approx(8)
@@ -45,7 +45,7 @@ def test_requests_that_live_for_fewer_steps_bring_more_prompts_to_each():
 
 def test_one_token_a_step_and_no_drafts_change_nothing():
     given = {"layout": Layout(), "batch": np.array([1, 8, 64]), "chunk": 250, "engine": engine(seconds_per_step=1e-4)}
-    plain, same = (aggregated(MODEL, machine(), WORK, **given, drafting=d) for d in (NONE, Drafting(drafts=0, acceptance=1.0)))
+    plain, same = (aggregated(MODEL, machine(), WORK, **given, speculation=d) for d in (NONE, Speculation(drafts=0, acceptance=1.0)))
     assert np.array_equal(plain.tpot, same.tpot)
     assert plain.memory.used == pytest.approx(same.memory.used)
 
@@ -73,7 +73,7 @@ def test_a_request_yields_no_more_tokens_than_it_owes():
 
 def test_plans_tell_what_they_draft_and_what_that_does_at_each_batch():
     found = plan(MODEL, NODES, WORK, engine="ideal", drafts=2, acceptance=2.5, levers=False)
-    assert found.drafting == Drafting(drafts=2, acceptance=2.5, source="acceptance as given")
+    assert found.drafting == Speculation(drafts=2, acceptance=2.5, source="acceptance as given")
     assert found.drafting.text == "2 drafts a step, 2.5 tokens accepted (acceptance as given)"
     assert found.pools[-1].batch in [row.batch for row in found.drafted]
     for row in found.drafted:
@@ -114,10 +114,10 @@ def test_drafts_meet_a_limit_that_nothing_meets_without():
 
 def test_speed_ups_of_deepseek_fall_at_large_batches(deepseek, rack):
     """One draft on 8 chips: 1.85 tokens for more than twice the rows; experts that few tokens touch cost more to verify."""
-    drafting = drafting_of(deepseek, 1)
+    drafting = choose_speculation(deepseek, 1)
     batch = 8 * 2 ** np.arange(10)
     given = {"layout": Layout(dp=8, ep=8), "batch": batch, "engine": engine_for(rack, None)}
-    plain, drafted = (decode_pool(deepseek, rack, WORK, **given, drafting=d).tpot for d in (NONE, drafting))
+    plain, drafted = (decode_pool(deepseek, rack, WORK, **given, speculation=d).tpot for d in (NONE, drafting))
     gains = plain / drafted
     assert np.all(gains < 1.85)
     best = int(np.argmax(gains))
@@ -129,10 +129,10 @@ def test_speed_ups_of_deepseek_fall_at_large_batches(deepseek, rack):
 
 
 def test_acceptances_are_those_that_were_published():
-    assert drafting_of(st.load_model("deepseek-v3"), 1).acceptance == 1.85
-    assert drafting_of(st.load_model("deepseek-ai/DeepSeek-V4-Pro"), 2).acceptance == 2.27
-    assert drafting_of(st.load_model("Qwen/Qwen3.5-397B-A17B"), 8).acceptance == 5.21
-    assert "thinking" in curve_of("zai-org/GLM-5.2").words
+    assert choose_speculation(st.load_model("deepseek-v3"), 1).acceptance == 1.85
+    assert choose_speculation(st.load_model("deepseek-ai/DeepSeek-V4-Pro"), 2).acceptance == 2.27
+    assert choose_speculation(st.load_model("Qwen/Qwen3.5-397B-A17B"), 8).acceptance == 5.21
+    assert "thinking" in acceptance_curve("zai-org/GLM-5.2").words
     assert all(figure.url and figure.date for curve in curves() for figure in curve.figures)
 
 
@@ -159,10 +159,10 @@ def test_an_own_file_of_measured_acceptances_comes_first(tmp_path, monkeypatch):
     )
     own.write_text(text.format(1.7))
     monkeypatch.setenv("STEPTIME_CATALOG", str(tmp_path))
-    assert drafting_of(st.load_model("deepseek-v3"), 1).acceptance == 1.7
+    assert choose_speculation(st.load_model("deepseek-v3"), 1).acceptance == 1.7
     own.write_text(text.format(2.7))
     with pytest.raises(DataFileError, match=r"from 1 to 2 tokens, not 2\.7"):
-        drafting_of(st.load_model("deepseek-v3"), 1)
+        choose_speculation(st.load_model("deepseek-v3"), 1)
 
 
 @pytest.mark.parametrize(

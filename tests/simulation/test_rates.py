@@ -10,7 +10,7 @@ import pytest
 
 import steptime as st
 from steptime.errors import RangeError
-from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest
+from steptime.simulation.max_rate import find_clients, find_rate, find_scale, highest_load
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.traffic import repeated_share, scaled, with_sessions
 
@@ -25,7 +25,7 @@ def things():
 
 @pytest.fixture(scope="module")
 def given():
-    return {"slo": LIMITS, "quantile": "p95", "layout": st.Layout(), "engine": st.load_engine("vllm")}
+    return {"slo": LIMITS, "percentile": "p95", "layout": st.Layout(), "engine": st.load_engine("vllm")}
 
 
 def bursty(n=1500, rate=6.0):
@@ -44,14 +44,14 @@ def test_a_whole_number_is_found_from_anywhere(true, start):
         tried.append(load)
         return load <= true
 
-    assert highest(good, start=start, tolerance=0.02, whole=True) == true
+    assert highest_load(good, start=start, tolerance=0.02, is_integer=True) == true
     assert all(load == int(load) >= 1 for load in tried)
     assert len(tried) == len(set(tried))
 
 
 def test_nothing_holds_is_zero():
-    assert highest(lambda load: False, start=8, tolerance=0.02, whole=True) == 0
-    assert highest(lambda load: False, start=1.0, tolerance=0.02) == 0
+    assert highest_load(lambda load: False, start=8, tolerance=0.02, is_integer=True) == 0
+    assert highest_load(lambda load: False, start=1.0, tolerance=0.02) == 0
 
 
 # --- traces -------------------------------------------------------------------------------------------------------------
@@ -67,10 +67,10 @@ def test_a_trace_is_scaled_in_time_and_keeps_lengths_and_bursts(things, given, o
     assert found.rate == pytest.approx(found.scale * trace.rate)
     assert found.scale not in (0, 1)
     again = st.simulate(*things, scaled(trace, found.scale), **given)
-    assert again.limits.met
+    assert again.limits.is_met
     assert found.best.ttft == again.answers.ttft.p95
     more = st.simulate(*things, scaled(trace, 1.05 * found.scale), **given)
-    assert not more.limits.met
+    assert not more.limits.is_met
     assert not found.cut_short
     assert found.clients is None
 
@@ -114,7 +114,7 @@ def test_separate_pools_have_a_highest_rate_of_a_trace(things, given, of_trace):
     trace, found = of_trace
     apart = find_scale(*things, trace, prefill=st.Layout(replicas=2), **given)
     assert apart.rate > 1.05 * found.rate  # prompts no longer hold up the tokens of others
-    assert st.simulate(*things, scaled(trace, apart.scale), prefill=st.Layout(replicas=2), **given).limits.met
+    assert st.simulate(*things, scaled(trace, apart.scale), prefill=st.Layout(replicas=2), **given).limits.is_met
 
 
 # --- closed loops -------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_the_most_clients_hold_and_one_more_does_not(things, given):
     found = find_clients(*things, loop, start=8, **given)
     assert 20 < found.clients < 200
     for clients, met in ((found.clients, True), (found.clients + max(1, found.clients // 40), False)):
-        assert st.simulate(*things, loop(clients, 200 * clients), **given).limits.met is met
+        assert st.simulate(*things, loop(clients, 200 * clients), **given).limits.is_met is met
     assert find_clients(*things, loop, start=50, **given).clients == pytest.approx(found.clients, rel=0.03, abs=1)
 
 

@@ -147,9 +147,9 @@ def test_runs_are_kept_found_and_removed(tmp_path):
     for path in (old, new, other):
         kept, found = user_calibration.keep(path, catalog=catalog)
         assert kept == tmp_path / "anchors" / path.name
-        assert found.anchors[0].kept
+        assert found.anchors[0].is_stored
     mine = user_calibration.kept_anchor(model, system, engine, catalog)
-    assert (mine.source, mine.version, mine.kept, mine.tpot.runs) == ("new", "0.2", True, 1)
+    assert (mine.source, mine.version, mine.is_stored, mine.tpot.runs) == ("new", "0.2", True, 1)
     assert mine.tpot.ratio == pytest.approx(1.2, rel=1e-6)
     assert [one.source for one in st.load_anchor(catalog=catalog).anchors] == ["new", "old", "other"]
     with pytest.raises(DataFileError, match="is there already"):

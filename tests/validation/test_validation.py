@@ -12,7 +12,7 @@ import pytest
 
 from steptime.errors import DataFileError, InputError
 from steptime.physics.engine import Engine, constant, load_engine, with_constants
-from steptime.physics.engine_parameters import CONSTANTS, problem_of
+from steptime.physics.engine_parameters import CONSTANTS, find_problem
 from steptime.validation import predictions as validate
 from steptime.validation import run_table as runs_of
 from steptime.validation.cross_validation import fit_all
@@ -281,7 +281,7 @@ def test_calibration_finds_the_constants_that_made_the_runs():
 def test_constants_stay_within_what_an_engine_may_have():
     """Runs that are faster than their chips ask for more than a data sheet's peak; the file that is written can be read."""
     found = engine_from(np.log(np.full(len(NAMES), 1e9)), name="vllm")
-    assert all(not problem_of(name, float(constant(found, name))) for name in NAMES)
+    assert all(not find_problem(name, float(constant(found, name))) for name in NAMES)
     assert found.kernels.memory_efficiency == 1.25
 
 

@@ -132,10 +132,10 @@ def _other(model: "Model", catalog: str | None) -> str:
 
 def _rent_of(system: "System", chips: int) -> str:
     """Return the rent of some chips with its kind, where one is known."""
-    from steptime.hardware.rental_prices import kind_in_words, known
+    from steptime.hardware.rental_prices import has_rent, kind_in_words
     from steptime.units import show as in_units
 
-    if not known(system.rent):
+    if not has_rent(system.rent):
         return ""
     return f", {in_units(float(chips * system.rent.typical), 'USD/s')}, {kind_in_words(system.rent)}"
 
@@ -146,7 +146,7 @@ def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine",
     from steptime.simulation.plan_replay import replay
 
     with compiling():
-        return replay(found, model, system, engine, quantile=quantile)
+        return replay(found, model, system, engine, percentile=quantile)
 
 
 def _data(

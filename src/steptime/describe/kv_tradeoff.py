@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import RangeError
 from steptime.hardware.number_formats import peak_rate
 from steptime.hardware.system import MemoryTier, System
@@ -93,7 +93,7 @@ def cache_trade(models: Iterable[ModelLike], system: SystemLike, contexts: Seque
     A chip computes at its peak rates and nothing is lost: both sides of the trade are bounds. Raises RangeError where a model
     has no such context.
     """
-    machine = system_of(system)
+    machine = resolve_system(system)
     held = tuple(_held(model_of(model), machine, context) for model in models for context in contexts)
     if not held:
         raise RangeError("the trade of a cache needs a model and a context")

@@ -11,7 +11,7 @@ from steptime.catalog.data_files import files
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import rent_of
+from steptime.hardware.unit_cost import deployment_rent
 from steptime.models.checkpoint_summary import Held
 from steptime.models.model import (
     Model,
@@ -298,7 +298,7 @@ def model_card(model: Model, *, context: int) -> ModelCard:
 
 def _smallest(system: System, chips: int) -> SmallestSystem:
     rent = system.rent
-    paid = float(rent_of(chips, rent.typical))
+    paid = float(deployment_rent(chips, rent.typical))
     return SmallestSystem(
         name=system.name, chips=chips, title=system.title, rent=paid, rent_kind=rent.kind, rent_term=rent.term
     )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from steptime.blackboard.ideal_machine import balance, drain_seconds, multiplies
-from steptime.hardware.rental_prices import KINDS, kind_asked, kinds_of, with_rent
+from steptime.hardware.rental_prices import KINDS, kind_asked, rents_by_kind, with_rent
 from steptime.hardware.system import Domain, MemoryTier, Power, Rent, Software, System
 from steptime.hardware.what_if import read_figure, settable
 from steptime.number_checks import Number
@@ -159,7 +159,7 @@ def system_table(systems: Iterable[System], *, rent: str | None = None) -> Syste
 
 def _rented(system: System, rent: str | None) -> System:
     """Return a system with a rent of the kind asked for, or none where it has none of that kind."""
-    lacks = rent is not None and kind_asked(rent) in set(KINDS) - set(kinds_of(system))
+    lacks = rent is not None and kind_asked(rent) in set(KINDS) - set(rents_by_kind(system))
     return system if rent is None else replace(system, rent=Rent()) if lacks else with_rent(system, rent)
 
 

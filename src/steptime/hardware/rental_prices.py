@@ -24,7 +24,7 @@ RENTED: Final = ("contract", "ondemand", "assumed")
 OWNERS: Final = ("", "hyperscaler", "neocloud")
 
 
-def known(rent: Rent) -> bool:
+def has_rent(rent: Rent) -> bool:
     """Whether there is a rent to count money with."""
     return bool(np.all(np.isfinite(rent.typical)))
 

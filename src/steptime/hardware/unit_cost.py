@@ -20,7 +20,7 @@ def usd_per_million(usd_per_second: Number, tokens_per_second: Number) -> Number
 def deployment_rent(chips: Number, usd_per_chip_second: Number) -> Number:
     """Rent of a deployment [USD/s]: chips, usd_per_chip_second [USD/s].
 
-    >>> round(rent_of(226.75 * 8, 2 / 3600) * 86400)
+    >>> round(deployment_rent(226.75 * 8, 2 / 3600) * 86400)
     87072
     """
     return chips * usd_per_chip_second

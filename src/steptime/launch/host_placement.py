@@ -38,7 +38,7 @@ class Replica:
         return len(self.devices[0])
 
     @property
-    def alike(self) -> bool:
+    def is_symmetric(self) -> bool:
         """Whether it has the same chips on each of its hosts."""
         return len(set(self.devices)) == 1
 
@@ -54,7 +54,7 @@ class Kind:
 
     replicas: int
     nodes: int
-    each: int
+    chips_per_place: int
 
     @property
     def parts(self) -> int:
@@ -93,48 +93,60 @@ def spread(chips: int, host: int) -> tuple[int, int]:
 
 def racks(plan: Plan, replicas: Sequence[Replica]) -> tuple[tuple[int, ...], ...]:
     """Return the hosts of each scale-up domain that joins several, where there are more domains and no replica needs two."""
-    each = plan.served.domain_chips // plan.served.host_chips
+    hosts_per_domain = plan.served.domain_chips // plan.served.host_chips
     hosts = sorted({host for r in replicas for host in r.hosts})
-    if each < 2 or hosts[-1] < each or any(r.hosts[0] // each != r.hosts[-1] // each for r in replicas):
+    if (
+        hosts_per_domain < 2
+        or hosts[-1] < hosts_per_domain
+        or any(r.hosts[0] // hosts_per_domain != r.hosts[-1] // hosts_per_domain for r in replicas)
+    ):
         return ()
-    return tuple(tuple(h for h in hosts if h // each == rack) for rack in range(hosts[-1] // each + 1))
+    return tuple(tuple(h for h in hosts if h // hosts_per_domain == rack) for rack in range(hosts[-1] // hosts_per_domain + 1))
 
 
-def placed(plan: Plan) -> tuple[Replica, ...]:
+def place_replicas(plan: Plan) -> tuple[Replica, ...]:
     """Return where each replica runs, pool by pool; those with most hosts, then most chips on one, have the first chips."""
     host = plan.served.host_chips
     kinds = [Kind(int(p.layout.replicas), *spread(int(p.layout.chips), host)) for p in plan.pools]
-    order = sorted(range(len(kinds)), key=lambda n: (-kinds[n].nodes, -kinds[n].each, n))
-    found = _in_domains([kinds[n] for n in order], host, plan.served.domain_chips)
+    order = sorted(range(len(kinds)), key=lambda n: (-kinds[n].nodes, -kinds[n].chips_per_place, n))
+    places_by_kind = _in_domains([kinds[n] for n in order], host, plan.served.domain_chips)
     used: dict[int, int] = {}  # chips taken of each host
     slots: dict[int, int] = {}
-    made = {}
-    for n, places in zip(order, found, strict=True):
+    placed_replicas = {}
+    for n, places in zip(order, places_by_kind, strict=True):
         for number, hosts in enumerate(places):
-            devices = tuple(tuple(used.get(h, 0) + chip for chip in range(kinds[n].each)) for h in hosts)
+            devices = tuple(tuple(used.get(h, 0) + chip for chip in range(kinds[n].chips_per_place)) for h in hosts)
             slot = max(slots.get(h, 0) for h in hosts)
-            used |= {h: own[-1] + 1 for h, own in zip(hosts, devices, strict=True)}
+            used |= {h: chips[-1] + 1 for h, chips in zip(hosts, devices, strict=True)}
             slots |= dict.fromkeys(hosts, slot + 1)
-            made[n, number] = Replica(role=plan.pools[n].role, number=number, hosts=hosts, devices=devices, slot=slot)
-    return tuple(made[key] for key in sorted(made))
+            placed_replicas[n, number] = Replica(
+                role=plan.pools[n].role, number=number, hosts=hosts, devices=devices, slot=slot
+            )
+    return tuple(placed_replicas[key] for key in sorted(placed_replicas))
 
 
 def _in_domains(kinds: Sequence[Kind], host: int, domain: int) -> list[Places]:
     """Return the hosts of each replica of each kind, inside scale-up domains of several hosts where the replicas fit one."""
-    whole = [Kind(k.replicas, 1, k.nodes * k.each) for k in kinds]
-    if domain <= host or sum(k.replicas * k.each for k in whole) <= domain or max(k.each for k in whole) > domain:
+    single_place_kinds = [Kind(k.replicas, 1, k.nodes * k.chips_per_place) for k in kinds]
+    if (
+        domain <= host
+        or sum(k.replicas * k.chips_per_place for k in single_place_kinds) <= domain
+        or max(k.chips_per_place for k in single_place_kinds) > domain
+    ):
         return _on_hosts(kinds, host)
-    inside = _on_hosts(whole, domain)
-    found: list[Places] = [[] for _ in kinds]
+    inside = _on_hosts(single_place_kinds, domain)
+    host_places: list[Places] = [[] for _ in kinds]
     for number in range(1 + max(place for places in inside for (place,) in places)):
-        own = [Kind(places.count((number,)), k.nodes, k.each) for k, places in zip(kinds, inside, strict=True)]
-        here = _on_hosts(own, host)
-        taken = 1 + max(h for places in here for hosts in places for h in hosts)
-        if taken * host > domain:  # equal parts take more hosts than a domain has: then no replica is sure to stay inside
+        domain_kinds = [
+            Kind(places.count((number,)), k.nodes, k.chips_per_place) for k, places in zip(kinds, inside, strict=True)
+        ]
+        local_places = _on_hosts(domain_kinds, host)
+        host_count = 1 + max(h for places in local_places for hosts in places for h in hosts)
+        if host_count * host > domain:  # equal parts take more hosts than a domain has: then no replica is sure to stay inside
             return _on_hosts(kinds, host)
-        for places, mine in zip(found, here, strict=True):
+        for places, mine in zip(host_places, local_places, strict=True):
             places += [tuple(number * (domain // host) + h for h in hosts) for hosts in mine]
-    return found
+    return host_places
 
 
 def _on_hosts(kinds: Sequence[Kind], host: int) -> list[Places]:
@@ -143,49 +155,49 @@ def _on_hosts(kinds: Sequence[Kind], host: int) -> list[Places]:
     >>> _on_hosts([Kind(1, 9, 4), Kind(5, 7, 1)], 4)[1][-1]
     (11, 12, 13, 14, 15, 16, 17)
     """
-    counts = _filled(kinds[0], kinds[1] if len(kinds) > 1 else NONE, host)
-    return [_dealt(kind, [count[n] for count in counts]) for n, kind in enumerate(kinds)]
+    counts = _parts_per_place(kinds[0], kinds[1] if len(kinds) > 1 else NONE, host)
+    return [_assign_places(kind, [count[n] for count in counts]) for n, kind in enumerate(kinds)]
 
 
-def _filled(first: Kind, second: Kind, host: int) -> list[tuple[int, int]]:
+def _parts_per_place(first: Kind, second: Kind, host: int) -> list[tuple[int, int]]:
     """Return how many parts of each kind every place has, for as few places as hold all; the fullest with the first come first.
 
     Exact: after each place it knows the most parts of the second kind beside each number of the first. A place has at most one
     part of a replica, and any such counts can be dealt to the replicas, which all have equally many parts.
     """
-    ways = range(min(first.replicas, host // first.each) + 1)
-    beside = [min(second.replicas, (host - first.each * n) // second.each) for n in ways]
-    most = np.full(first.parts + 1, -1)
-    most[0] = 0
-    taken = []
-    while most[-1] < second.parts:
-        tried = np.full((len(beside), len(most)), -1)
-        for n, more in enumerate(beside):
-            tried[n, n:] = np.where(most[: len(most) - n] >= 0, most[: len(most) - n] + more, -1)
-        taken.append(np.argmax(tried, axis=0))
-        most = np.max(tried, axis=0)
-    left, found = first.parts, []
-    for choice in reversed(taken):
-        n = int(choice[left])
-        left -= n
-        found.append((n, beside[n]))
-    counts, rest = [], second.parts
-    for n, more in sorted(found, reverse=True):
-        counts.append((n, min(more, rest)))
-        rest -= min(more, rest)
+    first_counts = range(min(first.replicas, host // first.chips_per_place) + 1)
+    second_counts = [min(second.replicas, (host - first.chips_per_place * n) // second.chips_per_place) for n in first_counts]
+    max_second = np.full(first.parts + 1, -1)
+    max_second[0] = 0
+    choices = []
+    while max_second[-1] < second.parts:
+        candidates = np.full((len(second_counts), len(max_second)), -1)
+        for n, extra in enumerate(second_counts):
+            candidates[n, n:] = np.where(max_second[: len(max_second) - n] >= 0, max_second[: len(max_second) - n] + extra, -1)
+        choices.append(np.argmax(candidates, axis=0))
+        max_second = np.max(candidates, axis=0)
+    unplaced, chosen_counts = first.parts, []
+    for choice in reversed(choices):
+        n = int(choice[unplaced])
+        unplaced -= n
+        chosen_counts.append((n, second_counts[n]))
+    counts, remaining = [], second.parts
+    for n, extra in sorted(chosen_counts, reverse=True):
+        counts.append((n, min(extra, remaining)))
+        remaining -= min(extra, remaining)
     return counts
 
 
-def _dealt(kind: Kind, counts: Sequence[int]) -> Places:
+def _assign_places(kind: Kind, counts: Sequence[int]) -> Places:
     """Return the places of each replica from the parts on each place: the first in a row, else always those with most left."""
     for first_in_a_row in (True, False):
-        left, found = list(counts), []
+        free_parts, replica_places = list(counts), []
         for _ in range(kind.replicas):
-            free = [place for place, parts in enumerate(left) if parts]
-            free = free if first_in_a_row else sorted(free, key=lambda place: -left[place])
-            found.append(tuple(sorted(free[: kind.nodes])))
-            for place in found[-1]:
-                left[place] -= 1
-        if all(len(places) == kind.nodes for places in found):
+            free = [place for place, parts in enumerate(free_parts) if parts]
+            free = free if first_in_a_row else sorted(free, key=lambda place: -free_parts[place])
+            replica_places.append(tuple(sorted(free[: kind.nodes])))
+            for place in replica_places[-1]:
+                free_parts[place] -= 1
+        if all(len(places) == kind.nodes for places in replica_places):
             break
-    return found
+    return replica_places

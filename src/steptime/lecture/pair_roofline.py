@@ -16,7 +16,7 @@ from steptime.blackboard.ideal_machine import balance, drain_seconds, multiplies
 from steptime.blackboard.scale_out import across_racks, pipeline_condition
 from steptime.blackboard.scheduled_batches import mean_wait, worst_wait
 from steptime.blackboard.token_cost import cost_per_token
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError
 from steptime.hardware.number_formats import number_format
 from steptime.hardware.system import System
@@ -114,7 +114,7 @@ def roofline(
     context: tokens of each sequence; weights: number format, by default the config's; engine: of the full model, by default
     the one that suits the system. Raises RangeError where the weights do not fit the domain.
     """
-    machine, described = system_of(system), model_of(model)
+    machine, described = resolve_system(system), model_of(model)
     if weights is not None:
         form = number_format(weights)
         described = with_formats(described, weights=form, experts=form)

@@ -23,7 +23,7 @@ Answer = TypeVar("Answer")
 def split_blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the arrays cut along the first axis of the shape that they broadcast to, of `BLOCK` or `GRID` points.
 
-    >>> [block["b"].shape for block in blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
+    >>> [block["b"].shape for block in split_blocks({"a": np.ones(3), "b": np.ones((BLOCK, 3))})]
     [(10922, 3), (10922, 3), (10922, 3), (2, 3)]
     """
     shape = np.broadcast_shapes(*(a.shape for a in arrays.values()))
@@ -42,7 +42,7 @@ def split_blocks(arrays: dict[str, Any]) -> list[dict[str, Any]]:
 def block_slices(blocks: list[dict[str, Any]]) -> list[slice]:
     """Return the places of blocks along the axis that was cut.
 
-    >>> parts_of(blocks_of({"a": np.ones(3), "b": np.ones((BLOCK, 3))}))[2:]
+    >>> block_slices(split_blocks({"a": np.ones(3), "b": np.ones((BLOCK, 3))}))[2:]
     [slice(21844, 32766, None), slice(32766, 32768, None)]
     """
     rows = [np.broadcast_shapes(*(a.shape for a in block.values()))[0] for block in blocks]

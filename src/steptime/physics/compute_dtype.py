@@ -19,8 +19,8 @@ STORED: Final = tuple(dict.fromkeys(dtype.arithmetic[0] for dtype in FORMATS.val
 class Computed:
     """One rule: products of `operation` that is stored for `stored` arithmetic run in that of the format `computed`.
 
-    operation: weights, or attention over a cache ("decode", "prefill"; "latent decode" and "latent prefill" where all heads share a
-    latent). stored: the first arithmetic of its format (fp8, fp4). chips: those with or without 4-bit arithmetic, or any.
+    operation: weights, or attention over a cache ("decode", "prefill"; for MLA "latent decode" and "latent prefill").
+    stored: the first arithmetic of its format (fp8, fp4). chips: those with or without 4-bit arithmetic, or any.
     source: where that is read.
     """
 
@@ -34,7 +34,7 @@ class Computed:
 def select_compute_dtype(
     rules: Iterable[Computed], operation: str, stored: tuple[str, ...], peak: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the arithmetic, best first, in which `operation` of the arithmetic `stored` is computed on a chip of such peak rates.
+    """Return the arithmetic in which a chip computes an operation, best first.
 
     >>> rule = Computed(operation="weights", stored="fp4", computed="bf16", chips="without fp4")
     >>> select_compute_dtype((rule,), "weights", ("fp4", "fp8", "bf16"), {"fp8": 2e15, "bf16": 1e15})[0]

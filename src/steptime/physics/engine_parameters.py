@@ -189,9 +189,9 @@ RUN_WAITS: Final = (*WAIT_NAMES, "seconds_to_start")
 def find_problem(name: str, value: object) -> str:
     """Return what is wrong with a value of the constant `name`, "" for nothing.
 
-    >>> problem_of("memory_efficiency", 50)
+    >>> find_problem("memory_efficiency", 50)
     'must be from 0.001 to 1.25 (share of memory bandwidth, reading the weights of dense matrices), not 50'
-    >>> problem_of("memory_efficiency", 0.8)
+    >>> find_problem("memory_efficiency", 0.8)
     ''
     """
     description = DESCRIPTIONS[name]
@@ -204,4 +204,5 @@ def find_problem(name: str, value: object) -> str:
         if math.isinf(description["most"])
         else f"from {description['least']:g} to {description['most']:g}"
     )
-    return f"must be {bounds} ({description['unit'] + ' ' if description['unit'] else ''}{description['line']}), not {shown(value)}"
+    unit_text = f"{description['unit']} " if description["unit"] else ""
+    return f"must be {bounds} ({unit_text}{description['line']}), not {shown(value)}"

@@ -93,8 +93,8 @@ def _columns_reason(facts: Facts, columns: int, shards: Any, label: str, block: 
     if not block:
         return f"{columns_text} do not come out even over {shards} chips, as {_who(facts)} needs"
     return (
-        f"{columns_text} leave each of {shards} chips {columns / float(np.max(shards)):g}, which are no whole blocks of {block} that share "
-        f"a scale, as {_who(facts)} needs"
+        f"{columns_text} leave each of {shards} chips {columns / float(np.max(shards)):g}, which are no whole blocks of "
+        f"{block} that share a scale, as {_who(facts)} needs"
     )
 
 

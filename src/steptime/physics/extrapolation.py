@@ -77,7 +77,7 @@ def distances(
 def widening(flags: Iterable[tuple[Distance, Array]], quantity: str = "tpot") -> tuple[Number, Number]:
     """Return the logarithms by which distances widen a range of "tpot" or "ttft", to both sides; 0 where there is none.
 
-    >>> [round(float(x), 3) for x in widening(((APART, np.True_), (WIDE, np.True_), (STAGED, np.False_)))]
+    >>> [round(float(x), 3) for x in widening(((SEPARATE_POOLS, np.True_), (WIDE, np.True_), (STAGED, np.False_)))]
     [0.25, 0.224]
     """
     low: Number = 0.0

@@ -103,7 +103,7 @@ def check_ways(layout: Layout) -> Layout:
 def shard_count(parts: float, chips: Number) -> Number:
     """Ways that `parts`, which cannot be cut, are divided over chips, by the chip that holds most of them.
 
-    >>> [float(ways_of(8, chips)) for chips in (1, 6, 8, 16)], float(ways_of(10, 8)), float(ways_of(math.inf, 6))
+    >>> [float(shard_count(8, chips)) for chips in (1, 6, 8, 16)], float(shard_count(10, 8)), float(shard_count(math.inf, 6))
     ([1.0, 4.0, 8.0, 8.0], 5.0, 6.0)
     """
     return chips if math.isinf(parts) else parts / np.ceil(parts / np.asarray(chips))

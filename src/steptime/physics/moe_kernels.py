@@ -76,9 +76,10 @@ def multiplied_in(computed: tuple[str, ...], peak: Collection[str]) -> str:
 def kernel_chain(stored: str, kind: str, vendor: str) -> Chain:
     """Return how experts run whose arithmetic is `stored` and which are multiplied in `kind`, on the chips of a vendor.
 
-    >>> [chain_of(*of, "NVIDIA").beside for of in (("fp8", "fp8"), ("fp4", "fp4"), ("fp4", "bf16"), ("fp6", "bf16"))]
+    >>> [kernel_chain(*pair, "NVIDIA").extra_kernels
+    ...  for pair in (("fp8", "fp8"), ("fp4", "fp4"), ("fp4", "bf16"), ("fp6", "bf16"))]
     [3, 0, 3, 0]
-    >>> [chain_of(of, of, "AMD").beside for of in ("fp8", "fp6")]
+    >>> [kernel_chain(dtype, dtype, "AMD").extra_kernels for dtype in ("fp8", "fp6")]
     [1, 1]
     """
     if vendor == AMD:

@@ -17,7 +17,7 @@ INDIVIDUAL_DOMAINS = 32  # domains of which each is filled in its own way; of mo
 
 
 def replicas(domain: Number, chips: int, chips_per_replica: int) -> int:
-    """Return how many replicas of `chips_per_replica` chips fit in `chips` in domains of `domain` chips, the last one perhaps not whole.
+    """Return how many replicas fit in `chips` chips in domains of `domain` chips; the last domain may be incomplete.
 
     >>> replicas(8, 32, 3), replicas(8, 20, 3), replicas(8, 20, 12), replicas(72, 20, 3)
     (8, 5, 1, 6)

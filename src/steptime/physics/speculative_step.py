@@ -64,20 +64,21 @@ def drafted_step(
     prefix: Number = 0,
     layout: Layout,
     engine: Engine,
-    is_disaggregated: bool = True,
+    has_draft_term: bool = True,
     parts: bool = True,
     legal: bool = False,
 ) -> Step:
     """Return the time of a step that verifies and makes `drafts` tokens for each sequence; the rest is as of `mixed_step`.
 
-    A model without layers of its own that draft verifies drafts that come from elsewhere, in no time. is_disaggregated: whether the time
-    of draft passes is a term of its own, or is added to the terms of the model. parts: whether there are terms at all.
+    A model without layers of its own that draft verifies drafts that come from elsewhere, in no time.
+    has_draft_term: whether draft passes are a separate term, or are added to the terms of the model.
+    parts: whether there are terms.
     legal: as of `mixed_step`.
     """
     sizes: dict[str, Any] = {"batch": batch, "context": context, "prompts": prompts, "tokens": tokens, "prefix": prefix}
     step = mixed_step(model, system, **sizes, query=drafts + 1, layout=layout, engine=engine, parts=parts, legal=legal)
     passes = draft_passes(model, system, sizes, drafts=drafts, layout=layout, engine=engine, parts=parts)
-    return add_passes(step, passes, TERM if is_disaggregated else None) if passes else step
+    return add_passes(step, passes, TERM if has_draft_term else None) if passes else step
 
 
 def draft_passes(

@@ -44,7 +44,7 @@ NUDGE = 1e-4  # of a constant's logarithm, for differences
 def latency_regime(prefill_share: Number) -> Any:
     """Return the regime of a time of which `prefill_share` goes to prompts.
 
-    >>> regime_of(np.array([0.0, 0.5])).tolist()
+    >>> latency_regime(np.array([0.0, 0.5])).tolist()
     ['decode', 'mixed']
     """
     return np.where(np.asarray(prefill_share) > PREFILL_SHARE, REGIMES[1], REGIMES[0])

@@ -9,11 +9,11 @@ from steptime.hardware.unit_cost import usd_per_million
 from steptime.number_checks import Number
 from steptime.physics.engine import Engine
 from steptime.physics.extrapolation import widening
-from steptime.physics.uncertainty import REGIMES, factors, has_range, regime_of, with_variances
-from steptime.planning.plan_problem import Candidate, Case, prefill_of, state_of
+from steptime.physics.uncertainty import REGIMES, factors, has_range, latency_regime, with_variances
+from steptime.planning.plan_problem import Candidate, Case, evaluate_prefill, evaluate_state
 from steptime.planning.prefill_pool import Prefill
 from steptime.planning.refinement import first_token_of, matched_rate
-from steptime.planning.slo_probability import ways_of
+from steptime.planning.slo_probability import extrapolation_flags
 from steptime.planning.steady_state import State
 
 Range = tuple[float, float]
@@ -35,21 +35,21 @@ def candidate_ranges(
         return dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
 
     def times(engine: Engine) -> tuple[Number, ...]:
-        of = replace(case, engine=engine)
-        now = state_of(of, candidate, candidate.batch, max(candidate.chunk, 1))
-        first = prefill_of(of, candidate, now.tpot)
-        soon = first_token_of(of, candidate, now, first, utilisation)
+        ideal_case = replace(case, engine=engine)
+        now = evaluate_state(ideal_case, candidate, candidate.batch, max(candidate.chunk, 1))
+        first = evaluate_prefill(ideal_case, candidate, now.tpot)
+        soon = first_token_of(ideal_case, candidate, now, first, utilisation)
         return (now.tpot, soon) if first is None else (now.tpot, soon, first.step.total)
 
     (tpot, tpot_variance), (ttft, ttft_variance), *reading = with_variances(times, case.engine)
-    decoding = regime_of(state.input_share)
+    decoding = latency_regime(state.input_share)
     waiting = decoding if prefill is None else REGIMES[1]
-    ways = ways_of(case, candidate.layout, candidate.prefill_layout)
-    given: dict[str, Any] = {"system": case.system, "wider": widening(ways)}
-    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **given)
-    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **given | {"wider": widening(ways, "ttft")})
-    read = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **given) if reading else slow
-    slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], read[side]) for side in (0, 1))
+    flags = extrapolation_flags(case, candidate.layout, candidate.prefill_layout)
+    arguments: dict[str, Any] = {"system": case.system, "wider": widening(flags)}
+    slow = factors(case.engine, "tpot", decoding, variance=tpot_variance, **arguments)
+    late = factors(case.engine, "ttft", waiting, variance=ttft_variance, **arguments | {"wider": widening(flags, "ttft")})
+    prefill_factors = factors(case.engine, "tpot", REGIMES[1], variance=reading[0][1], **arguments) if reading else slow
+    slowed = (_slowed_rate(case, candidate, state, prefill, slow[side], prefill_factors[side]) for side in (0, 1))
     fast, least = (float(rate * case.workload.output_tokens) for rate in slowed)
     return {
         "tpot_range": (float(tpot * slow[0]), float(tpot * slow[1])),
@@ -59,9 +59,9 @@ def candidate_ranges(
     }
 
 
-def distances_of(case: Case, candidate: Candidate) -> tuple[str, ...]:
+def list_distances(case: Case, candidate: Candidate) -> tuple[str, ...]:
     """Say in which ways a candidate is unlike what was measured."""
-    return tuple(one.words for one, there in ways_of(case, candidate.layout, candidate.prefill_layout) if there)
+    return tuple(flag.words for flag, applies in extrapolation_flags(case, candidate.layout, candidate.prefill_layout) if applies)
 
 
 def _slowed_rate(

@@ -15,14 +15,14 @@ from steptime.models.model import Model, weight_bytes
 from steptime.number_checks import Number
 from steptime.physics.chip_memory import weights_per_chip
 from steptime.physics.layout import Layout, show_layout
-from steptime.physics.layout_constraints import facts_of
+from steptime.physics.layout_constraints import collect_facts
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.physics.uncertainty import has_range, measured_on
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.plan_problem import AGGREGATED, Case
 from steptime.planning.plan_result import Plan, best_change, mean_resources
-from steptime.planning.plan_search import fitting, ranked, room_of, search
+from steptime.planning.plan_search import fitting, prefill_room, ranked, search
 from steptime.planning.workload import Slo
 from steptime.units import counted, show
 
@@ -49,9 +49,9 @@ WAITS = {
 BETTER = {"kv_bytes": "10 % fewer KV bytes per token", "rent": "10 % lower rent"}
 
 
-def why(case: Case, found: Plan) -> str:
+def why(case: Case, deployment: Plan) -> str:
     """Say why a plan cannot be cheaper, what its step waits for, and what would help most."""
-    server = found.pools[-1]
+    server = deployment.pools[-1]
     resources = mean_resources(server)
     total = sum(resources.values())
     leading = sorted(resources, key=lambda name: -resources[name])[:2]
@@ -60,12 +60,12 @@ def why(case: Case, found: Plan) -> str:
     )
     rented = math.isfinite(float(case.system.rent.typical))
     same = "cost the same per token" if rented else "bring no more output"
-    given = {"tpot": show(case.slo.tpot, "s"), "ttft": show(case.slo.ttft, "s"), "same": same}
-    stops = " and ".join(STOPS[name].format(**given) for name in found.binding)
+    limit_words = {"tpot": show(case.slo.tpot, "s"), "ttft": show(case.slo.ttft, "s"), "same": same}
+    stops = " and ".join(STOPS[name].format(**limit_words) for name in deployment.binding)
     step = "step" if server.role == "serve" else "decode step"
     text = f"It cannot {'be cheaper' if rented else 'serve more'} because {stops}. A {step} {shares} of its time."
-    change = best_change(found)
-    if not found.elasticities:  # not worked out
+    change = best_change(deployment)
+    if not deployment.elasticities:  # not worked out
         return text
     if change is None:
         return text + f" No single figure of the machine, 10 % better, would {'lower the cost' if rented else 'raise that'}."
@@ -91,7 +91,7 @@ def warnings_of_step(model: Model, system: System, *, reach: Number) -> tuple[st
     return tuple(warnings)
 
 
-def warnings_of(case: Case) -> tuple[str, ...]:
+def list_warnings(case: Case) -> tuple[str, ...]:
     """Return what to mind about a plan before it is made: a short context, an uncertain rent, notes on the model."""
     reach = case.workload.input_tokens + case.workload.output_tokens
     warnings = [*warnings_of_step(case.model, case.system, reach=reach)]
@@ -120,7 +120,7 @@ def warnings_of(case: Case) -> tuple[str, ...]:
 def _days(system: System) -> str:
     """Say of which days the software is that a system is taken to have."""
     share = system.chip.reached[SOFTWARE]
-    period = next((one for one in system.chip.software if one.share == share), None)
+    period = next((period_entry for period_entry in system.chip.software if period_entry.share == share), None)
     if period is None:
         return "a share of one's own"
     return period.first if period.first == period.last else f"{period.first} to {period.last}"
@@ -185,7 +185,7 @@ def _best_layout(case: Case, need: float, capacity: float) -> str:
     least = need if best is None else float(weights_per_chip(case.model, best))
     if best is None or least >= capacity:
         return f"; the best layout puts {show(least, 'B')} on a chip of {show(capacity, 'B')}"
-    refused = reasons(best, facts_of(case.model, case.system, chips=case.chips, engine=case.engine))
+    refused = reasons(best, collect_facts(case.model, case.system, chips=case.chips, engine=case.engine))
     return (
         f"; {case.engine.name} starts no layout that holds them, such as {show_layout(replace(best, replicas=1))}: {refused[0]}"
     )
@@ -193,7 +193,7 @@ def _best_layout(case: Case, need: float, capacity: float) -> str:
 
 def does_not_fit(case: Case) -> str:
     """Say by how much the weights are too large for the chips, and how many chips of this kind would hold them."""
-    capacity = float(room_of(case))
+    capacity = float(prefill_room(case))
     need, have = weight_bytes(case.model), case.chips * capacity
     whole = float(case.chips * case.system.chip.capacity)
     used = "" if have == whole else f" ({case.engine.name} uses {have / whole:.0%} of {show(whole, 'B')})"
@@ -215,8 +215,8 @@ def does_not_fit(case: Case) -> str:
             2 ** math.ceil(math.log2(least)),
         }
     )
-    most = min(4096, case.system.scale_out.size)
-    more = next((n for n in tries if case.chips < n <= most and fitting(replace(case, chips=n))), None)
-    if more:
-        message += f". With --chips {more} it would fit"
+    largest = min(4096, case.system.scale_out.size)
+    enough_chips = next((n for n in tries if case.chips < n <= largest and fitting(replace(case, chips=n))), None)
+    if enough_chips:
+        message += f". With --chips {enough_chips} it would fit"
     return message

@@ -10,21 +10,21 @@ from typing import Any, TypeVar
 import numpy as np
 
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import rent_of
+from steptime.hardware.unit_cost import deployment_rent
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.physics.engine import Engine
 from steptime.physics.layout import NAMES, Layout, show_layout
-from steptime.physics.layout_constraints import ENGINE, facts_of
+from steptime.physics.layout_constraints import ENGINE, collect_facts
 from steptime.physics.layout_rules import allowed
 from steptime.planning.prefill_pool import Prefill, prefill_pool, within_limit
-from steptime.planning.speculative_config import NONE, Drafting
-from steptime.planning.steady_state import State, Transfer, aggregated, decode_pool, transfer_of, ttft_seen, waited
+from steptime.planning.speculative_config import NONE, Speculation
+from steptime.planning.steady_state import State, Transfer, aggregated, decode_pool, kv_transfer, ttft_seen, waited
 from steptime.planning.workload import Slo, Workload
 
-Found = TypeVar("Found")
+Memoized = TypeVar("Memoized")
 
-_WAYS = attrgetter(*(name for name in NAMES if name != "microbatches"))  # of a layout
+_DEGREES = attrgetter(*(name for name in NAMES if name != "microbatches"))  # of a layout
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 
 
@@ -47,7 +47,7 @@ class Case:
     alike: bool = False
     sure: float | None = None
     aim: tuple[float, float] = (1.0, 1.0)
-    drafting: Drafting = NONE
+    drafting: Speculation = NONE
     front: bool = True
     beside: bool = True
     found: dict[tuple[object, ...], Any] = field(init=False, default_factory=dict, compare=False, repr=False)
@@ -60,7 +60,7 @@ class Case:
     @property
     def rent(self) -> Number:
         """USD per second of all chips."""
-        return rent_of(self.chips, self.system.rent.typical)
+        return deployment_rent(self.chips, self.system.rent.typical)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Candidate:
     @property
     def same(self) -> tuple[object, ...]:
         """What two candidates share that differ in batch, chunk and micro-batches only."""
-        return (self.mode, _WAYS(self.layout), self.prefill_layout and _WAYS(self.prefill_layout))
+        return (self.mode, _DEGREES(self.layout), self.prefill_layout and _DEGREES(self.prefill_layout))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +121,16 @@ class Table:
 
     def row(self, index: int) -> Candidate:
         """Return one row."""
-        apart = self.mode == DISAGGREGATED
+        is_disaggregated = self.mode == DISAGGREGATED
         return Candidate(
             mode=self.mode,
             layout=_times(self.layouts[self.layout[index]], int(self.replicas[index])),
             batch=int(self.batch[index]),
             chunk=int(self.chunk[index]),
             prefill_layout=_times(self.layouts[self.prefill_layout[index]], int(self.prefill_replicas[index]))
-            if apart
+            if is_disaggregated
             else None,
-            prompts=int(self.prefill_prompts[index]) if apart else 0,
+            prompts=int(self.prefill_prompts[index]) if is_disaggregated else 0,
         )
 
 
@@ -149,33 +149,33 @@ def joined(mode: str, layouts: list[Layout], parts: Sequence[Table]) -> Table:
     return Table(mode=mode, layouts=layouts, **columns)
 
 
-def state_of(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
+def evaluate_state(case: Case, candidate: Candidate, batch: Number, chunk: Number) -> State:
     """Return the steady state of one replica of the candidate at any batch and chunk."""
     key = (candidate.mode, candidate.layout, batch, chunk) if np.ndim(batch) == np.ndim(chunk) == 0 else None
     if candidate.mode == DISAGGREGATED:
-        return known(case, key, lambda: decoding(case, candidate.layout, batch))
-    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-    given |= {"engine": case.engine, "drafting": case.drafting}
-    return known(case, key, lambda: aggregated(case.model, case.system, case.workload, **given))
+        return memoize(case, key, lambda: decoding(case, candidate.layout, batch))
+    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
+    arguments |= {"engine": case.engine, "drafting": case.drafting}
+    return memoize(case, key, lambda: aggregated(case.model, case.system, case.workload, **arguments))
 
 
 def decoding(case: Case, layout: Layout, batch: Number) -> State:
     """Return the steady state of a replica of `layout` that only decodes."""
-    given: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "drafting": case.drafting, "legal": True}
-    return decode_pool(case.model, case.system, case.workload, **given)
+    arguments: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "drafting": case.drafting, "legal": True}
+    return decode_pool(case.model, case.system, case.workload, **arguments)
 
 
-def known(case: Case, key: tuple[object, ...] | None, find: Callable[[], Found]) -> Found:
+def memoize(case: Case, key: tuple[object, ...] | None, find: Callable[[], Memoized]) -> Memoized:
     """Return what `find` finds, once for each key; every time for None."""
     if key is None:
         return find()
     if key not in case.found:
         case.found[key] = find()
-    found: Found = case.found[key]
-    return found
+    value: Memoized = case.found[key]
+    return value
 
 
-def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
+def evaluate_prefill(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Number | None = None) -> Prefill | None:
     """Return what one prefill replica of the candidate delivers, if it has any.
 
     tpot [s] of the pool that decodes; ttft [s]: where the first token has to be, by default within the limit.
@@ -183,19 +183,19 @@ def prefill_of(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft: Numbe
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    given: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "drafting": case.drafting}
-    given["legal"] = True
-    pool = known(case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **given))
+    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "drafting": case.drafting}
+    arguments["legal"] = True
+    pool = memoize(case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **arguments))
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
-    return known(case, key, lambda: within_limit(pool, limit, layout.replicas))
+    return memoize(case, key, lambda: within_limit(pool, limit, layout.replicas))
 
 
 def moving(case: Case, layout: Layout) -> Transfer:
     """Return how caches leave a prefill replica: over the scale-up links where one domain holds all chips."""
     near = case.alike or case.used <= case.system.scale_up.size
     drafts = case.drafting.drafts
-    return transfer_of(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
+    return kv_transfer(case.model, case.system, case.workload, layout=layout, within_domain=bool(near), drafts=drafts)
 
 
 def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft: Number) -> Number:
@@ -205,12 +205,12 @@ def pass_limit(case: Case, layout: Layout, answering: Layout, tpot: Number, ttft
     added where the rate is known.
     """
     sent = moving(case, layout)
-    other = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)
-    return (ttft - other) / waited(case.engine)
+    other_delays = ttft_seen(case.workload, sent.latency + sent.moving, tpot, answering, case.engine, case.drafting)
+    return (ttft - other_delays) / waited(case.engine)
 
 
 def runs(case: Case, layouts: Layout, role: str) -> Array:
     """Return which layouts the engine runs in pools of a role, "prefill" or "decode": booleans of their shape."""
-    facts = facts_of(case.model, case.system, chips=case.used, engine=case.engine, role=role)
-    found: Array = allowed(layouts, facts, (ENGINE,))
-    return found
+    facts = collect_facts(case.model, case.system, chips=case.used, engine=case.engine, role=role)
+    is_allowed: Array = allowed(layouts, facts, (ENGINE,))
+    return is_allowed

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from steptime.hardware.energy import electricity_per_million, joules_per_token
-from steptime.hardware.rental_prices import kind_in_words, known
+from steptime.hardware.rental_prices import has_rent, kind_in_words
 from steptime.hardware.system import Power, Rent
 from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
@@ -16,7 +16,7 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step
 from steptime.planning.launch_facts import Served
 from steptime.planning.slo_probability import likelihood
-from steptime.planning.speculative_config import NONE, Drafting
+from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.workload import Slo, Workload
 from steptime.result_base import Result, Tabular, table_of, unit
 from steptime.svg import curve
@@ -210,7 +210,7 @@ class Plan(Tabular):
         default=(), metadata=unit("", "how many measured times per token lay in their range, of runs of its kind")
     )
     why: str = field(default="", metadata=unit("", "why it is not cheaper, and what would help"))
-    drafting: Drafting = field(default=NONE, metadata=unit("", "tokens drafted and accepted in a step"))
+    drafting: Speculation = field(default=NONE, metadata=unit("", "tokens drafted and accepted in a step"))
     drafted: tuple[Drafted, ...] = field(
         default=(), metadata=unit("", "what drafts do at each batch; empty without them", key="drafted_by_batch")
     )
@@ -268,7 +268,7 @@ class Plan(Tabular):
             "cost": _ranged(self.usd_per_million_output_tokens, self.cost_range, "USD") + " per million output tokens"
             if math.isfinite(self.usd_per_million_output_tokens)
             else "no rent known",
-            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {kind_in_words(self.rent)}"} if known(self.rent) else {}),
+            **({"rent": f"{show(self.usd_per_second, 'USD/s')}, {kind_in_words(self.rent)}"} if has_rent(self.rent) else {}),
             "output": f"{in_digits(self.requests_per_second)} requests/s, "
             + f"{show(self.tokens_per_second_per_chip, 'tok/s')} a chip"
             + (f", {show(self.joules_per_output_token, 'J')} a token" if math.isfinite(self.joules_per_output_token) else ""),
@@ -278,19 +278,19 @@ class Plan(Tabular):
         """Return the front of speed and cost with the plan on it, and the memory of a chip that decodes."""
         if not self.feasible:
             return ""
-        speeds = [one.tokens_per_second_per_user for one in self.front]
-        costs = [one.usd_per_million_output_tokens for one in self.front]
-        own = (self.tokens_per_second_per_user, self.usd_per_million_output_tokens)
-        drawn = curve(speeds, costs, x_words="tok/s of a user", y_words="USD per million output tokens", point=own)
-        return drawn + self.pools[-1].memory.drawing()
+        speeds = [point.tokens_per_second_per_user for point in self.front]
+        costs = [point.usd_per_million_output_tokens for point in self.front]
+        chosen_point = (self.tokens_per_second_per_user, self.usd_per_million_output_tokens)
+        picture = curve(speeds, costs, x_words="tok/s of a user", y_words="USD per million output tokens", point=chosen_point)
+        return picture + self.pools[-1].memory.drawing()
 
     def columns(self) -> dict[str, Any]:
         """Return the front, fastest first."""
         return table_of(Point, self.front)
 
 
-def _ranged(value: float, limits: tuple[float, float] | None, of: str) -> str:
-    return show(value, of) + (f" (90 % {show(limits[0], of)} to {show(limits[1], of)})" if limits else "")
+def _ranged(value: float, limits: tuple[float, float] | None, unit: str) -> str:
+    return show(value, unit) + (f" (90 % {show(limits[0], unit)} to {show(limits[1], unit)})" if limits else "")
 
 
 def mean_resources(pool: Pool) -> dict[str, float]:
@@ -330,20 +330,20 @@ def chosen_point(plan_: Plan) -> Point:
 
 def runner_up_dearer(plan_: Plan) -> float:
     """Return by what share a token of the runner-up costs more; of output for each chip where no rent is known."""
-    other = plan_.runner_up
-    if other is None:
+    runner_up = plan_.runner_up
+    if runner_up is None:
         return math.nan
     if math.isfinite(plan_.usd_per_million_output_tokens):
-        return other.usd_per_million_output_tokens / plan_.usd_per_million_output_tokens - 1
-    return plan_.tokens_per_second_per_chip / other.tokens_per_second_per_chip - 1
+        return runner_up.usd_per_million_output_tokens / plan_.usd_per_million_output_tokens - 1
+    return plan_.tokens_per_second_per_chip / runner_up.tokens_per_second_per_chip - 1
 
 
 def best_change(plan_: Plan) -> tuple[str, float] | None:
     """Return the figure whose improvement by 10 % lowers cost most, and by what share; rent, which is money itself, aside."""
-    worth = {
+    gains = {
         name: 1 - (1 / 1.1 if name == "kv_bytes" else 1.1) ** value
         for name, value in plan_.elasticities.items()
         if name != "rent"
     }
-    name = max(worth, key=lambda key: worth[key], default=None)
-    return (name, worth[name]) if name is not None and worth[name] > 5e-4 else None
+    name = max(gains, key=lambda key: gains[key], default=None)
+    return (name, gains[name]) if name is not None and gains[name] > 5e-4 else None

@@ -9,14 +9,14 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, distinct
 from steptime.physics.chip_memory import weights_per_chip
-from steptime.physics.layout import Layout, shaped, stacked, taken
-from steptime.physics.layout_constraints import facts_of
+from steptime.physics.layout import Layout, select_layouts, shaped, stacked
+from steptime.physics.layout_constraints import collect_facts
 from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal, not_tried
 from steptime.planning.admission import most_seats, seated
 from steptime.planning.pd_matching import LARGEST_PASS, batches_of, search_disaggregated
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, joined, known
-from steptime.planning.slo_probability import aims_of
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, decoding, joined, memoize
+from steptime.planning.slo_probability import effective_targets
 from steptime.planning.speculative_config import decode_steps
 from steptime.planning.steady_state import (
     MOST_LOADED,
@@ -25,7 +25,7 @@ from steptime.planning.steady_state import (
     aggregated,
     fresh_tokens,
     in_flight,
-    load_of,
+    load_shares,
 )
 from steptime.planning.workload import Workload
 from steptime.units import show
@@ -45,14 +45,14 @@ def fitting(case: Case) -> list[Layout]:
 
 def lawful(case: Case) -> list[Layout]:
     """Return the legal layouts that the engine can run, whether their weights leave room or not."""
-    return known(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
+    return memoize(case, ("legal",), lambda: legal(case.model, case.system, case.used, engine=case.engine))
 
 
 def held_by(case: Case, layouts: list[Layout]) -> list[Layout]:
     """Return those of some layouts whose weights leave room on a chip."""
     if not layouts:
         return []
-    room = room_of(case)
+    room = prefill_room(case)
     weights = np.broadcast_to(weights_per_chip(case.model, stacked(layouts)), (len(layouts),))
     return [layout for layout, bytes_ in zip(layouts, weights, strict=True) if bytes_ < room]
 
@@ -62,18 +62,18 @@ def absent_because(case: Case, layout: Layout) -> list[str]:
 
     Only the axes of one replica count: as many replicas are taken as fit.
     """
-    facts = facts_of(case.model, case.system, chips=case.chips, engine=case.engine)
+    facts = collect_facts(case.model, case.system, chips=case.chips, engine=case.engine)
     broken = reasons(layout, facts)
     if broken:
         return broken
-    weights, room = float(weights_per_chip(case.model, layout)), float(room_of(case))
+    weights, room = float(weights_per_chip(case.model, layout)), float(prefill_room(case))
     if weights >= room:
         return [f"its weights take {show(weights, 'B')} of a chip, which has {show(room, 'B')}"]
     untried = not_tried(layout, facts, case.chips)
     return [untried] if untried else []
 
 
-def room_of(case: Case) -> Number:
+def prefill_room(case: Case) -> Number:
     """Bytes of a chip that the engine uses."""
     return case.system.chip.capacity * case.engine.room.memory_share - case.engine.room.reserved_bytes
 
@@ -87,9 +87,9 @@ def chunk_sizes(workload: Workload) -> Array:
     fresh = fresh_tokens(workload)
     parts = 2.0 ** np.arange(np.log2(PARTS) + 1)
     pieces = np.ceil(fresh / parts)
-    whole = fresh * parts[1:]
-    kept = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *whole[whole <= LARGEST_PASS / 2]]
-    return distinct(kept or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
+    divided = fresh * parts[1:]
+    sizes = [*pieces[(pieces >= LEAST_CHUNK - 1) & (pieces <= 2 * LARGEST_PASS)], *divided[divided <= LARGEST_PASS / 2]]
+    return distinct(sizes or [min(fresh, 2 * LARGEST_PASS)]).astype(np.int64)
 
 
 def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
@@ -97,8 +97,8 @@ def readable(workload: Workload, sizes: Array, layout: Layout) -> Array:
 
     Of several groups the busiest would often have two prompts where the mean has one, and all would wait for it.
     """
-    kept: Array = (sizes <= fresh_tokens(workload)) | (np.asarray(layout.dp) == 1)
-    return kept
+    is_readable: Array = (sizes <= fresh_tokens(workload)) | (np.asarray(layout.dp) == 1)
+    return is_readable
 
 
 def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Table]:
@@ -106,17 +106,17 @@ def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Ta
     table = stacked(layouts)
     wide = shaped(table, 1)
     decode = decoding(case, wide, batches_of(wide))
-    apart = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
+    disaggregated = search_disaggregated(case, layouts, decode) if DISAGGREGATED in modes else None
     if AGGREGATED not in modes:
-        return [apart] if apart is not None else []
-    together = search_aggregated(case, layouts, decode, apart if case.sure is None else None)
-    return [together] if apart is None else [together, apart]
+        return [disaggregated] if disaggregated is not None else []
+    together = search_aggregated(case, layouts, decode, disaggregated if case.sure is None else None)
+    return [together] if disaggregated is None else [together, disaggregated]
 
 
-def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: Table | None = None) -> Table:
+def search_aggregated(case: Case, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
     """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
 
-    decode: of pools that decode alone, with the batches of `batches_of`; apart: what pools of their own deliver. Where one of
+    decode: of pools that decode alone, with the batches of `batches_of`; disaggregated: what pools of their own deliver. Where one of
     those is as fast and serves as many requests as a layout that would read its prompts in no time, chunks are not looked at.
     """
     workload = case.workload
@@ -127,58 +127,58 @@ def search_aggregated(case: Case, layouts: list[Layout], decode: State, apart: T
     sizes = chunk_sizes(workload)
     taken_up = in_flight(sequences, wide.replicas)
     work = sequences * taken_up * fresh_tokens(workload) / (decode_steps(workload, case.drafting) * wide.dp)
-    alone = sequences * wide.replicas <= 1  # whose prompts nobody waits for
-    stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | alone  # prompt tokens of a step
-    load = load_of(decode.tpot, sequences)
+    is_single = sequences * wide.replicas <= 1  # whose prompts nobody waits for
+    stable = ((work < MOST_UTILISED * sizes[-1]) & (work > 1e-4 * sizes[0])) | is_single  # prompt tokens of a step
+    load = load_shares(decode.tpot, sequences)
     roomy = decode.memory.fits & (load * taken_up <= MOST_LOADED)
     queued = most_seats(workload, decode, wide) >= sequences  # for seats, where there is room for no more
     hopeful = (roomy | queued) & new & stable
     if not case.front and case.sure is None:
         hopeful &= decode.tpot <= case.slo.tpot * (1 + 1e-9)  # prompts only make a token slower
     rate = np.asarray(decode.rate * wide.replicas)
-    if apart is not None:
-        hopeful &= ~_outdone(case, apart, decode.tpot, rate)
+    if disaggregated is not None:
+        hopeful &= ~_outdone(case, disaggregated, decode.tpot, rate)
     if case.sure is not None:  # where each has to be differs
         return _read_beside(case, layouts, sequences, decode, load, hopeful)
     first = hopeful & (rate >= FIRST * _highest(decode.tpot, rate, hopeful))
-    found = _read_beside(case, layouts, sequences, decode, load, first)
-    rest = hopeful & ~first & ~_outdone(case, found, decode.tpot, rate * (1 + OUTDONE))
-    return joined(AGGREGATED, layouts, [found, _read_beside(case, layouts, sequences, decode, load, rest)])
+    table_found = _read_beside(case, layouts, sequences, decode, load, first)
+    remaining = hopeful & ~first & ~_outdone(case, table_found, decode.tpot, rate * (1 + OUTDONE))
+    return joined(AGGREGATED, layouts, [table_found, _read_beside(case, layouts, sequences, decode, load, remaining)])
 
 
 def _highest(tpot: Array, rate: Array, among: Array) -> Array:
     """Return the highest rate among some of those that are no slower than each: shape of `tpot`; 0 where there is none."""
     order = np.argsort(tpot[among])
-    most = np.append(np.maximum.accumulate(rate[among][order]), 0.0)  # the last for none
-    highest: Array = most[np.searchsorted(tpot[among][order], tpot, side="right") - 1]
+    running_maximum = np.append(np.maximum.accumulate(rate[among][order]), 0.0)  # the last for none
+    highest: Array = running_maximum[np.searchsorted(tpot[among][order], tpot, side="right") - 1]
     return highest
 
 
-def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: State, load: Array, some: Array) -> Table:
+def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: State, load: Array, selection: Array) -> Table:
     """Evaluate some layouts and batches, of shape (layouts, batches), with every chunk in which prompts may be read beside."""
     workload, table, sizes = case.workload, stacked(layouts), chunk_sizes(case.workload)
-    m, b = np.nonzero(some)
-    batch, of = sequences[m, b], taken(table, m[:, None])
+    m, b = np.nonzero(selection)
+    batch, layouts_taken = sequences[m, b], select_layouts(table, m[:, None])
     taken_up = in_flight(batch, np.asarray(table.replicas)[m])[:, None]
     state = aggregated(
         case.model,
         case.system,
         workload,
-        layout=of,
+        layout=layouts_taken,
         batch=batch[:, None],
         chunk=sizes[None, :],
         engine=case.engine,
-        drafting=case.drafting,
+        speculation=case.drafting,
         quick=True,
         legal=True,
     )
-    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(of.dp))
+    loaded = _load(state, np.asarray(decode.tpot[m, b])[:, None], load[m, b][:, None], np.asarray(layouts_taken.dp))
     loaded = loaded * taken_up
-    aim = aims_of(case, of, None, state.input_share)[1]
-    seats = seated(case, state, batch[:, None], of, aim)
-    kept = readable(workload, sizes[None, :], of) & ((loaded <= MOST_LOADED) | seats.capped)
-    kept &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
-    i, j = np.nonzero(kept)
+    aim = effective_targets(case, layouts_taken, None, state.input_share)[1]
+    seats = seated(case, state, batch[:, None], layouts_taken, aim)
+    is_feasible = readable(workload, sizes[None, :], layouts_taken) & ((loaded <= MOST_LOADED) | seats.capped)
+    is_feasible &= (state.utilisation < MOST_UTILISED) & np.isfinite(state.ttft) & seats.memory.fits
+    i, j = np.nonzero(is_feasible)
     replicas = np.asarray(table.replicas)[m[i]]
     memory = np.asarray(seats.memory.used / seats.memory.capacity)
     none = np.zeros(len(i), dtype=np.int64)
@@ -201,14 +201,14 @@ def _read_beside(case: Case, layouts: list[Layout], sequences: Array, decode: St
     )
 
 
-def _outdone(case: Case, apart: Table, tpot: Array, rate: Array) -> Array:
+def _outdone(case: Case, disaggregated: Table, tpot: Array, rate: Array) -> Array:
     """Whether pools of their own keep the limit on the first token at no higher TPOT [s] and no lower rate [requests/s]."""
-    good = np.nonzero((apart.ttft <= case.slo.ttft) & (apart.memory <= 1) & (apart.rate > 0))[0]
+    good = np.nonzero((disaggregated.ttft <= case.slo.ttft) & (disaggregated.memory <= 1) & (disaggregated.rate > 0))[0]
     if not len(good):
         return np.zeros(tpot.shape, dtype=bool)
-    order = good[np.argsort(apart.tpot[good])]
-    most = np.append(np.maximum.accumulate(apart.rate[order]), -np.inf)  # the last for none
-    outdone: Array = most[np.searchsorted(apart.tpot[order], tpot, side="right") - 1] >= rate
+    order = good[np.argsort(disaggregated.tpot[good])]
+    running_maximum = np.append(np.maximum.accumulate(disaggregated.rate[order]), -np.inf)  # the last for none
+    outdone: Array = running_maximum[np.searchsorted(disaggregated.tpot[order], tpot, side="right") - 1] >= rate
     return outdone
 
 
@@ -224,26 +224,26 @@ def _load(state: State, decode: Array, loaded: Array, groups: Array) -> Array:
     return load
 
 
-def ranked(case: Case, tables: list[Table], most: int = 400) -> list[Candidate]:
+def ranked(case: Case, tables: list[Table], limit: int = 400) -> list[Candidate]:
     """Return the candidates within the limits: by what they cost, in steps of half a percent, and the fastest of each first."""
     good = []
     for table in tables:
         tpot, ttft = _aims(case, table)
         good.append(np.nonzero((table.tpot <= tpot) & (table.ttft <= ttft) & (table.memory <= 1) & (table.rate > 0))[0])
     highest = max((float(np.max(table.rate[rows])) for table, rows in zip(tables, good, strict=True) if len(rows)), default=1.0)
-    found: list[tuple[int, float, int, int]] = []
-    for number, (table, some) in enumerate(zip(tables, good, strict=True)):
-        rows = some[table.rate[some] >= PROMISING * highest]
+    entries: list[tuple[int, float, int, int]] = []
+    for number, (table, selection) in enumerate(zip(tables, good, strict=True)):
+        rows = selection[table.rate[selection] >= PROMISING * highest]
         steps = np.floor(np.log(highest / table.rate[rows]) / AS_CHEAP).astype(np.int64)
-        order = np.lexsort((table.tpot[rows], steps))[:most]
-        found += [(int(steps[i]), float(table.tpot[rows[i]]), number, int(rows[i])) for i in order]
-    return [tables[number].row(index) for _, _, number, index in sorted(found)]
+        order = np.lexsort((table.tpot[rows], steps))[:limit]
+        entries += [(int(steps[i]), float(table.tpot[rows[i]]), number, int(rows[i])) for i in order]
+    return [tables[number].row(index) for _, _, number, index in sorted(entries)]
 
 
 def _aims(case: Case, table: Table) -> tuple[Number, Number]:
     """Return where TPOT and TTFT of each row have to be [s]."""
     layouts = stacked(table.layouts)
-    decoding = taken(layouts, table.layout)
+    decoding = select_layouts(layouts, table.layout)
     if table.mode == AGGREGATED:
-        return aims_of(case, decoding, None, table.input_share)
-    return aims_of(case, decoding, taken(layouts, table.prefill_layout))
+        return effective_targets(case, decoding, None, table.input_share)
+    return effective_targets(case, decoding, select_layouts(layouts, table.prefill_layout))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError, expect
 from steptime.hardware.energy import read_electricity
 from steptime.hardware.system import System
@@ -28,19 +28,19 @@ from steptime.physics.bias_correction import Anchor, Anchors
 from steptime.physics.engine import IDEAL, Engine, anchored, bare, engine_for
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import has_range, held
+from steptime.physics.uncertainty import has_range, interval_coverage_words
 from steptime.planning.elasticity import binding, relaxed, worths
 from steptime.planning.launch_facts import what_is_served
-from steptime.planning.plan_alternatives import best_drafting, by_saving, choices_of, lever_of, lever_sentence
-from steptime.planning.plan_intervals import candidate_ranges, distances_of
-from steptime.planning.plan_messages import does_not_fit, unreachable, warnings_of, why
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, moving, state_of
+from steptime.planning.plan_alternatives import best_drafting, by_saving, evaluate_alternative, lever_sentence, list_choices
+from steptime.planning.plan_intervals import candidate_ranges, list_distances
+from steptime.planning.plan_messages import does_not_fit, list_warnings, unreachable, why
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, Table, evaluate_state, moving
 from steptime.planning.plan_result import Drafted, Plan, Point, Pool
 from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.prefill_pool import Prefill
-from steptime.planning.refinement import best, first_token_of, matched_rate, planned_prefill, seats_of
+from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, planned_prefill
 from steptime.planning.slo_probability import check_sure, point
-from steptime.planning.speculative_config import AUTO, NONE, check_asked, decode_steps, drafting_of, drafting_warnings
+from steptime.planning.speculative_config import AUTO, NONE, check_asked, choose_speculation, decode_steps, drafting_warnings
 from steptime.planning.steady_state import State, decode_pool
 from steptime.planning.workload import Slo, Workload
 
@@ -65,9 +65,9 @@ def plan(
     modes: str | tuple[str, ...] = MODES,
     electricity: str | float | None = None,
     levers: bool = True,
-    worth: bool = True,
+    elasticities: bool = True,
     front: bool = True,
-    beside: bool = True,
+    diagnostics: bool = True,
     sure: float | None = None,
     drafts: int | str | None = None,
     acceptance: float | None = None,
@@ -77,9 +77,9 @@ def plan(
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
-    levers: whether other choices are looked at too, which takes about as long as a third of the search. worth: whether what
+    levers: whether other choices are looked at too, which takes about as long as a third of the search. elasticities: whether what
     each figure of the machine is worth is told too (`elasticities`), which takes longer than the search. front: whether what
-    other speeds cost is told too; without it a search leaves out what cannot keep the limits. beside: whether the
+    other speeds cost is told too; without it a search leaves out what cannot keep the limits. diagnostics: whether the
     runner-up, the same layout without losses and what binds are told. sure: probability with which each limit is met, such as
     0.9; by default a plan meets them in the mean, which a machine may miss half the time.
     drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
@@ -100,22 +100,22 @@ def plan(
     check_limits(sure, slo)
     check_asked(drafts, acceptance)
     case = replace(
-        _case_of(model_of(model), system_of(system), workload, slo, chips, engine, anchor),
+        _make_problem(model_of(model), resolve_system(system), workload, slo, chips, engine, anchor),
         sure=sure,
         front=front,
-        beside=beside,
+        beside=diagnostics,
     )
     layouts = fitting(case)
     if not layouts:
         raise DoesNotFit(does_not_fit(case))
-    case = _drafting(case, modes, layouts, drafts, acceptance)
-    found = _sure(case, modes, layouts, price, sure, levers=levers, worth=worth)
-    fewer = _alike(case, modes)
+    case = _choose_speculation(case, modes, layouts, drafts, acceptance)
+    best_plan = _sure(case, modes, layouts, price, sure, levers=levers, elasticities=elasticities)
+    fewer = _symmetric_problem(case, modes)
     if fewer is not None:
-        other = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False, worth=worth)
-        if other.requests_per_second > found.requests_per_second:
-            found = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True, worth=worth) if levers else other
-    return replace(found, search_seconds=time.perf_counter() - started)
+        disaggregated_plan = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False, elasticities=elasticities)
+        if disaggregated_plan.requests_per_second > best_plan.requests_per_second:
+            best_plan = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True, elasticities=elasticities) if levers else disaggregated_plan
+    return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
 def check_limits(sure: float | None, slo: Slo) -> None:
@@ -125,56 +125,56 @@ def check_limits(sure: float | None, slo: Slo) -> None:
         raise RangeError("sure is of limits, and there are none: give Slo(tpot=...) or Slo(ttft=...) (--speed, --ttft) with it")
 
 
-def _drafting(
+def _choose_speculation(
     case: Case, modes: tuple[str, ...], layouts: list[Layout], drafts: int | str | None, acceptance: float | None
 ) -> Case:
     """Return the case with the drafts that are asked for, or with those that serve most."""
     if drafts is None:
         return case
     if drafts == AUTO:
-        drafting_of(case.model, 1, 1.0)  # whether it can draft at all
+        choose_speculation(case.model, 1, 1.0)  # whether it can draft at all
         return replace(case, drafting=best_drafting(case, tuple(modes), layouts))
-    return replace(case, drafting=drafting_of(case.model, int(drafts), acceptance))
+    return replace(case, drafting=choose_speculation(case.model, int(drafts), acceptance))
 
 
-def _alike(case: Case, modes: tuple[str, ...]) -> Case | None:
+def _symmetric_problem(case: Case, modes: tuple[str, ...]) -> Case | None:
     """Return the case with whole scale-up domains that are laid out alike, where there are a few of them; others idle."""
     domain = int(case.system.scale_up.size)
     fewer = replace(case, alike=True)
-    few = domain < case.chips < (MOST_ALIKE + 1) * domain
-    return fewer if DISAGGREGATED in modes and few and fitting(fewer) else None
+    has_few_domains = domain < case.chips < (MOST_ALIKE + 1) * domain
+    return fewer if DISAGGREGATED in modes and has_few_domains and fitting(fewer) else None
 
 
 def _sure(
-    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool, worth: bool
+    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool, elasticities: bool
 ) -> Plan:
     """Return the cheapest plan whose times stay within the limits with probability `sure`, or in the mean where it is None.
 
     A search knows how sure the times of each candidate are but for what constants add to its own: where the one that is found
     is a little less sure, all aim a little lower.
     """
-    found = _planned(case, modes, layouts, price, levers=levers, worth=worth)
+    deployment = _planned(case, modes, layouts, price, levers=levers, elasticities=elasticities)
     if sure is None or not has_range(case.engine):
-        return replace(found, sure=sure)
+        return replace(deployment, sure=sure)
     for _ in range(TURNS):
-        over = [_over(found, case.slo, name, sure) for name in ("tpot", "ttft")]
-        if not found.feasible or max(over) <= 1 + 1e-9:
+        over = [_over(deployment, case.slo, name, sure) for name in ("tpot", "ttft")]
+        if not deployment.feasible or max(over) <= 1 + 1e-9:
             break
         aim = case.aim[0] * min(1.0, CLOSER / max(over[0], 1e-9)), case.aim[1] * min(1.0, CLOSER / max(over[1], 1e-9))
         case = replace(case, aim=aim)
-        found = _planned(case, modes, layouts, price, levers=levers, worth=worth)
-    if not found.feasible:
-        return replace(found, reason=f"with probability {sure:g}, {found.reason}", sure=sure)
-    return replace(found, sure=sure)
+        deployment = _planned(case, modes, layouts, price, levers=levers, elasticities=elasticities)
+    if not deployment.feasible:
+        return replace(deployment, reason=f"with probability {sure:g}, {deployment.reason}", sure=sure)
+    return replace(deployment, sure=sure)
 
 
-def _over(found: Plan, asked: Slo, name: str, sure: float) -> float:
+def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
     """What a figure stays below with probability `sure`, over the limit; 0 without a limit."""
-    limit = float(getattr(asked, name))
-    return point(getattr(found, name), getattr(found, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
+    limit = float(getattr(limits_asked, name))
+    return point(getattr(deployment, name), getattr(deployment, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
 
 
-def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, worth: bool) -> Plan:
+def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, elasticities: bool) -> Plan:
     """Return the plan for a case, of those layouts."""
     workload = case.workload
     tables = search(case, modes, layouts)
@@ -192,7 +192,7 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
         electricity=price,
         front=_front(case, tables) if case.front else (),
         evaluated=sum(len(table) for table in tables),
-        warnings=(*warnings_of(case), *drafting_warnings(case.model, case.drafting)),
+        warnings=(*list_warnings(case), *drafting_warnings(case.model, case.drafting)),
         drafting=case.drafting,
         served=what_is_served(case.model, case.system),
         anchor=case.engine.anchor,
@@ -200,27 +200,27 @@ def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: f
     candidates = ranked(case, tables)
     if not candidates:
         return replace(common, reason=unreachable(case, modes, layouts))
-    candidate, *others = finalists = [peak.candidate for peak in best(case, candidates)]
-    choices = choices_of(case, modes) if levers else ()
-    figures = worths(case, finalists, ranked(relaxed(case), tables)) if worth else {}
-    found = replace(
+    candidate, *other_finalists = finalists = [peak.candidate for peak in best(case, candidates)]
+    choices = list_choices(case, modes) if levers else ()
+    figures = worths(case, finalists, ranked(relaxed(case), tables)) if elasticities else {}
+    deployment = replace(
         common,
         feasible=True,
         binding=binding(case, candidate) if case.beside else (),
-        runner_up=_point(case, others[0]) if others and case.beside else None,
+        runner_up=_point(case, other_finalists[0]) if other_finalists and case.beside else None,
         ideal=_point(replace(case, engine=IDEAL), candidate) if has_range(case.engine) and case.beside else None,
         unanchored=_point(replace(case, engine=bare(case.engine)), candidate) if case.engine.anchor else None,
         **_delivered(case, candidate),
     )
-    found = replace(
-        found,
-        levers=by_saving([lever_of(case, candidate, modes, choice) for choice in choices]),
+    deployment = replace(
+        deployment,
+        levers=by_saving([evaluate_alternative(case, candidate, modes, choice) for choice in choices]),
         elasticities={name: figure() for name, figure in figures.items()},
     )
-    return replace(found, why=why(case, found) + lever_sentence(found) if case.beside else "")
+    return replace(deployment, why=why(case, deployment) + lever_sentence(deployment) if case.beside else "")
 
 
-def _case_of(
+def _make_problem(
     model: Model,
     system: System,
     workload: Workload,
@@ -232,7 +232,7 @@ def _case_of(
     """Return what a plan is made for; raise RangeError for arrays, and for chips that a machine does not have."""
     single(chips=chips)
     number = whole("chips", system.chips if chips is None else chips, most=MOST_CHIPS)
-    if not is_single(system) or any(np.ndim(getattr(one, f.name)) for one in (workload, slo) for f in fields(one)):
+    if not is_single(system) or any(np.ndim(getattr(group, f.name)) for group in (workload, slo) for f in fields(group)):
         raise RangeError("a plan takes one machine, one workload and one pair of limits: numbers, not arrays of them")
     if number > system.scale_out.size:
         has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
@@ -262,8 +262,8 @@ def _delivered(case: Case, candidate: Candidate) -> dict[str, Any]:
         "decode_usd_per_million_tokens": float(usd_per_million(case.rent * (1 - share), output_rate)),
         "usd_per_request": float(case.rent / rate),
         "transfer_seconds": _transfer(case, candidate, rate),
-        "distance": distances_of(case, candidate),
-        "held": held(case.engine, case.system, drafts=bool(case.drafting.drafts), pools=prefill is not None),
+        "distance": list_distances(case, candidate),
+        "held": interval_coverage_words(case.engine, case.system, drafts=bool(case.drafting.drafts), pools=prefill is not None),
         "drafted": _drafted(case, candidate),
         **candidate_ranges(case, candidate, state, prefill, figures["utilisation"]),
     }
@@ -275,9 +275,9 @@ def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
         return ()
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
     batch = distinct([*(unit * 2**n for n in range(MOST_DOUBLINGS)), candidate.batch])
-    given: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine}
+    arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine}
     plain, drafted = (
-        decode_pool(case.model, case.system, case.workload, drafting=drafting, **given) for drafting in (NONE, case.drafting)
+        decode_pool(case.model, case.system, case.workload, speculation=speculation, **arguments) for speculation in (NONE, case.drafting)
     )
     return tuple(
         Drafted(
@@ -294,7 +294,7 @@ def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
 
 def _figures(case: Case, candidate: Candidate) -> tuple[State, Prefill | None, dict[str, float]]:
     """Return the steady state of a candidate, its prefill pool, and its times, rate and cost."""
-    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     prefill = planned_prefill(case, candidate, state.tpot)
     rate, utilisation = matched_rate(case, candidate, state, prefill)
     return (
@@ -326,7 +326,7 @@ def _input_share(candidate: Candidate, state: State, prefill: Prefill | None) ->
 
 
 def _pools(case: Case, candidate: Candidate, state: State, prefill: Prefill | None, rate: Any) -> tuple[Pool, ...]:
-    workload, seats = case.workload, seats_of(case, state, candidate, candidate.batch)
+    workload, seats = case.workload, evaluate_occupancy(case, state, candidate, candidate.batch)
     server = Pool(
         role="serve" if prefill is None else "decode",
         layout=candidate.layout,
@@ -361,15 +361,15 @@ def _transfer(case: Case, candidate: Candidate, rate: Number) -> float:
 
 
 def _point(case: Case, candidate: Candidate) -> Point:
-    _, _, found = _figures(case, candidate)
+    _, _, figures = _figures(case, candidate)
     return Point(
         mode=candidate.mode,
         layout_text=candidate.text,
         batch=candidate.batch,
-        tokens_per_second_per_user=1 / found["tpot"],
-        tokens_per_second_per_chip=float(found["requests_per_second"] * case.workload.output_tokens / case.chips),
-        usd_per_million_output_tokens=found["usd_per_million_output_tokens"],
-        ttft=found["ttft"],
+        tokens_per_second_per_user=1 / figures["tpot"],
+        tokens_per_second_per_chip=float(figures["requests_per_second"] * case.workload.output_tokens / case.chips),
+        usd_per_million_output_tokens=figures["usd_per_million_output_tokens"],
+        ttft=figures["ttft"],
     )
 
 

@@ -14,9 +14,9 @@ from steptime.physics.chip_memory import Memory
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_memory, drafted_step
-from steptime.physics.step import Step, first_of
+from steptime.physics.step import Step, first_step
 from steptime.planning.batch_queue import PassTime, highest_utilisation, passes
-from steptime.planning.speculative_config import NONE, Drafting
+from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.steady_state import MOST_UTILISED, fresh_tokens
 from steptime.planning.workload import Workload
 
@@ -53,8 +53,8 @@ def _looked_at(groups: Number, seats: Array) -> list[Array]:
     if np.all(seats == groups):
         return [seats, np.ones_like(seats)]
     more_than = np.minimum(groups + 1, seats)
-    few = (groups > 1) & (seats <= BEND * groups)
-    bend = np.where(few, seats - groups // 2, groups + (seats - groups) // BEND)
+    is_evaluated = (groups > 1) & (seats <= BEND * groups)
+    bend = np.where(is_evaluated, seats - groups // 2, groups + (seats - groups) // BEND)
     bend = np.clip(np.where(_in_rows(groups, seats), 2 * groups, bend), more_than, seats)
     return [seats, np.ones_like(seats), groups * np.ones_like(seats), more_than, bend]
 
@@ -62,8 +62,8 @@ def _looked_at(groups: Number, seats: Array) -> list[Array]:
 def _in_rows(groups: Number, seats: Array) -> Array:
     """Whether passes are looked at by rows of prompts, one of each group: there are a few."""
     rows = seats / groups
-    found: Array = (np.asarray(groups) > 2) & (rows > 2) & (rows <= MOST_ROWS)
-    return found
+    is_row: Array = (np.asarray(groups) > 2) & (rows > 2) & (rows <= MOST_ROWS)
+    return is_row
 
 
 def _pass_time(looked_at: list[Array], seconds: Array, groups: Number) -> PassTime:
@@ -76,22 +76,22 @@ def _pass_time(looked_at: list[Array], seconds: Array, groups: Number) -> PassTi
         return PassTime(first=full)
     groups = np.broadcast_to(groups, np.shape(full))
     several, in_rows = groups > 1, _in_rows(groups, seats)
-    one, side, after, bent = [*seconds[1:], *(full,) * 3][:4]
+    single, side, after, bent = [*seconds[1:], *(full,) * 3][:4]
     more_than, bend = looked_at[3:] if len(looked_at) > 2 else (seats, seats)
     beyond = np.maximum(bent - after, 0.0) / np.maximum(bend - more_than, 1)
     jump = np.where(several & (seats > groups), np.maximum(after - side - beyond, 0.0), 0.0)
     beyond = np.where(jump > 0, beyond, np.maximum(bent - side, 0.0) / np.maximum(bend - groups, 1))
     far = np.maximum(full - bent, 0.0) / np.maximum(seats - bend, 1)
-    again = (far - beyond) * groups * (seats - bend) / np.maximum(seats - 2 * groups, 1)
+    jump_after = (far - beyond) * groups * (seats - bend) / np.maximum(seats - 2 * groups, 1)
     return PassTime(
-        first=one,
-        more=np.maximum(side - one, 0.0) / np.maximum(groups - 1, 1),
+        first=single,
+        more=np.maximum(side - single, 0.0) / np.maximum(groups - 1, 1),
         kink=groups,
         jump=jump,
         beyond=beyond,
         bend=bend,
         far=np.where(in_rows, beyond, far),
-        again=np.where(in_rows, np.maximum(again, 0.0), 0.0),
+        again=np.where(in_rows, np.maximum(jump_after, 0.0), 0.0),
     )
 
 
@@ -103,7 +103,7 @@ def prefill_pool(
     layout: Layout,
     prompts: Number,
     engine: Engine,
-    drafting: Drafting = NONE,
+    speculation: Speculation = NONE,
     legal: bool = False,
 ) -> Prefill:
     """Return what a prefill replica delivers with `prompts` [per attention group] in a pass, without a limit.
@@ -112,14 +112,14 @@ def prefill_pool(
     """
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
-    given: dict[str, Any] = {
-        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    arguments: dict[str, Any] = {
+        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": speculation.drafts, "layout": layout, "engine": engine,
         "legal": legal,
     }  # fmt: skip
     shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
     looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))
-    passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **given, parts=np.ndim(seats) == 0)
-    step, time = first_of(passes_, np.ndim(looked_at[0])), _pass_time(looked_at, passes_.total, layout.dp)
+    passes_ = drafted_step(model, system, prompts=np.stack(looked_at), **arguments, parts=np.ndim(seats) == 0)
+    step, time = first_step(passes_, np.ndim(looked_at[0])), _pass_time(looked_at, passes_.total, layout.dp)
     late = step.latency / step.total - 1
     return Prefill(
         time=time,
@@ -130,7 +130,7 @@ def prefill_pool(
         memory=drafted_memory(
             model,
             system,
-            drafts=drafting.drafts,
+            drafts=speculation.drafts,
             batch=2 * seats,  # one pass under way, one being sent on
             context=workload.input_tokens,
             layout=layout,
@@ -144,12 +144,12 @@ def prefill_pool(
 
 def within_limit(pool: Prefill, limit: Number, replicas: Number) -> Prefill:
     """Return the pool as busy as a limit [s] on the time from arrival to the end of the pass lets it be."""
-    most = highest_utilisation(limit, pool.time, pool.seats, MOST_UTILISED, late=pool.late, replicas=replicas)
-    return replace(pool, most_utilised=most)
+    highest = highest_utilisation(limit, pool.time, pool.seats, MOST_UTILISED, late=pool.late, replicas=replicas)
+    return replace(pool, most_utilised=highest)
 
 
 def first_token(prefill: Prefill, utilisation: Number, replicas: Number) -> Number:
     """Return the mean time from arrival to the end of the prompt [s] in a pool of `replicas` at a utilisation [share]."""
-    found = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
-    read: Number = found.wait + found.service * (1 + prefill.late)
-    return read
+    queue = passes(utilisation * prefill.rate, prefill.time, prefill.seats, replicas=replicas)
+    latency: Number = queue.wait + queue.service * (1 + prefill.late)
+    return latency

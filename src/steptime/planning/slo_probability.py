@@ -15,7 +15,7 @@ from steptime.errors import RangeError
 from steptime.number_checks import Array, Number, single
 from steptime.physics.extrapolation import Distance, distances, widening
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import factors, has_range, regime_of
+from steptime.physics.uncertainty import factors, has_range, latency_regime
 from steptime.planning.plan_problem import Case
 
 NORMAL: Final = NormalDist()
@@ -64,22 +64,22 @@ def likelihood(value: float, limits: tuple[float, float] | None, limit: float) -
     return NORMAL.cdf(EDGE * away / side)
 
 
-def ways_of(case: Case, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
+def extrapolation_flags(case: Case, layout: Layout, reader: Layout | None) -> tuple[tuple[Distance, Array], ...]:
     """Return in which ways candidates are unlike what was measured; their layouts may hold arrays, `reader` reads prompts."""
     return distances(case.engine, case.system, layout, reader, drafts=bool(case.drafting.drafts))
 
 
-def aims_of(case: Case, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
+def effective_targets(case: Case, layout: Layout, reader: Layout | None, prompts: Number = 0.0) -> tuple[Number, Number]:
     """Return where TPOT and TTFT have to be [s]: below the limits by what the range at `case.sure` holds above a figure.
 
     prompts: share of a token's time that goes to others' prompts. `case.aim` sets right what is known of a candidate alone.
     """
     if case.sure is None or not has_range(case.engine):
         return case.slo.tpot, case.slo.ttft
-    ways = ways_of(case, layout, reader)
-    regime = regime_of(prompts)
+    flags = extrapolation_flags(case, layout, reader)
+    regime = latency_regime(prompts)
     waiting = regime if reader is None else "mixed"
-    slow = factors(case.engine, "tpot", regime, system=case.system, wider=widening(ways))[1]
-    late = factors(case.engine, "ttft", waiting, system=case.system, wider=widening(ways, "ttft"))[1]
+    slow = factors(case.engine, "tpot", regime, system=case.system, wider=widening(flags))[1]
+    late = factors(case.engine, "ttft", waiting, system=case.system, wider=widening(flags, "ttft"))[1]
     share = deviations(case.sure)
     return case.slo.tpot * case.aim[0] / slow**share, case.slo.ttft * case.aim[1] / late**share

@@ -8,17 +8,17 @@ from typing import Final
 
 import numpy as np
 
-from steptime.hardware.rental_prices import known
+from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.system import System
 from steptime.models.model import Model, weight_bytes
 from steptime.physics.chip_memory import activations_per_chip, cache_per_sequence, weights_per_chip
 from steptime.physics.engine import engine_for
 from steptime.physics.layout import stacked
 from steptime.planning.plan_problem import Case
-from steptime.planning.plan_search import fitting, room_of
+from steptime.planning.plan_search import fitting, prefill_room
 from steptime.planning.workload import Slo, Workload
 
-READ: Final = 256  # prompt tokens of a step
+STEP_PROMPT_TOKENS: Final = 256  # prompt tokens of a step
 REQUEST: Final = 8192  # tokens of the request that must fit beside the weights, or the model's context where that is shorter
 
 
@@ -31,7 +31,7 @@ def smallest_system(model: Model, systems: Iterable[System]) -> tuple[System, in
     """
     need = weight_bytes(model)
     tries = ((_order(system, chips), system, chips) for system in systems for chips in _counts(system))
-    for _, system, chips in sorted(tries, key=lambda one: one[0]):
+    for _, system, chips in sorted(tries, key=lambda entry: entry[0]):
         if chips * system.chip.capacity > need and _holds(model, system, chips):
             return system, chips
     return None
@@ -44,18 +44,18 @@ def _counts(system: System) -> Iterator[int]:
 
 def _order(system: System, chips: int) -> tuple[float, ...]:
     """Return what comes first: the lowest rent, fewest chips, least memory, highest bandwidth; systems without a rent last."""
-    rent = chips * float(system.rent.typical) if known(system.rent) else math.inf
+    rent = chips * float(system.rent.typical) if has_rent(system.rent) else math.inf
     return rent, chips, chips * float(system.chip.capacity), -float(system.chip.hbm.bandwidth)
 
 
 def _holds(model: Model, system: System, chips: int) -> bool:
     """Whether some layout leaves room for a request, and for the prompt tokens that a step reads of it."""
     context = min(REQUEST, model.max_context)
-    asked = Workload(input_tokens=1, output_tokens=1)
-    case = Case(model=model, system=system, workload=asked, slo=Slo(), chips=chips, engine=engine_for(system, None))
+    request = Workload(input_tokens=1, output_tokens=1)
+    case = Case(model=model, system=system, workload=request, slo=Slo(), chips=chips, engine=engine_for(system, None))
     layouts = fitting(case)
     if not layouts:
         return False
     table = stacked(layouts)
-    beside = cache_per_sequence(model, context, table) + activations_per_chip(model, READ, table)
-    return bool(np.any(weights_per_chip(model, table) + beside <= room_of(case)))
+    bytes_besides_weights = cache_per_sequence(model, context, table) + activations_per_chip(model, STEP_PROMPT_TOKENS, table)
+    return bool(np.any(weights_per_chip(model, table) + bytes_besides_weights <= prefill_room(case)))

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from steptime.catalog.acceptance_lengths import Curve, curve_of
+from steptime.catalog.acceptance_lengths import Curve, acceptance_curve
 from steptime.errors import InputError, RangeError
 from steptime.models.model import Model
 from steptime.number_checks import Number, single, whole
@@ -19,7 +19,7 @@ AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
+class Speculation:
     """Speculative decoding: `drafts` tokens are drafted for a step, which yields `acceptance` tokens of a sequence in the mean.
 
     acceptance counts the token that is sure, so that it is from 1 to drafts + 1; source: where it is from, in words.
@@ -43,29 +43,29 @@ class Drafting:
     @property
     def text(self) -> str:
         """Say what is drafted and accepted."""
-        many = "1 draft" if self.drafts == 1 else f"{self.drafts} drafts"
-        return f"{many} a step, {self.acceptance:.3g} tokens accepted ({self.source})" if self.drafts else "no drafts"
+        count_text = "1 draft" if self.drafts == 1 else f"{self.drafts} drafts"
+        return f"{count_text} a step, {self.acceptance:.3g} tokens accepted ({self.source})" if self.drafts else "no drafts"
 
 
-NONE: Final = Drafting()
+NONE: Final = Speculation()
 """Nothing is drafted, as engines do unless told."""
 
 
-def decode_steps(workload: Workload, drafting: Drafting = NONE) -> Number:
+def decode_steps(workload: Workload, speculation: Speculation = NONE) -> Number:
     """Decode steps of a request in the mean: the first token comes from prefill, each step yields the accepted ones.
 
     >>> decode_steps(Workload(input_tokens=8, output_tokens=101)), decode_steps(Workload(input_tokens=8, output_tokens=1))
     (100.0, 1.0)
     """
     owed = np.maximum(1.0, workload.output_tokens - 1)
-    steps: Number = np.maximum(1.0, owed / drafting.acceptance)
+    steps: Number = np.maximum(1.0, owed / speculation.acceptance)
     return steps if np.ndim(steps) else float(steps)
 
 
-def step_yield(workload: Workload, drafting: Drafting = NONE) -> Number:
+def step_yield(workload: Workload, speculation: Speculation = NONE) -> Number:
     """Tokens of a request that one decode step yields in the mean: those accepted, or all that it still owes."""
     owed = np.maximum(1.0, workload.output_tokens - 1)
-    gained: Number = owed / decode_steps(workload, drafting)
+    gained: Number = owed / decode_steps(workload, speculation)
     return gained
 
 
@@ -81,21 +81,21 @@ def check_asked(drafts: int | str | None, acceptance: float | None) -> None:
         whole("drafts", drafts, least=0, most=MOST_DRAFTS)
 
 
-def drafting_of(model: Model, drafts: int, acceptance: float | None = None) -> Drafting:
+def choose_speculation(model: Model, drafts: int, acceptance: float | None = None) -> Speculation:
     """Return the drafting of a model's own layers: with the acceptance given, or as it was measured of such a model.
 
     Raises InputError for a model without layers that draft, and RangeError beyond what was measured of it.
     """
     if drafts == 0:
-        return Drafting(acceptance=1.0 if acceptance is None else acceptance)
+        return Speculation(acceptance=1.0 if acceptance is None else acceptance)
     if not model.draft:
         raise InputError(
             f"{model.name} has no layers that draft tokens (multi-token prediction), and draft models of their own are not "
             "counted: plan without --drafts, or a model that has such layers, such as deepseek-v3 or glm-5.2"
         )
     if acceptance is not None:
-        return Drafting(drafts=drafts, acceptance=acceptance, source="acceptance as given")
-    curve = curve_of(model.name)
+        return Speculation(drafts=drafts, acceptance=acceptance, source="acceptance as given")
+    curve = acceptance_curve(model.name)
     if drafts > len(curve.figures):
         raise RangeError(
             f"how many of {drafts} drafts {model.name} accepts was not measured; known up to {len(curve.figures)}: "
@@ -104,24 +104,24 @@ def drafting_of(model: Model, drafts: int, acceptance: float | None = None) -> D
     return _measured(curve, drafts)
 
 
-def known_draftings(model: Model) -> tuple[Drafting, ...]:
+def known_draftings(model: Model) -> tuple[Speculation, ...]:
     """Return every number of drafts whose acceptance is known of a model, none first; none alone without draft layers."""
     if not model.draft:
-        return (Drafting(),)
-    curve = curve_of(model.name)
-    return (Drafting(), *(_measured(curve, drafts) for drafts in range(1, min(MOST_DRAFTS, len(curve.figures)) + 1)))
+        return (Speculation(),)
+    curve = acceptance_curve(model.name)
+    return (Speculation(), *(_measured(curve, drafts) for drafts in range(1, min(MOST_DRAFTS, len(curve.figures)) + 1)))
 
 
-def _measured(curve: Curve, drafts: int) -> Drafting:
-    return Drafting(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts))
+def _measured(curve: Curve, drafts: int) -> Speculation:
+    return Speculation(drafts=drafts, acceptance=curve.tokens[drafts - 1], source=_words(curve, drafts))
 
 
-def drafting_warnings(model: Model, drafting: Drafting) -> tuple[str, ...]:
+def drafting_warnings(model: Model, speculation: Speculation) -> tuple[str, ...]:
     """Say where an acceptance is a guess."""
-    if not drafting.drafts or not drafting.source.startswith("guess"):
+    if not speculation.drafts or not speculation.source.startswith("guess"):
         return ()
     return (
-        f"no acceptance of drafts by {model.name} was published: {drafting.acceptance:.3g} tokens a step are a guess from "
+        f"no acceptance of drafts by {model.name} was published: {speculation.acceptance:.3g} tokens a step are a guess from "
         "other models, and ranges do not count how far it may be off; give yours as --acceptance",
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.hardware.rental_prices import kind_in_words, known
+from steptime.hardware.rental_prices import has_rent, kind_in_words
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Number
@@ -19,8 +19,8 @@ from steptime.physics.speculative_step import TERM, draft_passes, drafter
 from steptime.physics.step import ledger_of_step
 from steptime.physics.time_ledger import Entry
 from steptime.planning.plan_result import Pool
-from steptime.planning.speculative_config import NONE, Drafting, decode_steps, step_yield
-from steptime.planning.steady_state import chunks_of, fresh_tokens, longest_prefix, mean_context
+from steptime.planning.speculative_config import NONE, Speculation, decode_steps, step_yield
+from steptime.planning.steady_state import fresh_tokens, longest_prefix, mean_context, split_chunks
 from steptime.planning.workload import Workload
 from steptime.units import counted, show
 
@@ -44,15 +44,15 @@ class Line:
 
 
 def explain_step(
-    model: Model, system: System, *, given: dict[str, Any], layout: Layout, engine: Engine, drafts: int = 0
+    model: Model, system: System, *, sizes: dict[str, Any], layout: Layout, engine: Engine, drafts: int = 0
 ) -> list[Line]:
     """Return the lines of a step as it recorded them, longest first inside each term: their seconds add up to the step.
 
-    given: the arguments of the step: batch, context, query, prompts, tokens, prefix, all single numbers. Formulas are those of
+    sizes: the arguments of the step: batch, context, query, prompts, tokens, prefix, all single numbers. Formulas are those of
     one instance in one micro-batch; seconds are of all instances, in as many micro-batches as make the step as long as it is.
     drafts: tokens that are drafted in the step; their passes have a line each.
     """
-    step, entries = ledger_of_step(model, system, given, layout=layout, engine=engine)
+    step, entries = ledger_of_step(model, system, sizes, layout=layout, engine=engine)
     found: dict[tuple[str, str, str], list[float]] = {}
     for entry in entries:
         if float(entry.seconds) > 0:
@@ -63,19 +63,19 @@ def explain_step(
     lines = [_line(term, name, once, count, seconds) for (term, name, once), (count, seconds) in found.items()]
     lines.sort(key=lambda line: (order[line.term], -line.seconds))
     lines = [replace(line, formula=line.formula + _slower(system, engine)) for line in lines]
-    asked: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **given}
-    asked.pop("query", None)
+    pass_sizes: dict[str, Any] = {"batch": 0, "context": 0, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
+    pass_sizes.pop("query", None)
     return lines + [
-        _passes(count, float(one.total), drafter(model).name)
-        for count, one in draft_passes(model, system, asked, drafts=drafts, layout=layout, engine=engine)
+        _passes(count, float(draft_step.total), drafter(model).name)
+        for count, draft_step in draft_passes(model, system, pass_sizes, drafts=drafts, layout=layout, engine=engine)
     ]
 
 
 def _slower(system: System, engine: Engine) -> str:
     """Return the factors on all times that are not 1, as a formula ends with them."""
     software = float(software_factor(system, engine))
-    told = f" x {software:.4g} of its software" if software != 1 else ""
-    return told if engine.anchor is None else f"{told} x {engine.anchor.step:.4g} of own runs"
+    text = f" x {software:.4g} of its software" if software != 1 else ""
+    return text if engine.anchor is None else f"{text} x {engine.anchor.step:.4g} of own runs"
 
 
 def _passes(count: float, seconds: float, name: str) -> Line:
@@ -96,8 +96,8 @@ def _line(term: str, name: str, once: str, count: float, seconds: float) -> Line
 def _name(entry: Entry, layout: Layout) -> str:
     if entry.traffic is None:
         return entry.name
-    ways = {"group": int(layout.group), "ep": int(layout.ep), "cp": int(layout.cp), "pp": int(layout.pp)}
-    return (entry.name or COLLECTIVES[entry.term]).format(**ways, sharing=int(layout.stage) // int(layout.ep))
+    degrees = {"group": int(layout.group), "ep": int(layout.ep), "cp": int(layout.cp), "pp": int(layout.pp)}
+    return (entry.name or COLLECTIVES[entry.term]).format(**degrees, sharing=int(layout.stage) // int(layout.ep))
 
 
 def _once(entry: Entry, system: System, engine: Engine) -> str:
@@ -106,7 +106,7 @@ def _once(entry: Entry, system: System, engine: Engine) -> str:
         return _roofline(entry, system, engine)
     if entry.traffic is not None:
         return _transfer(entry, system, engine)
-    return show(float(entry.each), "s")
+    return show(float(entry.seconds_each), "s")
 
 
 def _roofline(entry: Entry, system: System, engine: Engine) -> str:
@@ -155,40 +155,40 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
     cached = workload.input_tokens - fresh
     if pool.role == "prefill":
         return {"prompts": pool.batch, "tokens": fresh, "prefix": cached}
-    given: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
+    sizes: dict[str, Any] = {"batch": pool.batch, "context": mean_context(workload), "query": drafts + 1}
     if mixed and pool.mixed is not None:
-        tokens = float(chunks_of(workload, pool.chunk)[0])
-        given |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
-    return given
+        tokens = float(split_chunks(workload, pool.chunk)[0])
+        sizes |= {"prompts": pool.reads, "tokens": tokens, "prefix": float(longest_prefix(workload, tokens, pool.reads))}
+    return sizes
 
 
-def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, drafting: Drafting = NONE) -> list[str]:
+def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, speculation: Speculation = NONE) -> list[str]:
     """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = mean = float(pool.step.total)
-    what, owed = ("step", "((output - 1) / accepted)") if drafting.drafts else ("token", "(output - 1)")
-    each, groups = float(busiest(pool.batch, pool.layout.dp)), int(pool.layout.dp)
+    unit_word, owed = ("step", "((output - 1) / accepted)") if speculation.drafts else ("token", "(output - 1)")
+    sequences_per_rank, groups = float(busiest(pool.batch, pool.layout.dp)), int(pool.layout.dp)
     lines = [
-        f"batch {pool.batch:,} = {each:,.6g} sequence{'s' * (each != 1)} x {counted(groups, 'attention group')}"
+        f"batch {pool.batch:,} = {sequences_per_rank:,.6g} sequence{'s' * (sequences_per_rank != 1)} x {counted(groups, 'attention group')}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
     if pool.mixed is not None:
         mixed, share = float(pool.mixed.total), pool.chunk_share
         mean = (1 - share) * step + share * mixed
-        _, chunks, together = (float(each) for each in chunks_of(workload, pool.chunk))
-        others = pool.batch - 1 / int(pool.layout.replicas)  # in flight in the mean
-        load, places = others * chunks / float(decode_steps(workload, drafting)), int(pool.layout.dp * together)
+        _, chunks, together = (float(sequences_per_rank) for sequences_per_rank in split_chunks(workload, pool.chunk))
+        other_sequences = pool.batch - 1 / int(pool.layout.replicas)  # in flight in the mean
+        load, places = other_sequences * chunks / float(decode_steps(workload, speculation)), int(pool.layout.dp * together)
         places_told = f"{places:,} place{'s' * (places > 1)} for a chunk of a step"
         lines += [
-            f"chunks a step = (batch - 1 / replicas) x chunks of a prompt / {owed} = {others:,.4g} x {chunks:,.0f} / "
-            f"{decode_steps(workload, drafting):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
+            f"chunks a step = (batch - 1 / replicas) x chunks of a prompt / {owed} = {other_sequences:,.4g} x {chunks:,.0f} / "
+            f"{decode_steps(workload, speculation):,.0f} = {load:,.3f}: {pool.reads:,.3g} in each step that has any, "
             f"a share f = {share:.3f} as tokens meet them",
-            f"time per {what} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
+            f"time per {unit_word} = (1 - f) x {show(step, 's')} + f x {show(mixed, 's')} = {show(mean, 's')}",
             f"prompt queue: {places_told}, taken for {utilisation:.1%} of the time",
         ]
-    if drafting.drafts and pool.role != "prefill":
-        gained = float(step_yield(workload, drafting))
-        lines += [f"drafts: {drafting.text}", f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}"]
+    if speculation.drafts and pool.role != "prefill":
+        gained = float(step_yield(workload, speculation))
+        lines += [f"drafts: {speculation.text}", f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}"]
     if pool.layout.pp > 1:
         lines.append(
             f"the fullest of {int(pool.layout.pp)} stages holds {float(stage_share(model, pool.layout)):.1%} of the layers"
@@ -198,12 +198,12 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
 
 def sources(system: System) -> list[tuple[str, str, str, str, str]]:
     """Return (figure, value, grade, date, URL) of the machine's figures that a step depends on, and of the rent."""
-    wanted = [
+    paths = [
         (path, figure)
         for path, figure in system.figures.items()
         if path.startswith(("chip.peak", "chip.hbm", "chip.sram", "scale_up", "pod", "scale_out"))
     ]
-    found = [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in wanted]
+    figures = [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in paths]
     rent = system.rent
-    value = f"{show(float(rent.typical), 'USD/s')} ({kind_in_words(rent)})" if known(rent) else "not known"
-    return [*found, ("rent", value, rent.grade, rent.date, rent.url or rent.note)]
+    value = f"{show(float(rent.typical), 'USD/s')} ({kind_in_words(rent)})" if has_rent(rent) else "not known"
+    return [*figures, ("rent", value, rent.grade, rent.date, rent.url or rent.note)]

@@ -14,9 +14,9 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any, ClassVar, Final, NamedTuple
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError
-from steptime.hardware.rental_prices import known, rent_in_words
+from steptime.hardware.rental_prices import has_rent, rent_in_words
 from steptime.hardware.system import System
 from steptime.hardware.unit_cost import usd
 from steptime.models.model import Model, cache_bytes_read
@@ -105,8 +105,8 @@ def propose_prices(
     """Return a list for a model on a system at a margin over cost, each with its reason. Prices are proportional to it."""
     positive("target margin", margin)
     request = read_mix(mix) if isinstance(mix, str) else mix or Mix()
-    machine, loaded = system_of(system), _loaded(model, catalog)
-    if not known(machine.rent):
+    machine, loaded = resolve_system(system), _loaded(model, catalog)
+    if not has_rent(machine.rent):
         raise InputError(
             f"no rent of {machine.chip.name} is known, so that nothing costs; take a system with one, such as hgx-h100"
         )

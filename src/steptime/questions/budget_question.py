@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from steptime.catalog.hardware_loading import load_system, system_of
+from steptime.catalog.hardware_loading import load_system, resolve_system
 from steptime.hardware.rental_prices import with_rent
 from steptime.hardware.system import System
 from steptime.planning.workload import Workload, limits
@@ -114,7 +114,7 @@ class BudgetInputs:
 
 
 def _rented(name: Any, kind: Any) -> System:
-    system = load_system(name) if isinstance(name, str) else system_of(name)
+    system = load_system(name) if isinstance(name, str) else resolve_system(name)
     return system if kind is None else with_rent(system, kind)
 
 

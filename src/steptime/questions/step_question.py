@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, LayoutError, RangeError, shown
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import rent_of, usd_per_million
+from steptime.hardware.unit_cost import deployment_rent, usd_per_million
 from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, model_of
 from steptime.number_checks import MOST_SEQUENCES, MOST_TOKENS, Number
@@ -239,7 +239,7 @@ def step_summary(
         anchor: the user's own runs, which correct the times.
         **sizes: sizes of the pass, as `mixed_step` takes them.
     """
-    model, system = model_of(model), system_of(system)
+    model, system = model_of(model), resolve_system(system)
     layout = layout or Layout()
     engine = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     work: dict[str, Any] = {"batch": 0, "context": 0, "query": 1, "prompts": 0, "tokens": 0, "prefix": 0, **sizes}
@@ -319,7 +319,7 @@ def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
     sizes = pass_sizes(inputs, layout)
     step = mixed_step(model, system, **sizes, layout=layout, engine=engine)
     tokens = sizes["prompts"] * sizes["tokens"] + sizes["batch"] * sizes["query"]
-    rent_rate = rent_of(layout.chips, system.rent.typical)
+    rent_rate = deployment_rent(layout.chips, system.rent.typical)
     answers = {
         TIME: step.total,
         "tokens_per_second_per_user": np.nan if inputs.phase == "prefill" else sizes["query"] / step.total,

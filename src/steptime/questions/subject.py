@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import load_system, system_of
+from steptime.catalog.hardware_loading import load_system, resolve_system
 from steptime.errors import ConfigError, Impossible, RangeError, UnitError, UnknownName, shown
 from steptime.hardware.power_budget import BANDWIDTH, CAPACITY, FLOPS, LEAST_LEFT, LINK, PARTS, flops_left, power_shares
 from steptime.hardware.rental_prices import with_rent
@@ -181,7 +181,7 @@ def _system(name: str, catalog: str | None) -> System:
 def read_system(given: Mapping[str, Any]) -> System:
     """Return the system of a question, without what is changed of it."""
     name, catalog = given["system"], given.get("catalog")
-    return _system(name, catalog) if isinstance(name, str) else system_of(name)
+    return _system(name, catalog) if isinstance(name, str) else resolve_system(name)
 
 
 def read_subject(given: Mapping[str, Any]) -> tuple[Model, System, Engine]:

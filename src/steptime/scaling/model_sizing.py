@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from steptime.blackboard.compute_allocation import overtraining
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, InputError, RangeError
 from steptime.hardware.system import System
 from steptime.number_checks import Number, positive, share
@@ -159,7 +159,7 @@ def budget(
     demand = Demand() if demand is None else demand
     given = {name: value for name, value in more.items() if value is not None}
     laws = usable(load_laws(law), given) if law is not None else default_laws(given)
-    found = system_of(system)
+    found = resolve_system(system)
     share("mfu", positive("mfu", mfu))
     positive("training days", training_days)
     price = _Price.of(found, mfu, training_days)

@@ -15,7 +15,7 @@ import numpy as np
 
 from steptime.blackboard.critical_batch import optimal_batch
 from steptime.blackboard.ideal_machine import balance, multiplies
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError
 from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
@@ -113,7 +113,7 @@ def moe_board(
     positive("batch", batch)
     many = TOKENS_A_PARAMETER * active if tokens is None else positive("tokens", tokens)
     laws = load_laws(LAWS if law is None else law)
-    machine = system_of(system)
+    machine = resolve_system(system)
     kind = number_format(weights)
     rate, width = float(peak_rate(machine.chip.peak, kind.arithmetic)), kind.bytes
     ratio = float(balance(multiplies(rate), width, machine.chip.hbm.bandwidth))

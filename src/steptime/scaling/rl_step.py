@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters, total_parameters
@@ -115,7 +115,7 @@ def rl_step(
     >>> step.rollout > step.training > step.refit
     True
     """
-    described, machine = model_of(model), system_of(system)
+    described, machine = model_of(model), resolve_system(system)
     ways = check_ways(Layout() if layout is None else layout)
     _check(rollouts, output, longest, prompt, updates)
     between("passes", passes, 0.0, 100.0)

@@ -309,7 +309,7 @@ def _load(path: Path, _modified: float) -> Law:
         domain={
             name: (
                 reader.number(f"domain.{name}.least", span.least, "", _any) if span.least else 0.0,
-                reader.number(f"domain.{name}.most", span.most, "", _any) if span.most else np.inf,
+                reader.number(f"domain.{name}.most", span.largest, "", _any) if span.largest else np.inf,
             )
             for name, span in entry.domain.items()
         },

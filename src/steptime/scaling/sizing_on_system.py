@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import system_of
+from steptime.catalog.hardware_loading import resolve_system
 from steptime.errors import Impossible, InputError
 from steptime.hardware.system import System
 from steptime.models.model import Model, active_parameters
@@ -84,8 +84,8 @@ def by_machine(
     Sizes are planned from an eighth to eight times `around`, and then about the best; at_loss also tells how many tokens, and
     so chips, each trains on. Raises Impossible where no size of the family meets the limits.
     """
-    system = system_of(serving.system)
-    trainer = system if serving.training_system is None else system_of(serving.training_system)
+    system = resolve_system(serving.system)
+    trainer = system if serving.training_system is None else resolve_system(serving.training_system)
     _check(law, system, trainer, more)
     family = _Family(law, at_loss, serving, system, trainer, more)
     low, high = max(SMALLEST, around / SPAN), min(LARGEST, around * SPAN)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, expect
 from steptime.hardware.system import System
 from steptime.models.model import Model
@@ -16,7 +16,7 @@ from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import drafted_step
 from steptime.planning.plan_result import Plan, Pool
-from steptime.planning.speculative_config import NONE, Drafting
+from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.step_explanation import step_given
 from steptime.planning.workload import Workload
 from steptime.simulation.scheduling_policy import Policy
@@ -63,44 +63,49 @@ class Prompts:
     skipped: int
 
 
-def prompts_of(workload: Workload) -> Prompts:
+def workload_prompts(workload: Workload) -> Prompts:
     """Return the whole tokens of a workload's prompts, at least one of them fresh."""
     fresh = max(1, round(workload.input_tokens * (1 - workload.cached_share)))
     return Prompts(fresh=fresh, skipped=round(workload.input_tokens) - fresh)
 
 
-def requests_of(workload: Workload, rate: float, n: int, *, seed: int, exact: bool = False) -> Traffic:
+def workload_traffic(workload: Workload, rate: float, n: int, *, seed: int, exact: bool = False) -> Traffic:
     """Return `n` requests of a workload that come at random at `rate` [requests/s].
 
     exact: their own mean rate is `rate`, whatever the sample drawn.
     """
-    prompts = prompts_of(workload)
+    prompts = workload_prompts(workload)
     inputs, outputs = Lengths(mean=prompts.fresh + prompts.skipped), Lengths(mean=workload.output_tokens)
     came = open_loop(rate, n, inputs, outputs, seed=seed)
     return scaled(came, rate / came.rate) if exact and math.isfinite(came.rate) else came
 
 
-def serving(server: PoolLike, fresh: int, *, apart: bool, drafting: Drafting = NONE) -> Policy:
+def decode_policy(server: PoolLike, fresh: int, *, has_prefill_pool: bool, speculation: Speculation = NONE) -> Policy:
     """Return the schedule of a pool that decodes: its seats, those of prompts that are read beside it, and its chunk."""
     groups = int(server.layout.dp)
     chunk = max(server.chunk, 1)
-    beside = 0 if apart or server.queued else groups * max(1, server.chunk // fresh)
+    prefill_slots = 0 if has_prefill_pool or server.queued else groups * max(1, server.chunk // fresh)
     return Policy(
-        max_sequences=server.seats + beside,
-        token_budget=math.ceil(server.seats / groups) * (drafting.drafts + 1) + (STEP_TOKENS if apart else chunk),
-        chunk=math.inf if apart else float(chunk),
-        drafted=drafting.drafts,
-        acceptance=drafting.acceptance,
+        max_num_seqs=server.seats + prefill_slots,
+        max_num_batched_tokens=math.ceil(server.seats / groups) * (speculation.drafts + 1)
+        + (STEP_TOKENS if has_prefill_pool else chunk),
+        chunk=math.inf if has_prefill_pool else float(chunk),
+        speculative_tokens=speculation.drafts,
+        acceptance_length=speculation.acceptance,
     )
 
 
-def reading(pool: PoolLike, fresh: int, drafting: Drafting = NONE) -> Policy:
+def prefill_policy(pool: PoolLike, fresh: int, speculation: Speculation = NONE) -> Policy:
     """Return the schedule of a pool that only reads prompts: a pass of its batch at a time, through draft layers too."""
-    each = max(1, int(pool.batch) // int(pool.layout.dp))
-    return Policy(max_sequences=max(1, int(pool.batch)), token_budget=each * fresh, drafted=drafting.drafts)
+    prompts_per_rank = max(1, int(pool.batch) // int(pool.layout.dp))
+    return Policy(
+        max_num_seqs=max(1, int(pool.batch)),
+        max_num_batched_tokens=prompts_per_rank * fresh,
+        speculative_tokens=speculation.drafts,
+    )
 
 
-def things_of(
+def load_plan_inputs(
     plan: Plan, model: ModelLike | None = None, system: SystemLike | None = None, engine: Engine | str | None = None
 ) -> tuple[Model, System, Engine]:
     """Return the model, the system and the engine that a plan was made of: those given, else those of the names it holds.
@@ -112,37 +117,39 @@ def things_of(
     expect("a plan", plan, Plan, "a Plan, as st.plan gives it")
     if not plan.feasible:
         raise RangeError(f"there is nothing to replay: the plan is not possible ({plan.reason})")
-    machine = _loaded("system", plan.system, system, system_of)
-    described = _loaded("model", plan.model, model, model_of)
-    runs_on = _loaded("engine", plan.engine, engine, lambda one: engine_for(machine, one))
+    machine = _load("system", plan.system, system, resolve_system)
+    described = _load("model", plan.model, model, model_of)
+    runs_on = _load("engine", plan.engine, engine, lambda name: engine_for(machine, name))
     runs_on = runs_on if engine is not None or plan.anchor is None else replace(runs_on, anchor=plan.anchor)
     described = as_served(described, machine, runs_on)
-    asked = plan.workload.input_tokens + plan.workload.output_tokens  # a plan warns where that is beyond the model's context
-    described = replace(described, max_context=max(float(described.max_context), float(asked)))
+    context_tokens = (
+        plan.workload.input_tokens + plan.workload.output_tokens
+    )  # a plan warns where that is beyond the model's context
+    described = replace(described, max_context=max(float(described.max_context), float(context_tokens)))
     if model is None or system is None or engine is None:
         for pool in plan.pools:
             _check(plan, pool, described, machine, runs_on)
     return described, machine, runs_on
 
 
-def _loaded(what: str, name: str, given: Any, load: Any) -> Any:
+def _load(kind: str, name: str, source: Any, load: Any) -> Any:
     """Return what is given, or what the name in a plan stands for."""
-    if given is not None:
-        return load(given)
+    if source is not None:
+        return load(source)
     try:
         return load(name)
     except InputError as problem:
-        raise InputError(f"a plan holds the name of its {what} only: {problem} Give {what}=") from None
+        raise InputError(f"a plan holds the name of its {kind} only: {problem} Give {kind}=") from None
 
 
 def _check(plan: Plan, pool: Pool, model: Model, system: System, engine: Engine) -> None:
     """Raise InputError where a pool's step takes another time with what was loaded than the plan says."""
-    given = step_given(pool, plan.workload, mixed=False)
-    given.pop("query", None)
-    step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.drafting.drafts, **given)
-    found, told = float(step.total), float(pool.step.total)
-    if abs(found / told - 1) > SAME:
+    settings = step_given(pool, plan.workload, mixed=False)
+    settings.pop("query", None)
+    step = drafted_step(model, system, layout=pool.layout, engine=engine, drafts=plan.drafting.drafts, **settings)
+    seconds, planned_seconds = float(step.total), float(pool.step.total)
+    if abs(seconds / planned_seconds - 1) > SAME:
         raise InputError(
             f"a plan holds names only, and {model.name} on {system.name} with engine {engine.name} is not what it was made of: "
-            f"a {pool.role} step takes {show(found, 's')} instead of {show(told, 's')}. Give model=, system= and engine="
+            f"a {pool.role} step takes {show(seconds, 's')} instead of {show(planned_seconds, 's')}. Give model=, system= and engine="
         )

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import Impossible, RangeError
 from steptime.hardware.system import System
-from steptime.hardware.unit_cost import rent_of
+from steptime.hardware.unit_cost import deployment_rent
 from steptime.hardware.what_if import is_single
 from steptime.models.model import Model, cache_bytes
 from steptime.models.model_loading import ModelLike, model_of
@@ -28,16 +28,24 @@ from steptime.physics.speculative_step import cache_moved, drafted_sequences
 from steptime.planning.workload import Slo
 from steptime.simulation.loop_state import DONE, Replicas, Rules
 from steptime.simulation.prefix_cache import Cache, CacheUse, use_cache
-from steptime.simulation.replica_pools import Server, dealt, delays, serve, serve_apart, serve_apart_closed, serve_tiers
+from steptime.simulation.replica_pools import (
+    Server,
+    assign_clients,
+    delays,
+    serve,
+    serve_disaggregated,
+    serve_disaggregated_closed,
+    serve_tiers,
+)
 from steptime.simulation.run_metrics import answers, timeline
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.slo_check import USUAL, judge, known
-from steptime.simulation.step_time_model import Pace, pace_of, slowed
+from steptime.simulation.slo_check import DEFAULT_PERCENTILE, check_percentile, judge
+from steptime.simulation.step_time_model import Pace, sample_pace, slowed
 from steptime.simulation.traffic import Traffic, checked
 
 
-def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:
+def user_visible_times(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -> Any:
     """Return finished requests as their users see them.
 
     Prompts end `late` [s by request] behind their passes, where those go through a pipeline; a cache that moves is there before
@@ -49,9 +57,9 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
         return requests
     later, owed = requests.copy(), requests["outputs"] - 1
     began = np.where(np.isnan(requests["resumed"]), requests["first"], requests["resumed"])
-    each = (requests["finish"] - began) / np.maximum(owed, 1)
+    seconds_per_token = (requests["finish"] - began) / np.maximum(owed, 1)
     later["first"] = np.fmax(requests["first"] + late, requests["moved"])
-    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * each, 0.0)
+    later["first"] += np.where(requests["status"] == DONE, np.minimum(pace.answer * accepted, owed) * seconds_per_token, 0.0)
     later["finish"] = np.fmax(later["finish"], later["first"])
     delay = delays(requests, pace.extra_delay)
     later["first"] += delay
@@ -59,7 +67,7 @@ def as_seen(requests: Any, pace: Pace, late: Any = 0.0, accepted: float = 1.0) -
     return later
 
 
-def behind(requests: Any, reader: Server) -> Any:
+def pipeline_delay_seconds(requests: Any, reader: Server) -> Any:
     """Seconds by which prompts end behind their last pass in a pool that reads them through a pipeline.
 
     A prompt of several chunks is taken to have passes of one length.
@@ -67,7 +75,7 @@ def behind(requests: Any, reader: Server) -> Any:
     if not reader.pace.late:
         return 0.0
     fresh = requests["inputs"] - requests["cached"]
-    chunk = min(reader.policy.chunk, reader.policy.token_budget)
+    chunk = min(reader.policy.chunk, reader.policy.max_num_batched_tokens)
     passes = np.maximum(np.ceil(fresh / chunk), 1)
     took = np.where(requests["status"] == DONE, requests["first"] - requests["scheduled"], 0.0)
     return reader.pace.late * np.nan_to_num(took) / passes
@@ -81,10 +89,10 @@ def kv_room(
     drafts: tokens that are drafted in a step, by layers that take room where there are any.
     """
     tokens = step_tokens / layout.microbatches
-    given: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": tokens}
-    fits = drafted_sequences(model, system, context=context, drafts=drafts, **given, whole=False)
-    each = float(fits) / layout.dp
-    return float(max(0.0, each) * layout.dp * context)
+    settings: dict[str, Any] = {"layout": layout, "engine": engine, "step_tokens": tokens}
+    fits = drafted_sequences(model, system, context=context, drafts=drafts, **settings, is_integer=False)
+    sequences_per_rank = float(fits) / layout.dp
+    return float(max(0.0, sequences_per_rank) * layout.dp * context)
 
 
 def simulate(
@@ -96,7 +104,7 @@ def simulate(
     engine: Engine | str | None = None,
     policy: Policy | None = None,
     slo: Slo | tuple[Slo, ...] | None = None,
-    quantile: str = USUAL,
+    percentile: str = DEFAULT_PERCENTILE,
     prefill: Layout | None = None,
     prefill_policy: Policy | None = None,
     cache: Cache | None = None,
@@ -114,36 +122,38 @@ def simulate(
     of the group that made it (scale-up where both pools are in one domain). `policy.kv_tokens` is taken from the memory of the
     chips unless given. cached: prompt tokens of every request that need not be read, where no `cache` says which. fast: with
     `fast_replicas` more replicas, the policy of a pool for class 0 alone. slo: limits, or those of each class,
-    which are MET or MISSED at `quantile` ("mean", "p50", "p90", "p95" or "p99").
+    which are MET or MISSED at `percentile` ("mean", "p50", "p90", "p95" or "p99").
     slowness: over what the engine predicts of every step. anchor: runs of one's own, as for a plan. Raises Impossible where
     the weights leave no room for any request.
     """
-    model, system = model_of(model), system_of(system)
-    layout, policy, slo, quantile = layout or Layout(), policy or Policy(), slo or Slo(), known(quantile)
+    model, system = model_of(model), resolve_system(system)
+    layout, policy, slo, percentile = layout or Layout(), policy or Policy(), slo or Slo(), check_percentile(percentile)
     runs_on = anchored(engine_for(system, engine), anchor, model=model.name, system=system.name)
     traffic = checked(traffic)
     model = as_served(model, system, runs_on)
-    cached, fast_replicas = _counts(cached, fast_replicas, slowness, apart=prefill is not None or cache is not None)
+    cached, fast_replicas = _check_counts(
+        cached, fast_replicas, slowness, has_prefill_or_cache=prefill is not None or cache is not None
+    )
     _check_pools(model, system, layout, prefill, fast_replicas)
     pool = partial(_server, model, system, runs_on, traffic, slowness)
     server = reader = pool(layout, policy, int(layout.replicas))
     if prefill is not None:
-        alone = replace(server.policy, kv_tokens=math.inf, kind="continuous")
-        reader = pool(prefill, prefill_policy or alone, int(prefill.replicas))
+        default_prefill_policy = replace(server.policy, kv_tokens=math.inf, kind="continuous")
+        reader = pool(prefill, prefill_policy or default_prefill_policy, int(prefill.replicas))
     quick = pool(layout, fast or server.policy, fast_replicas) if fast_replicas else None
-    use = None if cache is None else _cached(cache, traffic, model, reader)
+    use = None if cache is None else _use_prefix_cache(cache, traffic, model, reader)
     chips = _chips(layout, prefill, fast_replicas)
-    sent = _sending(model, system, layout, prefill, reader, drafts=server.policy.drafted)
-    served, pools = _served(traffic, server, reader, quick, use, cached, progress, sent=sent)
-    requests = as_seen(served, server.pace, behind(served, reader), server.policy.acceptance)
-    found = answers(traffic, requests, pools, slo=slo, usd_per_second=float(rent_of(chips, system.rent.typical)))
+    sent = _transfer_seconds(model, system, layout, prefill, reader, drafts=server.policy.speculative_tokens)
+    served, pools = _serve_pools(traffic, server, reader, quick, use, cached, progress, sent=sent)
+    requests = user_visible_times(served, server.pace, pipeline_delay_seconds(served, reader), server.policy.acceptance_length)
+    figures = answers(traffic, requests, pools, slo=slo, usd_per_second=float(deployment_rent(chips, system.rent.typical)))
     return Simulation(
         model=model.name,
         system=system.name,
         engine=runs_on.name,
         layout=layout,
-        limits=judge(found, slo, quantile) if _limited(slo) else None,
-        answers=found,
+        limits=judge(figures, slo, percentile) if _limited(slo) else None,
+        answers=figures,
         requests=requests,
         timeline=timeline(requests, pools),
         traffic=traffic,
@@ -175,7 +185,7 @@ def _server(
     return Server(fitted, slowed(_pace(model, system, layout, engine, fitted, traffic), slowness), replicas)
 
 
-def _served(
+def _serve_pools(
     traffic: Traffic,
     server: Server,
     reader: Server,
@@ -189,15 +199,17 @@ def _served(
     """Return the requests and the pools that served them: one, one for each class (`quick`), or two with caches `sent` on."""
     if quick is not None:
         return serve_tiers(traffic, [quick, server], progress=progress)
-    given: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
+    settings: dict[str, Any] = {"cached": np.clip(cached, 0, np.maximum(np.asarray(traffic.inputs) - 1, 0))} if cached else {}
     if use is not None:
-        given = {"cached": use.cached, "load": use.load, "route": use.route}
+        settings = {"cached": use.cached, "load": use.load, "route": use.route}
     if sent is None:
-        requests, rules, pool = serve(traffic, server.policy, server.pace, replicas=server.replicas, progress=progress, **given)
+        requests, rules, pool = serve(
+            traffic, server.policy, server.pace, replicas=server.replicas, progress=progress, **settings
+        )
         return requests, [(rules, pool)]
     if traffic.clients:
-        return serve_apart_closed(traffic, reader, server, sent, progress=progress, **given)
-    return serve_apart(traffic, reader, server, sent, **given)
+        return serve_disaggregated_closed(traffic, reader, server, sent, progress=progress, **settings)
+    return serve_disaggregated(traffic, reader, server, sent, **settings)
 
 
 def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
@@ -206,44 +218,44 @@ def _chips(layout: Layout, prefill: Layout | None, fast_replicas: int) -> int:
     return int(layout.chips * (layout.replicas + fast_replicas) + readers)
 
 
-def _sending(
+def _transfer_seconds(
     model: Model, system: System, layout: Layout, prefill: Layout | None, reader: Server, *, drafts: int
 ) -> Callable[[Any], Any] | None:
     """Return the seconds from the pass of requests until their caches are in another pool, as a function; None for one pool."""
     if prefill is None:
         return None
-    pools = ((int(one.chips), int(one.replicas)) for one in (layout, prefill))
+    pools = ((int(pool.chips), int(pool.replicas)) for pool in (layout, prefill))
     link = (system.scale_up if stays_inside(system.scale_up.size, *pools) else system.scale_out).link
     bandwidth = link.bandwidth * prefill.group * prefill.pp
 
     def sent(requests: Any) -> Any:
         moving = cache_moved(model, requests["inputs"].astype(np.float64), drafts) / bandwidth
-        return behind(requests, reader) + link.latency + moving
+        return pipeline_delay_seconds(requests, reader) + link.latency + moving
 
     return sent
 
 
-def _counts(cached: int, fast_replicas: int, slowness: float, *, apart: bool) -> tuple[int, int]:
-    """Return the counts as whole numbers; raise RangeError for those out of bounds or, `apart`, of no use."""
+def _check_counts(cached: int, fast_replicas: int, slowness: float, *, has_prefill_or_cache: bool) -> tuple[int, int]:
+    """Return the counts as whole numbers; raise RangeError for those out of bounds or, `has_prefill_or_cache`, of no use."""
     single(cached=cached, fast_replicas=fast_replicas, slowness=slowness)
     positive("slowness", slowness, least=1e-6, most=1e6)
     cached, quick = whole("cached", cached, least=0), whole("fast replicas", fast_replicas, least=0, most=MOST_CHIPS)
-    if quick and apart:
+    if quick and has_prefill_or_cache:
         raise RangeError("a pool for the fast class goes with neither separate prefill nor a prefix cache")
     return cached, quick
 
 
 def _check_pools(model: Model, system: System, layout: Layout, prefill: Layout | None, fast_replicas: int) -> None:
     """Raise RangeError where figures are arrays or a box has too few chips, LayoutError where a layout cannot run."""
-    both = [check_ways(one) for one in (layout, prefill) if one is not None]
-    if not is_single(system) or any(np.ndim(getattr(one, name)) for one in both for name in NAMES):
+    both = [check_ways(pool) for pool in (layout, prefill) if pool is not None]
+    if not is_single(system) or any(np.ndim(getattr(pool, name)) for pool in both for name in NAMES):
         raise RangeError("a simulation takes one machine and one layout: numbers, not arrays of them")
     chips = _chips(layout, prefill, fast_replicas)
     if chips > system.scale_out.size:
         has = f"{system.name} has {system.scale_out.size:,} chips and no network beyond them"
         raise RangeError(f"{has}; {chips:,} are too many")
-    for one in both:
-        check_rules(one, model, system)
+    for pool in both:
+        check_rules(pool, model, system)
 
 
 def _limited(slo: Slo | tuple[Slo, ...]) -> bool:
@@ -251,7 +263,7 @@ def _limited(slo: Slo | tuple[Slo, ...]) -> bool:
     return any(math.isfinite(x) for s in (slo if isinstance(slo, tuple) else (slo,)) for x in (s.ttft, s.tpot))
 
 
-def _cached(cache: Cache, traffic: Traffic, model: Model, reader: Server) -> CacheUse:
+def _use_prefix_cache(cache: Cache, traffic: Traffic, model: Model, reader: Server) -> CacheUse:
     """What a prefix cache saves the pool that reads prompts."""
     policy, pace, replicas = reader
     if policy.route == "least-loaded" or (traffic.clients and policy.route == "prefix-aware"):
@@ -259,8 +271,10 @@ def _cached(cache: Cache, traffic: Traffic, model: Model, reader: Server) -> Cac
             f"a prefix cache does not go with {policy.route} routing" + (" in a closed loop" if traffic.clients else "")
         )
     per_token = float(cache_bytes(model, 1 << 14) - cache_bytes(model, 1 << 13)) / (1 << 13)
-    given = dealt(len(traffic), traffic.clients, replicas)[0] if traffic.clients else None
-    return use_cache(cache, traffic, pace, bytes_per_token=per_token, replicas=replicas, route=policy.route, dealt=given)
+    replica_by_client = assign_clients(len(traffic), traffic.clients, replicas)[0] if traffic.clients else None
+    return use_cache(
+        cache, traffic, pace, bytes_per_token=per_token, replicas=replicas, route=policy.route, dealt=replica_by_client
+    )
 
 
 def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
@@ -269,15 +283,15 @@ def _contexts(traffic: Traffic, longest: float) -> tuple[float, float]:
 
 
 def _pace(model: Model, system: System, layout: Layout, engine: Engine, policy: Policy, traffic: Traffic) -> Pace:
-    return pace_of(
+    return sample_pace(
         model,
         system,
         layout=layout,
         engine=engine,
-        max_sequences=policy.max_sequences,
-        token_budget=min(policy.token_budget, 1 << 16),
+        max_num_seqs=policy.max_num_seqs,
+        max_num_batched_tokens=min(policy.max_num_batched_tokens, 1 << 16),
         contexts=_contexts(traffic, float(model.max_context)),
-        query=policy.drafted + 1,
+        query=policy.speculative_tokens + 1,
     )
 
 
@@ -289,7 +303,13 @@ def _fitted(model: Model, system: System, layout: Layout, engine: Engine, policy
     short = np.clip(np.stack([traffic.inputs, traffic.outputs]), 1, model.max_context)  # longer ones are rejected
     context = float(np.mean(short[0]) + np.mean(short[1]) / 2)
     room = kv_room(
-        model, system, layout=layout, engine=engine, context=context, step_tokens=policy.token_budget, drafts=policy.drafted
+        model,
+        system,
+        layout=layout,
+        engine=engine,
+        context=context,
+        step_tokens=policy.max_num_batched_tokens,
+        drafts=policy.speculative_tokens,
     )
     if room < 1:
         raise Impossible(

@@ -32,10 +32,10 @@ from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import Rates
 
 LEFT_OUT = unit("", "", left_out=True)
-MOST_ROWS = 1 << 17  # beyond it a pass costs its last slope
+MAX_ROWS = 1 << 17  # beyond it a pass costs its last slope
 SAMPLES = 200
-OF_PROMPTS = ("rows", "pair", "key", "chunk", "own", "shared")  # coefficients of prompt work
-SHARED = ("experts", "dispatch", "combine")  # terms on which the attention groups work together
+PROMPT_COEFFICIENTS = ("rows", "pair", "key", "chunk", "rank_rows", "shared_rows")  # coefficients of prompt work
+SHARED_TERMS = ("experts", "dispatch", "combine")  # terms on which the attention groups work together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -59,8 +59,8 @@ class Pace(Result):
     pair: float = field(default=0.0, metadata=LEFT_OUT)
     key: float = field(default=0.0, metadata=LEFT_OUT)
     chunk: float = field(default=0.0, metadata=LEFT_OUT)
-    own: Any = field(default=None, metadata=LEFT_OUT)
-    shared: Any = field(default=None, metadata=LEFT_OUT)
+    rank_rows: Any = field(default=None, metadata=LEFT_OUT)
+    shared_rows: Any = field(default=None, metadata=LEFT_OUT)
     joint: Any = field(default=None, metadata=LEFT_OUT)
     late: float = field(default=0.0, metadata=LEFT_OUT)
     groups: int = field(default=1, metadata=LEFT_OUT)
@@ -83,11 +83,11 @@ class Pace(Result):
         return Rates(
             np.ascontiguousarray(self.decode, dtype=np.float64),
             np.ascontiguousarray(self.context, dtype=np.float64),
-            np.ascontiguousarray(self.rows if self.shared is None else self.shared, dtype=np.float64),
+            np.ascontiguousarray(self.rows if self.shared_rows is None else self.shared_rows, dtype=np.float64),
             float(self.pair),
             float(self.key),
             float(self.chunk),
-            np.ascontiguousarray(self.rows if self.own is None else self.own, dtype=np.float64),
+            np.ascontiguousarray(self.rows if self.rank_rows is None else self.rank_rows, dtype=np.float64),
             int(self.groups),
             np.ones((1, 1)) if self.joint is None else np.ascontiguousarray(self.joint, dtype=np.float64),
         )
@@ -125,7 +125,7 @@ def linear_pace(
     context: float = 0.0,
     token: float = 0.0,
     pair: float = 0.0,
-    max_sequences: int = 256,
+    max_num_seqs: int = 256,
     max_tokens: int = 8192,
 ) -> Pace:
     """Return the pace of measured constants: seconds a step, a decoding sequence, a token of context, a prompt token, a pair.
@@ -134,10 +134,10 @@ def linear_pace(
     >>> round(float(pace.seconds(10, 10_000)), 6), round(float(pace.seconds(0, 0, 1000)), 6)
     (0.0111, 0.03)
     """
-    b, n = np.arange(max_sequences + 1), np.arange(max(2, max_sequences + max_tokens + 1))
+    b, n = np.arange(max_num_seqs + 1), np.arange(max(2, max_num_seqs + max_tokens + 1))
     return Pace(
         decode=np.where(b > 0, step + sequence * b, 0.0),
-        context=np.full(max_sequences + 1, float(context)),
+        context=np.full(max_num_seqs + 1, float(context)),
         rows=np.where(n > 0, step + token * n, 0.0),
         pair=pair,
     )
@@ -153,7 +153,7 @@ def slowed(pace: Pace, slowness: float) -> Pace:
         return pace
     if not slowness > 0:
         raise RangeError(f"slowness must be greater than 0, not {slowness:g}")
-    return _scaled(pace, slowness, "decode", "context", *OF_PROMPTS)
+    return _scaled(pace, slowness, "decode", "context", *PROMPT_COEFFICIENTS)
 
 
 def with_first_tokens(pace: Pace, factor: float) -> Pace:
@@ -170,7 +170,7 @@ def with_first_tokens(pace: Pace, factor: float) -> Pace:
         return pace
     pace = _scaled(pace, factor, "before", "before_token", "answer")
     if factor < 1:
-        return _scaled(pace, factor, *OF_PROMPTS)
+        return _scaled(pace, factor, *PROMPT_COEFFICIENTS)
     return replace(_scaled(pace, factor, "late"), extra_delay=factor - 1)
 
 
@@ -180,160 +180,166 @@ def _scaled(pace: Pace, factor: float, *names: str) -> Pace:
     return replace(pace, **changed)
 
 
-def pace_of(
+def sample_pace(
     model: Model,
     system: System,
     *,
     layout: Layout | None = None,
     engine: Engine | str | None = None,
-    max_sequences: int = 256,
-    token_budget: int = 2048,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2048,
     contexts: tuple[float, float] = (1.0, 8192.0),
     query: int = 1,
     check: bool = True,
 ) -> Pace:
     """Return the pace of a replica, sampled from `step`.
 
-    contexts [tokens]: the range over which a decoding sequence's context varies; token_budget [tokens]: the most of a group in
+    contexts [tokens]: the range over which a decoding sequence's context varies; max_num_batched_tokens [tokens]: the most of a group in
     one step. Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group,
     with the experts that the prompts of all groups pass through.
     With `query` > 1 every decode step verifies drafts, and the model's own layers, if it has any that draft, make new ones.
     """
     layout = layout or Layout()
     low, high = max(1.0, contexts[0]), max(contexts[0] + 1.0, contexts[1])
-    if max_sequences < 1 or token_budget < 1:
-        raise RangeError(f"max sequences and token budget must be at least 1, not {max_sequences} and {token_budget}")
+    if max_num_seqs < 1 or max_num_batched_tokens < 1:
+        raise RangeError(
+            f"max_num_seqs and max_num_batched_tokens must be at least 1, got {max_num_seqs} and {max_num_batched_tokens}"
+        )
     runs_on = engine_for(system, engine)
-    given = {"layout": layout, "engine": runs_on, "drafts": query - 1, "apart": False}
-    decode, slope = _decode(model, system, given, max_sequences, np.linspace(low, high, 5))
-    rows = _rows(model, system, given, int(min(MOST_ROWS, max_sequences + token_budget * layout.dp)))
-    pair, key = _attention(model, system, given, token_budget * int(layout.dp), high)
+    settings = {"layout": layout, "engine": runs_on, "drafts": query - 1, "has_draft_term": False}
+    decode, slope = _decode_coefficients(model, system, settings, max_num_seqs, np.linspace(low, high, 5))
+    rows = _prefill_seconds(model, system, settings, int(min(MAX_ROWS, max_num_seqs + max_num_batched_tokens * layout.dp)))
+    pair, key = _attention_coefficients(model, system, settings, max_num_batched_tokens * int(layout.dp), high)
     groups = int(layout.dp)
-    own, shared = _apart(model, system, given, len(rows) - 1) if groups > 1 else (None, None)
+    rank_rows, shared = _rank_and_shared_seconds(model, system, settings, len(rows) - 1) if groups > 1 else (None, None)
     pace = Pace(
         decode=decode,
         context=slope,
         rows=rows,
         pair=pair,
         key=key,
-        own=own,
-        shared=shared,
-        late=_late(model, system, given, token_budget) if layout.pp > 1 else 0.0,
+        rank_rows=rank_rows,
+        shared_rows=shared,
+        late=_pipeline_latency_share(model, system, settings, max_num_batched_tokens) if layout.pp > 1 else 0.0,
         groups=groups,
         before=float(runs_on.scheduler.seconds_before_queue),
         before_token=float(runs_on.scheduler.seconds_before_queue_per_token),
         answer=float(runs_on.scheduler.steps_before_answer)
         + (float(runs_on.scheduler.steps_to_balance) if groups > 1 else 0.0),
     )
-    pace = replace(pace, joint=_joint(model, system, given, pace, (low, high), max_sequences, token_budget * groups))
+    pace = replace(
+        pace, joint=_joint_factors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
+    )
     if not check:
         return with_first_tokens(pace, waited(runs_on))
-    errors = _errors(model, system, given, pace, (low, high), max_sequences, token_budget * groups)
+    errors = _sample_errors(model, system, settings, pace, (low, high), max_num_seqs, max_num_batched_tokens * groups)
     return with_first_tokens(replace(pace, decode_error=errors[0], mixed_error=errors[1]), waited(runs_on))
 
 
-def _knots(most: int, dense: int = 64) -> Any:
-    """Whole numbers from 1 to `most`: all up to `dense`, then 1/16 apart in their logarithm base 2."""
-    far = np.geomspace(dense, max(most, dense), max(2, int(16 * np.log2(max(most, dense) / dense)) + 2))
-    return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), most)).astype(np.int64)
+def _knots(last: int, dense: int = 64) -> Any:
+    """Whole numbers from 1 to `last`: all up to `dense`, then 1/16 apart in their logarithm base 2."""
+    far = np.geomspace(dense, max(last, dense), max(2, int(16 * np.log2(max(last, dense) / dense)) + 2))
+    return np.unique(np.minimum(np.concatenate([np.arange(1, dense + 1), np.round(far)]), last)).astype(np.int64)
 
 
-def _decode(model: Model, system: System, given: Any, most: int, contexts: Any) -> tuple[Any, Any]:
+def _decode_coefficients(model: Model, system: System, settings: Any, max_batch: int, contexts: Any) -> tuple[Any, Any]:
     """Lines through decode steps: seconds at no context, and seconds per token of context in all, by batch."""
-    batch = _knots(most)
-    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **given, parts=False).total
+    batch = _knots(max_batch)
+    times = drafted_step(model, system, batch=batch[:, None], context=contexts, **settings, parts=False).total
     weight = 1 / times
     total = batch[:, None] * contexts
     s0, s1, s2 = (weight**2).sum(1), (weight**2 * total).sum(1), (weight**2 * total**2).sum(1)
     y0, y1 = (weight**2 * times).sum(1), (weight**2 * times * total).sum(1)
     slope = np.maximum((s0 * y1 - s1 * y0) / (s0 * s2 - s1 * s1), 0.0)
     base = np.maximum((y0 - slope * s1) / s0, 0.0)
-    every = np.arange(most + 1)
-    decode, context = np.interp(every, batch, base), np.interp(every, batch, slope)
+    batches = np.arange(max_batch + 1)
+    decode, context = np.interp(batches, batch, base), np.interp(batches, batch, slope)
     decode[0] = context[0] = 0.0
     return decode, context
 
 
-def _rows(model: Model, system: System, given: Any, most: int) -> Any:
+def _prefill_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> Any:
     """Seconds of passes of prompt tokens without their attention, spread over the attention groups, by tokens."""
-    tokens = _knots(most)
-    groups = given["layout"].dp
-    step = drafted_step(model, system, tokens=tokens / groups, prompts=groups, **given)
-    return _every(step.total - step.terms.get("attention", 0.0), tokens, most)
+    tokens = _knots(max_tokens)
+    groups = settings["layout"].dp
+    step = drafted_step(model, system, tokens=tokens / groups, prompts=groups, **settings)
+    return _interpolate(step.total - step.terms.get("attention", 0.0), tokens, max_tokens)
 
 
-def _apart(model: Model, system: System, given: Any, most: int) -> tuple[Any, Any]:
+def _rank_and_shared_seconds(model: Model, system: System, settings: Any, max_tokens: int) -> tuple[Any, Any]:
     """Seconds of passes without their attention, by tokens: those of one attention group, and what the tokens of all share.
 
     Both are read off passes that are spread evenly, where collectives hide behind operators as they do in full ones.
     """
-    tokens, groups = _knots(most), given["layout"].dp
-    full, every = (drafted_step(model, system, tokens=n, prompts=groups, **given) for n in (tokens, tokens / groups))
+    tokens, groups = _knots(max_tokens), settings["layout"].dp
+    full, even = (drafted_step(model, system, tokens=n, prompts=groups, **settings) for n in (tokens, tokens / groups))
 
     def shared(step: Step) -> Any:
-        return sum((np.asarray(step.terms[name]) for name in SHARED if name in step.terms), np.zeros(len(tokens)))
+        return sum((np.asarray(step.terms[name]) for name in SHARED_TERMS if name in step.terms), np.zeros(len(tokens)))
 
-    own = full.total - full.terms.get("attention", 0.0) - shared(full)
-    return _every(own, tokens, most), _every(shared(every), tokens, most)
+    rank_seconds = full.total - full.terms.get("attention", 0.0) - shared(full)
+    return _interpolate(rank_seconds, tokens, max_tokens), _interpolate(shared(even), tokens, max_tokens)
 
 
-def _joint(model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int) -> Any:
+def _joint_factors(
+    model: Model, system: System, settings: Any, pace: Pace, contexts: tuple[float, float], max_batch: int, budget: int
+) -> Any:
     """Steps with prompts that are spread evenly over what the sum of their parts makes them, attention to prompts left out."""
-    batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (most, budget))
-    batch, groups, context = np.minimum(batch, most)[:, None], given["layout"].dp, sum(contexts) / 2
-    each = np.maximum(tokens / groups, 1.0)
-    alone = drafted_step(model, system, batch=batch, context=context, **given)
-    step = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=each, **given)
-    attention = step.terms.get("attention", 0.0) - alone.terms.get("attention", 0.0)
-    return (step.total - attention) / pace.seconds(batch, batch * context, np.round(groups * each).astype(np.int64))
+    batch, tokens = (2 ** np.arange(np.ceil(np.log2(1 + n)) + 1).astype(np.int64) - 1 for n in (max_batch, budget))
+    batch, groups, context = np.minimum(batch, max_batch)[:, None], settings["layout"].dp, sum(contexts) / 2
+    tokens_per_rank = np.maximum(tokens / groups, 1.0)
+    decode_step = drafted_step(model, system, batch=batch, context=context, **settings)
+    step = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens_per_rank, **settings)
+    attention = step.terms.get("attention", 0.0) - decode_step.terms.get("attention", 0.0)
+    return (step.total - attention) / pace.seconds(batch, batch * context, np.round(groups * tokens_per_rank).astype(np.int64))
 
 
-def _late(model: Model, system: System, given: Any, tokens: int) -> float:
+def _pipeline_latency_share(model: Model, system: System, settings: Any, tokens: int) -> float:
     """How much longer than a pass of so many `tokens` [per group] lasts a prompt is under way, over the pass."""
-    step = drafted_step(model, system, tokens=tokens, prompts=given["layout"].dp, **given, parts=False)
+    step = drafted_step(model, system, tokens=tokens, prompts=settings["layout"].dp, **settings, parts=False)
     return float(step.latency / step.total) - 1
 
 
-def _every(times: Any, tokens: Any, most: int) -> Any:
-    """Seconds for each number of tokens up to `most`, from those at some of them; nothing takes none."""
-    found = np.interp(np.arange(max(2, most + 1)), tokens, np.maximum.accumulate(times))
-    found[0] = 0.0
-    return found
+def _interpolate(times: Any, tokens: Any, last: int) -> Any:
+    """Seconds for each number of tokens up to `last`, from those at some of them; nothing takes none."""
+    seconds = np.interp(np.arange(max(2, last + 1)), tokens, np.maximum.accumulate(times))
+    seconds[0] = 0.0
+    return seconds
 
 
-def _attention(model: Model, system: System, given: Any, budget: int, context: float) -> tuple[float, float]:
+def _attention_coefficients(model: Model, system: System, settings: Any, budget: int, context: float) -> tuple[float, float]:
     """Seconds per pair and per key of prompts, from chunks at any place of prompts no longer than `context`."""
-    groups = given["layout"].dp
+    groups = settings["layout"].dp
     longest = max(17.0, min(budget / groups, context))
     tokens = np.geomspace(16, longest, 6)[:, None]
     prefix = np.linspace(0.0, 1.0, 5) * np.maximum(context - tokens, 0.0)
-    step = drafted_step(model, system, tokens=tokens, prefix=prefix, prompts=groups, **given)
+    step = drafted_step(model, system, tokens=tokens, prefix=prefix, prompts=groups, **settings)
     times = np.broadcast_to(step.terms.get("attention", 0.0), step.total.shape)
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
     weight = 1 / step.total
     columns = np.stack([(pairs * weight).ravel(), (keys * weight).ravel()], axis=1)
-    found, *_ = np.linalg.lstsq(columns, (times * weight).ravel(), rcond=None)
-    if min(found) < 0:  # one of the two explains all
-        alone = [max(float(c @ (times * weight).ravel() / (c @ c)), 0.0) for c in columns.T]
+    coefficients, *_ = np.linalg.lstsq(columns, (times * weight).ravel(), rcond=None)
+    if min(coefficients) < 0:  # one of the two explains all
+        single_fits = [max(float(c @ (times * weight).ravel() / (c @ c)), 0.0) for c in columns.T]
         target = times * weight
-        left = [float(np.sum((target.ravel() - a * c) ** 2)) for a, c in zip(alone, columns.T, strict=True)]
-        found = np.array([alone[0], 0.0]) if left[0] <= left[1] else np.array([0.0, alone[1]])
-    return float(found[0]), float(found[1])
+        residuals = [float(np.sum((target.ravel() - a * c) ** 2)) for a, c in zip(single_fits, columns.T, strict=True)]
+        coefficients = np.array([single_fits[0], 0.0]) if residuals[0] <= residuals[1] else np.array([0.0, single_fits[1]])
+    return float(coefficients[0]), float(coefficients[1])
 
 
-def _errors(
-    model: Model, system: System, given: Any, pace: Pace, contexts: tuple[float, float], most: int, budget: int
+def _sample_errors(
+    model: Model, system: System, settings: Any, pace: Pace, contexts: tuple[float, float], max_batch: int, budget: int
 ) -> tuple[float, float]:
     """Mean relative error of decode steps, and of steps with a prompt chunk, at points drawn from the range."""
     draw = np.random.default_rng(0)
-    batch = np.maximum(1, np.round(most ** draw.random(SAMPLES))).astype(np.int64)
+    batch = np.maximum(1, np.round(max_batch ** draw.random(SAMPLES))).astype(np.int64)
     context = draw.uniform(*contexts, SAMPLES)
-    groups = given["layout"].dp
+    groups = settings["layout"].dp
     tokens = draw.integers(1, max(2, budget // groups + 1), SAMPLES)
     prefix = draw.uniform(0, contexts[1], SAMPLES)
-    true = drafted_step(model, system, batch=batch, context=context, **given, parts=False).total
+    true = drafted_step(model, system, batch=batch, context=context, **settings, parts=False).total
     decode = np.mean(np.abs(pace.seconds(batch, batch * context) / true - 1))
-    mixed = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens, prefix=prefix, **given)
+    mixed = drafted_step(model, system, batch=batch, context=context, prompts=groups, tokens=tokens, prefix=prefix, **settings)
     pairs, keys = groups * (tokens * prefix + tokens * (tokens + 1) / 2), groups * (tokens + prefix)
     ours = pace.seconds(batch, batch * context, groups * tokens, pairs, keys)
     return float(decode), float(np.mean(np.abs(ours / mixed.total - 1)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from steptime.errors import InputError
 from steptime.hardware.number_formats import number_format
-from steptime.hardware.rental_prices import kind_in_words, kinds_of
+from steptime.hardware.rental_prices import kind_in_words, rents_by_kind
 from steptime.hardware.system import System
 from steptime.hardware.unit_cost import usd
 from steptime.models.model import Model, with_formats
@@ -60,7 +60,7 @@ def _rent_flips(found: Ranking, first: Standing, second: Standing, systems: Sequ
         f"rent: {found.called(second)} would cost as much as the first at {show(other * a / b, 'USD/s')} a chip, not "
         f"{show(other, 'USD/s')}; the first as much as it at {show(own * b / a, 'USD/s')}, not {show(own, 'USD/s')}"
     )
-    kinds = [kinds_of(system) for system in systems]
+    kinds = [rents_by_kind(system) for system in systems]
     for kind in kinds[0]:
         if kind in kinds[1] and (first.rent.kind, second.rent.kind) != (kind, kind):
             x, y = a * float(kinds[0][kind].typical) / own, b * float(kinds[1][kind].typical) / other

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.blackboard.token_cost import cost_per_token
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError
 from steptime.hardware.system import System
 from steptime.models.kv_compression import caveats_of, with_techniques, words_of
@@ -34,7 +34,7 @@ from steptime.number_checks import MOST_CHIPS, Array, limit, positive, single, w
 from steptime.physics.chip_memory import memory_per_chip, sequences_that_fit
 from steptime.physics.engine import Engine, engine_for
 from steptime.physics.kv_dtype import as_served
-from steptime.physics.layout import Layout, shaped, show_layout, stacked, taken
+from steptime.physics.layout import Layout, select_layouts, shaped, show_layout, stacked
 from steptime.physics.layout_space import legal
 from steptime.physics.step import decode_step
 from steptime.physics.uncertainty import step_range
@@ -93,7 +93,7 @@ def context_walls(
     one replica may take, by default a scale-up domain (at most `CHIPS`).
     Raises InputError for a technique that is none or does not suit the model.
     """
-    of, on = model_of(model), system_of(system)
+    of, on = model_of(model), resolve_system(system)
     techniques = [techniques] if isinstance(techniques, str) else techniques
     if techniques is not None and "" in techniques:
         raise InputError("a technique is empty; the model as it is comes first anyhow")
@@ -172,7 +172,7 @@ def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Arr
     octaves = round(math.log2(LONGEST / LEAST))
     coarse = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves + 1).round(), asked.context))
     first = _cheapest(model, asked, every, coarse, asked.tpot, looks=1)
-    layouts = taken(every, _worth(model, asked, every, coarse, first))
+    layouts = select_layouts(every, _worth(model, asked, every, coarse, first))
     lengths = np.unique(np.append(np.geomspace(LEAST, LONGEST, octaves * OCTAVE + 1).round(), asked.context))
 
     def cheapest(contexts: Array, slower: float = 1.0) -> Best:
@@ -209,7 +209,7 @@ def _wall(name: str, model: Model, asked: Asked) -> tuple[ContextWall, tuple[Arr
 
 
 def _one(layouts: Layout, row: int) -> Layout:
-    chosen = taken(layouts, row)
+    chosen = select_layouts(layouts, row)
     return Layout(**{key: int(getattr(chosen, key)) for key in ("tp", "dp", "ep", "cp", "redundant_experts")})
 
 

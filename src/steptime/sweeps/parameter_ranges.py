@@ -17,7 +17,7 @@ import numpy as np
 from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.hardware.what_if import in_force
 from steptime.physics.engine import Engine, constant, engine_for
-from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, problem_of
+from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, find_problem
 from steptime.questions.declaration import COUNT, TEXT, Input, Question
 from steptime.questions.registry import input_of, plain_name
 from steptime.questions.subject import read_system
@@ -59,7 +59,7 @@ def with_ranges(
         if of.kind == TEXT and (isinstance(values, str) or question.answers):
             raise InputError(f"{name} is a name, and has no range; `steptime sweep --over {name}=...` asks with each")
         low, high = _ends(name, values, of)
-        if name in CONSTANTS and (problem := problem_of(name, low) or problem_of(name, high)):
+        if name in CONSTANTS and (problem := find_problem(name, low) or find_problem(name, high)):
             raise RangeError(f"{name} {problem}")
         middle = base.base if base is not None else _asked(question, given, name)
         basis = "range as given" if middle is not None else "range as given, its middle taken"

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from steptime.catalog.data_files import files
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, RangeError, shown
 from steptime.hardware.rental_prices import KINDS, kind_asked
 from steptime.hardware.rental_prices import with_rent as rented
@@ -78,7 +78,7 @@ def _told_apart(given: Iterable[SystemLike]) -> tuple[list[System], list[str]]:
     found: list[System] = []
     labels: list[str] = []
     for one in given:
-        system = system_of(one)
+        system = resolve_system(one)
         if system in found:
             continue
         taken = any(other.name == system.name for other in found)

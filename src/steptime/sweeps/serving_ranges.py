@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from steptime.catalog.acceptance_lengths import OWN, TYPICAL, curves
-from steptime.hardware.rental_prices import kind_in_words, known
+from steptime.catalog.acceptance_lengths import OWN_LAYERS, TYPICAL, curves
+from steptime.hardware.rental_prices import has_rent, kind_in_words
 from steptime.hardware.software_maturity import SOFTWARE
 from steptime.hardware.system import System
 from steptime.hardware.what_if import in_force, settable
@@ -37,9 +37,9 @@ from steptime.physics.engine_parameters import DESCRIPTIONS, SHARE
 from steptime.physics.extrapolation import distances, widening
 from steptime.physics.layout import Layout
 from steptime.physics.step import mixed_step
-from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, log_gradient, regime_of
+from steptime.physics.uncertainty import REGIMES, Z90, factors, has_range, latency_regime, log_gradient
 from steptime.planning.plan_result import Pool
-from steptime.planning.speculative_config import drafting_of
+from steptime.planning.speculative_config import choose_speculation
 from steptime.questions.declaration import RENT
 from steptime.questions.subject import FORMATS, SIZES, SUBJECT, read_subject, read_system
 from steptime.sweeps.input_distribution import ASSUMED, HALF_WIDTHS, Given, Unsure, in_words, put, spread
@@ -240,7 +240,7 @@ def _planned_scatter(given: Given, engine: Engine, system: System) -> Iterator[U
         return
     pools = found.pools
     ways = distances(engine, system, *(pool.layout for pool in pools), drafts=bool(given.get("drafts")))
-    yield from _scatter(engine, system, str(regime_of(_input_share(pools[-1]))), widening(ways))
+    yield from _scatter(engine, system, str(latency_regime(_input_share(pools[-1]))), widening(ways))
 
 
 def _input_share(pool: Pool) -> float:
@@ -267,7 +267,7 @@ def _imbalance(model: Model, engine: Engine, given: Given) -> Iterator[Unsure]:
 def _rent(system: System, answer: str) -> Iterator[Unsure]:
     """Yield the rent, anywhere between the quotes of its kind in a year, where none was given and money is asked for."""
     rent = system.rent
-    if "usd" in answer and known(rent) and np.ndim(rent.typical) == 0 and rent.high > rent.low:
+    if "usd" in answer and has_rent(rent) and np.ndim(rent.typical) == 0 and rent.high > rent.low:
         yield Unsure(
             name=RENT, what="the rent", unit="USD/s", low=float(rent.low), base=float(rent.typical), high=float(rent.high),
             basis=f"{kind_in_words(rent)}, quotes of the year to {rent.date[:7]}", even=True, learn="a quote, then --rent",
@@ -279,11 +279,11 @@ def _acceptance(given: Mapping[str, Any], model: Model) -> Iterator[Unsure]:
     drafts = given.get("drafts") or 0
     if not drafts or given.get("acceptance") is not None:
         return
-    base = drafting_of(model, int(drafts)).acceptance
+    base = choose_speculation(model, int(drafts)).acceptance
     every = [
         one.tokens[drafts - 1]
         for one in curves()
-        if one.method == OWN and len(one.tokens) >= drafts and TYPICAL not in one.models
+        if one.method == OWN_LAYERS and len(one.tokens) >= drafts and TYPICAL not in one.models
     ]
     low, high = min([base, *every]), max([base, *every])
     if high > low:

@@ -21,7 +21,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Attention, pairs
 from steptime.number_checks import Number, some
 from steptime.physics import network_time
-from steptime.physics.layout import ways_of
+from steptime.physics.layout import shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import REACHED
 from steptime.training.layer_profile import MODULES, WIDE, Sheet, Stem
@@ -107,7 +107,7 @@ def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: Trainin
             share, held = own, product.weights / (x.ep * x.etp)
         else:
             name = "matrices"
-            ways = x.tp if product.replicated else ways_of(product.limit, x.tp)
+            ways = x.tp if product.replicated else shard_count(product.limit, x.tp)
             share, held = rows / ways, product.weights / (1 if product.replicated else ways)
         moved = held * job.format.bytes + share * (product.inputs + product.outputs) * WIDE
         once = np.maximum(share * product.flops / rate, moved / bandwidth)
@@ -141,7 +141,7 @@ def _attention(
     forward: Number = 0.0
     backward: Number = 0.0
     for a in sheet.attention:
-        heads = ways_of(a.heads, x.tp) * x.cp
+        heads = shard_count(a.heads, x.tp) * x.cp
         if a.state_bytes:
             once = x.micro_batch * job.seq * a.state_flops_per_token / heads / rate
             forward, backward = forward + once, backward + 2 * once

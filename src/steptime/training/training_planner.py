@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from steptime.catalog.hardware_loading import SystemLike, system_of
+from steptime.catalog.hardware_loading import SystemLike, resolve_system
 from steptime.errors import InputError, LayoutError, RangeError
 from steptime.hardware.number_formats import number_format, peak_rate
 from steptime.hardware.system import System
@@ -102,7 +102,7 @@ def training_step(
     be arrays that broadcast. Raises LayoutError for a layout that cannot run, InputError for formats that the chip does not
     have.
     """
-    model, system = model_of(model), system_of(system)
+    model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
     _known(asked)
     layout = TrainingLayout() if layout is None else layout
@@ -192,7 +192,7 @@ def train(
     tokens at one length and batch. asked: dtype, task, optimizer, lora_rank, mtp.
     Raises NothingFits where no layout holds the states, LayoutError where axes that are given cannot run.
     """
-    model, system = model_of(model), system_of(system)
+    model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
     chips = int(whole("chips", chips, most=MOST_CHIPS, unit="chips"))
     _known(asked)

@@ -18,7 +18,7 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number, some
 from steptime.physics import network_time
-from steptime.physics.layout import ways_of
+from steptime.physics.layout import shard_count
 from steptime.training.data_parallel import Held, copies_sharing, expert_copies_sharing, exposed, optimizer_seconds
 from steptime.training.layer_profile import WIDE, Sheet, Stem, draft_sheets, sheets, stem_of
 from steptime.training.layer_time import Passes, Terms, layer_passes, product_rates, seconds_of, stem_passes
@@ -196,7 +196,7 @@ def held_by_sheet(sheet: Sheet, x: TrainingLayout) -> Held:
         if product.routed:
             experts = experts + product.weights / (x.ep * x.etp)
         else:
-            dense = dense + product.weights / (1 if product.replicated else ways_of(product.limit, x.tp))
+            dense = dense + product.weights / (1 if product.replicated else shard_count(product.limit, x.tp))
     return Held(dense, experts)
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from steptime.catalog.acceptance_lengths import curve_of
+from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, Number
@@ -35,7 +35,7 @@ from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.kv_dtype import with_small_cache
 from steptime.physics.layout import Layout
 from steptime.physics.speculative_step import draft_bytes, drafted_step
-from steptime.planning.speculative_config import Drafting
+from steptime.planning.speculative_config import Speculation
 from steptime.validation.closed_loop import closed_of, running_of
 from steptime.validation.run_table import MEASURED, RATES
 
@@ -81,7 +81,7 @@ def faster(what: str, measured: float, soonest: float, sequences: float) -> str:
     return f"{WRONG}faster than physics: {times} with {sequences:,.0f} request{'' if sequences == 1 else 's'} in flight"
 
 
-def soonest_token(model: Model, system: System, layout: Layout, drafting: Drafting, batch: Array, context: Number) -> Array:
+def soonest_token(model: Model, system: System, layout: Layout, drafting: Speculation, batch: Array, context: Number) -> Array:
     """Return the least time per token [s] of a pool that decodes `batch` sequences in a replica, whatever its engine."""
     small = model if model.kv_told else with_small_cache(model)
     given: dict[str, Any] = {"batch": batch, "context": context, "drafts": drafting.drafts, "layout": layout}
@@ -166,7 +166,7 @@ class Doubts:
     def _drafts(self, runs: Runs, at: Array, predicted: Array, engine: Engine) -> None:
         """Note runs that are nearer to the prediction with some number of drafts than to that without."""
         plain = self.tpot[at] / predicted
-        for drafts, gained in enumerate(curve_of(runs.model.name).tokens[:MOST_DRAFTED], start=1):
+        for drafts, gained in enumerate(acceptance_curve(runs.model.name).tokens[:MOST_DRAFTED], start=1):
             drafted = replace(runs, drafts=drafts, acceptance=np.full(len(at), gained))
             over = self.tpot[at] / closed_of(drafted, engine).tpot
             like = (np.abs(np.log(over)) < np.abs(np.log(plain))) & (np.abs(np.log(over)) < np.log(NEAR))

@@ -21,7 +21,7 @@ import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
-from steptime.hardware.software_maturity import as_measured, day_of
+from steptime.hardware.software_maturity import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
@@ -34,8 +34,8 @@ from steptime.physics.speculative_step import drafted_sequences
 from steptime.physics.uncertainty import REGIMES, factors
 from steptime.planning.batch_queue import passes
 from steptime.planning.prefill_pool import prefill_pool
-from steptime.planning.speculative_config import NONE, Drafting, drafting_of
-from steptime.planning.steady_state import Transfer, decode_pool, transfer_of, ttft_seen
+from steptime.planning.speculative_config import NONE, Speculation, choose_speculation
+from steptime.planning.steady_state import Transfer, decode_pool, kv_transfer, ttft_seen
 from steptime.planning.workload import Workload
 from steptime.validation.closed_loop import round_time
 from steptime.validation.data_quality import WRONG, faster, soonest_token, too_heavy
@@ -63,7 +63,7 @@ class Pools:
     model: Model
     system: System
     workload: Workload
-    drafting: Drafting
+    drafting: Speculation
     decode: Layout
     prefill: Layout
     concurrency: Array
@@ -78,7 +78,7 @@ def predict_pools(rows: list[dict[str, str]], engines: Mapping[str, Engine], *, 
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
         told = (row.get(name) or "" for name in (*SHARED, *LENGTHS))
-        key = (*told, str(spread_of(row)), day_of(systems[row["system"]], row), str(latent_contexts(row)))
+        key = (*told, str(spread_of(row)), software_day(systems[row["system"]], row), str(latent_contexts(row)))
         groups.setdefault(key, []).append(position)
     for index in groups.values():
         chosen = [rows[i] for i in index]
@@ -123,14 +123,14 @@ def workload_of(row: Mapping[str, str]) -> Workload:
     return Workload(input_tokens=max(1.0, round(prompt)), output_tokens=max(2.0, output))
 
 
-def _drafting(model: Model, row: Mapping[str, str]) -> Drafting:
+def _drafting(model: Model, row: Mapping[str, str]) -> Speculation:
     """Return what a run drafts; a model without layers of its own that draft takes drafts that come from elsewhere."""
     drafts, told = drafts_of(row), row.get("acceptance")
     if drafts and told:
-        return Drafting(drafts=drafts, acceptance=float(told), source="as the run tells")
+        return Speculation(drafts=drafts, acceptance=float(told), source="as the run tells")
     if is_drafted(row) and not drafts:
         raise InputError(f"spec is {row['spec']}, and drafted does not tell how many tokens a step")
-    return drafting_of(model, drafts) if drafts else NONE
+    return choose_speculation(model, drafts) if drafts else NONE
 
 
 def _predicted(rows: list[dict[str, str]], engine: Engine, catalog: str | None) -> dict[str, Array]:
@@ -186,7 +186,7 @@ def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     reads = prefill_pool(pools.model, pools.system, work, layout=pools.prefill, prompts=prompts, **given)
     near = pools.decode.chips * replicas + pools.prefill.chips * pools.prefill.replicas <= pools.system.scale_up.size
     moves = [
-        transfer_of(pools.model, pools.system, work, layout=pools.prefill, within_domain=inside, drafts=pools.drafting.drafts)
+        kv_transfer(pools.model, pools.system, work, layout=pools.prefill, within_domain=inside, drafts=pools.drafting.drafts)
         for inside in (True, False)
     ]
     parts = ("latency", "moving", "groups")

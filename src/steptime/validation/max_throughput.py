@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.hardware_loading import load_system
-from steptime.hardware.software_maturity import as_measured, day_of
+from steptime.hardware.software_maturity import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
@@ -26,10 +26,10 @@ from steptime.physics.chip_memory import sequences_that_fit, weights_per_chip
 from steptime.physics.engine import IDEAL, Engine
 from steptime.physics.kv_dtype import as_served
 from steptime.physics.layout import Layout, shaped, stacked
-from steptime.physics.layout_constraints import MODEL, facts_of
+from steptime.physics.layout_constraints import MODEL, collect_facts
 from steptime.physics.layout_rules import allowed
-from steptime.physics.uncertainty import REGIMES, factors, regime_of
-from steptime.planning.steady_state import State, aggregated, chunks_of, mean_context, ttft_seen
+from steptime.physics.uncertainty import REGIMES, factors, latency_regime
+from steptime.planning.steady_state import State, aggregated, mean_context, split_chunks, ttft_seen
 from steptime.planning.workload import Workload
 from steptime.validation.data_quality import WRONG
 from steptime.validation.disaggregated_loop import workload_of
@@ -56,7 +56,7 @@ def predict_highest(
     systems = {name: load_system(name, catalog) for name in {row["system"] for row in rows}}
     for position, row in enumerate(rows):
         limits = (row.get(name) or "" for name in LIMITS) if kind_of(row) in (SERVER, INTERACTIVE) else ()
-        day = day_of(systems[row["system"]], row)
+        day = software_day(systems[row["system"]], row)
         key = (*(row.get(name) or "" for name in SHARED), str(spread_of(row)), *limits, day)
         groups.setdefault(key, []).append(position)
     for index in groups.values():
@@ -145,7 +145,7 @@ def layouts_of(
     ways = [Layout(tp=tp, pp=pp, dp=dp, ep=ep, microbatches=pp) for tp in tried if tp * pp * dp <= (chips or tp * pp * dp)]
     if not ways:
         return [], f"{WRONG}a replica has {tried[0] * pp * dp} chips, and the run {chips}"
-    can = allowed(stacked(ways), facts_of(model, system), scopes=(MODEL,))
+    can = allowed(stacked(ways), collect_facts(model, system), scopes=(MODEL,))
     ways = [one for one, good in zip(ways, can, strict=True) if good]
     given: dict[str, Any] = {"context": mean_context(work), "engine": engine}
     room = [one for one in ways if float(sequences_that_fit(model, system, layout=one, **given)) >= 1]
@@ -189,7 +189,7 @@ def highest(
     overlapped = np.where(good, speed * state.tpot / state.lower, 0.0)
     if not good[at]:
         return {}
-    regime = regime_of(1 - np.broadcast_to(state.decode.total, speed.shape)[at] / state.tpot[at])
+    regime = latency_regime(1 - np.broadcast_to(state.decode.total, speed.shape)[at] / state.tpot[at])
     return {
         "output_tok_s": float(speed[at]),
         "bound_tok_s": float(np.max(overlapped)),
@@ -205,7 +205,7 @@ def highest(
 
 def late_first_token(state: State, work: Workload, layout: Layout, engine: Engine) -> Array:
     """Return the time to first token [s] that 99 % of requests do not exceed: waits have an exponential tail, service none."""
-    _, chunks, _ = chunks_of(work, np.array(CHUNKS))
+    _, chunks, _ = split_chunks(work, np.array(CHUNKS))
     served = chunks * (state.decode if state.mixed is None else state.mixed).latency
     waiting = np.maximum(state.ttft - ttft_seen(work, served, state.tpot, layout, engine), 0.0)
     late: Array = state.ttft + (TAIL - 1) * waiting

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from steptime.catalog.acceptance_lengths import curve_of
+from steptime.catalog.acceptance_lengths import acceptance_curve
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import InputError
-from steptime.hardware.software_maturity import as_measured, day_of
+from steptime.hardware.software_maturity import as_measured, software_day
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.models.model_loading import load_model
@@ -31,7 +31,7 @@ from steptime.physics.engine import TYPICAL, Engine, load_engine
 from steptime.physics.extrapolation import distances, widening
 from steptime.physics.kv_dtype import is_narrow, with_small_cache
 from steptime.physics.layout import Layout
-from steptime.physics.uncertainty import factors, regime_of
+from steptime.physics.uncertainty import factors, latency_regime
 from steptime.validation.closed_loop import closed_of, round_time
 from steptime.validation.data_quality import Doubts
 from steptime.validation.disaggregated_loop import predict_pools
@@ -100,7 +100,7 @@ def grouped(
     named = itemgetter("model", "system", "engine", "weight_dtype", "expert_dtype")
     for position, row in enumerate(rows):
         of = (*named(row), row.get("kv_dtype") or "", drafts_of(row), not row.get("decode_workers"))
-        of = (*of, day_of(systems[row["system"]], row), latent_contexts(row))
+        of = (*of, software_day(systems[row["system"]], row), latent_contexts(row))
         groups.setdefault(of, []).append(position)
     columns = _columns(rows)
     return [
@@ -160,7 +160,7 @@ def acceptance_of(model: Model, drafts: int, told: Array) -> Array:
     """
     if not drafts:
         return np.ones_like(told)
-    tokens = curve_of(model.name).tokens if model.draft else ()
+    tokens = acceptance_curve(model.name).tokens if model.draft else ()
     return np.where(np.isnan(told), tokens[drafts - 1] if drafts <= len(tokens) else np.nan, told)
 
 
@@ -201,7 +201,7 @@ def _runs(
 def predict_runs(runs: Runs, engine: Engine) -> tuple[Array, Array, Array, Array]:
     """Return TPOT, TTFT [s], the bound and the regime of a group; constants of the engine may be arrays of shape (n, 1)."""
     found = closed_of(runs, engine)
-    return found.tpot, found.ttft, found.decode.bound, regime_of(1 - found.own)
+    return found.tpot, found.ttft, found.decode.bound, latency_regime(1 - found.own)
 
 
 def can_simulate() -> bool:
@@ -285,7 +285,7 @@ def _unknown_drafts(row: Mapping[str, str]) -> str:
 def _predicted(runs: Runs, engine: Engine, simulated: bool) -> dict[str, Array]:
     """Return the figures of a group of closed loops by the name that `Predictions` has for them."""
     loop, unknown = closed_of(runs, engine), np.isnan(runs.acceptance)
-    regime = regime_of(1 - loop.own)
+    regime = latency_regime(1 - loop.own)
     ttft, median = loop.ttft, loop.ttft_median
     if simulated and np.max(runs.concurrency) <= MOST_CLIENTS:
         ttft, median = (np.where(unknown, np.nan, times) for times in first_tokens(runs, engine))

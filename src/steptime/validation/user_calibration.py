@@ -109,7 +109,7 @@ def anchors_of(
         reasons += useless
         if told.any():
             anchor = Anchor(
-                source=source, kept=kept, model=group[0], system=group[1], engine=group[2], version=group[3],
+                source=source, is_stored=kept, model=group[0], system=group[1], engine=group[2], version=group[3],
                 runs=tuple(row["id"] for row, tells in zip(members, told, strict=True) if tells),
                 tpot=factor_of(tpot, "tpot"), ttft=factor_of(ttft, "ttft"), left_out=tuple(useless),
                 outside_range=tuple(

@@ -14,7 +14,7 @@ from steptime.describe.engine_summary import EngineCard
 from steptime.describe.model_summary import ComparisonRow, ModelCard, ModelRow
 from steptime.describe.system_summary import RACK_KEYS, SystemCard, SystemRow
 from steptime.hardware.energy import power_in_words
-from steptime.hardware.rental_prices import kind_in_words, known, origin_in_words
+from steptime.hardware.rental_prices import has_rent, kind_in_words, origin_in_words
 from steptime.hardware.system import Rent
 from steptime.number_checks import Number
 from steptime.units import counted, show
@@ -279,12 +279,12 @@ def system_view(card: SystemCard) -> RenderableType:
 
 def _rents(card: SystemCard) -> list[Rent]:
     """Return the rent that plans reckon with, and those of other kinds."""
-    return [one for one in (card.rent_range, *(one for one in card.rents if one != card.rent_range)) if known(one)]
+    return [one for one in (card.rent_range, *(one for one in card.rents if one != card.rent_range)) if has_rent(one)]
 
 
 def _rent(rent: Rent) -> str:
     """Return a rent of a chip with its kind, date and grade, the range of its kind, and what to mind."""
-    if not known(rent):
+    if not has_rent(rent):
         return rent.note
     span = f"; {show(rent.low, 'USD/s')} to {show(rent.high, 'USD/s')} in a year" if rent.low != rent.high else ""
     note = f"; {rent.note}" if rent.note and rent.kind != "given" else ""
@@ -305,8 +305,8 @@ def _amount(name: str, value: Number) -> str:
 def _rack(card: SystemCard) -> str:
     rack = card.rack
     keys = {name: RACK_KEYS.get(name, name) for name in ("chips", "power", "weight", "cables")}
-    known = [f"{_amount(name, rack[key])} {name}" for name, key in keys.items() if key in rack]
-    return ", ".join(known) or "not known"
+    limits = [f"{_amount(name, rack[key])} {name}" for name, key in keys.items() if key in rack]
+    return ", ".join(limits) or "not known"
 
 
 def _nearest(card: SystemCard) -> str:
@@ -318,10 +318,10 @@ def _nearest(card: SystemCard) -> str:
     ends = f"no limit of {listed} is known" if open_ended else ""
     if limits["nearest"] is None:
         return f"not known: {ends}"
-    known = sorted((name for name in used if used[name]["share"] is not None), key=lambda name: -used[name]["share"])
+    shares = sorted((name for name in used if used[name]["share"] is not None), key=lambda name: -used[name]["share"])
     told = [
         f"{name}, {_amount(name, used[name]['value'])} of {_amount(name, used[name]['limit'])} ({used[name]['share']:.0%})"
-        for name in known
+        for name in shares
     ]
     return "; ".join([*told, ends] if ends else told)
 

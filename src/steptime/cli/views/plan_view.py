@@ -15,7 +15,7 @@ from steptime.cli.views.widgets import Grid, bar, beyond_runs, heading, notes, r
 from steptime.hardware.energy import counted_by, power_in_words
 from steptime.hardware.rental_prices import kind_and_date, origin_in_words
 from steptime.hardware.unit_cost import usd
-from steptime.physics.extrapolation import APART
+from steptime.physics.extrapolation import SEPARATE_POOLS
 from steptime.physics.layout import Layout, show_layout
 from steptime.planning.elasticity import IN_WORDS
 from steptime.planning.plan_result import (
@@ -172,7 +172,7 @@ def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
     lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if known else []
     if plan.distance:
         wider = f"Ranges are wider here: {beyond_runs(plan.distance)}"
-        if APART.words in plan.distance:
+        if SEPARATE_POOLS.words in plan.distance:
             wider += " First tokens of public pools came 2.1 times as late as predicted at the median; 3 in 4 lie in the range."
         lines.append(f"Unlike what was measured: {', '.join(plan.distance)}." if brief else wider)
     return [*_anchored(plan), *(Text(line) for line in lines)]

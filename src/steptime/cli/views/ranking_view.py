@@ -11,7 +11,7 @@ from rich.text import Text
 
 from steptime.cli.views.terminal_plots import LogScale
 from steptime.cli.views.widgets import Grid, notes, table
-from steptime.hardware.rental_prices import known
+from steptime.hardware.rental_prices import has_rent
 from steptime.hardware.unit_cost import usd
 from steptime.sweeps.ranking_result import Ranking, Standing
 from steptime.units import counted, show
@@ -76,7 +76,7 @@ def _table(placed: Sequence[Standing], found: Ranking) -> Grid:
         if one.cost_range is not None and math.isfinite(one.usd_per_million_output_tokens):
             cost += f" ({usd(one.cost_range[0])} to {usd(one.cost_range[1])})"
         rent = "not known"
-        if known(one.rent):
+        if has_rent(one.rent):
             rent = f"{show(float(one.rent.typical), 'USD/s')} {SHORT[one.rent.kind]} {one.rent.date}".rstrip()
         power = f"{one.tokens_per_second_per_kilowatt:,.0f}{'*' if one.power_basis == 'chip' else ' '}"
         shown.add_row(

@@ -15,15 +15,15 @@ from rich.text import Text
 from steptime.cli.views.step_view import own_runs
 from steptime.cli.views.terminal_plots import distribution_plot, rate_plot
 from steptime.cli.views.widgets import Either, Grid, beyond_runs, notes, table
-from steptime.hardware.rental_prices import kind_and_date, known, origin_in_words
+from steptime.hardware.rental_prices import has_rent, kind_and_date, origin_in_words
 from steptime.hardware.unit_cost import usd
 from steptime.physics.layout import Layout, show_layout
 from steptime.simulation.max_rate import HighestRate, RatePoint
 from steptime.simulation.plan_replay import Replay
 from steptime.simulation.prefix_cache import CacheUse
-from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Quantiles, latencies
+from steptime.simulation.run_metrics import OVERLOADED, SATURATED, Answers, Percentiles, latencies
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.slo_check import Judged, at
+from steptime.simulation.slo_check import Judged, at_percentile
 from steptime.simulation.traffic import Traffic, repeated_share
 from steptime.units import counted, in_digits, show
 
@@ -72,12 +72,12 @@ BRIEF = ("Throughput", "Output per chip", "USD/M output tokens")
 
 def _paid(name: str, found: Simulation) -> str:
     """Return kind and date of the rent, behind what a token costs."""
-    return f"; {kind_and_date(found.rent)}" if name.startswith("USD") and known(found.rent) else ""
+    return f"; {kind_and_date(found.rent)}" if name.startswith("USD") and has_rent(found.rent) else ""
 
 
 def _rent(found: Simulation) -> list[Text]:
     """Say what the chips are rented for, with the kind, date and grade of that."""
-    if not known(found.rent):
+    if not has_rent(found.rent):
         return []
     paid = show(found.chips * float(found.rent.typical), "USD/s")
     return [Text(f"Rent: {paid} for {counted(found.chips, 'chip')}, {origin_in_words(found.rent)}.")]
@@ -103,15 +103,15 @@ def _limits(judged: Judged | None) -> list[Text]:
     """Say first whether the limits are met, and by how many requests; nothing without limits."""
     if judged is None:
         return []
-    colour = "bold green" if judged.met else "bold red"
+    colour = "bold green" if judged.is_met else "bold red"
     why = f"{judged.why}. " if judged.why else ""
     count = judged.count[0].upper() + judged.count[1:]
-    return [Text.assemble((f"{judged.verdict} {at(judged.quantile)}", colour), f": {why}{count}.")]
+    return [Text.assemble((f"{judged.verdict} {at_percentile(judged.percentile)}", colour), f": {why}{count}.")]
 
 
 def _verdict(a: Answers, judged: Judged | None) -> Text:
     """Say whether the queue grows; not in green beside limits that are missed."""
-    well = "bold" if judged is not None and not judged.met else "bold green"
+    well = "bold" if judged is not None and not judged.is_met else "bold green"
     text = Text.assemble((a.verdict, COLOURS.get(a.verdict, well)), f": {a.why}.")
     if a.rejected and a.served:
         text.append(f" {a.rejected:,} of {counted(a.sent, 'request')} were rejected: {a.rejected_why}.", style="yellow")
@@ -124,7 +124,7 @@ def _time(value: float) -> str:
 
 def _latencies(a: Answers) -> Grid:
     shown = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6), first_to_go=(4, 1, 3))
-    rows: tuple[tuple[str, Quantiles], ...] = (
+    rows: tuple[tuple[str, Percentiles], ...] = (
         ("Time to first token", a.ttft),
         ("Time per token", a.tpot),
         ("Between two tokens", a.inter_token),
@@ -158,7 +158,7 @@ def _figures(a: Answers, found: Simulation) -> list[tuple[str, str]]:
         ("Output per chip", show(found.output_tokens_per_second_per_chip, "tok/s")),
         ("USD/M output tokens", money),
         ("Busy", _busy(a, found)),
-        ("Decode batch", f"{a.batch:,.1f}" + ("" if found.fast_replicas else f" of {found.policy.max_sequences:,}")),
+        ("Decode batch", f"{a.batch:,.1f}" + ("" if found.fast_replicas else f" of {found.policy.max_num_seqs:,}")),
         ("KV cache taken", f"{a.kv:.0%}" + ("" if found.fast_replicas else f" of {found.policy.kv_tokens:,.0f} tokens")),
         ("Waiting", f"{a.queue:,.1f} requests in mean"),
         ("Preemptions", f"{a.preemptions:,}"),
@@ -250,14 +250,14 @@ def range_view(found: Simulation, ends: Mapping[float, Simulation], unlike: Sequ
 
 def replay_lines(found: Replay, *, brief: bool) -> list[Text]:
     """Return what random arrivals make of a plan, before the plan's own figures."""
-    a, where = found.answers, at(found.quantile)
+    a, where = found.answers, at_percentile(found.percentile)
     if not found.good:
         lines = [Text.assemble(("Not possible: ", "bold red"), f"{found.reason}.")]
         return [*lines, Text(f"{'' if brief else chr(10)}The plan itself, which its replay refuses:", style="bold")]
     dollars = a.usd_per_million_output_tokens
     tokens = f"{show(found.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
     answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else tokens
-    share = "all" if found.tried == 1 else f"{found.rate / found.planned_rate:.0%}"
+    share = "all" if found.attempts == 1 else f"{found.rate / found.planned_rate:.0%}"
     rate = f"with {share} of the plan's {in_digits(found.planned_rate, 4)} requests/s"
     head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {where} {rate}.")
     own = Text(f"{'' if brief else chr(10)}The plan's own figures, in closed form:", style="bold")
@@ -281,13 +281,13 @@ def rate_view(found: HighestRate, width: int, limited: bool = True) -> Renderabl
     drawn = [p for p in found.points if math.isfinite(p.ttft) and p.rate > 0]
     if len({p.rate for p in drawn}) > 1:
         by_rate = sorted(drawn, key=lambda p: p.rate)
-        parts.append(rate_plot([p.rate for p in by_rate], [p.ttft for p in by_rate], found.quantile, width))
+        parts.append(rate_plot([p.rate for p in by_rate], [p.ttft for p in by_rate], found.percentile, width))
     return Group(*parts, _tried(found))
 
 
 def rate_answer(found: HighestRate, limited: bool = True) -> Text:
     """Say which rate is the highest within the limits, or without any the highest that is kept up with."""
-    where = at(found.quantile)
+    where = at_percentile(found.percentile)
     if not limited and found.rate:
         most = (
             f"{found.clients:,} clients of a closed loop"
@@ -327,7 +327,7 @@ def rate_answer(found: HighestRate, limited: bool = True) -> Text:
 def _tried(found: HighestRate) -> Grid:
     """Return a row for each rate that was tried."""
     what = "Clients" if found.clients is not None else "Played" if found.scale is not None else ""
-    heads = ("Requests/s", f"TTFT {found.quantile}", f"TPOT {found.quantile}", "")
+    heads = ("Requests/s", f"TTFT {found.percentile}", f"TPOT {found.percentile}", "")
     shown = table(*([what] if what else []), *heads, numbers=range(len(heads) - (not what)))
     for p in found.points:
         verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
