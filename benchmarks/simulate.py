@@ -20,7 +20,7 @@ from steptime.simulation.loop_state import new_requests
 from steptime.simulation.prefix_cache import Cache, Tier
 from steptime.simulation.scheduling_policy import Policy
 from steptime.simulation.simulator import simulate
-from steptime.simulation.step_time_model import pace_of
+from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.trace_files import read_trace
 from steptime.simulation.traffic import Lengths, closed_loop, open_loop
 from steptime.validation.ttft_fit import closed_loops
@@ -45,7 +45,7 @@ def main() -> None:
     simulate(model, system, open_loop(10, 10, *lengths), engine="ideal")
     warm = time.perf_counter() - warm
     million = open_loop(30, 1_000_000, *lengths)
-    cap = Policy(max_sequences=128)
+    cap = Policy(max_num_seqs=128)
 
     def poisson() -> object:
         return simulate(model, system, million, policy=cap, engine="ideal")
@@ -55,9 +55,9 @@ def main() -> None:
     ]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     for name, policy in (
-        ("prefill-first", Policy(kind="prefill-first", max_sequences=128)),
-        ("room for 20,000 tokens: preemption", Policy(max_sequences=128, kv_tokens=20_000)),
-        ("static batches", Policy(kind="static", max_sequences=128)),
+        ("prefill-first", Policy(kind="prefill-first", max_num_seqs=128)),
+        ("room for 20,000 tokens: preemption", Policy(max_num_seqs=128, kv_tokens=20_000)),
+        ("static batches", Policy(kind="static", max_num_seqs=128)),
     ):
         part = open_loop(30, 200_000, *lengths)
         rows.append(
@@ -69,7 +69,7 @@ def main() -> None:
         )
     loop = closed_loop(256, 200_000, *lengths)
     rows.append(("200,000 requests of 256 clients", best_of(lambda: simulate(model, system, loop, engine="ideal")), 200_000))
-    four = Policy(max_sequences=128, route="least-loaded")
+    four = Policy(max_num_seqs=128, route="least-loaded")
     part = open_loop(100, 200_000, *lengths)
     rows.append(
         (
@@ -98,7 +98,7 @@ def main() -> None:
                 len(mooncake),
             )
         )
-    pace = pace_of(model, system, max_sequences=128, engine="ideal")
+    pace = sample_pace(model, system, max_num_seqs=128, engine="ideal")
     few = open_loop(30, 1000, *lengths)
     requests = new_requests(few.arrival, few.inputs, few.outputs, few.ranks, 0, 0.0)
     rows.append(

@@ -63,7 +63,7 @@ def highest():
 
     traffic = partial(st.open_loop, inputs=st.Lengths(mean=256), outputs=st.Lengths(mean=32))
     run = rates(st.load_model("llama-3.1-8b"), st.load_system("hgx-h100"), traffic, requests=100, slo=st.Slo(tpot=0.02))
-    return highest_rate(run, slo=st.Slo(tpot=0.02), quantile="p90", tolerance=0.2)
+    return highest_rate(run, slo=st.Slo(tpot=0.02), percentile="p90", tolerance=0.2)
 
 
 def replayed():

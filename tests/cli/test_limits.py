@@ -67,7 +67,7 @@ def test_a_trace_that_misses_its_limit_is_not_headed_stable(trace):
         run("simulate llama-3.1-8b hgx-h100 --trace t.csv --rate-scale 4 --ttft 0.1 --json", folder=trace).stdout
     )
     limits = found["limits"]
-    assert (limits["verdict"], limits["met"], limits["quantile"]) == ("MISSED", False, "p99")
+    assert (limits["verdict"], limits["is_met"], limits["percentile"]) == ("MISSED", False, "p99")
     assert limits["ttft_s"] > limits["ttft_limit_s"] == 0.1
     assert limits["tpot_limit_s"] is None
     assert 0 < limits["requests_within"] < limits["requests_sent"] == 600

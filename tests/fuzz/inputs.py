@@ -172,7 +172,7 @@ def trace_file(rng: random.Random, folder: Path) -> Any:
         text, suffix = "".join(json.dumps(row | {"timestamp": n}) + "\n" for n in range(9)), ".jsonl"
     path = written(in_file(text, rng), folder, fresh(rng, suffix))
     try:
-        return read_trace(path, most=rng.choice((None, None, 3)))
+        return read_trace(path, max_requests=rng.choice((None, None, 3)))
     finally:
         path.unlink()
 
@@ -345,7 +345,7 @@ def simulation(rng: random.Random, _: Path) -> Any:
     if rng.random() < 0.2:
         given["prefill"] = st.Layout(replicas=some(rng, (1, 2), 0.1))
     if rng.random() < 0.2:
-        given |= {"fast": Policy(max_sequences=4), "fast_replicas": some(rng, (1, 2), 0.3)}
+        given |= {"fast": Policy(max_num_seqs=4), "fast_replicas": some(rng, (1, 2), 0.3)}
     if rng.random() < 0.2:
         given["cache"] = Cache(tiers=(Tier(name="hbm", capacity=some(rng, (1e9,)), bandwidth=some(rng, (1e12,))),))
         asked = with_sessions(asked, prefixes=2, prefix_tokens=64)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from steptime.launch.launch_commands import launch_commands
-from steptime.planning.speculative_config import Drafting
+from steptime.planning.speculative_config import Speculation
 from tests.launch.conftest import pool
 from tests.launch.reading import commands, golden, options_file
 from tests.launch.test_read_back import check
 
-TWO = Drafting(drafts=2, acceptance=2.2, source="as given")
+TWO = Speculation(drafts=2, acceptance=2.2, source="as given")
 
 
 def drafted(build, engine, *pools):

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from steptime.launch.host_placement import placed
+from steptime.launch.host_placement import place_replicas
 from steptime.launch.launch_commands import ENGINES, launch_commands, launch_files
 from tests.launch.conftest import pool
 from tests.launch.draws import plans
@@ -77,7 +77,7 @@ def test_each_host_of_a_replica_is_told_its_own_chips(build, engine):
     """Single chips of a rack's last hosts: the fifth replica has what is left on each."""
     made = build(*RACK, host_chips=4, domain_chips=72)
     files = launch_files(made, engine)
-    for r in placed(made):
+    for r in place_replicas(made):
         for rank, devices in enumerate(r.devices):
             told = re.findall(r"export CUDA_VISIBLE_DEVICES=(\S+)", files[f"{r.role}-{r.number}-node-{rank}.sh"])
             assert told == ([] if r.role == "decode" else [str(devices[0])])
@@ -99,11 +99,11 @@ for rank in 0 1 2 3 4 5 6; do OMPI_COMM_WORLD_RANK=$rank "$@"; done
     for name, text in launch_files(made, "trtllm").items():
         (tmp_path / name).write_text(text)
     differ = 0
-    for r in placed(made)[:5]:
+    for r in place_replicas(made)[:5]:
         script = ["sh", str(tmp_path / f"prefill-{r.number}.sh")]
         done = subprocess.run(script, capture_output=True, text=True, check=True, env={"PATH": f"{programs}:/usr/bin:/bin"})
         assert done.stdout.splitlines() == [f"{own} trtllm-serve org/m" for (own,) in r.devices]
-        differ += not r.alike
+        differ += not r.is_symmetric
     assert differ
 
 

@@ -7,14 +7,14 @@ from itertools import combinations
 
 import pytest
 
-from steptime.launch.host_placement import placed, racks, spread
+from steptime.launch.host_placement import place_replicas, racks, spread
 from tests.launch.conftest import pool
 from tests.launch.draws import drawn, plans
 
 
 def check(made):
     """Hold a plan's replicas to what any placement must keep, and return the hosts that they take."""
-    replicas, host = placed(made), made.served.host_chips
+    replicas, host = place_replicas(made), made.served.host_chips
     taken = [(h, chip) for r in replicas for h, own in zip(r.hosts, r.devices, strict=True) for chip in own]
     assert len(taken) == len(set(taken)) == sum(p.chips for p in made.pools)
     assert all(0 <= chip < host for _, chip in taken)
@@ -85,7 +85,7 @@ def test_five_sevens_beside_nine_whole_hosts_are_eighteen(build):
     made = build(pool("prefill", tp=7, replicas=5), pool("decode", dp=36, ep=36), host_chips=4, domain_chips=72)
     assert check(made) == set(range(18))
     assert fewest(4, [(7, 1)] * 5) == 9
-    assert {r.alike for r in placed(made)} == {True, False}
+    assert {r.is_symmetric for r in place_replicas(made)} == {True, False}
 
 
 def test_threes_share_a_host_where_twos_then_fill_the_other(build):
@@ -99,14 +99,14 @@ def test_threes_share_a_host_where_twos_then_fill_the_other(build):
 
 def test_small_replicas_share_what_larger_ones_leave(build):
     """Two chips and six are one host of eight: the six lie first."""
-    first, second = placed(build(pool("prefill", tp=2), pool("decode", tp=6)))
+    first, second = place_replicas(build(pool("prefill", tp=2), pool("decode", tp=6)))
     assert (first.hosts, first.devices, first.slot) == ((0,), ((6, 7),), 1)
     assert (second.hosts, second.devices, second.slot) == ((0,), (tuple(range(6)),), 0)
 
 
 def test_replicas_of_several_hosts_take_equal_parts(build):
     """Twelve chips on hosts of eight: six on each of two; two chips are left on every host for smaller replicas."""
-    found = placed(build(pool("prefill", tp=2, replicas=2), pool("decode", dp=12, ep=12, replicas=2)))
+    found = place_replicas(build(pool("prefill", tp=2, replicas=2), pool("decode", dp=12, ep=12, replicas=2)))
     assert [(r.role, r.hosts, r.devices[0][0]) for r in found] == [
         ("prefill", (0,), 6),
         ("prefill", (1,), 6),
@@ -117,7 +117,7 @@ def test_replicas_of_several_hosts_take_equal_parts(build):
 
 @pytest.mark.parametrize(("host", "nodes"), [(8, 2), (4, 4), (72, 1)])
 def test_hosts_are_as_large_as_the_machine_tells(build, host, nodes):
-    (only,) = placed(build(pool(tp=16), host_chips=host))
+    (only,) = place_replicas(build(pool(tp=16), host_chips=host))
     assert only.nodes == nodes
 
 
@@ -128,18 +128,18 @@ def test_no_replica_leaves_a_rack_that_holds_it(build):
     """Three of 32 chips on racks of 72 in hosts of four: two in the first rack, one in the next, as with twos beside them."""
     made = build(pool("prefill", tp=2, replicas=24), pool("decode", dp=32, ep=32, replicas=3), host_chips=4, domain_chips=72)
     assert check(made) == set(range(18)) | set(range(18, 36))
-    assert all(len({h // 18 for h in r.hosts}) == 1 for r in placed(made))
-    assert racks(made, placed(made)) == (tuple(range(18)), tuple(range(18, 36)))
+    assert all(len({h // 18 for h in r.hosts}) == 1 for r in place_replicas(made))
+    assert racks(made, place_replicas(made)) == (tuple(range(18)), tuple(range(18, 36)))
 
 
 def test_replicas_larger_than_a_rack_follow_each_other(build):
     made = build(pool(dp=96, ep=96, replicas=2), host_chips=4, domain_chips=72)
-    assert [r.hosts for r in placed(made)] == [tuple(range(24)), tuple(range(24, 48))]
-    assert racks(made, placed(made)) == ()
+    assert [r.hosts for r in place_replicas(made)] == [tuple(range(24)), tuple(range(24, 48))]
+    assert racks(made, place_replicas(made)) == ()
 
 
 def test_parts_that_take_more_hosts_than_a_rack_has_are_told_of_no_rack(build):
     """Thirty-seven chips part equally into single chips of 37 hosts, more than the 18 of a rack."""
     made = build(pool(tp=37, replicas=3), host_chips=4, domain_chips=72)
     assert len(check(made)) == 37
-    assert racks(made, placed(made)) == ()
+    assert racks(made, place_replicas(made)) == ()

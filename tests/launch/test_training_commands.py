@@ -14,7 +14,7 @@ import steptime as st
 from steptime.errors import InputError, LayoutError, UnknownName
 from steptime.launch import maxtext
 from steptime.launch.training_commands import training_commands, training_lines, unable
-from steptime.launch.training_run import layers_by_chunk, run_of
+from steptime.launch.training_run import layers_by_chunk, training_run
 from steptime.models.model import total_parameters
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import TrainingLayout
@@ -132,7 +132,7 @@ def test_layers_that_divide_by_nothing_are_spelt_out(pp, virtual):
 
 def test_chunks_of_a_v_are_dealt_by_the_stage_that_holds_them():
     layout = TrainingLayout(pp=4, dp=8, virtual_stages=2, schedule="zbv", sharding="zero3")
-    counts = layers_by_chunk(run_of(model("deepseek-v3"), TrainingJob(seq=4096, batch=64), layout, system("hgx-h100")))
+    counts = layers_by_chunk(training_run(model("deepseek-v3"), TrainingJob(seq=4096, batch=64), layout, system("hgx-h100")))
     held = [counts[stage] + counts[7 - stage] for stage in range(4)]
     assert sum(held) == 61
     assert max(held) - min(held) <= 1

@@ -13,7 +13,7 @@ import steptime as st
 from steptime.errors import RangeError
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
-from steptime.planning.slo_probability import aims_of, ways_of
+from steptime.planning.slo_probability import effective_targets, extrapolation_flags
 from tests.conftest import engine
 from tests.planning.cases import MODEL, NODES, WORK, case
 
@@ -23,36 +23,36 @@ CASE = replace(case(slo=st.Slo(tpot=0.02, ttft=2.0)), engine=FITTED, sure=0.95)
 
 
 def test_whoever_asks_for_no_probability_aims_at_the_limits():
-    assert aims_of(replace(CASE, sure=None), Layout(tp=16), None) == (0.02, 2.0)
-    assert aims_of(replace(CASE, engine=st.load_engine("ideal")), Layout(tp=16), None) == (0.02, 2.0)
+    assert effective_targets(replace(CASE, sure=None), Layout(tp=16), None) == (0.02, 2.0)
+    assert effective_targets(replace(CASE, engine=st.load_engine("ideal")), Layout(tp=16), None) == (0.02, 2.0)
 
 
 def test_a_limit_is_met_in_nineteen_of_twenty_where_the_end_of_the_range_meets_it():
-    assert aims_of(CASE, Layout(), None) == pytest.approx((0.02 / 1.25, 2 / 1.6))
-    assert aims_of(CASE, Layout(), None, prompts=0.5) == pytest.approx((0.02 / 1.5, 2 / 3))  # mixed
-    assert aims_of(replace(CASE, sure=0.9), Layout(), None)[0] == pytest.approx(0.02 / 1.25**0.779129)
-    assert aims_of(replace(CASE, sure=0.5), Layout(), None) == (0.02, 2.0)
-    assert aims_of(replace(CASE, aim=(0.9, 0.5)), Layout(), None) == pytest.approx((0.9 * 0.02 / 1.25, 1 / 1.6))
-    assert np.isinf(aims_of(replace(CASE, slo=st.Slo()), Layout(), None)).all()
+    assert effective_targets(CASE, Layout(), None) == pytest.approx((0.02 / 1.25, 2 / 1.6))
+    assert effective_targets(CASE, Layout(), None, prompts=0.5) == pytest.approx((0.02 / 1.5, 2 / 3))  # mixed
+    assert effective_targets(replace(CASE, sure=0.9), Layout(), None)[0] == pytest.approx(0.02 / 1.25**0.779129)
+    assert effective_targets(replace(CASE, sure=0.5), Layout(), None) == (0.02, 2.0)
+    assert effective_targets(replace(CASE, aim=(0.9, 0.5)), Layout(), None) == pytest.approx((0.9 * 0.02 / 1.25, 1 / 1.6))
+    assert np.isinf(effective_targets(replace(CASE, slo=st.Slo()), Layout(), None)).all()
 
 
 def test_first_tokens_of_a_pool_of_their_own_err_as_those_of_mixed_runs():
     """Apart: 0.2 more in quadrature to log 1.25, and 1.5 to log 3."""
-    tpot, ttft = aims_of(CASE, Layout(), Layout())
+    tpot, ttft = effective_targets(CASE, Layout(), Layout())
     assert tpot == pytest.approx(0.02 / math.exp(math.hypot(math.log(1.25), 0.2)))
     assert ttft == pytest.approx(2 / math.exp(math.hypot(math.log(3), 1.5)))
 
 
 def test_candidates_of_a_table_aim_each_for_itself():
     """Sixteen chips: 0.1 more in quadrature; two stages: 0.33."""
-    found = aims_of(CASE, Layout(tp=np.array([8, 16, 4]), pp=np.array([1, 1, 2])), None)[0]
+    found = effective_targets(CASE, Layout(tp=np.array([8, 16, 4]), pp=np.array([1, 1, 2])), None)[0]
     wide = [math.exp(math.hypot(math.log(1.25), more)) for more in (0, 0.1, 0.33)]
     assert found == pytest.approx(0.02 / np.array(wide))
 
 
 def test_the_larger_of_two_pools_counts():
     words = [
-        [one.words for one, there in ways_of(CASE, decode, reader) if there]
+        [one.words for one, there in extrapolation_flags(CASE, decode, reader) if there]
         for decode, reader in ((Layout(), Layout(tp=16)), (Layout(tp=16), Layout()), (Layout(), Layout(pp=2)))
     ]
     assert words[0] == words[1] == ["prefill and decode in pools of their own", "replicas of more than 8 chips"]

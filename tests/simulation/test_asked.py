@@ -12,22 +12,22 @@ from steptime.physics.engine import load_engine
 from steptime.simulation import jit
 from steptime.simulation.loop_state import DONE, REJECTED, REQUEST
 from steptime.simulation.max_rate import find_rate
-from steptime.simulation.prefix_cache import cache_of
+from steptime.simulation.prefix_cache import cache_with_capacities
 from steptime.simulation.run_metrics import latencies
 from steptime.simulation.scheduling_policy import policy_for
-from steptime.simulation.traffic import Lengths, drawn
+from steptime.simulation.traffic import Lengths, draw_traffic
 
 SIZES = Lengths(mean=128), Lengths(mean=16)
 
 
 def test_how_many_requests_are_drawn_unless_told():
-    assert len(drawn(*SIZES, rate=5.0)) == 10_000
-    assert (len(drawn(*SIZES, clients=7)), drawn(*SIZES, clients=7).clients) == (70, 7)
-    assert len(drawn(*SIZES, rate=5.0, requests=12)) == len(drawn(*SIZES, clients=7, requests=12)) == 12
+    assert len(draw_traffic(*SIZES, rate=5.0)) == 10_000
+    assert (len(draw_traffic(*SIZES, clients=7)), draw_traffic(*SIZES, clients=7).clients) == (70, 7)
+    assert len(draw_traffic(*SIZES, rate=5.0, requests=12)) == len(draw_traffic(*SIZES, clients=7, requests=12)) == 12
 
 
 def test_a_share_of_the_rate_is_a_class_of_its_own():
-    made = drawn(*SIZES, rate=100.0, requests=4000, fast_share=0.25, seed=3)
+    made = draw_traffic(*SIZES, rate=100.0, requests=4000, fast_share=0.25, seed=3)
     assert np.bincount(made.ranks).tolist() == [1000, 3000]
     for rank, rate in ((0, 25.0), (1, 75.0)):
         came = made.arrival[made.ranks == rank]
@@ -44,31 +44,44 @@ def test_a_share_of_the_rate_is_a_class_of_its_own():
 )  # fmt: skip
 def test_what_cannot_be_drawn(given, says):
     with pytest.raises(InputError, match=says):
-        drawn(*SIZES, **given)
+        draw_traffic(*SIZES, **given)
 
 
 def test_a_schedule_is_the_engines_unless_told():
     system = st.load_system("hgx-h100")
     vllm, sglang = load_engine("vllm"), load_engine("sglang")
     usual = policy_for(vllm, system, prompt=1000.0)
-    assert (usual.kind, usual.token_budget, usual.max_sequences, usual.kv_tokens) == ("continuous", 2048, 256, math.inf)
+    assert (usual.kind, usual.max_num_batched_tokens, usual.max_num_seqs, usual.kv_tokens) == (
+        "continuous",
+        2048,
+        256,
+        math.inf,
+    )
     assert usual.interval == pytest.approx(system.chip.hbm.capacity / system.chip.hbm.bandwidth)
     assert policy_for(sglang, system, prompt=1000.0).kind == "prefill-first"
-    told = policy_for(vllm, system, prompt=1.0, kind="train", token_budget=64, kv_tokens=1e5, interval=0.5, patience=2.0)
-    assert (told.kind, told.token_budget, told.kv_tokens, told.interval, told.patience) == ("train", 64, 1e5, 0.5, 2.0)
+    told = policy_for(
+        vllm, system, prompt=1.0, kind="train", max_num_batched_tokens=64, kv_tokens=1e5, interval=0.5, patience=2.0
+    )
+    assert (told.kind, told.max_num_batched_tokens, told.kv_tokens, told.interval, told.patience) == (
+        "train",
+        64,
+        1e5,
+        0.5,
+        2.0,
+    )
 
 
 def test_a_cache_has_the_machines_tiers_and_the_capacities_given():
     system = st.load_system("gb200-nvl72")
-    cache = cache_of(system, st.Layout(tp=2), {"ssd": 1e12, "host": 1e11})
+    cache = cache_with_capacities(system, st.Layout(tp=2), {"ssd": 1e12, "host": 1e11})
     assert [(tier.name, tier.capacity) for tier in cache.tiers] == [("hbm", 0.0), ("host", 1e11), ("ssd", 1e12)]
     bandwidths = {tier.name: tier.bandwidth for tier in (system.chip.hbm, *system.tiers)}
     assert all(tier.bandwidth == bandwidths[tier.name] for tier in cache.tiers)
-    assert cache_of(system, st.Layout(tp=2), {"hbm": 2 * system.chip.hbm.capacity}).tiers[0].capacity == 372e9
+    assert cache_with_capacities(system, st.Layout(tp=2), {"hbm": 2 * system.chip.hbm.capacity}).tiers[0].capacity == 372e9
     with pytest.raises(InputError, match="is more than the 397 GB"):
-        cache_of(system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.capacity})
+        cache_with_capacities(system, st.Layout(tp=2), {"hbm": 2.01 * system.chip.capacity})
     with pytest.raises(InputError, match="did you mean host"):
-        cache_of(system, st.Layout(), {"hots": 1.0})
+        cache_with_capacities(system, st.Layout(), {"hots": 1.0})
 
 
 def test_latencies_are_those_of_served_requests():
@@ -85,10 +98,10 @@ def test_a_rate_is_found_with_so_many_requests_a_replica():
 
     def traffic(rate, requests):
         seen.append(requests)
-        return drawn(*SIZES, rate=rate, requests=requests)
+        return draw_traffic(*SIZES, rate=rate, requests=requests)
 
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    policy = policy_for(load_engine("vllm"), system, prompt=128.0, max_sequences=4)
+    policy = policy_for(load_engine("vllm"), system, prompt=128.0, max_num_seqs=4)
     given = {"slo": st.Slo(ttft=0.2), "layout": st.Layout(replicas=2), "policy": policy}
     found = find_rate(model, system, traffic, requests=50, **given)
     assert found.rate > 1

@@ -22,13 +22,13 @@ from tests.planning.cases import MODEL, NODES, WORK
 
 LIGHT = replace(one_matrix(kv_bytes=1e-6), width=1)  # a cache and activations that cost nothing; 20 GFLOP a token
 ONE = st.Workload(input_tokens=1000, output_tokens=11)
-ONCE = Policy(max_sequences=1, token_budget=4096)
+ONCE = Policy(max_num_seqs=1, max_num_batched_tokens=4096)
 
 
 def lone(model, system, *, layout=None, outputs=11, on=None, **given) -> tuple[float, float]:
     """The first token and the last [s] of a single request of 1,000 tokens."""
     traffic = Traffic(arrival=np.zeros(1), inputs=np.array([1000]), outputs=np.array([outputs]))
-    policy = Policy(token_budget=4096)
+    policy = Policy(max_num_batched_tokens=4096)
     found = simulate(model, system, traffic, layout=layout or Layout(), policy=policy, engine=on or engine(), **given).requests
     return float(found["first"][0]), float(found["finish"][0])
 
@@ -96,8 +96,8 @@ def test_a_plan_of_pools_is_what_a_simulation_of_it_finds():
     traffic = open_loop(found.requests_per_second, 30_000, Lengths(mean=1000), Lengths(mean=201), seed=2)
     reader, server = found.pools
     seen = simulate(
-        MODEL, NODES, traffic, engine="ideal", layout=server.layout, policy=Policy(max_sequences=server.seats),
-        prefill=reader.layout, prefill_policy=Policy(max_sequences=reader.seats, token_budget=1000 * reader.seats),
+        MODEL, NODES, traffic, engine="ideal", layout=server.layout, policy=Policy(max_num_seqs=server.seats),
+        prefill=reader.layout, prefill_policy=Policy(max_num_seqs=reader.seats, max_num_batched_tokens=1000 * reader.seats),
     ).requests[3000:]  # fmt: skip
     assert np.mean((seen["finish"] - seen["first"]) / 200) == pytest.approx(found.tpot, rel=0.04)
     assert np.mean(seen["first"] - seen["arrival"]) == pytest.approx(found.ttft, rel=0.15)
@@ -111,7 +111,7 @@ def replica(model, batch):
     """A replica of one chip that decodes `batch` sequences in the plan, and its simulation at the rate that keeps one fewer."""
     state = aggregated(model, STREAM, WORK, layout=Layout(), batch=batch, chunk=1000, engine=engine())
     rate = float(state.rate) * (batch - 1) / batch
-    policy = Policy(max_sequences=4096, token_budget=1000 + int(state.seats))
+    policy = Policy(max_num_seqs=4096, max_num_batched_tokens=1000 + int(state.seats))
     traffic = open_loop(rate, 120_000, Lengths(mean=1000), Lengths(mean=201), seed=3)
     return state, simulate(model, STREAM, traffic, policy=policy, engine=engine()).requests
 

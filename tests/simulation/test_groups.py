@@ -43,7 +43,7 @@ def test_groups_that_read_in_turn_hold_up_all_others(ways, rate):
     model, system, engine = st.load_model("qwen3-235b-a22b"), st.load_system("hgx-h200"), st.load_engine("ideal")
     layout = st.Layout(**ways)
     traffic = st.open_loop(rate, 6000, st.Lengths(mean=INPUT), st.Lengths(mean=OUTPUT), seed=1)
-    policy = Policy(max_sequences=512, token_budget=2048, chunk=CHUNK)
+    policy = Policy(max_num_seqs=512, max_num_batched_tokens=2048, chunk=CHUNK)
     found = st.simulate(model, system, traffic, layout=layout, policy=policy, engine=engine)
     later = found.requests[1000:-1000]
     took = float(np.mean((later["finish"] - later["first"]) / (OUTPUT - 1)))
@@ -59,7 +59,7 @@ def test_a_chunk_limits_the_prompt_tokens_of_a_step():
     one = st.Traffic(arrival=[0.0], inputs=[1024], outputs=[1])
 
     def first_token(chunk):
-        policy = Policy(token_budget=2048, chunk=chunk)
+        policy = Policy(max_num_batched_tokens=2048, chunk=chunk)
         return st.simulate(model, system, one, policy=policy, engine="ideal").answers.ttft.mean
 
     def passes(tokens):

@@ -9,13 +9,13 @@ import pytest
 
 import steptime as st
 from steptime.errors import UnknownName
-from steptime.simulation.run_metrics import OVERLOADED, STABLE, Answers, ClassAnswers, Quantiles, latencies
-from steptime.simulation.slo_check import MET, MISSED, judge
+from steptime.simulation.run_metrics import OVERLOADED, STABLE, Answers, ClassAnswers, Percentiles, latencies
+from steptime.simulation.slo_check import MISSED, PASSED, judge
 
 
-def steps(of: float) -> Quantiles:
+def steps(of: float) -> Percentiles:
     """A mean of 1, a median of 2, then 3, 4 and 5, times `of`."""
-    return Quantiles(mean=of, p50=2 * of, p90=3 * of, p95=4 * of, p99=5 * of)
+    return Percentiles(mean=of, p50=2 * of, p90=3 * of, p95=4 * of, p99=5 * of)
 
 
 def run(**more) -> Answers:
@@ -28,19 +28,19 @@ def run(**more) -> Answers:
 @pytest.mark.parametrize(
     ("limits", "quantile", "verdict"),
     [
-        (st.Slo(ttft=0.5, tpot=0.05), "p99", MET),  # a limit that is reached is kept
+        (st.Slo(ttft=0.5, tpot=0.05), "p99", PASSED),  # a limit that is reached is kept
         (st.Slo(ttft=0.499), "p99", MISSED),
         (st.Slo(tpot=0.0499), "p99", MISSED),
-        (st.Slo(ttft=0.4), "p95", MET),
+        (st.Slo(ttft=0.4), "p95", PASSED),
         (st.Slo(ttft=0.3, tpot=0.02), "p90", MISSED),
-        (st.Slo(ttft=0.3, tpot=0.02), "p50", MET),
-        (st.Slo(ttft=0.1), "mean", MET),
-        (st.Slo(), "p99", MET),
+        (st.Slo(ttft=0.3, tpot=0.02), "p50", PASSED),
+        (st.Slo(ttft=0.1), "mean", PASSED),
+        (st.Slo(), "p99", PASSED),
     ],
 )
 def test_a_quantile_is_held_to_its_limit(limits, quantile, verdict):
     found = judge(run(), limits, quantile)
-    assert (found.verdict, found.met) == (verdict, verdict == MET)
+    assert (found.verdict, found.is_met) == (verdict, verdict == PASSED)
     assert found.ttft == getattr(steps(0.1), quantile)
     assert (found.ttft_limit, found.tpot_limit) == (limits.ttft, limits.tpot)
 
@@ -60,7 +60,7 @@ def test_a_queue_that_grows_meets_no_limit():
     assert "the queue grows" in found.why
 
 
-@pytest.mark.parametrize(("quantile", "verdict"), [("p99", MISSED), ("p95", MET), ("mean", MISSED)])
+@pytest.mark.parametrize(("quantile", "verdict"), [("p99", MISSED), ("p95", PASSED), ("mean", MISSED)])
 def test_no_more_are_rejected_than_the_quantile_leaves_out(quantile, verdict):
     found = judge(run(served=960, rejected=40, rejected_why="too long"), st.Slo(ttft=1), quantile)
     assert found.verdict == verdict
@@ -73,7 +73,7 @@ def test_each_class_is_held_to_its_own_limits():
     slow = replace(quick, rank=1, ttft=steps(0.1))
     both = run(classes=(quick, slow))
     limits = st.Slo(ttft=0.05), st.Slo(ttft=0.5)
-    assert judge(both, limits).verdict == MET
+    assert judge(both, limits).verdict == PASSED
     missed = judge(both, (limits[0], st.Slo(ttft=0.4)))
     assert missed.verdict == MISSED
     assert "class 1: first token 500 ms (limit 400 ms, missed)" in missed.why
@@ -84,7 +84,7 @@ def test_an_unknown_quantile_has_its_nearest():
     with pytest.raises(UnknownName, match="p95") as caught:
         judge(run(), st.Slo(), "p98")
     assert "p99" in caught.value.nearest
-    with pytest.raises(UnknownName, match="quantile"):
+    with pytest.raises(UnknownName, match="percentile"):
         judge(run(), st.Slo(), ["p99"])
 
 
@@ -93,16 +93,16 @@ def served():
     """Four hundred requests that come at two rates, the second beyond what one chip takes at once."""
     arrival = np.concatenate([np.linspace(0, 20, 100), 40 + np.linspace(0, 1, 300)])
     traffic = st.Traffic(arrival=arrival, inputs=np.full(400, 512), outputs=np.full(400, 64))
-    return st.simulate("llama-3.1-8b", "hgx-h100", traffic, slo=st.Slo(ttft=0.2, tpot=0.03), quantile="p90")
+    return st.simulate("llama-3.1-8b", "hgx-h100", traffic, slo=st.Slo(ttft=0.2, tpot=0.03), percentile="p90")
 
 
 def test_the_requests_that_meet_both_limits_are_counted(served):
     seen = latencies(served.requests)
     within = int(np.sum((seen["TTFT"] <= 0.2) & (seen["TPOT"] <= 0.03)))
     assert 0 < within < 400
-    assert (served.limits.within, served.limits.sent, served.limits.quantile) == (within, 400, "p90")
+    assert (served.limits.within, served.limits.sent, served.limits.percentile) == (within, 400, "p90")
     assert served.limits.ttft == pytest.approx(np.percentile(seen["TTFT"], 90))
-    assert served.limits.verdict == (MET if served.limits.ttft <= 0.2 and served.limits.tpot <= 0.03 else MISSED)
+    assert served.limits.verdict == (PASSED if served.limits.ttft <= 0.2 and served.limits.tpot <= 0.03 else MISSED)
 
 
 def test_a_run_says_it_first(served):
@@ -117,5 +117,5 @@ def test_a_run_without_limits_has_no_such_verdict():
     found = st.simulate("llama-3.1-8b", "hgx-h100", traffic)
     assert found.limits is None
     assert "limits" not in repr(found)
-    with pytest.raises(UnknownName, match="quantile"):
-        st.simulate("llama-3.1-8b", "hgx-h100", traffic, quantile="p98")
+    with pytest.raises(UnknownName, match="percentile"):
+        st.simulate("llama-3.1-8b", "hgx-h100", traffic, percentile="p98")

@@ -11,10 +11,11 @@ from hypothesis import strategies as st_
 
 pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 
-from steptime.simulation import event_loop, reference
+from steptime.simulation import event_loop
 from steptime.simulation.loop_state import DONE, REJECTED, Rates, new_replicas, new_requests
-from steptime.simulation.replica_pools import dealt
+from steptime.simulation.replica_pools import assign_clients
 from steptime.simulation.scheduling_policy import Policy
+from tests.simulation import reference_loop
 
 TICK = 2.0**-20  # s; times that are multiples of it add up without rounding
 
@@ -38,7 +39,7 @@ def run(policy, coefficients, requests, clients=0, before=(0.0, 0.0, 0.0)):
     rules = rules_of(policy, coefficients.groups, clients, before)
     replicas = new_replicas(rules, 1)
     n = len(requests)
-    following = dealt(n, clients, 1)[1] if clients else np.array([n])
+    following = assign_clients(n, clients, 1)[1] if clients else np.array([n])
     event_loop.serve(requests, replicas, rules, coefficients, np.zeros(n, dtype=np.int64), following, 0, n + 1)
     return replicas
 
@@ -54,8 +55,8 @@ BEFORE = st_.tuples(st_.sampled_from([0, 0, 700, 40_000]), st_.sampled_from([0, 
 REQUEST = st_.tuples(st_.integers(0, 9000), LENGTH, LENGTH, st_.integers(0, 2), st_.integers(0, 60))
 POLICIES = st_.builds(
     lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks, chunk: Policy(
-        kind=kind, max_sequences=seats, token_budget=budget, chunk=chunk, kv_tokens=room, block=block, when_full=full,
-        ranks=ranks, interval=interval * 64 * TICK, patience=patience, acceptance=drafts[0], drafted=drafts[1],
+        kind=kind, max_num_seqs=seats, max_num_batched_tokens=budget, chunk=chunk, kv_tokens=room, block=block, when_full=full,
+        ranks=ranks, interval=interval * 64 * TICK, patience=patience, acceptance_length=drafts[0], speculative_tokens=drafts[1],
     ),
     st_.sampled_from(["continuous", "prefill-first", "static", "train"]),
     st_.integers(1, 9),
@@ -93,10 +94,10 @@ def same(policy, numbers, requests, clients=0, tolerance=0.0, tick=TICK, before=
     before = (before[0] * 16 * tick, before[1] * 16 * tick, float(before[2]))
     decode, each, context, row, pair, groups = numbers
     coefficients = rates(
-        policy.max_sequences, decode=decode, each=each, context=context, row=row, pair=pair, key=pair, tick=tick, groups=groups
+        policy.max_num_seqs, decode=decode, each=each, context=context, row=row, pair=pair, key=pair, tick=tick, groups=groups
     )
     rules = rules_of(policy, groups, clients, before)
-    expected = reference.serve(requests.copy(), rules, coefficients, clients=clients)
+    expected = reference_loop.serve(requests.copy(), rules, coefficients, clients=clients)
     run(policy, coefficients, requests, clients, before)
     for name in ("arrival", "scheduled", "first", "finish", "preempted"):
         want = [getattr(job, name) for job in expected if name != "arrival" or not math.isnan(job.finish)]

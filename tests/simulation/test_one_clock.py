@@ -64,7 +64,9 @@ def test_simulate_with_and_without_anchor_obeys_littles_law(kind, ratios, pools)
         )
         owed = found.requests["outputs"] - 1
         tpot = (found.requests["finish"] - found.requests["first"]) / np.maximum(owed, 1)
-        unseen = np.minimum(pace.answer * found.policy.acceptance, owed)  # steps that decode before the first token is seen
+        unseen = np.minimum(
+            pace.answer * found.policy.acceptance_length, owed
+        )  # steps that decode before the first token is seen
         each = tpot * owed / np.maximum(owed - unseen, 1e-9) * (owed > unseen)
         if not pools:  # decoding sequences: counted by the loop, and throughput x time
             decoding = a.requests_per_second * float(np.mean(each * owed))

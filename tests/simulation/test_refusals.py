@@ -22,17 +22,17 @@ ONE = Lengths(mean=64)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"max_sequences": 2.5}, "max sequences must be a whole number"),
-        ({"max_sequences": 10**7}, "max sequences must be at most 1,048,576"),
-        ({"max_sequences": "8"}, "max sequences must be a number"),
-        ({"token_budget": [64, 128]}, "token budget must be one number"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs must be a whole number"),
+        ({"max_num_seqs": 10**7}, "max_num_seqs must be at most 1,048,576"),
+        ({"max_num_seqs": "8"}, "max_num_seqs must be a number"),
+        ({"max_num_batched_tokens": [64, 128]}, "max num batched tokens must be one number"),
         ({"kv_tokens": math.nan}, "KV tokens must be a finite number"),
         ({"block": 10**400}, "block must be at most 65,536 token"),
         ({"kind": ["static"]}, "unknown policy"),
         ({"kind": "train"}, "interval of a train schedule must be greater than 0 s"),
         ({"patience": -1}, "patience must be at least 0 s"),
-        ({"acceptance": math.inf, "drafted": 3}, "acceptance must be a finite number"),
-        ({"acceptance": 0.8, "drafted": 3}, "between 1 and 4 tokens"),
+        ({"acceptance_length": math.inf, "speculative_tokens": 3}, "acceptance_length must be a finite number"),
+        ({"acceptance_length": 0.8, "speculative_tokens": 3}, "between 1 and"),
     ],
 )
 def test_schedules_that_none_is(given, says):
@@ -41,7 +41,7 @@ def test_schedules_that_none_is(given, says):
 
 
 def test_narrow_numbers_of_a_schedule_do_not_overflow():
-    rules = Policy(max_sequences=np.int8(8), max_context=np.int8(100), kv_tokens=np.float16(1000)).rules()
+    rules = Policy(max_num_seqs=np.int8(8), max_context=np.int8(100), kv_tokens=np.float16(1000)).rules()
     assert (rules.seats, rules.longest, rules.blocks) == (8, 100, 62)
 
 
@@ -105,7 +105,7 @@ def test_runs_that_cannot_be(given, says):
 
 
 def test_a_prefix_cache_of_more_blocks_than_memory_holds_is_refused(monkeypatch):
-    monkeypatch.setattr("steptime.simulation.prefix_cache.MOST_KEPT", 3)
+    monkeypatch.setattr("steptime.simulation.prefix_cache.MAX_BLOCKS", 3)
     traffic = with_sessions(open_loop(1, 20, Lengths(mean=640), ONE), prefixes=2, prefix_tokens=64)
     cache = Cache(tiers=(Tier(name="hbm", capacity=1e9, bandwidth=1e12),))
     with pytest.raises(RangeError, match="blocks on 1 replicas are too many to keep"):

@@ -33,7 +33,7 @@ def test_a_plan_is_replayed_by_the_names_it_holds(plan):
     assert found.to_dict() == st.replay(plan, *things, requests=500).to_dict()
     assert found.good
     assert found.reason == ""
-    assert found.limits.met
+    assert found.limits.is_met
     assert found.rate <= found.planned_rate == plan.requests_per_second
     assert (found.batch, found.planned_batch) == (plan.pools[-1].seats, plan.pools[-1].batch)
 
@@ -92,17 +92,17 @@ def test_a_plan_whose_limits_hold_at_no_rate_is_refused(plan):
     assert "with random arrivals the limits do not hold at p90, down to" in found.reason
     assert "(9% of the plan's" in found.reason
     assert "(limit 1.00 ms, missed)" in found.reason
-    assert not found.limits.met
+    assert not found.limits.is_met
 
 
 def test_seats_stay_and_the_rate_is_lowered(plan):
     """The limit on the first token holds at less than the plan's rate; a lower quantile lets more through."""
     tight = replace(plan, slo=st.Slo(tpot=0.02, ttft=0.12))
-    strict, loose = (st.replay(tight, requests=1000, quantile=q) for q in ("p99", "p50"))
+    strict, loose = (st.replay(tight, requests=1000, percentile=q) for q in ("p99", "p50"))
     assert strict.good
     assert strict.batch == plan.pools[-1].seats
     assert strict.rate < loose.rate <= plan.requests_per_second
-    assert strict.rate == pytest.approx(strict.planned_rate * 0.9 ** (strict.tried - 1))
+    assert strict.rate == pytest.approx(strict.planned_rate * 0.9 ** (strict.attempts - 1))
 
 
 # --- beside its steady state --------------------------------------------------------------------------------------------
@@ -173,10 +173,10 @@ def rows(*times) -> np.ndarray:
 def test_tokens_and_sequences_between_two_times_by_hand():
     """One request makes its first token at 1 s and ten more until 11 s; another its only one at 4 s."""
     requests = rows((0.0, 1.0, 11.0, 11), (3.0, 4.0, 4.0, 1))
-    by = partial(plan_vs_simulation._delivered, requests)
+    by = partial(plan_vs_simulation._tokens_generated_by, requests)
     assert [by(t) for t in (0.5, 1.0, 3.5, 6.0, 20.0)] == [0, 1, 3.5, 7, 12]
-    assert plan_vs_simulation._decoding(requests, 2.0, 6.0) == 4
-    assert plan_vs_simulation._decoding(requests, 0.0, 20.0) == 10
+    assert plan_vs_simulation._decode_sequence_seconds(requests, 2.0, 6.0) == 4
+    assert plan_vs_simulation._decode_sequence_seconds(requests, 0.0, 20.0) == 10
 
 
 def test_the_error_of_a_mean_that_drifts_is_larger():

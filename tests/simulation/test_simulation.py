@@ -16,24 +16,25 @@ pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
 import steptime as st
 from steptime.errors import DataFileError, Impossible, InputError, RangeError
 from steptime.physics.chip_memory import memory_per_chip
-from steptime.physics.engine import load_engine, named, with_constants
+from steptime.physics.engine import label_values, load_engine, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.planning.steady_state import aggregated
-from steptime.simulation import event_loop, reference
+from steptime.simulation import event_loop
 from steptime.simulation.loop_state import DONE, REJECTED, TOKEN_STEPS
 from steptime.simulation.max_rate import highest_rate, meets, rates
 from steptime.simulation.plan_replay import replay_pools
 from steptime.simulation.prefix_cache import Cache, Tier, use_cache
-from steptime.simulation.replica_pools import PORTION, serve, serve_apart, serve_apart_closed, serve_tiers
+from steptime.simulation.replica_pools import PORTION, serve, serve_disaggregated, serve_disaggregated_closed, serve_tiers
 from steptime.simulation.run_export import write_chrome_trace, write_requests
-from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, gaps, little
+from steptime.simulation.run_metrics import OVERLOADED, SATURATED, STABLE, answers, inter_token_percentiles, little
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.simulator import as_seen, kv_room, simulate
-from steptime.simulation.step_time_model import Pace, linear_pace, pace_of
+from steptime.simulation.simulator import kv_room, simulate, user_visible_times
+from steptime.simulation.step_time_model import Pace, linear_pace, sample_pace
 from steptime.simulation.trace_files import read_trace
 from steptime.simulation.traffic import Lengths, Traffic, closed_loop, merged, open_loop, scaled, with_sessions
 from steptime.validation.ttft_fit import closed_loops
 from steptime.validation.ttft_fit import fit as fit_first_tokens
+from tests.simulation import reference_loop
 
 TRACES = Path(__file__).parents[3] / "shared/data/traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside this checkout")
@@ -56,7 +57,7 @@ def constant_steps(seats, step):
 def test_one_seat_is_an_md1_queue(load):
     n = 200_000
     traffic = poisson(load, n, np.full(n, 1), np.full(n, 1))
-    found, _, _ = serve(traffic, Policy(max_sequences=1), constant_steps(1, 1.0))
+    found, _, _ = serve(traffic, Policy(max_num_seqs=1), constant_steps(1, 1.0))
     wait = np.mean(found["scheduled"] - found["arrival"])
     assert wait == pytest.approx(load / (2 * (1 - load)), rel=0.03)  # Pollaczek-Khinchine
 
@@ -65,7 +66,7 @@ def test_one_seat_with_random_lengths_is_an_mg1_queue():
     n, load = 300_000, 0.7
     outputs = np.random.default_rng(3).geometric(0.1, n)
     traffic = poisson(load / outputs.mean(), n, np.full(n, 1), outputs)
-    found, _, _ = serve(traffic, Policy(max_sequences=1), constant_steps(1, 1.0))
+    found, _, _ = serve(traffic, Policy(max_num_seqs=1), constant_steps(1, 1.0))
     rate = load / outputs.mean()
     expected = rate * np.mean(outputs.astype(float) ** 2) / (2 * (1 - load))
     assert np.mean(found["scheduled"] - found["arrival"]) == pytest.approx(expected, rel=0.05)
@@ -78,7 +79,7 @@ def test_many_seats_with_small_steps_are_an_mmc_queue(servers, load):
     outputs = np.maximum(1, np.rint(random.exponential(mean, n))).astype(int)
     rate = load * servers / outputs.mean()
     traffic = poisson(rate, n, np.full(n, 1), outputs, seed=6)
-    found, _, _ = serve(traffic, Policy(max_sequences=servers), constant_steps(servers, 1.0))
+    found, _, _ = serve(traffic, Policy(max_num_seqs=servers), constant_steps(servers, 1.0))
     offered = load * servers
     terms = [offered**k / math.factorial(k) for k in range(servers)]
     last = offered**servers / math.factorial(servers) / (1 - load)
@@ -94,8 +95,8 @@ def test_littles_law_and_conservation(kind, kv):
     random = np.random.default_rng(7)
     n = 3000
     traffic = poisson(40, n, random.integers(1, 300, n), random.integers(1, 200, n))
-    policy = Policy(kind=kind, max_sequences=32, kv_tokens=kv, interval=0.02, token_budget=512)
-    pace = linear_pace(step=0.004, sequence=1e-4, context=1e-8, token=1e-5, max_sequences=32)
+    policy = Policy(kind=kind, max_num_seqs=32, kv_tokens=kv, interval=0.02, max_num_batched_tokens=512)
+    pace = linear_pace(step=0.004, sequence=1e-4, context=1e-8, token=1e-5, max_num_seqs=32)
     found, _rules, pool = serve(traffic, policy, pace)
     assert set(found["status"]) == {DONE}
     assert np.all(found["arrival"] <= found["scheduled"])
@@ -118,8 +119,8 @@ def test_littles_law_and_conservation(kind, kv):
 def test_train_waits_twice_the_interval_at_worst_and_one_and_a_half_in_the_mean():
     n, interval = 50_000, 0.02
     traffic = poisson(200, n, np.full(n, 64), np.full(n, 1))
-    policy = Policy(kind="train", interval=interval, max_sequences=256, token_budget=1 << 20)
-    found, _, _ = serve(traffic, policy, linear_pace(step=1e-3, token=1e-7, max_sequences=256))
+    policy = Policy(kind="train", interval=interval, max_num_seqs=256, max_num_batched_tokens=1 << 20)
+    found, _, _ = serve(traffic, policy, linear_pace(step=1e-3, token=1e-7, max_num_seqs=256))
     ttft = found["first"] - found["arrival"]
     assert ttft.max() <= 2 * interval * (1 + 1e-6)
     assert ttft.mean() == pytest.approx(1.5 * interval, rel=0.01)
@@ -130,14 +131,14 @@ def test_train_waits_twice_the_interval_at_worst_and_one_and_a_half_in_the_mean(
 
 
 def pace_for(seats):
-    return linear_pace(step=0.005, sequence=5e-5, context=2e-9, token=2e-5, max_sequences=seats)
+    return linear_pace(step=0.005, sequence=5e-5, context=2e-9, token=2e-5, max_num_seqs=seats)
 
 
 def test_fast_tier_waits_less_and_slow_tier_more_on_one_pool():
     fast = open_loop(4, 2000, Lengths(mean=300), Lengths(mean=200), seed=1)
     slow = open_loop(30, 15000, Lengths(mean=300), Lengths(mean=200), seed=2)
-    found, _, _ = serve(merged([fast, slow]), Policy(max_sequences=32), pace_for(32))
-    alone, _, _ = serve(replace(merged([fast, slow]), rank=np.zeros(0, dtype=int)), Policy(max_sequences=32), pace_for(32))
+    found, _, _ = serve(merged([fast, slow]), Policy(max_num_seqs=32), pace_for(32))
+    alone, _, _ = serve(replace(merged([fast, slow]), rank=np.zeros(0, dtype=int)), Policy(max_num_seqs=32), pace_for(32))
     ttft, mixed = found["first"] - found["arrival"], alone["first"] - alone["arrival"]
     assert ttft[found["rank"] == 0].mean() < 0.2 * mixed.mean()
     assert ttft[found["rank"] == 1].mean() >= mixed.mean()
@@ -148,9 +149,9 @@ def test_tiers_on_pools_of_their_own():
     fast = open_loop(4, 1000, Lengths(mean=300), Lengths(mean=200), seed=1)
     slow = open_loop(20, 5000, Lengths(mean=300), Lengths(mean=200), seed=2)
     found, used = serve_tiers(
-        merged([fast, slow]), [(Policy(max_sequences=8), pace_for(64), 1), (Policy(max_sequences=64), pace_for(64), 2)]
+        merged([fast, slow]), [(Policy(max_num_seqs=8), pace_for(64), 1), (Policy(max_num_seqs=64), pace_for(64), 2)]
     )
-    alone, _, _ = serve(fast, Policy(max_sequences=8), pace_for(64))
+    alone, _, _ = serve(fast, Policy(max_num_seqs=8), pace_for(64))
     assert np.array_equal(found["finish"][found["rank"] == 0], alone["finish"])
     assert set(found["replica"][found["rank"] == 1]) == {1, 2}
     slos = (st.Slo(tpot=1.01 * (0.005 + 8 * 5e-5) + 0.01), st.Slo(tpot=1e-6))
@@ -161,14 +162,14 @@ def test_tiers_on_pools_of_their_own():
     assert by_class.classes[1].within_limits == 0
     assert by_class.within_limits == pytest.approx(by_class.classes[0].within_limits / 6)
     with pytest.raises(RangeError, match="2 classes"):
-        serve_tiers(merged([fast, slow]), [(Policy(max_sequences=8), pace_for(64), 1)])
+        serve_tiers(merged([fast, slow]), [(Policy(max_num_seqs=8), pace_for(64), 1)])
 
 
 def test_continuous_batching_beats_static_and_prefill_first_trades_tpot_for_ttft():
     traffic = open_loop(25, 5000, Lengths(mean=400), Lengths(mean=100, shape="uniform", spread=0.9))
     found = {}
     for kind in ("continuous", "prefill-first", "static"):
-        policy = Policy(kind=kind, max_sequences=64, token_budget=512)
+        policy = Policy(kind=kind, max_num_seqs=64, max_num_batched_tokens=512)
         requests, rules, pool = serve(traffic, policy, pace_for(64))
         found[kind] = answers(traffic, requests, [(rules, pool)], slo=st.Slo())
     assert found["continuous"].end_to_end.mean < found["static"].end_to_end.mean
@@ -178,8 +179,8 @@ def test_continuous_batching_beats_static_and_prefill_first_trades_tpot_for_ttft
 
 def test_drafts_shorten_what_they_should():
     traffic = open_loop(1, 300, Lengths(mean=100), Lengths(mean=121))
-    plain, _, _ = serve(traffic, Policy(max_sequences=16), pace_for(16))
-    drafted, _, _ = serve(traffic, Policy(max_sequences=16, drafted=3, acceptance=2.5), pace_for(16))
+    plain, _, _ = serve(traffic, Policy(max_num_seqs=16), pace_for(16))
+    drafted, _, _ = serve(traffic, Policy(max_num_seqs=16, speculative_tokens=3, acceptance_length=2.5), pace_for(16))
     ratio = np.mean(plain["finish"] - plain["first"]) / np.mean(drafted["finish"] - drafted["first"])
     assert ratio == pytest.approx(2.5, rel=0.03)
 
@@ -190,19 +191,19 @@ def test_replicas_share_the_load_and_least_loaded_is_no_worse():
     )
     waits = {}
     for route in ("round-robin", "least-loaded"):
-        found, _, _pool = serve(traffic, Policy(max_sequences=24, route=route), pace_for(24), replicas=4)
+        found, _, _pool = serve(traffic, Policy(max_num_seqs=24, route=route), pace_for(24), replicas=4)
         assert set(found["replica"]) == {0, 1, 2, 3}
         waits[route] = np.mean(found["first"] - found["arrival"])
     assert waits["least-loaded"] < waits["round-robin"]
-    one, _, _ = serve(replace(traffic, arrival=traffic.arrival * 4), Policy(max_sequences=24), pace_for(24))
+    one, _, _ = serve(replace(traffic, arrival=traffic.arrival * 4), Policy(max_num_seqs=24), pace_for(24))
     assert waits["round-robin"] == pytest.approx(np.mean(one["first"] - one["arrival"]), rel=0.5)
 
 
 def test_separate_pools_keep_prefill_out_of_decode():
     traffic = open_loop(20, 4000, Lengths(mean=2000), Lengths(mean=100))
-    pool = (Policy(max_sequences=64), pace_for(64), 1)
-    found, _ = serve_apart(traffic, pool, pool, lambda rows: 0.01 + 0.0 * rows["inputs"])
-    together, _, _ = serve(traffic, Policy(max_sequences=64), pace_for(64), replicas=2)
+    pool = (Policy(max_num_seqs=64), pace_for(64), 1)
+    found, _ = serve_disaggregated(traffic, pool, pool, lambda rows: 0.01 + 0.0 * rows["inputs"])
+    together, _, _ = serve(traffic, Policy(max_num_seqs=64), pace_for(64), replicas=2)
     assert set(found["status"]) == {DONE}
 
     def tpot(q):
@@ -214,7 +215,7 @@ def test_separate_pools_keep_prefill_out_of_decode():
 
 def test_a_decode_pool_that_cannot_keep_up_is_overloaded(llama):
     """Prompts are read at once, but caches wait for a seat: that wait is neither TTFT nor hidden."""
-    given = {"prefill": st.Layout(replicas=4), "policy": Policy(max_sequences=16), "engine": load_engine("vllm")}
+    given = {"prefill": st.Layout(replicas=4), "policy": Policy(max_num_seqs=16), "engine": load_engine("vllm")}
     found = simulate(*llama, open_loop(100, 4000, Lengths(mean=100), Lengths(mean=1000)), **given)
     a = found.answers
     assert a.verdict == OVERLOADED
@@ -223,7 +224,7 @@ def test_a_decode_pool_that_cannot_keep_up_is_overloaded(llama):
     assert np.max(found.timeline["waiting"]) > 1000
     lengths = {"inputs": Lengths(mean=100), "outputs": Lengths(mean=1000)}
     best = highest_rate(
-        rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=500, **given), slo=st.Slo(), quantile="p90"
+        rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=500, **given), slo=st.Slo(), percentile="p90"
     )
     assert best.rate < 1.1 * 16 / (999 * a.inter_token.p50)
 
@@ -254,7 +255,7 @@ def test_the_prefix_cache_is_that_of_the_replicas_that_read_prompts(llama):
 def test_a_full_cache_queues_or_preempts():
     traffic = open_loop(20, 2000, Lengths(mean=500), Lengths(mean=500))
     for when, some in (("recompute", True), ("queue", False)):
-        found, _, _ = serve(traffic, Policy(max_sequences=64, kv_tokens=10_000, when_full=when), pace_for(64))
+        found, _, _ = serve(traffic, Policy(max_num_seqs=64, kv_tokens=10_000, when_full=when), pace_for(64))
         assert set(found["status"]) == {DONE}
         assert bool(found["preempted"].sum()) is some
 
@@ -273,8 +274,8 @@ def test_prefix_cache_saves_prefill_tier_by_tier():
     crawl = use_cache(Cache(tiers=(fast, replace(slow, bandwidth=1e5))), traffic, pace, bytes_per_token=1000)
     assert crawl.recomputed > 0
     assert crawl.load.sum() == 0
-    plain, _, _ = serve(traffic, Policy(max_sequences=64), pace)
-    hit, _, _ = serve(traffic, Policy(max_sequences=64), pace, cached=both.cached, load=both.load)
+    plain, _, _ = serve(traffic, Policy(max_num_seqs=64), pace)
+    hit, _, _ = serve(traffic, Policy(max_num_seqs=64), pace, cached=both.cached, load=both.load)
     assert np.mean(hit["first"] - hit["arrival"]) < 0.6 * np.mean(plain["first"] - plain["arrival"])
     aware = use_cache(Cache(tiers=(fast,)), traffic, pace, bytes_per_token=1000, replicas=4, route="prefix-aware")
     spread = use_cache(Cache(tiers=(fast,)), traffic, pace, bytes_per_token=1000, replicas=4)
@@ -300,7 +301,7 @@ def llama():
     ],
 )
 def test_coefficients_stand_for_steps(name, system, layout, most):
-    pace = pace_of(st.load_model(name), st.load_system(system), layout=layout, engine="ideal")
+    pace = sample_pace(st.load_model(name), st.load_system(system), layout=layout, engine="ideal")
     assert pace.decode_error < most
     assert pace.mixed_error < most
 
@@ -310,7 +311,9 @@ def test_simulation_agrees_with_the_steady_state_of_plan(llama):
     model, system = llama
     batch, inputs, outputs = 64, 512, 512
     traffic = closed_loop(batch, 20 * batch, Lengths(mean=inputs), Lengths(mean=outputs, shape="uniform", spread=0.5))
-    found = simulate(model, system, traffic, policy=Policy(max_sequences=batch, token_budget=512 + batch), engine="ideal")
+    found = simulate(
+        model, system, traffic, policy=Policy(max_num_seqs=batch, max_num_batched_tokens=512 + batch), engine="ideal"
+    )
     state = aggregated(
         model, system, st.Workload(input_tokens=inputs, output_tokens=outputs), layout=st.Layout(), batch=batch, chunk=512,
         engine=st.load_engine("ideal"),
@@ -322,7 +325,7 @@ def test_simulation_agrees_with_the_steady_state_of_plan(llama):
 def test_a_lone_prompt_waits_for_its_own_attention_group():
     """One prompt on a replica of many attention groups is read by one of them; many prompts share all."""
     model, system, layout = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72"), st.Layout(dp=8, ep=8)
-    policy = Policy(token_budget=4096, max_sequences=64)
+    policy = Policy(max_num_batched_tokens=4096, max_num_seqs=64)
     for prompts in (1, 8):
         traffic = Traffic(arrival=np.zeros(prompts), inputs=np.full(prompts, 4096), outputs=np.full(prompts, 1))
         found = simulate(model, system, traffic, layout=layout, policy=policy, engine="ideal")
@@ -337,7 +340,9 @@ def test_a_step_in_which_some_groups_read_takes_the_time_of_that_step(prompts, e
     model, system, layout = st.load_model("deepseek-v3"), st.load_system("hgx-h200"), st.Layout(dp=8, ep=8)
     batch, context, tokens = 480, 2250.0, 512
     given = {"layout": layout, "engine": st.load_engine(engine)}
-    found = pace_of(model, system, max_sequences=batch, token_budget=1200, contexts=(2000.0, 2500.0), **given).rates
+    found = sample_pace(
+        model, system, max_num_seqs=batch, max_num_batched_tokens=1200, contexts=(2000.0, 2500.0), **given
+    ).rates
     pairs = tokens * (tokens + 1) / 2
     sums = prompts * tokens, prompts * pairs, float(prompts * tokens), prompts
     took = event_loop.mixed_time(found, batch, batch * context, *sums, tokens, found.pair * pairs + found.key * tokens, 1200)
@@ -349,7 +354,9 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
     """Overheads hide in the cycle of four stages where prompts are long: the sum of both parts is up to 5 % more."""
     model, system, layout = st.load_model("llama-3.3-70b"), st.load_system("hgx-b200"), st.Layout(tp=2, pp=4, microbatches=4)
     engine = st.load_engine("vllm")
-    pace = pace_of(model, system, layout=layout, engine=engine, max_sequences=512, token_budget=2048, contexts=(1000, 1300))
+    pace = sample_pace(
+        model, system, layout=layout, engine=engine, max_num_seqs=512, max_num_batched_tokens=2048, contexts=(1000, 1300)
+    )
     apart = replace(pace, joint=None)
     for batch, prompts in ((300, 1), (300, 2), (430, 1), (430, 2)):
         step = st.mixed_step(
@@ -365,7 +372,7 @@ def test_prompts_beside_decode_in_a_pipeline_take_the_time_of_that_step():
 @pytest.mark.parametrize(("batch", "rows"), [(0, 1), (1, 3), (5, 40), (63, 100), (7, 1000), (900, 12)])
 def test_the_factor_of_joint_steps_lies_between_powers_of_two(batch, rows):
     table = np.random.default_rng(3).uniform(0.8, 1.2, (7, 8))
-    assert event_loop.joint_factor(table, batch, rows) == pytest.approx(reference._joint(table, batch, rows))
+    assert event_loop.joint_factor(table, batch, rows) == pytest.approx(reference_loop._joint(table, batch, rows))
     assert event_loop.joint_factor(table, 3, 7) == pytest.approx(table[2, 3])
     assert event_loop.joint_factor(np.ones((1, 1)), batch, rows) == 1
 
@@ -390,7 +397,7 @@ def test_highest_rate_meets_the_limits_and_a_little_more_does_not(llama):
     slo = st.Slo(tpot=0.008, ttft=0.2)
     lengths = {"inputs": Lengths(mean=1024), "outputs": Lengths(mean=128)}
     run = rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=1500, slo=slo, engine="ideal")
-    found = highest_rate(run, slo=slo, quantile="p99")
+    found = highest_rate(run, slo=slo, percentile="p99")
     best, points = found.rate, found.points
     assert best > 1
     assert [p.rate for p in points] == sorted(p.rate for p in points)
@@ -404,7 +411,7 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
     lengths = {"inputs": Lengths(mean=256), "outputs": Lengths(mean=256)}
 
     def best(replicas, requests):
-        layout, policy = st.Layout(replicas=replicas), Policy(max_sequences=64)
+        layout, policy = st.Layout(replicas=replicas), Policy(max_num_seqs=64)
         run = rates(
             *llama,
             lambda rate, n: open_loop(rate, n, **lengths),
@@ -413,7 +420,7 @@ def test_the_highest_rate_of_many_replicas_is_theirs(llama):
             policy=policy,
             engine="ideal",
         )
-        return highest_rate(run, slo=st.Slo(), quantile="p90", tolerance=0.05).rate
+        return highest_rate(run, slo=st.Slo(), percentile="p90", tolerance=0.05).rate
 
     one = best(1, 4000)
     assert best(4, 16_000) == pytest.approx(4 * one, rel=0.05)
@@ -424,13 +431,11 @@ def test_a_highest_rate_holds_in_a_longer_run(llama):
     """What a short run takes for a rate that is kept up is lowered until a long one bears it out."""
     lengths = {"inputs": Lengths(mean=300), "outputs": Lengths(mean=100)}
     run, longer = (
-        rates(
-            *llama, lambda rate, n: open_loop(rate, n, **lengths), requests=n, policy=Policy(max_sequences=32), engine="ideal"
-        )
+        rates(*llama, lambda rate, n: open_loop(rate, n, **lengths), requests=n, policy=Policy(max_num_seqs=32), engine="ideal")
         for n in (200, 8000)
     )
-    quick = highest_rate(run, slo=st.Slo(), quantile="p90").rate
-    found = highest_rate(run, slo=st.Slo(), quantile="p90", longer=longer)
+    quick = highest_rate(run, slo=st.Slo(), percentile="p90").rate
+    found = highest_rate(run, slo=st.Slo(), percentile="p90", longer=longer)
     sure, points = found.rate, found.points
     assert 0.8 * quick < sure <= quick
     assert all(p.good for p in points if p.rate <= sure)
@@ -465,7 +470,7 @@ def test_a_queue_that_bursts_fill_and_that_empties_again_does_not_grow(llama):
     """What counts is not how many wait at some moment, but whether all are ever served in between."""
     burst = np.concatenate([np.full(200, 40.0 * k) for k in range(10)])
     lengths = {"inputs": np.full(2000, 300), "outputs": np.full(2000, 100)}
-    policy = Policy(max_sequences=32)
+    policy = Policy(max_num_seqs=32)
     bursts = simulate(*llama, Traffic(arrival=burst, **lengths), policy=policy, engine="ideal").answers
     assert bursts.verdict == SATURATED
     assert bursts.utilisation < 0.5
@@ -491,7 +496,7 @@ def test_replicas_share_the_clients_of_a_closed_loop(replicas, clients):
     """Each serves its own: what one replica does with a share of the clients, several do beside each other."""
     n = 40 * clients
     lengths = Lengths(mean=50, shape="uniform", spread=0.9), Lengths(mean=30, shape="uniform", spread=0.9)
-    traffic, policy = closed_loop(clients, n, *lengths, seed=2), Policy(max_sequences=8)
+    traffic, policy = closed_loop(clients, n, *lengths, seed=2), Policy(max_num_seqs=8)
     found, _, _ = serve(traffic, policy, pace_for(8), replicas=replicas)
     used = min(replicas, clients)
     assert np.array_equal(found["replica"], np.arange(n) % clients % used)
@@ -510,7 +515,7 @@ def test_a_long_closed_loop_is_served_once():
     n, clients = PORTION + 5000, PORTION + 1000
     inputs = np.where(np.arange(n) % 1000 == 7, 0, 20)
     traffic = Traffic(arrival=np.zeros(n), inputs=inputs, outputs=np.full(n, 3), clients=clients)
-    found, _, pool = serve(traffic, Policy(max_sequences=64), pace_for(64))
+    found, _, pool = serve(traffic, Policy(max_num_seqs=64), pace_for(64))
     assert set(found["status"]) == {DONE, REJECTED}
     assert (found["status"] == DONE).sum() == (inputs > 0).sum()
     assert pool.seconds[:, TOKEN_STEPS].sum() == 2 * (inputs > 0).sum()
@@ -520,8 +525,8 @@ def test_first_tokens_are_seen_late_and_ends_are_not():
     """Clients ask again when an answer ends, so that no client has two requests under way."""
     pace = replace(pace_for(16), answer=10.0)
     traffic = closed_loop(16, 400, Lengths(mean=40, shape="uniform", spread=0.5), Lengths(mean=25, shape="uniform", spread=0.5))
-    made = serve(traffic, Policy(max_sequences=16), pace)[0]
-    found = as_seen(made, pace)
+    made = serve(traffic, Policy(max_num_seqs=16), pace)[0]
+    found = user_visible_times(made, pace)
     each = (made["finish"] - made["first"]) / (made["outputs"] - 1)
     np.testing.assert_allclose(found["first"] - made["first"], 10 * each)
     np.testing.assert_array_equal(np.sort(found["arrival"])[16:], np.sort(found["finish"])[:-16])
@@ -529,9 +534,9 @@ def test_first_tokens_are_seen_late_and_ends_are_not():
 
 def test_a_static_batch_leaves_when_it_is_full_or_its_patience_ends():
     traffic = Traffic(arrival=np.array([0.0, 1, 2, 3, 50]), inputs=np.full(5, 10), outputs=np.full(5, 5))
-    found, _, _ = serve(traffic, Policy(kind="static", max_sequences=4, patience=1000), pace_for(4))
+    found, _, _ = serve(traffic, Policy(kind="static", max_num_seqs=4, patience=1000), pace_for(4))
     assert found["scheduled"].tolist() == [3, 3, 3, 3, 1050]
-    found, _, _ = serve(traffic, Policy(kind="static", max_sequences=4, patience=1.5), pace_for(4))
+    found, _, _ = serve(traffic, Policy(kind="static", max_num_seqs=4, patience=1.5), pace_for(4))
     assert found["scheduled"].tolist() == [1.5, 1.5, 3.5, 3.5, 51.5]
 
 
@@ -539,7 +544,7 @@ def test_no_train_is_missed_by_rounding():
     """Hundreds of thousands of intervals add up to no departure too many: while trains are not full, none waits for two."""
     step = 0.02
     traffic = open_loop(10, 40_000, Lengths(mean=1), Lengths(mean=10))
-    found, _, _ = serve(traffic, Policy(kind="train", max_sequences=256, interval=step), constant_steps(256, 0.5 * step))
+    found, _, _ = serve(traffic, Policy(kind="train", max_num_seqs=256, interval=step), constant_steps(256, 0.5 * step))
     assert np.max(found["first"] - found["arrival"]) <= 2 * step * (1 + 1e-6)
 
 
@@ -547,10 +552,10 @@ def test_who_joins_a_batch_that_is_held_up_waits_for_its_own_part():
     """One sequence decodes while 50 prompts are read: it alone waits for all of them."""
     arrival = np.concatenate([[0.0], np.full(50, 1.0)])
     traffic = Traffic(arrival=arrival, inputs=np.full(51, 100), outputs=np.full(51, 200))
-    policy = Policy(kind="prefill-first", max_sequences=64, token_budget=100)
+    policy = Policy(kind="prefill-first", max_num_seqs=64, max_num_batched_tokens=100)
     found, _, pool = serve(traffic, policy, pace_for(64))
     whole = np.sum(found["finish"] - found["first"])
-    assert gaps([pool]).mean * pool.gaps.sum() == pytest.approx(whole, rel=0.01)
+    assert inter_token_percentiles([pool]).mean * pool.gaps.sum() == pytest.approx(whole, rel=0.01)
 
 
 def test_steps_twice_as_slow_are_a_server_twice_as_slow(llama):
@@ -598,7 +603,7 @@ def test_closed_loops_of_many_rows(llama):
 def test_first_tokens_wait_for_the_host_and_for_steps(llama):
     """Alone, a request waits for its own prompt, its way to the queue and the steps until it is seen, and for nothing else."""
     constants = np.array([0.03, 1e-5, 4.0, 10.0, 0.0])
-    engine = with_constants(st.load_engine("ideal"), named(RUN_WAITS, constants))
+    engine = with_constants(st.load_engine("ideal"), label_values(RUN_WAITS, constants))
     found = loops(*llama, engine)
     alone = float(st.prefill_step(*llama, tokens=1024, engine="ideal").total)
     assert found.ttft(constants)[0] == pytest.approx(0.03 + 1e-5 * 1024 + alone + 4 * found.step[0], rel=0.02)
@@ -656,7 +661,7 @@ def test_azure_hour(llama):
 
 @needs_traces
 def test_mooncake_hashes_become_hits(llama):
-    traffic = read_trace(TRACES / "mooncake_conversation_trace.jsonl", most=3000)
+    traffic = read_trace(TRACES / "mooncake_conversation_trace.jsonl", max_requests=3000)
     assert traffic.starts[1] == 14
     tiers = Cache(tiers=(Tier(name="hbm", capacity=1e15, bandwidth=1e12),))
     found = simulate(
@@ -734,10 +739,10 @@ def test_traces_as_spreadsheets_and_other_zones_write_them(tmp_path):
 
 def test_what_cannot_be_served_is_rejected_and_counted():
     traffic = Traffic(arrival=np.arange(5.0), inputs=np.array([10, 0, 10, 5000, 10]), outputs=np.array([10, 5, 0, 5, 400]))
-    found, _, _ = serve(traffic, Policy(max_sequences=4, kv_tokens=1000, max_context=300), pace_for(4))
+    found, _, _ = serve(traffic, Policy(max_num_seqs=4, kv_tokens=1000, max_context=300), pace_for(4))
     assert found["status"].tolist() == [DONE, REJECTED, REJECTED, REJECTED, REJECTED]
     clients = replace(traffic, arrival=np.zeros(5), clients=2)
-    found, _, _ = serve(clients, Policy(max_sequences=4, kv_tokens=1000, max_context=300), pace_for(4))
+    found, _, _ = serve(clients, Policy(max_num_seqs=4, kv_tokens=1000, max_context=300), pace_for(4))
     assert (found["status"] == REJECTED).sum() == 4
 
 
@@ -746,8 +751,8 @@ def test_what_cannot_be_served_is_rejected_and_counted():
     [
         (lambda: Policy(kind="sorted"), "unknown policy"),
         (lambda: Policy(kind="train"), "interval"),
-        (lambda: Policy(max_sequences=0), "max sequences"),
-        (lambda: Policy(acceptance=3, drafted=1), "between 1 and 2"),
+        (lambda: Policy(max_num_seqs=0), "max_num_seqs"),
+        (lambda: Policy(acceptance_length=3, speculative_tokens=1), "between 1 and"),
         (lambda: Lengths(mean=0), "at least 1 token"),
         (lambda: Lengths(mean=5, shape="normal"), "unknown length"),
         (lambda: open_loop(0, 5, Lengths(mean=5), Lengths(mean=5)), "greater than 0"),
@@ -810,15 +815,15 @@ def test_files(tmp_path, llama):
 def test_a_closed_loop_on_separate_pools_is_what_open_arrivals_at_its_times_are(clients):
     """The fixed point: sent at the times found, as open traffic, requests end when the next ones were sent."""
     shape = {"shape": "lognormal", "spread": 1.0}
-    pool = (Policy(max_sequences=4), pace_for(4), 1)
+    pool = (Policy(max_num_seqs=4), pace_for(4), 1)
     traffic = closed_loop(clients, 10 * clients, Lengths(mean=1000, **shape), Lengths(mean=200, **shape), seed=3)
 
     def sent(rows):
         return 0.0123 + 1e-7 * rows["inputs"]
 
-    found, _ = serve_apart_closed(traffic, pool, pool, sent)
+    found, _ = serve_disaggregated_closed(traffic, pool, pool, sent)
     assert set(found["status"]) == {DONE}
     ends = np.sort(found["finish"])
     np.testing.assert_array_equal(np.sort(found["arrival"])[clients:], ends[: len(ends) - clients])
-    again, _ = serve_apart(replace(traffic, arrival=found["arrival"], clients=0), pool, pool, sent)
+    again, _ = serve_disaggregated(replace(traffic, arrival=found["arrival"], clients=0), pool, pool, sent)
     np.testing.assert_array_equal(again["finish"], found["finish"])

@@ -23,7 +23,7 @@ from steptime.physics.engine import load_engine, with_constants
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.run_metrics import timeline
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.step_time_model import pace_of
+from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.traffic import Lengths, Traffic, open_loop
 from steptime.validation.fit_recorded import NOISE, PRIOR, Recorded, differences, fit, replay
 
@@ -48,13 +48,13 @@ def measured(folder, model, system, layout, policy):
 
 @pytest.fixture(scope="module")
 def one_chip():
-    policy = Policy(max_sequences=256, token_budget=2048, kv_tokens=41_408)  # its meta.json
+    policy = Policy(max_num_seqs=256, max_num_batched_tokens=2048, kv_tokens=41_408)  # its meta.json
     return measured("RTX4090_Llama-3.1-8B", "llama-3.1-8b", "rtx-4090-8", st.Layout(), policy)
 
 
 @pytest.fixture(scope="module")
 def two_chips():
-    policy = Policy(max_sequences=128, token_budget=2048, kv_tokens=400_000)
+    policy = Policy(max_num_seqs=128, max_num_batched_tokens=2048, kv_tokens=400_000)
     return measured("RTXPRO6000_Qwen3-32B", "qwen3-32b", "rtx-pro-6000-2", st.Layout(tp=2), policy)
 
 
@@ -83,8 +83,8 @@ def within(run, found, ttft, p90, tpot):
 
 @needs_runs
 def test_a_run_that_is_short_of_cache(one_chip, of_one):
-    pace = pace_of(
-        one_chip.model, one_chip.system, layout=one_chip.layout, engine=of_one, max_sequences=256, contexts=(300, 2500),
+    pace = sample_pace(
+        one_chip.model, one_chip.system, layout=one_chip.layout, engine=of_one, max_num_seqs=256, contexts=(300, 2500),
         check=False,
     )  # fmt: skip
     found, rules, pool = serve(one_chip.traffic, one_chip.policy, pace)
@@ -145,7 +145,7 @@ def test_a_fit_finds_the_constants_that_made_a_run():
     blank = Recorded(
         traffic=open_loop(60.0, 150, Lengths(mean=400), Lengths(mean=200)), first=np.zeros(150), last=np.zeros(150),
         model=st.load_model("llama-3.1-8b"), system=st.load_system("hgx-h100"), layout=st.Layout(),
-        policy=Policy(max_sequences=32, token_budget=2048),
+        policy=Policy(max_num_seqs=32, max_num_batched_tokens=2048),
     )  # fmt: skip
     truth = replay(blank, made)
     run = replace(blank, first=truth["first"], last=truth["finish"])

@@ -18,7 +18,7 @@ client = TestClient(app_for(hosts=("*",)))
 def test_its_requests_are_those_of_the_simulator():
     shown = client.post(ROUTE, json={"step": 20, "rate": 500, "seats": 64, "seed": 3}).json()
     traffic = st.open_loop(500, 400, st.Lengths(mean=1), st.Lengths(mean=1), seed=3)
-    policy = Policy(kind="train", interval=0.02, max_sequences=64)
+    policy = Policy(kind="train", interval=0.02, max_num_seqs=64)
     requests = st.simulate("llama-3.1-8b", "hgx-h100", traffic, policy=policy, engine="ideal").requests
     for name, of in (("arrival", "arrival"), ("departure", "scheduled"), ("end", "finish")):
         np.testing.assert_allclose(shown["tables"]["requests"][name][:10], requests[of][:10], rtol=1e-12)

@@ -18,7 +18,7 @@ from typing import Any, Final
 from steptime.errors import InputError
 from steptime.launch import sglang, trtllm, vllm
 from steptime.launch.host_placement import Replica
-from steptime.launch.serve_args import Asked
+from steptime.launch.serve_args import ServeArgs
 from steptime.launch.shell_script import Command, comments
 from steptime.planning.plan_result import Plan
 
@@ -33,7 +33,7 @@ def pyyaml_installed() -> bool:
     return find_spec("yaml") is not None
 
 
-def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, Asked]) -> str:
+def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapping[str, ServeArgs]) -> str:
     """Return the text of a manifest; raise InputError without PyYAML."""
     try:
         import yaml
@@ -42,27 +42,27 @@ def manifest(plan: Plan, engine: str, replicas: tuple[Replica, ...], pools: Mapp
     image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{RELEASE}"
     components: list[dict[str, Any]] = [_component("Frontend", "frontend", 1, _container(image, "dynamo.frontend", []))]
     notes: list[str] = []
-    for role, asked in pools.items():
-        own = [r for r in replicas if r.role == role]
-        arguments, environment, more = _arguments(engine, asked, own[0])
+    for role, serve_args in pools.items():
+        pool_replicas = [r for r in replicas if r.role == role]
+        arguments, environment, worker_notes = _arguments(engine, serve_args, pool_replicas[0])
         container = _container(image, f"dynamo.{engine}", arguments)
         if environment:
             container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
-        container["resources"] = {"limits": {"nvidia.com/gpu": str(own[0].chips)}}
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(pool_replicas[0].chips)}}
         name = "worker" if role == "serve" else role
-        component = _component(name, name, len(own), container)
-        if own[0].nodes > 1:
-            component["multinode"] = {"nodeCount": own[0].nodes}
+        component = _component(name, name, len(pool_replicas), container)
+        if pool_replicas[0].nodes > 1:
+            component["multinode"] = {"nodeCount": pool_replicas[0].nodes}
         components.append(component)
-        notes += [f"{name}: {note}" for note in more]
-    whole = {
+        notes += [f"{name}: {note}" for note in worker_notes]
+    deployment = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
         "metadata": {"name": _label(plan.model)},
         "spec": {"components": components},
     }
     # A copy shares no lists, for which YAML would write anchors and aliases.
-    text: str = yaml.safe_dump(json.loads(json.dumps(whole)), sort_keys=False, width=2**20)
+    text: str = yaml.safe_dump(json.loads(json.dumps(deployment)), sort_keys=False, width=2**20)
     return "".join(f"{line}\n" for line in comments(dict.fromkeys(notes))) + text
 
 
@@ -76,8 +76,8 @@ def _component(name: str, kind: str, replicas: int, container: dict[str, Any]) -
 
 
 def _container(image: str, module: str, arguments: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": "main", "image": image, "command": ["python3", "-m", module]}
-    return found | ({"args": list(map(_escape_expansion, arguments))} if arguments else {}) | {"envFrom": SECRET}
+    container: dict[str, Any] = {"name": "main", "image": image, "command": ["python3", "-m", module]}
+    return container | ({"args": list(map(_escape_expansion, arguments))} if arguments else {}) | {"envFrom": SECRET}
 
 
 def _escape_expansion(argument: str) -> str:
@@ -85,26 +85,26 @@ def _escape_expansion(argument: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", argument)
 
 
-def _arguments(engine: str, asked: Asked, replica: Replica) -> tuple[list[str], Mapping[str, str], tuple[str, ...]]:
+def _arguments(engine: str, serve_args: ServeArgs, replica: Replica) -> tuple[list[str], Mapping[str, str], tuple[str, ...]]:
     """Return the arguments of a pool's worker, its environment and notes."""
-    alone = replace(replica, hosts=replica.hosts[:1], slot=0)
-    role = [] if asked.role == "serve" else ["--disaggregation-mode", asked.role]
+    single_node = replace(replica, hosts=replica.hosts[:1], slot=0)
+    role = [] if serve_args.role == "serve" else ["--disaggregation-mode", serve_args.role]
     if engine == "trtllm":
-        command = trtllm.server(asked, alone, 0, 0)
-        return [*_trtllm(asked, command), *role], {}, command.notes
-    command = (vllm if engine == "vllm" else sglang).server(asked, alone, 0, 0)
+        command = trtllm.server(serve_args, single_node, 0, 0)
+        return [*_trtllm(serve_args, command), *role], {}, command.notes
+    command = (vllm if engine == "vllm" else sglang).server(serve_args, single_node, 0, 0)
     place = shlex.split(command.words[0])[-1]
     flags = [word for word in command.words[1:] if shlex.split(word)[0] not in LEFT_OUT]
-    given = [part for word in flags for part in shlex.split(word)]
+    arguments = [part for word in flags for part in shlex.split(word)]
     if engine == "vllm":
         transfer = [part for word in command.words if word.startswith("--kv-transfer") for part in shlex.split(word)]
-        own = {name: value for name, value in command.environment.items() if "NIXL" not in name}
-        return ["--model", place, *given, *role, *transfer], own, command.notes
+        variables = {name: value for name, value in command.environment.items() if "NIXL" not in name}
+        return ["--model", place, *arguments, *role, *transfer], variables, command.notes
     ports = ["--disaggregation-bootstrap-port", str(sglang.BOOTSTRAP_PORT), "--host", "0.0.0.0"] if role else []
-    return ["--model-path", place, *given, *role, *ports], command.environment, command.notes
+    return ["--model-path", place, *arguments, *role, *ports], command.environment, command.notes
 
 
-def _trtllm(asked: Asked, command: Command) -> list[str]:
+def _trtllm(serve_args: ServeArgs, command: Command) -> list[str]:
     """Return TensorRT-LLM's flags by the names that Dynamo gives them, its options file as one JSON text."""
     names = {
         "--tp_size": "--tensor-parallel-size",
@@ -115,8 +115,8 @@ def _trtllm(asked: Asked, command: Command) -> list[str]:
         "--max_seq_len": "--max-seq-len",
     }
     words = [shlex.split(word) for word in command.words]
-    found = ["--model", next(word[1] for word in words if word[0] == "trtllm-serve")]
+    arguments = ["--model", next(word[1] for word in words if word[0] == "trtllm-serve")]
     for word in words:
         if word[0] in names:
-            found += [names[word[0]], word[1]]
-    return [*found, "--override-engine-args", json.dumps(trtllm.options(asked))]
+            arguments += [names[word[0]], word[1]]
+    return [*arguments, "--override-engine-args", json.dumps(trtllm.options(serve_args))]

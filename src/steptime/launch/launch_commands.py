@@ -13,15 +13,15 @@ from typing import Final
 
 from steptime.launch import sglang, trtllm, vllm
 from steptime.launch.dynamo_manifest import manifest, pyyaml_installed
-from steptime.launch.host_placement import Replica, in_words, placed, racks
-from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, Asked, asked, too_long
+from steptime.launch.host_placement import Replica, in_words, place_replicas, racks
+from steptime.launch.serve_args import AMD, NAMES, NVIDIA, VARIABLE, ServeArgs, serve_args_for_pool, too_long
 from steptime.launch.shell_script import Command, comments, escape_markdown, files_written, spoken, wrapped
 from steptime.planning.plan_result import Plan, Pool
 
 ENGINES: Final = tuple(NAMES)
 WRITERS: Final[Mapping[str, ModuleType]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
 PORT, BEHIND = 8000, 8100  # of what clients ask; of servers behind a router, counted up where they share a host
-WHAT: Final = {"serve": "serves prompts and tokens", "prefill": "prefills", "decode": "decodes"}
+ROLE_VERBS: Final = {"serve": "serves prompts and tokens", "prefill": "prefills", "decode": "decodes"}
 TRUST: Final = "Some checkpoints bring code of their own, and need the engine's flag that trusts it."
 VISIBLE: Final = {NVIDIA: "CUDA_VISIBLE_DEVICES", AMD: "HIP_VISIBLE_DEVICES"}
 
@@ -31,14 +31,17 @@ def launch_commands(plan: Plan, engine: str) -> list[str]:
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
         return comments((reason,))
-    replicas = placed(plan)
+    replicas = place_replicas(plan)
     lines = comments(_before(plan, engine, replicas))
     ports = _ports(replicas)
     for pool in plan.pools:
-        own = [r for r in replicas if r.role == pool.role]
-        lines += [_headline(pool, own[0]), *_replica(engine, asked(plan, pool), own[0], ports[own[0]])]
-        if len(own) > 1:
-            lines.append(f"# {_others(own, ports)}")
+        pool_replicas = [r for r in replicas if r.role == pool.role]
+        lines += [
+            _headline(pool, pool_replicas[0]),
+            *_replica(engine, serve_args_for_pool(plan, pool), pool_replicas[0], ports[pool_replicas[0]]),
+        ]
+        if len(pool_replicas) > 1:
+            lines.append(f"# {_other_replicas_text(pool_replicas, ports)}")
     return lines + (_router(plan, engine, replicas, ports) if len(replicas) > 1 else [])
 
 
@@ -46,9 +49,9 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
     """Return what to mind of a whole plan."""
     notes = [too_long(plan)]
     if plan.engine in ENGINES and plan.engine != engine:
-        made, started = NAMES[plan.engine], NAMES[engine]
+        planned_engine, started = NAMES[plan.engine], NAMES[engine]
         notes.append(
-            f"commands of {started} for a plan made for {made}, with its times; {started} may refuse it: "
+            f"commands of {started} for a plan made for {planned_engine}, with its times; {started} may refuse it: "
             f"--engine {engine} plans for {started}"
         )
     hosts, host = len({h for r in replicas for h in r.hosts}), plan.served.host_chips
@@ -62,42 +65,46 @@ def _before(plan: Plan, engine: str, replicas: tuple[Replica, ...]) -> tuple[str
 
 def _headline(pool: Pool, first: Replica) -> str:
     layout = pool.layout
-    where = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
-    return f"# {int(layout.replicas)} x {int(layout.chips)} chips{where}: each {WHAT[pool.role]}"
+    span_text = f" on {first.nodes} hosts of {first.chips}" if first.nodes > 1 else ""
+    return f"# {int(layout.replicas)} x {int(layout.chips)} chips{span_text}: each {ROLE_VERBS[pool.role]}"
 
 
 def _ports(replicas: tuple[Replica, ...]) -> dict[Replica, int]:
     return {r: BEHIND + r.slot if len(replicas) > 1 else PORT for r in replicas}
 
 
-def _replica(engine: str, asked: Asked, replica: Replica, port: int) -> list[str]:
+def _replica(engine: str, serve_args: ServeArgs, replica: Replica, port: int) -> list[str]:
     """Return the commands of one replica, the hosts after the first as one command with `$NODE_RANK`."""
     writer = WRITERS[engine]
-    head = _visible(writer.server(asked, replica, 0, port), engine, asked, replica, 0)
+    head = _visible(writer.server(serve_args, replica, 0, port), engine, serve_args, replica, 0)
     lines = comments(head.notes)
     if "$NODE_ADDRESS" in head.environment.values():
         lines.append("# NODE_ADDRESS: the address of the host itself")
     if replica.nodes == 1 or engine == "trtllm":
         return lines + spoken(head)
-    rest = _visible(writer.server(asked, replica, None, port), engine, asked, replica, None)
-    others = in_words(range(1, replica.nodes))
-    each = [f"# DEVICES: the chips of the host: {_devices(replica)}"] if "$DEVICES" in rest.environment.values() else []
+    worker = _visible(writer.server(serve_args, replica, None, port), engine, serve_args, replica, None)
+    worker_ranks = in_words(range(1, replica.nodes))
+    device_notes = (
+        [f"# DEVICES: the chips of the host: {_devices(replica)}"] if "$DEVICES" in worker.environment.values() else []
+    )
     return [
         *lines,
         "# on the first host, whose address is HEAD_ADDRESS everywhere:",
         *spoken(head),
-        f"# on the other{'s' if replica.nodes > 2 else ''}, NODE_RANK={others}:",
-        *each,
-        *spoken(rest),
+        f"# on the other{'s' if replica.nodes > 2 else ''}, NODE_RANK={worker_ranks}:",
+        *device_notes,
+        *spoken(worker),
     ]
 
 
-def _visible(command: Command, engine: str, asked: Asked, replica: Replica, rank: int | None) -> Command:
+def _visible(command: Command, engine: str, serve_args: ServeArgs, replica: Replica, rank: int | None) -> Command:
     """Return a command that sees its own chips, where others of the host are not its; rank: as in the writers' `server`."""
-    name = VISIBLE.get(asked.served.vendor)
-    if name is None or replica.chips == asked.served.host_chips or (engine == "trtllm" and not replica.alike):
+    name = VISIBLE.get(serve_args.served.vendor)
+    if name is None or replica.chips == serve_args.served.host_chips or (engine == "trtllm" and not replica.is_symmetric):
         return command
-    lists = {",".join(map(str, own)) for own in (replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])}
+    lists = {
+        ",".join(map(str, devices)) for devices in (replica.devices[1:] if rank is None else replica.devices[rank : rank + 1])
+    }
     environment = {name: lists.pop() if len(lists) == 1 else "$DEVICES", **command.environment}
     return replace(command, environment=environment)
 
@@ -105,24 +112,24 @@ def _visible(command: Command, engine: str, asked: Asked, replica: Replica, rank
 def _devices(replica: Replica) -> str:
     """Return the chips that each host after the first gives to a replica."""
     lists: dict[tuple[int, ...], list[int]] = {}
-    for rank, own in enumerate(replica.devices[1:], 1):
-        lists.setdefault(own, []).append(rank)
-    return "; ".join(f"{','.join(map(str, own))} for NODE_RANK {in_words(ranks)}" for own, ranks in lists.items())
+    for rank, devices in enumerate(replica.devices[1:], 1):
+        lists.setdefault(devices, []).append(rank)
+    return "; ".join(f"{','.join(map(str, devices))} for NODE_RANK {in_words(ranks)}" for devices, ranks in lists.items())
 
 
-def _others(own: list[Replica], ports: Mapping[Replica, int]) -> str:
+def _other_replicas_text(pool_replicas: list[Replica], ports: Mapping[Replica, int]) -> str:
     """Say how the other replicas of a pool differ from the first."""
-    last = len(own) - 1
+    last = len(pool_replicas) - 1
     which = "replica 1" if last == 1 else f"replicas 1 to {last}"
-    hosts = sorted({host for r in own[1:] for host in r.hosts})
-    if hosts == list(own[0].hosts):
-        ways = f"on other chips of the host{'s' if own[0].nodes > 1 else ''}" + (
-            f", port {ports[own[1]]}" if last == 1 else f", ports up to {ports[own[-1]]}"
+    hosts = sorted({host for r in pool_replicas[1:] for host in r.hosts})
+    if hosts == list(pool_replicas[0].hosts):
+        difference = f"on other chips of the host{'s' if pool_replicas[0].nodes > 1 else ''}" + (
+            f", port {ports[pool_replicas[1]]}" if last == 1 else f", ports up to {ports[pool_replicas[-1]]}"
         )
     else:
-        ways = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on a host of its own"
-        ways += ", some with other chips and ports" if len({(r.devices, ports[r]) for r in own}) > 1 else ""
-    return f"{which}: the same {ways}; --launch-dir writes a script for each"
+        difference = f"on hosts {in_words(hosts)}" if len(hosts) > 1 else "on a host of its own"
+        difference += ", some with other chips and ports" if len({(r.devices, ports[r]) for r in pool_replicas}) > 1 else ""
+    return f"{which}: the same {difference}; --launch-dir writes a script for each"
 
 
 def _router(plan: Plan, engine: str, replicas: tuple[Replica, ...], ports: dict[Replica, int]) -> list[str]:
@@ -141,17 +148,17 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     writer = WRITERS[engine]
     if reason := writer.refused(plan.served):
         return {"README.md": f"# {escape_markdown(f'{plan.model} on {plan.system}')}\n\n{escape_markdown(reason)}.\n"}
-    replicas = placed(plan)
+    replicas = place_replicas(plan)
     ports = _ports(replicas)
-    pools = {pool.role: asked(plan, pool) for pool in plan.pools}
+    pools = {pool.role: serve_args_for_pool(plan, pool) for pool in plan.pools}
     files = {"addresses.sh": _addresses(replicas)}
     for replica in replicas:
         ranks = 1 if engine == "trtllm" else replica.nodes
         for rank in range(ranks):
-            own = pools[replica.role]
-            command = _visible(writer.server(own, replica, rank, ports[replica]), engine, own, replica, rank)
+            pool_args = pools[replica.role]
+            command = _visible(writer.server(pool_args, replica, rank, ports[replica]), engine, pool_args, replica, rank)
             name = f"{replica.role}-{replica.number}" + (f"-node-{rank}" if ranks > 1 else "") + ".sh"
-            files[name] = _script(command, _where(replica, rank, command))
+            files[name] = _script(command, _address_lines(replica, rank, command))
     if len(replicas) > 1:
         files["router.sh"] = _script(writer.router(plan, replicas, ports, PORT), ())
     if plan.served.vendor == NVIDIA and pyyaml_installed():
@@ -160,15 +167,15 @@ def launch_files(plan: Plan, engine: str) -> dict[str, str]:
     return files
 
 
-def _where(replica: Replica, rank: int, command: Command) -> tuple[str, ...]:
+def _address_lines(replica: Replica, rank: int, command: Command) -> tuple[str, ...]:
     """Return the lines that tell a script those addresses that its command names."""
     hosts = ",".join(f"$HOST_{host}:{replica.chips}" for host in replica.hosts)
-    known = {"HEAD_ADDRESS": f"$HOST_{replica.hosts[0]}", "NODE_ADDRESS": f"$HOST_{replica.hosts[rank]}", "HOSTS": hosts}
+    addresses = {"HEAD_ADDRESS": f"$HOST_{replica.hosts[0]}", "NODE_ADDRESS": f"$HOST_{replica.hosts[rank]}", "HOSTS": hosts}
     text = " ".join((*command.words, *command.environment.values()))
-    return tuple(f"{name}={value}" for name, value in known.items() if f"${name}" in text)
+    return tuple(f"{name}={value}" for name, value in addresses.items() if f"${name}" in text)
 
 
-def _script(command: Command, where: tuple[str, ...]) -> str:
+def _script(command: Command, addresses: tuple[str, ...]) -> str:
     """Return an executable script of one command."""
     needed = (
         [': "${CHECKPOINT:?set it to the id or the folder of the weights}"']
@@ -181,7 +188,7 @@ def _script(command: Command, where: tuple[str, ...]) -> str:
         "set -eu",
         'cd "$(dirname "$0")"',
         ". ./addresses.sh",
-        *where,
+        *addresses,
         *needed,
         *(f"export {name}={value}" for name, value in command.environment.items()),
         *files_written(command),
@@ -205,10 +212,10 @@ def _readme(plan: Plan, engine: str, replicas: tuple[Replica, ...], files: Mappi
     for r in replicas:
         name = f"{r.role}-{r.number}"
         scripts = [n for n in files if n in (f"{name}.sh",) or n.startswith(f"{name}-node-")]
-        hosts, chips = [str(host) for host in r.hosts], [in_words(own) for own in r.devices]
+        hosts, chips = [str(host) for host in r.hosts], [in_words(devices) for devices in r.devices]
         if len(scripts) < r.nodes:
-            hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.alike else chips[:1])]
-        rows += [f"| `{script}` | {host} | {own} |" for script, host, own in zip(scripts, hosts, chips, strict=True)]
+            hosts, chips = [", ".join(hosts)], ["; ".join(chips if not r.is_symmetric else chips[:1])]
+        rows += [f"| `{script}` | {host} | {devices} |" for script, host, devices in zip(scripts, hosts, chips, strict=True)]
     first = "; one of several hosts on the first of them" if engine == "trtllm" else ""
     steps = [
         "Write the addresses of the hosts into `addresses.sh`, and copy this folder to each.",

@@ -39,7 +39,7 @@ POLICIES: Final = {
     frozenset(("norms", "mlp", "attention")): "save_dot_except_mlp",
 }
 """Of dense models: a policy names the products whose outputs are kept, so that all that is no product is computed again."""
-WHOLE: Final = {"none": "none", "full": "full"}
+WHOLE_LAYER_POLICIES: Final = {"none": "none", "full": "full"}
 ON_TPU: Final = {
     "bf16": (), "fp32": ("dtype=float32",), "int8": ("quantization=int8", "use_qwix_quantization=true"),
     "fp8": ("quantization=fp8_full", "use_qwix_quantization=true"),
@@ -56,25 +56,25 @@ PORT: Final = 1234  # on which processes on GPUs meet
 
 def unable(run: Run) -> list[str]:
     """Say what of a run MaxText does not do."""
-    job, found, formats = run.job, [], _formats(run)
+    job, problems, formats = run.job, [], _formats(run)
     if run.system.chip.vendor not in ("Google", "NVIDIA", "AMD", ""):
-        found.append(f"it runs on TPUs and GPUs, not on chips of {run.system.chip.vendor}")
+        problems.append(f"it runs on TPUs and GPUs, not on chips of {run.system.chip.vendor}")
     if run.model.name not in MODELS and (run.shape.odd or not _llama(run)):
-        found.append(f"it has no configuration of {run.model.name}, which is no plain Llama that numbers could say")
+        problems.append(f"it has no configuration of {run.model.name}, which is no plain Llama that numbers could say")
     if job.task == "lora":
-        found.append("its pretraining trains no LoRA adapters; maxtext.trainers.post_train.sft does, on data of its own")
+        problems.append("its pretraining trains no LoRA adapters; maxtext.trainers.post_train.sft does, on data of its own")
     if job.dtype not in formats:
-        found.append(f"it computes no products in {job.dtype} on these chips; take {', '.join(formats)}")
+        problems.append(f"it computes no products in {job.dtype} on these chips; take {', '.join(formats)}")
     if job.dtype in ("mxfp8", "nvfp4") and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
-        found.append(f"{job.dtype} needs Blackwell or later; take fp8")
+        problems.append(f"{job.dtype} needs Blackwell or later; take fp8")
     if job.optimizer not in OPTIMIZERS:
         narrow = "; mu_dtype narrows the first moment alone" if job.optimizer.startswith("adamw-") else ""
-        found.append(f"it has no optimizer {job.optimizer}{narrow}; take {', '.join(OPTIMIZERS)}")
+        problems.append(f"it has no optimizer {job.optimizer}{narrow}; take {', '.join(OPTIMIZERS)}")
     if _policy(run) is None:
-        known = ", ".join([*WHOLE, *("+".join(sorted(p)) for p in POLICIES)])
-        beside = " of a model with experts" if run.shape.experts else ""
-        found.append(f"no policy of its own computes {run.layout.recompute!r}{beside} again; take {known}")
-    return [*found, *_axes_cannot(run), *_pipeline_cannot(run)]
+        policies = ", ".join([*WHOLE_LAYER_POLICIES, *("+".join(sorted(p)) for p in POLICIES)])
+        scope_text = " of a model with experts" if run.shape.experts else ""
+        problems.append(f"no policy of its own computes {run.layout.recompute!r}{scope_text} again; take {policies}")
+    return [*problems, *_axes_cannot(run), *_pipeline_cannot(run)]
 
 
 def _formats(run: Run) -> dict[str, tuple[str, ...]]:
@@ -90,31 +90,33 @@ def _llama(run: Run) -> bool:
 
 def _policy(run: Run) -> str | None:
     """Return its policy for what is computed again; of its own, as models with experts name other outputs, for dense models."""
-    if run.layout.recompute in WHOLE:
-        return WHOLE[run.layout.recompute]
+    if run.layout.recompute in WHOLE_LAYER_POLICIES:
+        return WHOLE_LAYER_POLICIES[run.layout.recompute]
     return None if run.shape.experts else POLICIES.get(frozenset(run.words))
 
 
 def _axes_cannot(run: Run) -> list[str]:
     """Say which shardings, groups and ways of experts it has not."""
-    found, sharding = [], run.layout.sharding
+    problems, sharding = [], run.layout.sharding
     if sharding == "zero2":
-        found.append("it divides gradients with the weights, or neither; take zero1 or zero3")
+        problems.append("it divides gradients with the weights, or neither; take zero1 or zero3")
     if sharding == "zero1" and run.group < run.dp:
-        found.append("its zero1 divides states over all copies; leave the sharding group out")
+        problems.append("its zero1 divides states over all copies; leave the sharding group out")
     if sharding != "none" and run.dp % run.group:
-        found.append(f"{run.dp} copies do not divide by groups of {run.group}")
+        problems.append(f"{run.dp} copies do not divide by groups of {run.group}")
     if run.shape.experts:
         if run.group % run.ep:
-            found.append(f"its experts lie on chips of different sequences: ep {run.ep} must divide {run.group} copies")
+            problems.append(f"its experts lie on chips of different sequences: ep {run.ep} must divide {run.group} copies")
         if run.etp != run.tp:
-            found.append(f"its tensor parallelism divides experts as all else; take etp {run.tp}")
+            problems.append(f"its tensor parallelism divides experts as all else; take etp {run.tp}")
     slice_chips = _slice(run)
     if run.chips % slice_chips:
-        found.append(f"{run.chips} chips are no whole slices of {slice_chips}; take {run.chips // slice_chips * slice_chips}")
+        problems.append(
+            f"{run.chips} chips are no whole slices of {slice_chips}; take {run.chips // slice_chips * slice_chips}"
+        )
     elif _split(run) is None:
-        found.append(f"its ways do not fill slices of {slice_chips} chips, innermost first")
-    return found
+        problems.append(f"its ways do not fill slices of {slice_chips} chips, innermost first")
+    return problems
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
@@ -122,18 +124,18 @@ def _pipeline_cannot(run: Run) -> list[str]:
         return ["virtual stages need a pipeline; take vpp 1"] if run.virtual > 1 else []
     if run.schedule not in SCHEDULES:
         return [f"it has no schedule {run.schedule}; its own is as idle as {', '.join(SCHEDULES)}"]
-    found = []
+    problems = []
     if not run.even:
         chunks = run.pp * run.virtual
-        given, own = run.layout.layers, f"{run.shape.layers} layers do not divide by {chunks} chunks"
-        found.append("its stages are equal, and " + (f"layers={given} are not" if given else own))
+        layers, reason = run.layout.layers, f"{run.shape.layers} layers do not divide by {chunks} chunks"
+        problems.append("its stages are equal, and " + (f"layers={layers} are not" if layers else reason))
     if len(run.model.layers) > 1:
-        found.append("its pipeline repeats one kind of layer, and this model has several")
+        problems.append("its pipeline repeats one kind of layer, and this model has several")
     if run.micro_batches % run.pp:
-        found.append(f"its pipeline wants micro-batches, {run.micro_batches}, that divide by the {run.pp} stages")
+        problems.append(f"its pipeline wants micro-batches, {run.micro_batches}, that divide by the {run.pp} stages")
     if run.drafts:
-        found.append("its pipeline has no multi-token-prediction layers")
-    return found
+        problems.append("its pipeline has no multi-token-prediction layers")
+    return problems
 
 
 # --- axes ---------------------------------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def _slice(run: Run) -> int:
     return run.chips if not math.isfinite(size) or size >= run.chips else int(size)
 
 
-def ways(run: Run) -> dict[str, int]:
+def axis_sizes(run: Run) -> dict[str, int]:
     """Return its axes: experts lie across copies; what copies divide is fsdp, what they repeat is data."""
     expert = run.ep if run.shape.experts else 1
     divided = run.group if run.layout.sharding == "zero3" else 1
@@ -158,13 +160,13 @@ def ways(run: Run) -> dict[str, int]:
 
 def _split(run: Run) -> dict[str, tuple[int, int]] | None:
     """Return the ways of each axis inside and between slices, filled from the innermost; None where slices stay unfilled."""
-    room, found = _slice(run), {}
+    room, sizes = _slice(run), {}
     for axis in AXES:
-        n = ways(run)[axis]
+        n = axis_sizes(run)[axis]
         inside = math.gcd(n, room)
-        found[axis] = (inside, n // inside)
+        sizes[axis] = (inside, n // inside)
         room //= inside
-    return found if room == 1 else None
+    return sizes if room == 1 else None
 
 
 def _axis_words(run: Run) -> list[str]:
@@ -187,7 +189,7 @@ def commands(run: Run) -> list[Command]:
     words = (
         "python3 -m maxtext.trainers.pre_train.train", "$MAXTEXT_CONFIGS/base.yml", "run_name=steptime", *_model(run),
         *_axis_words(run), *_batch(run), f"max_target_length={run.seq}", f"remat_policy={_policy(run)}",
-        *_formats(run)[run.job.dtype], f"opt_type={OPTIMIZERS[run.job.optimizer]}", *_rest(run),
+        *_formats(run)[run.job.dtype], f"opt_type={OPTIMIZERS[run.job.optimizer]}", *_training_words(run),
     )  # fmt: skip
     return [Command(words=words, environment=_environment(run), notes=_notes(run))]
 
@@ -208,8 +210,8 @@ def _model(run: Run) -> list[str]:
 def _batch(run: Run) -> list[str]:
     """Return sequences a chip and a pass, and passes a step: with a pipeline one pass takes the batch, in micro-batches."""
     if run.pp == 1:
-        each = per_device(run.micro_batch * run.dp, run.chips)
-        return [f"per_device_batch_size={each}", f"gradient_accumulation_steps={run.micro_batches}"]
+        sequences_per_chip = per_device(run.micro_batch * run.dp, run.chips)
+        return [f"per_device_batch_size={sequences_per_chip}", f"gradient_accumulation_steps={run.micro_batches}"]
     return [
         f"per_device_batch_size={per_device(run.batch, run.chips)}",
         "gradient_accumulation_steps=1",
@@ -231,7 +233,7 @@ def per_device(sequences: int, chips: int) -> str:
     return f"{share:.17g}"
 
 
-def _rest(run: Run) -> list[str]:
+def _training_words(run: Run) -> list[str]:
     """Return the keys of states, kernels, synthetic data and the run's length."""
     words = ["shard_optimizer_over_data=true"] if run.layout.sharding == "zero1" else []
     words += ["grad_dtype=bfloat16"] if run.job.gradient_bytes <= NARROW else []
@@ -255,14 +257,14 @@ def _environment(run: Run) -> dict[str, str]:
 def _notes(run: Run) -> tuple[str, ...]:
     """Return what to mind."""
     tpus = run.system.chip.vendor == "Google"
-    found = [] if tpus else list(hosts_started(run))
+    notes = [] if tpus else list(hosts_started(run))
     if tpus and run.nodes > 1:
-        found.append(f"on each of {run.nodes} hosts, which find one another by themselves")
-    found.append("MAXTEXT_CONFIGS: the folder maxtext/configs of the installed package")
-    found.append(f"synthetic data and {STEPS} steps, which serve to time one: put your own in their place")
+        notes.append(f"on each of {run.nodes} hosts, which find one another by themselves")
+    notes.append("MAXTEXT_CONFIGS: the folder maxtext/configs of the installed package")
+    notes.append(f"synthetic data and {STEPS} steps, which serve to time one: put your own in their place")
     if run.schedule in ("1f1b", "interleaved"):
-        found.append(f"MaxText's pipeline waits as {run.schedule} does, but runs every forward pass before a backward one:")
-        found.append("expect activations of all micro-batches in memory, as with gpipe")
-    if run.layout.sharding in ("none", "zero1") and ways(run)["expert"] > 1:
-        found.append("its expert axis divides the weights of dense layers too")
-    return tuple(found)
+        notes.append(f"MaxText's pipeline waits as {run.schedule} does, but runs every forward pass before a backward one:")
+        notes.append("expect activations of all micro-batches in memory, as with gpipe")
+    if run.layout.sharding in ("none", "zero1") and axis_sizes(run)["expert"] > 1:
+        notes.append("its expert axis divides the weights of dense layers too")
+    return tuple(notes)

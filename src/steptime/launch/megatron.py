@@ -20,7 +20,7 @@ MODULES: Final = {
     "shared_experts": "shared_experts", "moe": "moe",
 }  # fmt: skip
 """Its words for what is computed again; https://docs.nvidia.com/megatron-core/developer-guide/latest/"""
-HELD: Final = {"activation": "mlp", "moe_act": "moe", "moe_input": "moe"}  # modules that another one holds
+PARENT_MODULES: Final = {"activation": "mlp", "moe_act": "moe", "moe_input": "moe"}  # modules that another one holds
 PRECISION: Final = {
     "bf16": ("--bf16",),
     "fp16": ("--fp16",),
@@ -45,44 +45,46 @@ FUSED: Final = 6.0  # bytes of a logit with a fused cross-entropy
 
 def unable(run: Run) -> list[str]:
     """Say what of a run Megatron-LM does not do."""
-    found = []
+    problems = []
     if run.job.task == "lora":
-        found.append("pretrain_gpt.py trains no LoRA adapters; the stack megatron-bridge does")
+        problems.append("pretrain_gpt.py trains no LoRA adapters; the stack megatron-bridge does")
     if run.shape.odd:
-        found.append(f"its flags cannot say {', '.join(run.shape.odd)}; the stack megatron-bridge reads a checkpoint's config")
-    return [*found, *cannot(run)]
+        problems.append(
+            f"its flags cannot say {', '.join(run.shape.odd)}; the stack megatron-bridge reads a checkpoint's config"
+        )
+    return [*problems, *cannot(run)]
 
 
 def cannot(run: Run) -> list[str]:
     """Say what of a run Megatron Core does not do, whoever starts it."""
-    job, found = run.job, []
+    job, problems = run.job, []
     if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
-        found.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
+        problems.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
     if job.dtype not in PRECISION:
-        found.append(f"it computes no products in {job.dtype}; its formats are {', '.join(PRECISION)}")
+        problems.append(f"it computes no products in {job.dtype}; its formats are {', '.join(PRECISION)}")
     if job.dtype == "mxfp8" and run.system.chip.vendor == "NVIDIA" and not run.blackwell:
-        found.append("mxfp8 needs Blackwell or later; take fp8")
+        problems.append("mxfp8 needs Blackwell or later; take fp8")
     if job.optimizer not in OPTIMIZERS:
-        found.append(f"it has no optimizer {job.optimizer}; its are {', '.join(OPTIMIZERS)}")
+        problems.append(f"it has no optimizer {job.optimizer}; its are {', '.join(OPTIMIZERS)}")
     every = math.lcm(2 * run.cp if run.cp > 1 else 1, run.tp * run.cp if job.sequence_parallel else 1)
     if run.seq % every:
-        found.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
-    return [*found, *_states(run), *_pipeline_cannot(run), *_recomputation_cannot(run), *_experts_cannot(run)]
+        problems.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
+    return [*problems, *_states(run), *_pipeline_cannot(run), *_recomputation_cannot(run), *_experts_cannot(run)]
 
 
 def _states(run: Run) -> list[str]:
     """Say which optimizers and groups do not go with a sharding."""
-    found, sharding = [], run.layout.sharding
+    problems, sharding = [], run.layout.sharding
     fsdp = sharding in STRATEGIES
     if run.job.optimizer in ("adamw-bf16", "adamw-fp8") and sharding == "none":
-        found.append(f"narrow states of {run.job.optimizer} need its distributed optimizer; take zero1")
+        problems.append(f"narrow states of {run.job.optimizer} need its distributed optimizer; take zero1")
     if run.job.optimizer == "muon" and fsdp:
-        found.append(f"Megatron-FSDP, which is its {sharding}, runs adamw and sgd, not muon; take zero1")
+        problems.append(f"Megatron-FSDP, which is its {sharding}, runs adamw and sgd, not muon; take zero1")
     if run.job.optimizer == "muon" and sharding == "zero1" and run.group < run.dp:
-        found.append("its muon divides states over all copies; leave the sharding group out")
+        problems.append("its muon divides states over all copies; leave the sharding group out")
     if sharding != "none" and run.dp % run.group:
-        found.append(f"{run.dp} copies do not divide by groups of {run.group}")
-    return found
+        problems.append(f"{run.dp} copies do not divide by groups of {run.group}")
+    return problems
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
@@ -98,30 +100,30 @@ def _recomputation_cannot(run: Run) -> list[str]:
     words = run.words
     if words == ("full",):
         return []
-    unknown = [w for w in words if w not in MODULES and not (w in HELD and HELD[w] in words)]
-    found = [f"it does not compute {w!r} again by itself; {_nearest(w)}" for w in unknown]
+    unknown = [w for w in words if w not in MODULES and not (w in PARENT_MODULES and PARENT_MODULES[w] in words)]
+    problems = [f"it does not compute {w!r} again by itself; {_nearest(w)}" for w in unknown]
     if "mla_up_proj" in words and not run.shape.latent:
-        found.append("mla_up_proj is a part of latent attention, which this model has not")
-    return found
+        problems.append("mla_up_proj is a part of latent attention, which this model has not")
+    return problems
 
 
 def _nearest(word: str) -> str:
-    if word in HELD:
-        return f"{HELD[word]} holds it"
+    if word in PARENT_MODULES:
+        return f"{PARENT_MODULES[word]} holds it"
     return f"its modules are {', '.join(MODULES)}, and full"
 
 
 def _experts_cannot(run: Run) -> list[str]:
     if not run.shape.experts:
         return []
-    found = []
+    problems = []
     if run.tp > 1 and not run.job.sequence_parallel:
-        found.append("experts with tensor parallelism need sequence parallelism in it")
+        problems.append("experts with tensor parallelism need sequence parallelism in it")
     if run.shape.experts.count % run.ep:
-        found.append(f"{run.shape.experts.count} experts do not divide by ep {run.ep}")
+        problems.append(f"{run.shape.experts.count} experts do not divide by ep {run.ep}")
     if run.tp * run.cp * run.dp % (run.ep * run.etp):
-        found.append(f"{run.tp * run.cp * run.dp} chips of a stage do not divide by ep {run.ep} x etp {run.etp}")
-    return found
+        problems.append(f"{run.tp * run.cp * run.dp} chips of a stage do not divide by ep {run.ep} x etp {run.etp}")
+    return problems
 
 
 def commands(run: Run) -> list[Command]:
@@ -135,15 +137,15 @@ def commands(run: Run) -> list[Command]:
 
 def notes(run: Run) -> tuple[str, ...]:
     """Return what to mind."""
-    found = [*hosts_started(run), MINE.format(steps=STEPS)]
+    lines = [*hosts_started(run), MINE.format(steps=STEPS)]
     if run.system.chip.vendor == "AMD":
-        found.append("on AMD's chips: ROCm's fork of Megatron-LM, which may lag behind these flags")
+        lines.append("on AMD's chips: ROCm's fork of Megatron-LM, which may lag behind these flags")
     if run.job.task == "sft":
-        found.append("fine-tuning takes the same step: --sft with your data and --load with a checkpoint")
+        lines.append("fine-tuning takes the same step: --sft with your data and --load with a checkpoint")
     if run.job.dtype == "mxfp8" and run.layout.sharding == "zero1":
-        found.append("weights stay in bf16 beside their mxfp8 copies: --fp8-param-gather with")
-        found.append("--reuse-grad-buf-for-mxfp8-param-ag would keep them in mxfp8")
-    return tuple(found)
+        lines.append("weights stay in bf16 beside their mxfp8 copies: --fp8-param-gather with")
+        lines.append("--reuse-grad-buf-for-mxfp8-param-ag would keep them in mxfp8")
+    return tuple(lines)
 
 
 def environment(run: Run) -> dict[str, str]:
@@ -207,9 +209,9 @@ def _expert_shape(run: Run) -> list[str]:
         words.append(f"--moe-shared-expert-intermediate-size {experts.shared}")
     if s.dense:
         words.append(f"--moe-layer-freq '([0]*{s.dense}+[1]*{s.layers - s.dense})'")
-    groups, chosen = experts.groups
+    groups, topk_groups = experts.groups
     if groups > 1:
-        words += [f"--moe-router-num-groups {groups}", f"--moe-router-group-topk {chosen}"]
+        words += [f"--moe-router-num-groups {groups}", f"--moe-router-group-topk {topk_groups}"]
     return words
 
 
@@ -236,9 +238,9 @@ def split_flags(run: Run) -> list[str]:
     """
     chunks = run.pp * run.virtual
     if run.even or run.slotted:
-        each = (run.shape.layers + 2 * run.slotted) // chunks
+        layers_per_chunk = (run.shape.layers + 2 * run.slotted) // chunks
         words = ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"] if run.slotted else []
-        return words + ([f"--num-layers-per-virtual-pipeline-stage {each}"] if run.virtual > 1 else [])
+        return words + ([f"--num-layers-per-virtual-pipeline-stage {layers_per_chunk}"] if run.virtual > 1 else [])
     return [f"--pipeline-model-parallel-layout '{spelt(layers_by_chunk(run), run.drafts)}'"]
 
 
@@ -253,8 +255,8 @@ def spelt(counts: list[int], drafts: int = 0) -> str:
         return "" if n == 0 else "t" if n == 1 else f"t*{n}"
 
     text = f"E{layers(counts[0])}|"
-    for n, alike in groupby(counts[1:-1]):
-        times = len(list(alike))
+    for n, equal_counts in groupby(counts[1:-1]):
+        times = len(list(equal_counts))
         text += f"({layers(n)}|)*{times}" if times > 1 else f"{layers(n)}|"
     return text + layers(counts[-1]) + "m" * drafts + "L"
 
@@ -284,8 +286,8 @@ def recompute_flags(run: Run) -> list[str]:
     words = run.words
     if words == ("full",):
         return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-    named = [MODULES[w] for w in words if w in MODULES]
-    return ["--recompute-granularity selective", f"--recompute-modules {' '.join(dict.fromkeys(named))}"] if named else []
+    modules = [MODULES[w] for w in words if w in MODULES]
+    return ["--recompute-granularity selective", f"--recompute-modules {' '.join(dict.fromkeys(modules))}"] if modules else []
 
 
 def _data(run: Run) -> list[str]:

@@ -38,23 +38,23 @@ OPTIMIZERS: Final = {
 
 def unable(run: Run) -> list[str]:
     """Say what of a run Megatron-Bridge does not do."""
-    found = [] if run.model.checkpoint.place else ["it reads a checkpoint's config, and this model names none"]
+    problems = [] if run.model.checkpoint.place else ["it reads a checkpoint's config, and this model names none"]
     if run.job.dtype in megatron.PRECISION and run.job.dtype not in PRECISION:
-        found.append(f"it has no recipe in {run.job.dtype}; take {', '.join(PRECISION)}")
+        problems.append(f"it has no recipe in {run.job.dtype}; take {', '.join(PRECISION)}")
     if run.job.optimizer in megatron.OPTIMIZERS and run.job.optimizer not in OPTIMIZERS:
-        found.append(f"this recipe has no optimizer {run.job.optimizer}; take {', '.join(OPTIMIZERS)}")
+        problems.append(f"this recipe has no optimizer {run.job.optimizer}; take {', '.join(OPTIMIZERS)}")
     if run.job.task == "lora" and run.layout.sharding in megatron.STRATEGIES:
-        found.append(f"frozen weights with Megatron-FSDP, which is its {run.layout.sharding}, are not said here; take zero1")
-    return [*found, *megatron.cannot(run)]
+        problems.append(f"frozen weights with Megatron-FSDP, which is its {run.layout.sharding}, are not said here; take zero1")
+    return [*problems, *megatron.cannot(run)]
 
 
 def commands(run: Run) -> list[Command]:
     """Return the command of a host, with the file that it runs."""
-    found = [*hosts_started(run), MINE.format(steps=STEPS)]
+    notes = [*hosts_started(run), MINE.format(steps=STEPS)]
     if run.job.task == "lora":
-        found.append("CHECKPOINT: the folder of the model's weights, imported by Megatron-Bridge's convert_checkpoints.py")
+        notes.append("CHECKPOINT: the folder of the model's weights, imported by Megatron-Bridge's convert_checkpoints.py")
     words = (*torchrun(run), FILE)
-    return [Command(words=words, environment=megatron.environment(run), notes=tuple(found), files={FILE: file_text(run)})]
+    return [Command(words=words, environment=megatron.environment(run), notes=tuple(notes), files={FILE: file_text(run)})]
 
 
 def file_text(run: Run) -> str:
@@ -87,7 +87,7 @@ def file_text(run: Run) -> str:
 def settings(run: Run) -> list[str]:
     """Return what differs from the common recipe, line by line."""
     experts = run.shape.experts is not None
-    found = [
+    lines = [
         'tokenizer.tokenizer_type = "NullTokenizer"',
         f"tokenizer.vocab_size = {run.shape.vocabulary}",
         f"dataset.seq_length = {run.seq}",
@@ -97,14 +97,14 @@ def settings(run: Run) -> list[str]:
         f"model.context_parallel_size = {run.cp}",
         f"model.pipeline_model_parallel_size = {run.pp}",
     ]
-    found += _pipeline(run) if run.pp > 1 else []
-    found += (
+    lines += _pipeline(run) if run.pp > 1 else []
+    lines += (
         [f"model.expert_model_parallel_size = {run.ep}", f"model.expert_tensor_parallel_size = {run.etp}",
          'model.moe_token_dispatcher_type = "alltoall"']
         if experts else []
     )  # fmt: skip
-    found += [f"model.mtp_num_layers = {run.drafts or None}"] if run.shape.drafts else []
-    found += [
+    lines += [f"model.mtp_num_layers = {run.drafts or None}"] if run.shape.drafts else []
+    lines += [
         f"train.micro_batch_size = {run.micro_batch}",
         f"train.global_batch_size = {run.batch}",
         f"train.train_iters = {STEPS}",
@@ -112,27 +112,27 @@ def settings(run: Run) -> list[str]:
         "logger.log_interval = 1",
         f'mixed_precision = "{PRECISION[run.job.dtype]}"',
     ]
-    return [*found, *_sharding(run), *OPTIMIZERS[run.job.optimizer], *_recomputation(run), *_adapters(run)]
+    return [*lines, *_sharding(run), *OPTIMIZERS[run.job.optimizer], *_recomputation(run), *_adapters(run)]
 
 
 def _pipeline(run: Run) -> list[str]:
     """Return the settings of stages: layers counted with embedding and head, or spelt out."""
-    found = ["model.pipeline_dtype = torch.bfloat16"]
+    lines = ["model.pipeline_dtype = torch.bfloat16"]
     if run.even or run.slotted:
-        found += [f"model.virtual_pipeline_model_parallel_size = {run.virtual}"] if run.virtual > 1 else []
+        lines += [f"model.virtual_pipeline_model_parallel_size = {run.virtual}"] if run.virtual > 1 else []
         counted = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-        return found + [f"model.{name} = True" for name in counted if run.slotted]
-    found += [f"model.virtual_pipeline_model_parallel_size = {run.virtual}"] if run.virtual > 1 else []
-    return [*found, f'model.pipeline_model_parallel_layout = "{megatron.spelt(layers_by_chunk(run), run.drafts)}"']
+        return lines + [f"model.{name} = True" for name in counted if run.slotted]
+    lines += [f"model.virtual_pipeline_model_parallel_size = {run.virtual}"] if run.virtual > 1 else []
+    return [*lines, f'model.pipeline_model_parallel_layout = "{megatron.spelt(layers_by_chunk(run), run.drafts)}"']
 
 
 def _sharding(run: Run) -> list[str]:
-    sharding, found = run.layout.sharding, []
+    sharding, lines = run.layout.sharding, []
     if sharding == "none":
-        found += ["ddp.use_distributed_optimizer = False", "ddp.overlap_param_gather = False"]
-        found += ["optimizer.use_distributed_optimizer = False", "optimizer.overlap_param_gather = False"]
+        lines += ["ddp.use_distributed_optimizer = False", "ddp.overlap_param_gather = False"]
+        lines += ["optimizer.use_distributed_optimizer = False", "optimizer.overlap_param_gather = False"]
     if sharding in megatron.STRATEGIES:
-        found += [
+        lines += [
             "ddp.use_megatron_fsdp = True",
             f'ddp.data_parallel_sharding_strategy = "{megatron.STRATEGIES[sharding]}"',
             "ddp.average_in_collective = False",
@@ -141,9 +141,9 @@ def _sharding(run: Run) -> list[str]:
             "model.init_model_with_meta_device = True",
         ]
     if run.group < run.dp:
-        found.append(f"ddp.num_distributed_optimizer_instances = {run.dp // run.group}")
+        lines.append(f"ddp.num_distributed_optimizer_instances = {run.dp // run.group}")
     narrow = run.job.gradient_bytes <= megatron.NARROW
-    return found + ([f"ddp.grad_reduce_in_fp32 = {not narrow}"] if narrow else [])
+    return lines + ([f"ddp.grad_reduce_in_fp32 = {not narrow}"] if narrow else [])
 
 
 def _recomputation(run: Run) -> list[str]:
@@ -154,10 +154,10 @@ def _recomputation(run: Run) -> list[str]:
             'model.recompute_method = "uniform"',
             "model.recompute_num_layers = 1",
         ]
-    named = list(dict.fromkeys(megatron.MODULES[w] for w in words if w in megatron.MODULES))
-    if not named:
+    modules = list(dict.fromkeys(megatron.MODULES[w] for w in words if w in megatron.MODULES))
+    if not modules:
         return ["model.recompute_granularity = None"]
-    listed = ", ".join(f'"{name}"' for name in named)
+    listed = ", ".join(f'"{name}"' for name in modules)
     return ['model.recompute_granularity = "selective"', f"model.recompute_modules = [{listed}]"]
 
 

@@ -67,7 +67,7 @@ class Shape:
     odd: tuple[str, ...]
 
 
-def shape_of(model: Model, seq: float) -> Shape:
+def model_shape(model: Model, seq: float) -> Shape:
     """Return the numbers of a model that is trained on sequences of `seq` tokens.
 
     >>> import steptime as st
@@ -77,9 +77,9 @@ def shape_of(model: Model, seq: float) -> Shape:
     """
     kinds = [layer for layer, _ in model.layers]
     first, last = kinds[0], kinds[-1]
-    query, out = _named(first, "q_b_proj") or _named(first, "q_proj"), _named(first, "o_proj")
+    query, out = _find_op(first, "q_b_proj") or _find_op(first, "q_proj"), _find_op(first, "o_proj")
     inner = [op for layer in kinds for op in layer.ops if op.term == "feed-forward"]
-    keys, values = _named(first, "k_proj"), _named(first, "v_proj")
+    keys, values = _find_op(first, "k_proj"), _find_op(first, "v_proj")
     latent = _latent(first, model.heads)
     experts = _experts(last)
     norms = [op for op in first.ops if op.term == "norms" and op.inputs == model.width and op.name not in ("q_norm", "k_norm")]
@@ -99,7 +99,7 @@ def shape_of(model: Model, seq: float) -> Shape:
         rms=all(op.total_weights <= op.inputs for op in norms),
         bias=_biased(out) or any(map(_biased, inner)),
         qkv_bias=_biased(query) or _biased(values),
-        query_norms=_named(first, "q_norm") is not None,
+        query_norms=_find_op(first, "q_norm") is not None,
         latent=latent,
         experts=experts,
         dense=model.layers[0][1] if len(kinds) > 1 and not first.routed and last.routed else 0,
@@ -108,7 +108,7 @@ def shape_of(model: Model, seq: float) -> Shape:
     )
 
 
-def _named(layer: Layer, name: str) -> Op | None:
+def _find_op(layer: Layer, name: str) -> Op | None:
     return next((op for op in layer.ops if op.name == name and op.term != "shared experts"), None)
 
 
@@ -121,8 +121,8 @@ def _gated(routed: Op | None) -> bool:
 
 
 def _latent(layer: Layer, heads: int) -> Latent | None:
-    keys, expanded, out = _named(layer, "kv_a_proj_with_mqa"), _named(layer, "kv_b_proj"), _named(layer, "o_proj")
-    query, ranked = _named(layer, "q_b_proj") or _named(layer, "q_proj"), _named(layer, "q_a_proj")
+    keys, expanded, out = _find_op(layer, "kv_a_proj_with_mqa"), _find_op(layer, "kv_b_proj"), _find_op(layer, "o_proj")
+    query, ranked = _find_op(layer, "q_b_proj") or _find_op(layer, "q_proj"), _find_op(layer, "q_a_proj")
     if keys is None or expanded is None or query is None or out is None:
         return None
     rank = int(expanded.inputs)
@@ -152,31 +152,31 @@ def _experts(layer: Layer) -> Experts | None:
 
 def _odd(model: Model, seq: float, norms: int, head: int) -> list[str]:
     """Say what flags of plain models cannot."""
-    kinds, found = [layer for layer, _ in model.layers], []
+    kinds, oddities = [layer for layer, _ in model.layers], []
     mixers = [a for layer in kinds for a in layer.attention]
     if any(a.state_bytes for a in mixers) or any(not layer.attention for layer in kinds):
-        found.append("layers with a state instead of a cache, or without attention")
+        oddities.append("layers with a state instead of a cache, or without attention")
     if any(a.window < seq for a in mixers):
-        found.append(f"windows of {min(a.window for a in mixers):,.0f} tokens in sequences of {seq:,.0f}")
+        oddities.append(f"windows of {min(a.window for a in mixers):,.0f} tokens in sequences of {seq:,.0f}")
     if any(a.selected < seq or a.stride > 1 for a in mixers):
-        found.append("sparse attention")
+        oddities.append("sparse attention")
     if any(not a.stored for a in mixers):
-        found.append("layers that share keys and values")
+        oddities.append("layers that share keys and values")
     mixed = len(kinds) > 1 and len({layer.routed is None for layer in kinds}) > 1
     if len(kinds) > 2 or (len(kinds) > 1 and not (mixed and prologue([n for _, n in model.layers]))):
-        found.append("layers of several kinds that alternate")
+        oddities.append("layers of several kinds that alternate")
     if norms != WHOLE_NORM:
-        found.append(f"{norms} norms of the residual stream in a layer, not {WHOLE_NORM}")
+        oddities.append(f"{norms} norms of the residual stream in a layer, not {WHOLE_NORM}")
     wide = [op for layer in kinds for op in layer.ops if op.name == "q_norm" and op.total_weights > head]
     if wide:
-        found.append("norms of queries over all heads")
+        oddities.append("norms of queries over all heads")
     if any(op.name == "sinks" for layer in kinds for op in layer.ops):
-        found.append("attention sinks")
+        oddities.append("attention sinks")
     if model.family in ALIBI:
-        found.append("attention biased by distance (ALiBi)")
+        oddities.append("attention biased by distance (ALiBi)")
     if not all(_plain(a.flops_per_pair_prefill) for a in mixers):
-        found.append("attention of an unknown kind")
-    return found
+        oddities.append("attention of an unknown kind")
+    return oddities
 
 
 def _plain(flops: float) -> bool:

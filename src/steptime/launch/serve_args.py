@@ -32,7 +32,7 @@ QUEUE_DEPTH = 1024  # entries of NVSHMEM's queues unless told; those kernels wan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ServeArgs:
     """A pool, as an engine must be told.
 
     sequences: that one attention group has room for; parts: micro-batches of pipeline stages; tokens: of one attention group in
@@ -72,24 +72,24 @@ class Asked:
         return -(-self.chips // self.served.host_chips)
 
 
-def asked(plan: Plan, pool: Pool) -> Asked:
+def serve_args_for_pool(plan: Plan, pool: Pool) -> ServeArgs:
     """Return what a pool of a plan asks."""
     layout, workload = pool.layout, plan.workload
     parts, groups = int(layout.pp), int(layout.dp)
     sequences = -(-pool.seats // groups)
     prefills = pool.role == "prefill"
-    read = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
+    prefill_tokens = math.ceil(sequences * fresh_tokens(workload)) if prefills else max(pool.chunk, 0)
     decoding = 0 if prefills else math.ceil(pool.batch / groups)
     share = float(pool.memory.capacity) / plan.served.memory
-    return Asked(
+    return ServeArgs(
         name=plan.model,
         served=plan.served,
         role=pool.role,
         layout=layout,
         sequences=sequences,
         parts=parts,
-        tokens=-(-(decoding * (plan.drafting.drafts + 1) + read) // parts),
-        prompt_tokens=-(-read // parts),
+        tokens=-(-(decoding * (plan.drafting.drafts + 1) + prefill_tokens) // parts),
+        prompt_tokens=-(-prefill_tokens // parts),
         length=longest_request(plan),
         two_batches=bool(layout.microbatches > layout.pp) and bool(exchanges_experts(layout)),
         memory_share=round(share, 4) if 0 < share < 1 else 0.0,
@@ -109,17 +109,17 @@ def longest_request(plan: Plan) -> int:
     mean = math.ceil(plan.workload.input_tokens + plan.workload.output_tokens)
     room = min(_room(plan.workload, pool) for pool in plan.pools)
     longest = max(mean, room // 1024 * 1024) if math.isfinite(room) else math.inf
-    known = min(longest, plan.served.max_context)
-    return int(known) if math.isfinite(known) else mean
+    max_context = min(longest, plan.served.max_context)
+    return int(max_context) if math.isfinite(max_context) else mean
 
 
 def _room(workload: Workload, pool: Pool) -> float:
     """Return the tokens of KV cache that fit on the chips of one attention group."""
     memory, sequences = pool.memory, -(-pool.seats // int(pool.layout.dp))
     prefills = pool.role == "prefill"  # one pass under way, one being sent on
-    held = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
+    cache_tokens = 2 * sequences * workload.input_tokens if prefills else sequences * mean_context(workload)
     free = float(memory.capacity - memory.weights - memory.activations - memory.reserved)
-    return held * free / float(memory.cache) if memory.cache > 0 else math.inf
+    return cache_tokens * free / float(memory.cache) if memory.cache > 0 else math.inf
 
 
 def deepep_runs(served: Served, ranks: int) -> bool:
@@ -133,8 +133,8 @@ def queues(tokens: int) -> dict[str, str]:
     >>> queues(511), queues(512)
     ({}, {'NVSHMEM_QP_DEPTH': '2048'})
     """
-    wanted = 2 * (tokens + 1)
-    return {"NVSHMEM_QP_DEPTH": str(1 << (wanted - 1).bit_length())} if wanted > QUEUE_DEPTH else {}
+    queue_depth = 2 * (tokens + 1)
+    return {"NVSHMEM_QP_DEPTH": str(1 << (queue_depth - 1).bit_length())} if queue_depth > QUEUE_DEPTH else {}
 
 
 GGUF = "the checkpoint is a GGUF file, which not every engine reads; vLLM wants one file, and --tokenizer of its model"
@@ -177,21 +177,23 @@ def _checkpoint_place(served: Served) -> tuple[str, str]:
 
 def too_long(plan: Plan) -> str:
     """Say that requests of the workload are longer than the model's context, "" where they are not."""
-    mean, most = plan.workload.input_tokens + plan.workload.output_tokens, plan.served.max_context
-    if mean <= most:
+    mean, max_context = plan.workload.input_tokens + plan.workload.output_tokens, plan.served.max_context
+    if mean <= max_context:
         return ""
-    told = f"requests of {mean:,.0f} tokens are longer than the model's context of {most:,.0f}, to which servers keep"
-    return f"{told}: serve a checkpoint whose positions are stretched"
+    context_text = (
+        f"requests of {mean:,.0f} tokens are longer than the model's context of {max_context:,.0f}, to which servers keep"
+    )
+    return f"{context_text}: serve a checkpoint whose positions are stretched"
 
 
-def unsaid(asked: Asked, engine: str) -> list[str]:
+def unsaid(serve_args: ServeArgs, engine: str) -> list[str]:
     """Say what of a layout an engine does not run, by its rules as far as they need no more of the model than its experts."""
-    role = asked.role if asked.role != "serve" else ""
-    facts = replace(facts_of_engine(load_engine(engine)), experts=asked.served.routed_experts, role=role)
+    role = serve_args.role if serve_args.role != "serve" else ""
+    facts = replace(facts_of_engine(load_engine(engine)), experts=serve_args.served.routed_experts, role=role)
     return [
-        f"{rule.reason(facts, asked.layout)}: "
+        f"{rule.reason(facts, serve_args.layout)}: "
         + ("expect slower steps" if rule.name.startswith("two batches") else "it will not start so")
-        for rule in broken(asked.layout, facts, scopes=(ENGINE,))
+        for rule in broken(serve_args.layout, facts, scopes=(ENGINE,))
     ]
 
 
@@ -200,7 +202,7 @@ Exchange = tuple[list[str], dict[str, str], list[str]]  # flags of the experts, 
 
 
 def opened(
-    asked: Asked,
+    serve_args: ServeArgs,
     engine: str,
     program: str,
     *,
@@ -218,16 +220,16 @@ def opened(
     """
     quantised, place, missing = weights
     exchange, environment, notes = experts
-    cached, uncached = cache(asked.served, engine, caches)
-    trust = ["--trust-remote-code"] if asked.served.remote_code else []
+    cached, uncached = cache(serve_args.served, engine, caches)
+    trust = ["--trust-remote-code"] if serve_args.served.remote_code else []
     return Command(
         words=(f"{program} {place}", *axes, *exchange, *quantised, *trust, *cached, *room),
         environment=environment,
-        notes=(*missing, *counted, *notes, *uncached, *unsaid(asked, engine)),
+        notes=(*missing, *counted, *notes, *uncached, *unsaid(serve_args, engine)),
     )
 
 
-def ways(flags: Mapping[str, Number]) -> list[str]:
+def parallel_sizes(flags: Mapping[str, Number]) -> list[str]:
     """Return the flags of axes that have more ways than one.
 
     >>> ways({"--pp-size": 1, "--ep-size": 8.0})
@@ -240,8 +242,8 @@ def cache(served: Served, engine: str, caches: Mapping[str, str]) -> tuple[list[
     """Return the flag of the cache's format, wherever an engine would take another by itself, and what it cannot do."""
     if served.kv not in caches:
         return [], [f"{NAMES[engine]} keeps no KV cache in {served.kv}: expect another size of it"]
-    alone = served.kv == served.checkpoint_kv == "bf16"
-    return ([] if alone else [f"--kv-cache-dtype {caches[served.kv]}"]), []
+    is_default = served.kv == served.checkpoint_kv == "bf16"
+    return ([] if is_default else [f"--kv-cache-dtype {caches[served.kv]}"]), []
 
 
 def routed(
@@ -252,15 +254,15 @@ def routed(
     *,
     program: str,
     pools: str,
-    beside: Mapping[Replica, str],
+    address_suffix: Mapping[Replica, str],
 ) -> Command:
     """Return the command of a router before several servers.
 
-    pools: flags that tell it of a prefill and a decode pool; beside: what follows the address of a replica.
+    pools: flags that tell it of a prefill and a decode pool; address_suffix: what follows the address of a replica.
     """
     urls = {r: f"http://${r.variable}:{ports[r]}" for r in replicas}
     if len(plan.pools) > 1:
-        servers = [pools, *(f"--{r.role} {url}{beside.get(r, '')}" for r, url in urls.items())]
+        servers = [pools, *(f"--{r.role} {url}{address_suffix.get(r, '')}" for r, url in urls.items())]
     else:
         servers = ["--worker-urls " + " ".join(urls.values())]
     policy = "cache_aware" if plan.workload.cached_share > 0 else "round_robin"

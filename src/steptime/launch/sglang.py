@@ -14,15 +14,15 @@ from steptime.launch.serve_args import (
     LOW_LATENCY_TOKENS,
     NVIDIA,
     RACK,
-    Asked,
     Exchange,
     Flags,
+    ServeArgs,
     checkpoint,
     deepep_runs,
     opened,
+    parallel_sizes,
     queues,
     routed,
-    ways,
 )
 from steptime.launch.shell_script import Command
 from steptime.planning.launch_facts import Served
@@ -44,30 +44,35 @@ def refused(served: Served) -> str:
     return f"SGLang runs on GPUs of NVIDIA, AMD and Intel, not on chips of {served.vendor}"
 
 
-def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
+def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
-    m = asked.layout
-    stages = [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {asked.decoding}"] if m.pp > 1 else []
+    m = serve_args.layout
+    stages = [f"--pp-size {int(m.pp)}", f"--pp-max-micro-batch-size {serve_args.decoding}"] if m.pp > 1 else []
     opening = opened(
-        asked,
+        serve_args,
         "sglang",
         "python -m sglang.launch_server --model-path",
-        axes=[f"--tp-size {int(m.stage)}", *ways({"--dcp-size": m.cp}), *stages, *ways({"--attn-dp-size": m.dp})],
-        weights=weights(asked.served),
-        experts=_experts(asked),
+        axes=[
+            f"--tp-size {int(m.stage)}",
+            *parallel_sizes({"--dcp-size": m.cp}),
+            *stages,
+            *parallel_sizes({"--attn-dp-size": m.dp}),
+        ],
+        weights=weights(serve_args.served),
+        experts=_experts(serve_args),
         caches=CACHE,
-        room=_room(asked),
-        counted=_counted(asked),
+        room=_room(serve_args),
+        counted=_counted(serve_args),
     )
     words = []
-    if asked.drafts:  # the window holds the sure token and its drafts
-        words += [f"--speculative-algorithm EAGLE --speculative-num-steps {asked.drafts}", "--speculative-eagle-topk 1"]
-        words.append(f"--speculative-num-draft-tokens {asked.drafts + 1}")
-    if asked.role == "serve":
+    if serve_args.drafts:  # the window holds the sure token and its drafts
+        words += [f"--speculative-algorithm EAGLE --speculative-num-steps {serve_args.drafts}", "--speculative-eagle-topk 1"]
+        words.append(f"--speculative-num-draft-tokens {serve_args.drafts + 1}")
+    if serve_args.role == "serve":
         words.append("--enable-mixed-chunk")
     else:
-        words += [f"--disaggregation-mode {asked.role}", "--disaggregation-transfer-backend nixl"]
-        if asked.role == "prefill":
+        words += [f"--disaggregation-mode {serve_args.role}", "--disaggregation-transfer-backend nixl"]
+        if serve_args.role == "prefill":
             words.append(f"--disaggregation-bootstrap-port {BOOTSTRAP_PORT + replica.slot}")
     if replica.nodes > 1:
         words += [
@@ -80,47 +85,47 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     return replace(opening, words=(*opening.words, *words))
 
 
-def _counted(asked: Asked) -> tuple[str, ...]:
+def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
     """Say what limits count for, where that is not one attention group."""
     notes = []
-    if asked.layout.dp > 1:
+    if serve_args.layout.dp > 1:
         notes.append("--max-running-requests and --chunked-prefill-size count for all attention groups together")
-    if asked.parts > 1:
-        notes.append(f"--max-running-requests counts for all {asked.parts} micro-batches, --chunked-prefill-size for one")
+    if serve_args.parts > 1:
+        notes.append(f"--max-running-requests counts for all {serve_args.parts} micro-batches, --chunked-prefill-size for one")
     return tuple(notes)
 
 
 # --- experts ------------------------------------------------------------------------------------------------------------
 
 
-def _experts(asked: Asked) -> Exchange:
+def _experts(serve_args: ServeArgs) -> Exchange:
     """Return how experts are spread, exchanged and balanced, with the environment and notes."""
-    m = asked.layout
+    m = serve_args.layout
     if m.ep <= 1:
         return [], {}, []
     words, environment, notes = [f"--ep-size {int(m.ep)}"], dict[str, str](), list[str]()
-    if asked.exchanges:
-        exchanged, environment, notes = exchange(asked)
+    if serve_args.exchanges:
+        exchanged, environment, notes = exchange(serve_args)
         words += exchanged
-        if asked.two_batches and exchanged:
+        if serve_args.two_batches and exchanged:
             words.append("--enable-two-batch-overlap")
-        elif asked.two_batches:
+        elif serve_args.two_batches:
             notes.append("SGLang overlaps two micro-batches over an all-to-all only: expect slower steps")
     if m.redundant_experts > 0:
         words += [f"--ep-num-redundant-experts {int(m.redundant_experts)}", "--enable-eplb"]
     return words, environment, notes
 
 
-def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
+def exchange(serve_args: ServeArgs) -> tuple[list[str], dict[str, str], list[str]]:
     """Return the flags of the exchange, its environment, and why it is not the one that one might expect.
 
     All its back ends take as many expert ways as a stage has chips. FlashInfer's runs inside a rack of Blackwell chips where
     each is an attention group; DeepEP on hosts of NVLink: low-latency kernels for a decode pool, normal ones for prefill,
     and both by turns, "auto", where chips do both; MoRI on AMD. Without any, groups gather all rows.
     """
-    served, m = asked.served, asked.layout
-    low = asked.role == "decode" and asked.decoding <= LOW_LATENCY_TOKENS
-    mode = "low_latency" if low else "normal" if asked.role != "serve" else "auto"
+    served, m = serve_args.served, serve_args.layout
+    low = serve_args.role == "decode" and serve_args.decoding <= LOW_LATENCY_TOKENS
+    mode = "low_latency" if low else "normal" if serve_args.role != "serve" else "auto"
     if m.ep != m.stage:
         return [], {}, []
     if served.vendor == AMD:
@@ -128,15 +133,15 @@ def exchange(asked: Asked) -> tuple[list[str], dict[str, str], list[str]]:
     if served.vendor != NVIDIA or served.fabric != "nvlink":
         return [], {}, ["DeepEP needs NVLink between the chips of a host, which these have not: rows are gathered instead"]
     rack = served.domain_chips > served.host_chips and m.stage <= served.domain_chips
-    if rack and m.dp == m.stage and not asked.two_batches and served.experts in ROUTED and "fp4" in served.arithmetic:
+    if rack and m.dp == m.stage and not serve_args.two_batches and served.experts in ROUTED and "fp4" in served.arithmetic:
         return ["--moe-a2a-backend flashinfer", "--moe-runner-backend flashinfer_trtllm_routed"], {}, []
     if not rack and not deepep_runs(served, int(m.stage)):
         why = f"DeepEP has no kernels for {int(m.stage)} ranks on hosts of {served.host_chips}: rows are gathered instead"
         return [], {}, [why]
     environment: dict[str, str] = {}
-    if mode != "normal" and DISPATCHED < asked.decoding <= LOW_LATENCY_TOKENS:
-        environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(asked.decoding)} | queues(asked.decoding)
-    elif mode == "auto" and asked.decoding > LOW_LATENCY_TOKENS:
+    if mode != "normal" and DISPATCHED < serve_args.decoding <= LOW_LATENCY_TOKENS:
+        environment = {"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK": str(serve_args.decoding)} | queues(serve_args.decoding)
+    elif mode == "auto" and serve_args.decoding > LOW_LATENCY_TOKENS:
         mode = "normal"
     return ["--moe-a2a-backend deepep", f"--deepep-mode {mode}"], environment, [RACK] if rack else []
 
@@ -154,16 +159,16 @@ def weights(served: Served) -> Flags:
     return (words, *checkpoint(served, quantises=online))
 
 
-def _room(asked: Asked) -> list[str]:
+def _room(serve_args: ServeArgs) -> list[str]:
     """Return the limits on requests, tokens and lengths."""
-    groups = int(asked.layout.dp)
-    words = [f"--max-running-requests {asked.sequences * groups}"]
-    if asked.prompt_tokens:
-        chunk = -(-asked.prompt_tokens // PAGE) * PAGE
+    groups = int(serve_args.layout.dp)
+    words = [f"--max-running-requests {serve_args.sequences * groups}"]
+    if serve_args.prompt_tokens:
+        chunk = -(-serve_args.prompt_tokens // PAGE) * PAGE
         words.append(f"--chunked-prefill-size {chunk * groups}")
         if chunk > MOST_PREFILL:
             words.append(f"--max-prefill-tokens {chunk}")
-    return [*words, f"--context-length {asked.length}"]
+    return [*words, f"--context-length {serve_args.length}"]
 
 
 # --- the router ---------------------------------------------------------------------------------------------------------
@@ -171,7 +176,7 @@ def _room(asked: Asked) -> list[str]:
 
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
     """Return the command of SGLang's router before several servers."""
-    beside = {r: f" {BOOTSTRAP_PORT + r.slot}" for r in replicas if r.role == "prefill"}
+    address_suffix = {r: f" {BOOTSTRAP_PORT + r.slot}" for r in replicas if r.role == "prefill"}
     program = "python -m sglang_router.launch_router"
-    command = routed(plan, replicas, ports, port, program=program, pools="--pd-disaggregation", beside=beside)
+    command = routed(plan, replicas, ports, port, program=program, pools="--pd-disaggregation", address_suffix=address_suffix)
     return replace(command, notes=("pip install sglang-router",))

@@ -16,7 +16,7 @@ from steptime.launch.training_run import STEPS, Run, hosts_started, layers_by_ch
 FILE: Final = "steptime_run"
 
 
-class Known(NamedTuple):
+class BuiltIn(NamedTuple):
     """A model that torchtitan has: its module, its size there, and the configuration that a run starts from."""
 
     module: str
@@ -25,27 +25,27 @@ class Known(NamedTuple):
 
 
 MODELS: Final = {
-    "meta-llama/Llama-3.2-1B": Known("llama3", "1B", "llama3_8b"),
-    "meta-llama/Llama-3.2-3B": Known("llama3", "3B", "llama3_8b"),
-    "meta-llama/Llama-3.1-8B": Known("llama3", "8B", "llama3_8b"),
-    "meta-llama/Meta-Llama-3-8B": Known("llama3", "8B", "llama3_8b"),
-    "meta-llama/Llama-3.1-70B": Known("llama3", "70B", "llama3_70b"),
-    "meta-llama/Meta-Llama-3-70B": Known("llama3", "70B", "llama3_70b"),
-    "meta-llama/Llama-3.3-70B-Instruct": Known("llama3", "70B", "llama3_70b"),
-    "meta-llama/Llama-3.1-405B": Known("llama3", "405B", "llama3_405b"),
-    "Qwen/Qwen3-0.6B": Known("qwen3", "0.6B", "qwen3_0_6b"),
-    "Qwen/Qwen3-1.7B": Known("qwen3", "1.7B", "qwen3_1_7b"),
-    "Qwen/Qwen3-4B": Known("qwen3", "4B", "qwen3_14b"),
-    "Qwen/Qwen3-8B": Known("qwen3", "8B", "qwen3_14b"),
-    "Qwen/Qwen3-14B": Known("qwen3", "14B", "qwen3_14b"),
-    "Qwen/Qwen3-32B": Known("qwen3", "32B", "qwen3_32b"),
-    "Qwen/Qwen3-30B-A3B": Known("qwen3", "30B-A3B", "qwen3_30b_a3b"),
-    "Qwen/Qwen3-235B-A22B": Known("qwen3", "235B-A22B", "qwen3_30b_a3b"),
-    "deepseek-ai/DeepSeek-V2-Lite": Known("deepseek_v3", "16B", "deepseek_v3_16b"),
-    "deepseek-ai/DeepSeek-V3": Known("deepseek_v3", "671B", "deepseek_v3_671b"),
-    "deepseek-ai/DeepSeek-V3.1": Known("deepseek_v3", "671B", "deepseek_v3_671b"),
-    "openai/gpt-oss-20b": Known("gpt_oss", "20b", "gpt_oss_20b"),
-    "openai/gpt-oss-120b": Known("gpt_oss", "120b", "gpt_oss_120b"),
+    "meta-llama/Llama-3.2-1B": BuiltIn("llama3", "1B", "llama3_8b"),
+    "meta-llama/Llama-3.2-3B": BuiltIn("llama3", "3B", "llama3_8b"),
+    "meta-llama/Llama-3.1-8B": BuiltIn("llama3", "8B", "llama3_8b"),
+    "meta-llama/Meta-Llama-3-8B": BuiltIn("llama3", "8B", "llama3_8b"),
+    "meta-llama/Llama-3.1-70B": BuiltIn("llama3", "70B", "llama3_70b"),
+    "meta-llama/Meta-Llama-3-70B": BuiltIn("llama3", "70B", "llama3_70b"),
+    "meta-llama/Llama-3.3-70B-Instruct": BuiltIn("llama3", "70B", "llama3_70b"),
+    "meta-llama/Llama-3.1-405B": BuiltIn("llama3", "405B", "llama3_405b"),
+    "Qwen/Qwen3-0.6B": BuiltIn("qwen3", "0.6B", "qwen3_0_6b"),
+    "Qwen/Qwen3-1.7B": BuiltIn("qwen3", "1.7B", "qwen3_1_7b"),
+    "Qwen/Qwen3-4B": BuiltIn("qwen3", "4B", "qwen3_14b"),
+    "Qwen/Qwen3-8B": BuiltIn("qwen3", "8B", "qwen3_14b"),
+    "Qwen/Qwen3-14B": BuiltIn("qwen3", "14B", "qwen3_14b"),
+    "Qwen/Qwen3-32B": BuiltIn("qwen3", "32B", "qwen3_32b"),
+    "Qwen/Qwen3-30B-A3B": BuiltIn("qwen3", "30B-A3B", "qwen3_30b_a3b"),
+    "Qwen/Qwen3-235B-A22B": BuiltIn("qwen3", "235B-A22B", "qwen3_30b_a3b"),
+    "deepseek-ai/DeepSeek-V2-Lite": BuiltIn("deepseek_v3", "16B", "deepseek_v3_16b"),
+    "deepseek-ai/DeepSeek-V3": BuiltIn("deepseek_v3", "671B", "deepseek_v3_671b"),
+    "deepseek-ai/DeepSeek-V3.1": BuiltIn("deepseek_v3", "671B", "deepseek_v3_671b"),
+    "openai/gpt-oss-20b": BuiltIn("gpt_oss", "20b", "gpt_oss_20b"),
+    "openai/gpt-oss-120b": BuiltIn("gpt_oss", "120b", "gpt_oss_120b"),
 }  # fmt: skip
 SCHEDULES: Final = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
@@ -64,51 +64,51 @@ ALPHA: Final = 2  # of LoRA's scale, times its rank, which no time depends on
 
 def unable(run: Run) -> list[str]:
     """Say what of a run torchtitan does not do."""
-    job, found = run.job, []
+    job, problems = run.job, []
     if run.system.chip.vendor not in ("NVIDIA", "AMD", ""):
-        found.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
+        problems.append(f"it runs on GPUs of NVIDIA and AMD, not on chips of {run.system.chip.vendor}")
     if run.model.name not in MODELS:
-        found.append(f"it has no configuration of {run.model.name}; it has {', '.join(MODELS)}")
+        problems.append(f"it has no configuration of {run.model.name}; it has {', '.join(MODELS)}")
     if job.dtype not in DTYPES:
-        found.append(f"it computes no products in {job.dtype}; its formats are {', '.join(DTYPES)}")
+        problems.append(f"it computes no products in {job.dtype}; its formats are {', '.join(DTYPES)}")
     if job.dtype in ("mxfp8", "nvfp4") and not run.blackwell:
-        found.append(f"{job.dtype} needs Blackwell or later; take fp8")
+        problems.append(f"{job.dtype} needs Blackwell or later; take fp8")
     if job.dtype == "nvfp4" and run.shape.experts:
-        found.append("it has no grouped products of experts in nvfp4; take mxfp8")
+        problems.append("it has no grouped products of experts in nvfp4; take mxfp8")
     if job.optimizer not in IMPLEMENTATIONS:
-        found.append(f"its configurations have no optimizer {job.optimizer}; take {' or '.join(IMPLEMENTATIONS)}")
+        problems.append(f"its configurations have no optimizer {job.optimizer}; take {' or '.join(IMPLEMENTATIONS)}")
     if job.attention == "unfused":
-        found.append("it has no attention whose scores go through memory")
+        problems.append("it has no attention whose scores go through memory")
     if run.layout.recompute not in CHECKPOINTING:
-        found.append(f"it does not compute {run.layout.recompute!r} again; take {', '.join(CHECKPOINTING)}")
+        problems.append(f"it does not compute {run.layout.recompute!r} again; take {', '.join(CHECKPOINTING)}")
     if run.cp > 1 and run.model.name.startswith("openai/"):
-        found.append("context parallelism does not divide the attention of its gpt-oss configurations; take cp 1")
-    if run.drafts and MODELS.get(run.model.name, Known("", "", "")).module != "deepseek_v3":
-        found.append("it trains multi-token-prediction layers of DeepSeek-V3 only")
-    return [*found, *_axes(run), *_pipeline_cannot(run)]
+        problems.append("context parallelism does not divide the attention of its gpt-oss configurations; take cp 1")
+    if run.drafts and MODELS.get(run.model.name, BuiltIn("", "", "")).module != "deepseek_v3":
+        problems.append("it trains multi-token-prediction layers of DeepSeek-V3 only")
+    return [*problems, *_axes(run), *_pipeline_cannot(run)]
 
 
 def _axes(run: Run) -> list[str]:
     """Say which shardings and ways it has not."""
-    sharding, found = run.layout.sharding, []
+    sharding, problems = run.layout.sharding, []
     if sharding == "zero1":
-        found.append("it divides gradients with the optimizer's states: take zero2, or zero3 that divides weights too")
+        problems.append("it divides gradients with the optimizer's states: take zero2, or zero3 that divides weights too")
     if sharding == "none" and run.cp > 1:
-        found.append("its context parallelism divides states as well; take zero3")
+        problems.append("its context parallelism divides states as well; take zero3")
     if sharding != "none" and run.dp % run.group:
-        found.append(f"{run.dp} copies do not divide by groups of {run.group}")
+        problems.append(f"{run.dp} copies do not divide by groups of {run.group}")
     if run.shape.experts:
         within = run.group * run.cp * run.tp if sharding != "none" else run.cp * run.tp
         if run.ep > 1 and run.etp > 1:
-            found.append("experts that it spreads are not divided by tensor parallelism too; take etp 1")
+            problems.append("experts that it spreads are not divided by tensor parallelism too; take etp 1")
         if run.ep == 1 and run.etp != run.tp:
-            found.append(f"experts that it does not spread are divided by tp as all else; take etp {run.tp}")
+            problems.append(f"experts that it does not spread are divided by tp as all else; take etp {run.tp}")
         if within % run.ep:
-            found.append(f"ep {run.ep} does not divide the {within} chips that divide a copy's states")
+            problems.append(f"ep {run.ep} does not divide the {within} chips that divide a copy's states")
     every = (run.tp if run.job.sequence_parallel else 1) * (2 * run.cp if run.cp > 1 else 1)
     if run.seq % every:
-        found.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
-    return found
+        problems.append(f"a sequence of {run.seq} does not divide by {every}, as tensor and context parallelism want")
+    return problems
 
 
 def _pipeline_cannot(run: Run) -> list[str]:
@@ -116,15 +116,15 @@ def _pipeline_cannot(run: Run) -> list[str]:
         return ["virtual stages need a pipeline; take vpp 1"] if run.virtual > 1 else []
     if run.schedule not in SCHEDULES:
         return [f"it has no schedule {run.schedule}; its are {', '.join(SCHEDULES)}"]
-    found, m = [], run.micro_batches
+    problems, m = [], run.micro_batches
     if run.drafts:
-        found.append("its pipeline has no multi-token-prediction layers")
+        problems.append("its pipeline has no multi-token-prediction layers")
     if run.schedule in SPLIT and run.layout.recompute == "alternate":
-        found.append(f"{run.schedule} splits the backward pass, with which 'alternate' does not go; take none or full")
+        problems.append(f"{run.schedule} splits the backward pass, with which 'alternate' does not go; take none or full")
     least = {"gpipe": run.pp, "1f1b": run.pp, "dualpipev": 2 * run.pp}.get(run.schedule, 1)
     if m < least:
-        found.append(f"its {run.schedule} wants {least} micro-batches at least, not {m}")
-    return found
+        problems.append(f"its {run.schedule} wants {least} micro-batches at least, not {m}")
+    return problems
 
 
 def commands(run: Run) -> list[Command]:
@@ -134,14 +134,14 @@ def commands(run: Run) -> list[Command]:
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    found = [f"it reads c4 with the tokenizer in its hf_assets_path, and {STEPS} steps serve to time one: put your own there"]
+    lines = [f"it reads c4 with the tokenizer in its hf_assets_path, and {STEPS} steps serve to time one: put your own there"]
     if run.job.gradient_bytes < WIDE:
-        found.append("it reduces gradients in 4 bytes, whatever the plan reckons with")
+        lines.append("it reduces gradients in 4 bytes, whatever the plan reckons with")
     if run.schedule in SPLIT:
-        found.append(f"PyTorch compiles no model whose backward pass {run.schedule} splits: expect slower kernels")
+        lines.append(f"PyTorch compiles no model whose backward pass {run.schedule} splits: expect slower kernels")
     if run.pp > 1 and run.micro_batches < run.pp * run.virtual:
-        found.append(f"{run.micro_batches} micro-batches are fewer than the {run.pp * run.virtual} stages of the pipeline")
-    return tuple(found)
+        lines.append(f"{run.micro_batches} micro-batches are fewer than the {run.pp * run.virtual} stages of the pipeline")
+    return tuple(lines)
 
 
 def _flags(run: Run) -> list[str]:
@@ -152,7 +152,7 @@ def _flags(run: Run) -> list[str]:
     sharding, piped = run.layout.sharding, run.pp > 1
     local = run.micro_batch * run.micro_batches if piped else run.micro_batch
     shard = 1 if sharding == "none" else run.group
-    named: dict[str, object] = {
+    modules: dict[str, object] = {
         "training.local_batch_size": local,
         "training.global_batch_size": run.batch,
         "training.seq_len": run.seq,
@@ -165,17 +165,19 @@ def _flags(run: Run) -> list[str]:
         "parallelism.expert_parallel_degree": run.ep if run.shape.experts else 1,
     }
     if sharding != "none":
-        named["parallelism.fsdp_reshard_after_forward"] = "always" if sharding == "zero3" else "never"
+        modules["parallelism.fsdp_reshard_after_forward"] = "always" if sharding == "zero3" else "never"
     if piped:
-        named["parallelism.pipeline_parallel_schedule"] = SCHEDULES[run.schedule]
-        named["parallelism.pipeline_parallel_microbatch_size"] = run.micro_batch
+        modules["parallelism.pipeline_parallel_schedule"] = SCHEDULES[run.schedule]
+        modules["parallelism.pipeline_parallel_microbatch_size"] = run.micro_batch
     if piped and (run.even or run.slotted):
-        less = int(run.slotted)
-        named["parallelism.pipeline_parallel_first_stage_less_layers"] = less
-        named["parallelism.pipeline_parallel_last_stage_less_layers"] = less
-        named["parallelism.pipeline_parallel_layers_per_stage"] = (run.shape.layers + 2 * less) // (run.pp * run.virtual)
-    named["metrics.log_freq"] = 1
-    return [f"--{name} {value}" for name, value in named.items()]
+        reduced_flags = int(run.slotted)
+        modules["parallelism.pipeline_parallel_first_stage_less_layers"] = reduced_flags
+        modules["parallelism.pipeline_parallel_last_stage_less_layers"] = reduced_flags
+        modules["parallelism.pipeline_parallel_layers_per_stage"] = (run.shape.layers + 2 * reduced_flags) // (
+            run.pp * run.virtual
+        )
+    modules["metrics.log_freq"] = 1
+    return [f"--{name} {value}" for name, value in modules.items()]
 
 
 # --- the file -----------------------------------------------------------------------------------------------------------
@@ -183,27 +185,27 @@ def _flags(run: Run) -> list[str]:
 
 def file_text(run: Run) -> str:
     """Return the file of Python that makes the configuration: what flags do not say."""
-    known = MODELS[run.model.name]
-    made = converters(run)
-    imported = sorted({name.partition(".")[0] for name in made if not name.startswith("LoRA")})
-    lines = [f'"""A run of {known.module} {known.size} that flags finish."""', ""]
+    built_in = MODELS[run.model.name]
+    converter_lines = converters(run)
+    imported = sorted({name.partition(".")[0] for name in converter_lines if not name.startswith("LoRA")})
+    lines = [f'"""A run of {built_in.module} {built_in.size} that flags finish."""', ""]
     if imported:
         lines.append(f"from torchtitan.components.quantization import {', '.join(imported)}")
-    if any(name.startswith("LoRA") for name in made):
+    if any(name.startswith("LoRA") for name in converter_lines):
         lines.append("from torchtitan.components.lora import LoRAConverter")
     policy = CHECKPOINTING[run.layout.recompute]
     if policy != "None":
         lines.append(f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}")
     components = '["loss"]' if run.schedule in SPLIT else '["model", "loss"]'
-    given = f"{known.size!r}".replace("'", '"')
-    arguments = [given] + ([f"converters=[{', '.join(made)}]"] if made else [])
+    given = f"{built_in.size!r}".replace("'", '"')
+    arguments = [given] + ([f"converters=[{', '.join(converter_lines)}]"] if converter_lines else [])
     arguments += [f"num_mtp_layers={run.drafts}"] if run.drafts else []
     lines += [
-        f"from torchtitan.models.{known.module} import config_registry, model_registry",
+        f"from torchtitan.models.{built_in.module} import config_registry, model_registry",
         "",
         "",
         "def run():",
-        f"    config = config_registry.{known.start}()",
+        f"    config = config_registry.{built_in.start}()",
         f"    config.model_spec = model_registry({', '.join(arguments)})",
         f"    config.activation_checkpoint = {policy}",
         "    config.compile.enable = True",
@@ -216,37 +218,37 @@ def file_text(run: Run) -> str:
 
 def _settings(run: Run) -> list[str]:
     """Return the settings of a configuration that are words, truth values or lists."""
-    found = [f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"']
+    lines = [f'config.optimizer.implementation = "{IMPLEMENTATIONS[run.job.optimizer]}"']
     graphs = run.pp > 1 or (run.shape.experts is not None and run.ep > 1)
-    found += ["config.training.disable_cuda_graphs = True"] if graphs else []  # which refuse stages and exchanged experts
-    found += ['config.training.mixed_precision_param = "float32"'] if run.job.dtype == "fp32" else []
-    found += [] if run.job.sequence_parallel else ["config.parallelism.enable_sequence_parallel = False"]
+    lines += ["config.training.disable_cuda_graphs = True"] if graphs else []  # which refuse stages and exchanged experts
+    lines += ['config.training.mixed_precision_param = "float32"'] if run.job.dtype == "fp32" else []
+    lines += [] if run.job.sequence_parallel else ["config.parallelism.enable_sequence_parallel = False"]
     if run.pp > 1 and not (run.even or run.slotted):
         counts = layers_by_chunk(run)
-        found += [
+        lines += [
             f'names, counts = [f"layers.{{i}}" for i in range({run.shape.layers})], {counts}',
             "parts = [[names.pop(0) for _ in range(n)] for n in counts]",
             'parts[0].insert(0, "tok_embeddings")',
             'parts[-1] += ["norm", "lm_head"]',
             "config.parallelism.module_fqns_per_model_part = parts",
         ]
-    return found
+    return lines
 
 
 def converters(run: Run) -> list[str]:
     """Return what changes the products of a model: into narrow formats, then adapters beside them."""
-    made, dtype, experts = [], run.job.dtype, run.shape.experts
+    lines, dtype, experts = [], run.job.dtype, run.shape.experts
     compiled = f"model_compile_enabled={run.schedule not in SPLIT}"
     if dtype == "fp8":
         skipped = ", ".join(f'"{name}"' for name in SKIPPED)
-        made.append(f"Float8LinearConverter.Config(filter_fqns=[{skipped}], {compiled})")
-        made += [f"Float8GroupedExpertsConverter.Config({compiled})"] if experts else []
+        lines.append(f"Float8LinearConverter.Config(filter_fqns=[{skipped}], {compiled})")
+        lines += [f"Float8GroupedExpertsConverter.Config({compiled})"] if experts else []
     if dtype in ("mxfp8", "nvfp4"):
         places = '"attention", "feed_forward", "shared_experts"' if experts else '"layers"'
         name = "MXFP8" if dtype == "mxfp8" else "NVFP4"
-        made.append(f"{name}LinearConverter.Config(fqns=[{places}], {compiled})")
-        made += [f"MXFP8GroupedExpertsConverter.Config({compiled})"] if experts else []
+        lines.append(f"{name}LinearConverter.Config(fqns=[{places}], {compiled})")
+        lines += [f"MXFP8GroupedExpertsConverter.Config({compiled})"] if experts else []
     if run.job.task == "lora":
         rank = run.job.lora_rank
-        made.append(f"LoRAConverter.Config(rank={rank}, alpha={float(ALPHA * rank)})")
-    return made
+        lines.append(f"LoRAConverter.Config(rank={rank}, alpha={float(ALPHA * rank)})")
+    return lines

@@ -13,7 +13,7 @@ from steptime.errors import LayoutError, UnknownName
 from steptime.hardware.system import System
 from steptime.launch import maxtext, megatron, megatron_bridge, torchtitan
 from steptime.launch.shell_script import Command, comments, escape_unprintable, spoken
-from steptime.launch.training_run import Run, run_of
+from steptime.launch.training_run import Run, training_run
 from steptime.models.model import Model
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import TrainingLayout
@@ -29,7 +29,7 @@ STACKS: Final = tuple(WRITERS)
 
 def unable(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> str:
     """Return why a stack cannot run a layout, all reasons in one line; "" where it can."""
-    return _refusal(stack, run_of(model, job, layout, system))
+    return _refusal(stack, training_run(model, job, layout, system))
 
 
 def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[Command]:
@@ -41,16 +41,16 @@ def training_commands(model: Model, job: TrainingJob, layout: TrainingLayout, sy
     >>> "--tensor-model-parallel-size 8" in command.words
     True
     """
-    run = run_of(model, job, layout, system)
+    run = training_run(model, job, layout, system)
     if reason := _refusal(stack, run):
         raise LayoutError(reason)
-    found: list[Command] = WRITERS[stack].commands(run)
-    return found
+    problems: list[Command] = WRITERS[stack].commands(run)
+    return problems
 
 
 def training_lines(model: Model, job: TrainingJob, layout: TrainingLayout, system: System, stack: str) -> list[str]:
     """Return the lines of a shell script that start a run: what to mind as comments, files, commands; or why there are none."""
-    run = run_of(model, job, layout, system)
+    run = training_run(model, job, layout, system)
     if reason := _refusal(stack, run):
         return comments((reason,))
     return [line for command in WRITERS[stack].commands(run) for line in (*comments(command.notes), *spoken(command))]

@@ -9,7 +9,7 @@ import numpy as np
 
 from steptime.errors import LayoutError
 from steptime.hardware.system import System
-from steptime.launch.model_flags import Shape, shape_of
+from steptime.launch.model_flags import Shape, model_shape
 from steptime.models.model import Model
 from steptime.physics.layout_constraints import host_chips
 from steptime.training.schedules.schedule import schedule_named
@@ -79,23 +79,25 @@ class Run:
         return self.system.chip.vendor == "NVIDIA" and "fp4" in self.system.chip.peak
 
     @property
-    def given(self) -> tuple[int, ...]:
+    def has_given_layers(self) -> tuple[int, ...]:
         """The layers of each chunk where the layout says them, else ()."""
         return read_layers(self.layout.layers) if self.layout.layers else ()
 
     @property
     def even(self) -> bool:
         """Whether all chunks have as many layers."""
-        return len(set(self.given)) == 1 if self.given else self.shape.layers % (self.pp * self.virtual) == 0
+        return (
+            len(set(self.has_given_layers)) == 1 if self.has_given_layers else self.shape.layers % (self.pp * self.virtual) == 0
+        )
 
     @property
     def slotted(self) -> bool:
         """Whether all chunks have as many layers once the embedding and the head count as one each."""
         if self.even:
             return False
-        if not self.given:
+        if not self.has_given_layers:
             return (self.shape.layers + SLOTS) % (self.pp * self.virtual) == 0
-        first, *between, last = self.given
+        first, *between, last = self.has_given_layers
         return len({first + 1, *between, last + 1}) == 1
 
     @property
@@ -104,7 +106,7 @@ class Run:
         return self.shape.drafts if self.job.mtp else 0
 
 
-def run_of(model: Model, job: TrainingJob, layout: TrainingLayout, system: System) -> Run:
+def training_run(model: Model, job: TrainingJob, layout: TrainingLayout, system: System) -> Run:
     """Return what is started; raise LayoutError where that is not one layout, or none that divides its batch and runs."""
     numbers: dict[str, int] = {}
     for name, value in {**{n: getattr(layout, n) for n in WAYS}, "seq": job.seq, "batch": job.batch}.items():
@@ -118,25 +120,25 @@ def run_of(model: Model, job: TrainingJob, layout: TrainingLayout, system: Syste
         raise LayoutError(
             f"{chips} chips do not divide by the {nodes} hosts of {host} that they need; take {chips // host * host} chips"
         )
-    each = numbers["micro_batch"] * numbers["dp"]
-    if numbers["batch"] % each:
+    sequences_per_step = numbers["micro_batch"] * numbers["dp"]
+    if numbers["batch"] % sequences_per_step:
         raise LayoutError(
             f"a batch of {numbers['batch']} does not divide by {numbers['dp']} copies x {numbers['micro_batch']} sequences; "
-            f"take {max(numbers['batch'] // each, 1) * each}"
+            f"take {max(numbers['batch'] // sequences_per_step, 1) * sequences_per_step}"
         )
     virtual = numbers.pop("virtual_stages")
     if numbers["pp"] > 1:
-        schedule_named(layout.schedule).check(numbers["pp"], numbers["batch"] // each, virtual)
+        schedule_named(layout.schedule).check(numbers["pp"], numbers["batch"] // sequences_per_step, virtual)
     return Run(
-        model=model, job=job, layout=layout, system=system, shape=shape_of(model, numbers["seq"]), virtual=virtual,
+        model=model, job=job, layout=layout, system=system, shape=model_shape(model, numbers["seq"]), virtual=virtual,
         nodes=nodes, per_node=chips // nodes, **numbers,
     )  # fmt: skip
 
 
 def layers_by_chunk(run: Run) -> list[int]:
     """Return the layers of each chunk in the order that a micro-batch passes them, as given, or dealt out."""
-    if run.given:
-        return list(run.given)
+    if run.has_given_layers:
+        return list(run.has_given_layers)
     path = schedule_named(run.layout.schedule).paths(run.pp, run.virtual)[0]
     return layers_of_chunks(run.shape.layers, [int(stage) for stage, _ in path])
 

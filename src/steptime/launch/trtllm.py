@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from steptime.launch.host_placement import Replica
-from steptime.launch.serve_args import NVIDIA, Asked, checkpoint, unsaid
+from steptime.launch.serve_args import NVIDIA, ServeArgs, checkpoint, unsaid
 from steptime.launch.shell_script import Command, json_file
 from steptime.planning.launch_facts import Served
 from steptime.planning.plan_result import Plan
@@ -22,17 +22,17 @@ def refused(served: Served) -> str:
     return "" if served.vendor in (NVIDIA, "") else f"TensorRT-LLM runs on GPUs of NVIDIA, not on chips of {served.vendor}"
 
 
-def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
+def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the one command of a replica, which starts the other hosts itself; rank: 0, whatever is given."""
     del rank
-    m = asked.layout
-    place, missing = checkpoint(asked.served, quantises=False)
-    name = f"{asked.role}.yaml"
+    m = serve_args.layout
+    place, missing = checkpoint(serve_args.served, quantises=False)
+    name = f"{serve_args.role}.yaml"
     words = [f"trtllm-serve {place}", f"--tp_size {int(m.stage)}"]
     chips = int(m.group) if m.dp > 1 else 1  # of a group: each becomes a group of its own
-    sequences = -(-asked.sequences // (asked.parts * chips))
+    sequences = -(-serve_args.sequences // (serve_args.parts * chips))
     if replica.nodes > 1:
-        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", *_own_chips(asked, replica), "trtllm-llmapi-launch", *words]
+        words = [f"mpirun -n {int(m.chips)} -H $HOSTS", *_own_chips(serve_args, replica), "trtllm-llmapi-launch", *words]
         words.append(f"--gpus_per_node {replica.chips}")
     if m.pp > 1:
         words.append(f"--pp_size {int(m.pp)}")
@@ -40,27 +40,27 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
         words.append(f"--ep_size {int(m.ep)}")
     words += [
         f"--max_batch_size {sequences}",
-        f"--max_num_tokens {max(-(-asked.tokens // chips), sequences * (asked.drafts + 1))}",
-        f"--max_seq_len {asked.length}",
+        f"--max_num_tokens {max(-(-serve_args.tokens // chips), sequences * (serve_args.drafts + 1))}",
+        f"--max_seq_len {serve_args.length}",
         f"--extra_llm_api_options {name}",
         "--host 0.0.0.0",
         f"--port {port}",
     ]
-    if asked.served.remote_code:
+    if serve_args.served.remote_code:
         words.append("--trust_remote_code")
-    files = {name: json_file(options(asked))}
-    return Command(words=tuple(words), notes=(*missing, *_notes(asked, replica)), files=files)
+    files = {name: json_file(options(serve_args))}
+    return Command(words=tuple(words), notes=(*missing, *_notes(serve_args, replica)), files=files)
 
 
-def _own_chips(asked: Asked, replica: Replica) -> list[str]:
+def _own_chips(serve_args: ServeArgs, replica: Replica) -> list[str]:
     """Return the words that let each process of a replica of several hosts see its own chips, where others are not its.
 
     One list for all hosts is passed on from the environment; else each process picks its host's by its rank, for `mpirun`
     fills the hosts in their order under `--map-by slot`, as `srun` does.
     """
-    if replica.chips == asked.served.host_chips:
+    if replica.chips == serve_args.served.host_chips:
         return []
-    if replica.alike:
+    if replica.is_symmetric:
         return ["-x CUDA_VISIBLE_DEVICES"]
     lists = " ".join(",".join(map(str, devices)) for devices in replica.devices)
     rank = f"$((${{OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}} / {replica.chips} + 1))"
@@ -68,35 +68,37 @@ def _own_chips(asked: Asked, replica: Replica) -> list[str]:
     return ["--map-by slot", f"sh -c '{pick}'"]
 
 
-def options(asked: Asked) -> dict[str, Any]:
+def options(serve_args: ServeArgs) -> dict[str, Any]:
     """Return what its options file says of a pool."""
-    m, served = asked.layout, asked.served
-    found: dict[str, Any] = {}
-    if asked.role != "decode":
-        found["enable_chunked_prefill"] = True
+    m, served = serve_args.layout, serve_args.served
+    settings: dict[str, Any] = {}
+    if serve_args.role != "decode":
+        settings["enable_chunked_prefill"] = True
     if m.dp > 1:
-        found["enable_attention_dp"] = True
-    found["kv_cache_config"] = {"dtype": CACHE.get(served.kv, "auto")} | ({"enable_block_reuse": True} if asked.cached else {})
+        settings["enable_attention_dp"] = True
+    settings["kv_cache_config"] = {"dtype": CACHE.get(served.kv, "auto")} | (
+        {"enable_block_reuse": True} if serve_args.cached else {}
+    )
     if m.redundant_experts > 0:
         slots = served.routed_experts + int(m.redundant_experts)
-        found["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
-    if asked.drafts:
-        found["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": asked.drafts}
-    if asked.role != "serve":
-        found["cache_transceiver_config"] = {"backend": "DEFAULT"}
-    if asked.role == "prefill":
-        found["disable_overlap_scheduler"] = True
-    return found
+        settings["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": LAYER_UPDATES}}
+    if serve_args.drafts:
+        settings["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": serve_args.drafts}
+    if serve_args.role != "serve":
+        settings["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    if serve_args.role == "prefill":
+        settings["disable_overlap_scheduler"] = True
+    return settings
 
 
-def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
+def _notes(serve_args: ServeArgs, replica: Replica) -> tuple[str, ...]:
     """Say what limits count for, and what the engine cannot run."""
-    m, served = asked.layout, asked.served
+    m, served = serve_args.layout, serve_args.served
     notes = []
     if m.dp > 1:
         notes.append("--max_batch_size and --max_num_tokens count for one attention data-parallel rank")
-    if asked.parts > 1:
-        notes.append(f"--max_batch_size and --max_num_tokens count for one of the {asked.parts} micro-batches in flight")
+    if serve_args.parts > 1:
+        notes.append(f"--max_batch_size and --max_num_tokens count for one of the {serve_args.parts} micro-batches in flight")
     if served.kv not in CACHE:
         notes.append(f"TensorRT-LLM keeps no KV cache in {served.kv}: expect another size of it")
     elif CACHE[served.kv] == "auto" and served.checkpoint_kv not in ("", "bf16"):
@@ -104,7 +106,7 @@ def _notes(asked: Asked, replica: Replica) -> tuple[str, ...]:
     if replica.nodes > 1:
         notes.append(f"one command starts all {replica.nodes} hosts, or srun --mpi=pmix in place of mpirun under Slurm;")
         notes.append(f"HOSTS: the address of each with :{replica.chips} behind it, and commas between")
-    return (*notes, *unsaid(asked, "trtllm"))
+    return (*notes, *unsaid(serve_args, "trtllm"))
 
 
 # --- the router ---------------------------------------------------------------------------------------------------------
@@ -127,9 +129,9 @@ def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int],
             variables=variables,
         )
     sides = {
-        side: {"num_instances": len(found), "urls": found}
+        side: {"num_instances": len(lines), "urls": lines}
         for side, role in (("context_servers", "prefill"), ("generation_servers", "decode"))
-        if (found := [url for r, url in urls.items() if r.role == role])
+        if (lines := [url for r, url in urls.items() if r.role == role])
     }
     text = json_file({"hostname": "0.0.0.0", "port": port, "backend": "pytorch", **sides})
     files = {"router.yaml": text}

@@ -14,15 +14,15 @@ from steptime.launch.serve_args import (
     LOW_LATENCY_TOKENS,
     NVIDIA,
     RACK,
-    Asked,
     Exchange,
     Flags,
+    ServeArgs,
     checkpoint,
     deepep_runs,
     opened,
+    parallel_sizes,
     queues,
     routed,
-    ways,
 )
 from steptime.launch.shell_script import Command
 from steptime.planning.launch_facts import Served
@@ -48,28 +48,28 @@ def refused(served: Served) -> str:
     return f"vLLM runs on GPUs, and by plug-ins on chips of {', '.join(PLUGINS)}, not on chips of {served.vendor}"
 
 
-def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Command:
+def server(serve_args: ServeArgs, replica: Replica, rank: int | None, port: int) -> Command:
     """Return the command of one host of a replica; rank: which of its hosts, None for a host in `$NODE_RANK`."""
-    m = asked.layout
-    axes = ways(
+    m = serve_args.layout
+    axes = parallel_sizes(
         {"--decode-context-parallel-size": m.cp, "--pipeline-parallel-size": m.pp, "--data-parallel-size": m.dp},
     )
     opening = opened(
-        asked,
+        serve_args,
         "vllm",
         "vllm serve",
-        axes=[f"--tensor-parallel-size {int(m.group)}", *axes, *_hosts(asked, replica, rank)],
-        weights=weights(asked.served),
-        experts=_experts(asked),
+        axes=[f"--tensor-parallel-size {int(m.group)}", *axes, *_hosts(serve_args, replica, rank)],
+        weights=weights(serve_args.served),
+        experts=_experts(serve_args),
         caches=CACHE,
-        room=_room(asked),
-        counted=_counted(asked),
+        room=_room(serve_args),
+        counted=_counted(serve_args),
     )
     words, environment = [], dict(opening.environment)
-    if asked.drafts:
-        words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{asked.drafts}}}'""")
-    if asked.role != "serve":
-        role = "kv_producer" if asked.role == "prefill" else "kv_consumer"
+    if serve_args.drafts:
+        words.append(f"""--speculative-config '{{"method":"mtp","num_speculative_tokens":{serve_args.drafts}}}'""")
+    if serve_args.role != "serve":
+        role = "kv_producer" if serve_args.role == "prefill" else "kv_consumer"
         words.append(f"""--kv-transfer-config '{{"kv_connector":"NixlConnector","kv_role":"{role}"}}'""")
         environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "$NODE_ADDRESS",
@@ -80,25 +80,25 @@ def server(asked: Asked, replica: Replica, rank: int | None, port: int) -> Comma
     return replace(opening, words=(*opening.words, *words), environment=environment)
 
 
-def _counted(asked: Asked) -> tuple[str, ...]:
+def _counted(serve_args: ServeArgs) -> tuple[str, ...]:
     """Say what must be installed beside vLLM, and what limits count for, where that is not the whole server."""
-    plugin = PLUGINS.get(asked.served.vendor)
+    plugin = PLUGINS.get(serve_args.served.vendor)
     notes = [f"pip install {plugin}, which may not know every flag"] if plugin else []
-    if asked.layout.dp > 1:
+    if serve_args.layout.dp > 1:
         notes.append("--max-num-seqs and --max-num-batched-tokens count for one data-parallel rank")
-    if asked.parts > 1:
-        notes.append(f"--max-num-seqs counts for all {asked.parts} micro-batches, --max-num-batched-tokens for one")
+    if serve_args.parts > 1:
+        notes.append(f"--max-num-seqs counts for all {serve_args.parts} micro-batches, --max-num-batched-tokens for one")
     return tuple(notes)
 
 
-def _hosts(asked: Asked, replica: Replica, rank: int | None) -> list[str]:
+def _hosts(serve_args: ServeArgs, replica: Replica, rank: int | None) -> list[str]:
     """Return what joins the hosts of a replica: data-parallel ranks where a group fits a host, else one group over hosts."""
     if replica.nodes == 1:
         return []
-    each = int(asked.layout.group * asked.layout.pp)
+    ranks_per_host = int(serve_args.layout.group * serve_args.layout.pp)
     later = [] if rank == 0 else ["--headless"]
-    if asked.layout.dp > 1 and replica.chips % each == 0:
-        local = replica.chips // each
+    if serve_args.layout.dp > 1 and replica.chips % ranks_per_host == 0:
+        local = replica.chips // ranks_per_host
         start = f"$((NODE_RANK * {local}))" if rank is None else str(rank * local)
         words = [
             f"--data-parallel-size-local {local}",
@@ -118,19 +118,19 @@ def _hosts(asked: Asked, replica: Replica, rank: int | None) -> list[str]:
 # --- experts ------------------------------------------------------------------------------------------------------------
 
 
-def _experts(asked: Asked) -> Exchange:
+def _experts(serve_args: ServeArgs) -> Exchange:
     """Return how experts are spread, exchanged and balanced, with the environment and notes."""
-    m = asked.layout
+    m = serve_args.layout
     if m.ep <= 1:
         return [], {}, []
     words, environment, notes = ["--enable-expert-parallel"], dict[str, str](), list[str]()
-    if asked.exchanges:
-        backend, environment, why = exchange(asked)
+    if serve_args.exchanges:
+        backend, environment, why = exchange(serve_args)
         words.append(f"--all2all-backend {backend}")
         notes += why
-        if asked.two_batches and (backend.startswith("deepep") or asked.served.vendor == AMD):
-            words += ["--enable-dbo", *_thresholds(asked)]
-        elif asked.two_batches:
+        if serve_args.two_batches and (backend.startswith("deepep") or serve_args.served.vendor == AMD):
+            words += ["--enable-dbo", *_thresholds(serve_args)]
+        elif serve_args.two_batches:
             notes.append(f"vLLM overlaps two micro-batches over DeepEP only, not over {backend}: expect slower steps")
     if m.redundant_experts > 0:
         extra = json.dumps({"num_redundant_experts": int(m.redundant_experts)}, separators=(",", ":"))
@@ -138,14 +138,14 @@ def _experts(asked: Asked) -> Exchange:
     return words, environment, notes
 
 
-def _thresholds(asked: Asked) -> list[str]:
+def _thresholds(serve_args: ServeArgs) -> list[str]:
     """Return the thresholds of the overlap, where those that vLLM takes would leave the plan's steps out."""
-    decoding, reads = asked.tokens - asked.prompt_tokens, asked.prompt_tokens > 0
+    decoding, reads = serve_args.tokens - serve_args.prompt_tokens, serve_args.prompt_tokens > 0
     words = [f"--dbo-decode-token-threshold {decoding}"] if 0 < decoding < DBO_DECODE else []
-    return words + ([f"--dbo-prefill-token-threshold {asked.tokens}"] if reads and asked.tokens < DBO_PREFILL else [])
+    return words + ([f"--dbo-prefill-token-threshold {serve_args.tokens}"] if reads and serve_args.tokens < DBO_PREFILL else [])
 
 
-def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
+def exchange(serve_args: ServeArgs) -> tuple[str, dict[str, str], list[str]]:
     """Return the back end of the exchange, its environment, and why it is not the one that one might expect.
 
     Inside an NVLink rack: FlashInfer's kernels over multi-node NVLink, or DeepEP's, told of it, for two micro-batches. On hosts
@@ -153,16 +153,16 @@ def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
     chips that do both where the exchange leaves the host or overlaps; those have no CUDA graphs, so that else all-gather is
     taken. On AMD: MoRI. Everywhere else: all-gather and reduce-scatter, which any link carries.
     """
-    plain, served, stage = "allgather_reducescatter", asked.served, int(asked.layout.stage)
-    low = asked.role == "decode" and asked.sequences <= LOW_LATENCY_TOKENS  # its buffers hold a step of all
-    if served.vendor == AMD and asked.two_batches:
+    plain, served, stage = "allgather_reducescatter", serve_args.served, int(serve_args.layout.stage)
+    low = serve_args.role == "decode" and serve_args.sequences <= LOW_LATENCY_TOKENS  # its buffers hold a step of all
+    if served.vendor == AMD and serve_args.two_batches:
         return plain, {}, ["vLLM overlaps two micro-batches on AMD's chips over all-gather, not over MoRI"]
     if served.vendor == AMD:
         return ("mori_low_latency" if low else "mori_high_throughput"), {}, []
     if served.vendor != NVIDIA or served.fabric != "nvlink":
         return plain, {}, ["DeepEP needs NVLink between the chips of a host, which these have not: all-gather takes its place"]
     if served.domain_chips > served.host_chips and stage <= served.domain_chips:
-        return _in_a_rack(asked, low=low)
+        return _in_a_rack(serve_args, low=low)
     if not deepep_runs(served, stage):
         return (
             plain,
@@ -170,23 +170,23 @@ def exchange(asked: Asked) -> tuple[str, dict[str, str], list[str]]:
             [f"DeepEP has no kernels for {stage} ranks on hosts of {served.host_chips}: all-gather takes its place"],
         )
     if low:
-        return "deepep_low_latency", queues(asked.sequences), []
-    if asked.role == "serve" and asked.hosts == 1 and not asked.two_batches:
+        return "deepep_low_latency", queues(serve_args.sequences), []
+    if serve_args.role == "serve" and serve_args.hosts == 1 and not serve_args.two_batches:
         return plain, {}, []
     note = "DeepEP's throughput kernels run without CUDA graphs, its low-latency kernels hold no chunk of this size"
-    return "deepep_high_throughput", {}, [note] if asked.role != "prefill" else []
+    return "deepep_high_throughput", {}, [note] if serve_args.role != "prefill" else []
 
 
-def _in_a_rack(asked: Asked, *, low: bool) -> tuple[str, dict[str, str], list[str]]:
+def _in_a_rack(serve_args: ServeArgs, *, low: bool) -> tuple[str, dict[str, str], list[str]]:
     """Return the back end where one NVLink domain joins several hosts."""
-    if asked.two_batches:
+    if serve_args.two_batches:
         switch = "VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" if low else "VLLM_DEEPEP_HIGH_THROUGHPUT_FORCE_INTRA_NODE"
         return (
             f"deepep_{'low_latency' if low else 'high_throughput'}",
-            {switch: "1"} | (queues(asked.sequences) if low else {}),
+            {switch: "1"} | (queues(serve_args.sequences) if low else {}),
             [RACK],
         )
-    one_sided = asked.served.experts in ("bf16", "nvfp4", "mxfp8") or _in_blocks(asked.served)
+    one_sided = serve_args.served.experts in ("bf16", "nvfp4", "mxfp8") or _in_blocks(serve_args.served)
     return f"flashinfer_nvlink_{'one' if one_sided else 'two'}_sided", {}, []
 
 
@@ -209,22 +209,22 @@ def weights(served: Served) -> Flags:
         return ([f"--quantization {ONLINE[dense]}"], *checkpoint(served, quantises=True))
     able = routed in ONLINE_EXPERTS and (routed != "nvfp4" or "fp4" in served.arithmetic)
     if (same_dense or dense in ONLINE) and (same_routed or able):
-        given = ({} if same_dense else {"linear": ONLINE[dense]}) | ({} if same_routed else {"moe": ONLINE_EXPERTS[routed]})
-        words = ["--quantization online", f"--quantization-config '{json.dumps(given, separators=(',', ':'))}'"]
+        arguments = ({} if same_dense else {"linear": ONLINE[dense]}) | ({} if same_routed else {"moe": ONLINE_EXPERTS[routed]})
+        words = ["--quantization online", f"--quantization-config '{json.dumps(arguments, separators=(',', ':'))}'"]
         return (words, *checkpoint(served, quantises=True))
     return ([], *checkpoint(served, quantises=False))
 
 
-def _room(asked: Asked) -> list[str]:
+def _room(serve_args: ServeArgs) -> list[str]:
     """Return the limits on sequences, tokens, lengths and memory."""
     words = [
-        f"--max-num-seqs {asked.sequences}",
-        f"--max-num-batched-tokens {max(asked.tokens, asked.sequences * (asked.drafts + 1))}",
-        f"--max-model-len {asked.length}",
+        f"--max-num-seqs {serve_args.sequences}",
+        f"--max-num-batched-tokens {max(serve_args.tokens, serve_args.sequences * (serve_args.drafts + 1))}",
+        f"--max-model-len {serve_args.length}",
     ]
-    if asked.memory_share:
-        words.append(f"--gpu-memory-utilization {asked.memory_share:g}")
-    return words + (["--enable-prefix-caching"] if asked.cached else [])
+    if serve_args.memory_share:
+        words.append(f"--gpu-memory-utilization {serve_args.memory_share:g}")
+    return words + (["--enable-prefix-caching"] if serve_args.cached else [])
 
 
 # --- the router ---------------------------------------------------------------------------------------------------------
@@ -233,5 +233,5 @@ def _room(asked: Asked) -> list[str]:
 def router(plan: Plan, replicas: tuple[Replica, ...], ports: dict[Replica, int], port: int) -> Command:
     """Return the command of `vllm-router` before several servers; for pools it hands the KV cache on over NIXL."""
     pools = "--vllm-pd-disaggregation --kv-connector nixl"
-    command = routed(plan, replicas, ports, port, program="vllm-router", pools=pools, beside={})
+    command = routed(plan, replicas, ports, port, program="vllm-router", pools=pools, address_suffix={})
     return replace(command, notes=("pip install vllm-router",))

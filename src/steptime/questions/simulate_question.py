@@ -79,15 +79,15 @@ class TrafficInputs:
             RangeError: if not exactly one of trace, rate and concurrency is given.
         """
         from steptime.simulation.trace_files import read_trace
-        from steptime.simulation.traffic import drawn, longer, scaled
+        from steptime.simulation.traffic import draw_traffic, longer, scaled
 
         kinds = [name for name in ("trace", "rate", "concurrency") if getattr(self, name) is not None]
         if len(kinds) != 1:
             raise RangeError(f"simulate needs one of trace, rate and concurrency, not {' and '.join(kinds) or 'none of them'}")
         if self.trace is not None:
-            requests = scaled(read_trace(self.trace, most=self.requests), self.rate_scale)
+            requests = scaled(read_trace(self.trace, max_requests=self.requests), self.rate_scale)
         else:
-            requests = drawn(
+            requests = draw_traffic(
                 *self.sizes(), rate=self.rate, clients=self.concurrency, requests=self.requests, fast_share=self.fast_share,
                 kind=self.arrivals, burst=self.burst, seed=self.seed,
             )  # fmt: skip
@@ -137,16 +137,16 @@ class SchedulerInputs:
         from steptime.simulation.scheduling_policy import policy_for
 
         return policy_for(
-            engine, system, prompt=prompt, kind=self.policy, max_sequences=self.max_sequences,
-            token_budget=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,
-            patience=self.patience, drafted=self.drafted, acceptance=self.acceptance, route=self.route,
+            engine, system, prompt=prompt, kind=self.policy, max_num_seqs=self.max_sequences,
+            max_num_batched_tokens=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,
+            patience=self.patience, speculative_tokens=self.drafted, acceptance_length=self.acceptance, route=self.route,
         )  # fmt: skip
 
     def cache(self, system: System, layout: Layout) -> Cache | None:
         """Return the prefix cache of a replica, of tiers such as hbm=20GB,host=1TB."""
         if not self.prefix_cache:
             return None
-        from steptime.simulation.prefix_cache import cache_of
+        from steptime.simulation.prefix_cache import cache_with_capacities
 
         tiers: dict[str, float] = {}
         for part in self.prefix_cache.split(","):
@@ -156,7 +156,7 @@ class SchedulerInputs:
             if name in tiers:
                 raise RangeError(f"prefix_cache: {name} is given twice")
             tiers[name] = parse(size, "B")
-        return cache_of(system, layout, tiers)
+        return cache_with_capacities(system, layout, tiers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,11 +238,11 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     prefill = Layout(tp=tp, replicas=inputs.prefill_replicas) if inputs.prefill_replicas else None
     arguments: dict[str, Any] = {
         "layout": layout, "engine": engine, "policy": policy, "slo": inputs.slo(), "prefill": prefill,
-        "cache": inputs.cache(system, prefill or layout), "quantile": inputs.quantile,
+        "cache": inputs.cache(system, prefill or layout), "percentile": inputs.quantile,
     }  # fmt: skip
     if inputs.fast_replicas:
-        slots = policy.max_sequences if inputs.fast_sequences is None else inputs.fast_sequences
-        arguments |= {"fast": replace(policy, max_sequences=slots), "fast_replicas": inputs.fast_replicas}
+        slots = policy.max_num_seqs if inputs.fast_sequences is None else inputs.fast_sequences
+        arguments |= {"fast": replace(policy, max_num_seqs=slots), "fast_replicas": inputs.fast_replicas}
     return Setup(inputs=inputs, model=model, system=system, traffic=traffic, gained_tokens=gained, arguments=arguments)
 
 

@@ -1,5 +1,5 @@
 """Requests one by one: what queues and percentiles make of a step time.
 
-`traffic` makes or reads requests, `policy` says how a server schedules them, `pace` how long its steps take, `loop` runs them,
-`reference` does the same one step at a time, and `metrics` answers. `run.simulate` joins them for a model on a system.
+`traffic` makes requests and `trace_files` reads them, `scheduling_policy` says how a server schedules them, `step_time_model`
+how long its steps take, `event_loop` runs them, and `run_metrics` computes the figures. `simulator.simulate` joins them.
 """

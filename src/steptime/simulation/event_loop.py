@@ -2,7 +2,7 @@
 
 Between two events (an arrival that could be seated, a completion, a chunk of a prompt, a full cache) the decode batch is
 constant, and the context it reads grows by the same number each step: n steps take
-$n\\,t_0 + t_1 (n C + g\\,b\\,n(n-1)/2)$ seconds. The loop jumps from event to event with that sum. `reference` walks each step.
+$n\\,t_0 + t_1 (n C + g\\,b\\,n(n-1)/2)$ seconds. The loop jumps from event to event with that sum. The tests walk each step.
 
 A step: decode sequences take the blocks they need (preempting the last seated of the last class where there are too few), the
 prompt that is half read goes on, then waiting requests are seated in order while the token budget, the seats and the free
@@ -33,28 +33,28 @@ from steptime.simulation.loop_state import (
     Rates,
     Replicas,
     Rules,
-    blocks_of,
-    blocks_wanted,
+    blocks_for,
+    blocks_needed,
     steps_with_room,
     take_blocks,
 )
 from steptime.simulation.request_transitions import (
     arrive,
-    ask_again,
     clear,
     complete,
+    count_ready,
+    finish_prompts,
     first_arrival,
     idle_until,
     join,
+    next_front_ready,
     next_ready,
     next_waiting,
     pass_time,
     preempt,
-    prompts_end,
-    ready_by,
     record_gaps,
     seat,
-    soonest,
+    send_next,
 )
 
 ROUND = 1e-9  # of an interval: a train that is this late leaves on time
@@ -100,7 +100,7 @@ def mixed_time(
     chunks: int,
     longest: int,
     hardest: float,
-    most: int,
+    max_rank_tokens: int,
 ) -> Any:
     """Seconds of a step with `rows` prompt tokens in `chunks` beside `b` decoding sequences.
 
@@ -113,17 +113,17 @@ def mixed_time(
     if rates.groups == 1:
         return factor * seconds + attention + rates.chunk * chunks
     groups = rates.groups
-    each, before = (rows + groups - 1) // groups, (b + groups - 1) // groups
+    mean_rank_tokens, before = (rows + groups - 1) // groups, (b + groups - 1) // groups
     turns = (chunks + groups - 1) // groups
-    busiest = max(longest, each, min(most, (rows * turns + chunks - 1) // chunks))
+    busiest = max(longest, mean_rank_tokens, min(max_rank_tokens, (rows * turns + chunks - 1) // chunks))
     hardest = max(hardest, attention * busiest / rows)
-    return factor * (seconds + rows_time(rates.own, before, busiest)) + groups * hardest + rates.chunk * chunks
+    return factor * (seconds + rows_time(rates.rank_rows, before, busiest)) + groups * hardest + rates.chunk * chunks
 
 
 @compiled
-def read(q: Any, i: int, budget: int, most: int) -> Any:
-    """Read the next chunk of a prompt, of `most` tokens: tokens, pairs of query and key, and keys."""
-    c = min(q[i].left, max(budget, 0), most)
+def prefill_chunk(q: Any, i: int, budget: int, max_tokens: int) -> Any:
+    """Read the next chunk of a prompt, of `max_tokens` tokens: tokens, pairs of query and key, and keys."""
+    c = min(q[i].left, max(budget, 0), max_tokens)
     pairs = c * float(q[i].read) + c * (c + 1.0) / 2.0
     keys = float(q[i].read + c)
     q[i].read += c
@@ -132,20 +132,20 @@ def read(q: Any, i: int, budget: int, most: int) -> Any:
 
 
 @compiled
-def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: float, most: int) -> Any:
-    """The least number of decode steps, at most `most`, that take at least `seconds`: a quadratic, then set right."""
+def steps_until(rates: Rates, b: int, context: float, gain: float, seconds: float, max_steps: int) -> Any:
+    """The least number of decode steps, at most `max_steps`, that take at least `seconds`: a quadratic, then set right."""
     slope = rates.context[b] * gain
     first = rates.decode[b] + rates.context[b] * context
     if first <= 0.0:
-        return most
-    n = int(min(seconds / first, float(most)))
+        return max_steps
+    n = int(min(seconds / first, float(max_steps)))
     if slope > 0.0:
         linear = first - slope / 2
-        n = int(min(2 * seconds / (linear + np.sqrt(linear * linear + 2 * slope * max(seconds, 0.0))), float(most)))
-    n = max(1, min(n, most))
+        n = int(min(2 * seconds / (linear + np.sqrt(linear * linear + 2 * slope * max(seconds, 0.0))), float(max_steps)))
+    n = max(1, min(n, max_steps))
     while n > 1 and run_time(rates, b, context, gain, n - 1) >= seconds:
         n -= 1
-    while n < most and run_time(rates, b, context, gain, n) < seconds:
+    while n < max_steps and run_time(rates, b, context, gain, n) < seconds:
         n += 1
     return n
 
@@ -156,20 +156,20 @@ def departure(q: Any, p: Replicas, rules: Rules, r: int) -> Any:
     now = p.seconds[r, CLOCK]
     if rules.kind == TRAIN:
         return max(now, np.ceil(now / rules.interval - ROUND) * rules.interval)
-    if rules.kind == STATIC and p.count[r, SEATS] == 0 and ready_by(q, p, rules, r, now, rules.seats) < rules.seats:
+    if rules.kind == STATIC and p.count[r, SEATS] == 0 and count_ready(q, p, rules, r, now, rules.seats) < rules.seats:
         return max(now, min(next_ready(q, p, rules, r, now), first_arrival(q, p, rules, r, now) + rules.patience))
     return now
 
 
 @inlined
-def fills(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bool:
+def waits_to_fill(q: Any, p: Replicas, rules: Rules, r: int, until: float) -> bool:
     """Whether a static batch that is not full goes on waiting for more, of what is on its way or comes from `until` on."""
     if rules.kind != STATIC or p.count[r, SEATS] > 0:
         return False
     now = p.seconds[r, CLOCK]
     leaves = first_arrival(q, p, rules, r, now) + rules.patience
-    more = min(leaves, until, next_ready(q, p, rules, r, now)) < np.inf
-    return now < leaves and more and ready_by(q, p, rules, r, now, rules.seats) < rules.seats
+    has_more = min(leaves, until, next_ready(q, p, rules, r, now)) < np.inf
+    return now < leaves and has_more and count_ready(q, p, rules, r, now, rules.seats) < rules.seats
 
 
 @inlined
@@ -185,7 +185,7 @@ def run_length(q: Any, p: Replicas, rules: Rules, rates: Rates, r: int, until: f
     blocked = rules.kind == STATIC or p.count[r, SEATS] == rules.seats or waits
     horizon = until if stop or not blocked else np.inf
     if not blocked and p.count[r, QUEUED] > 0:
-        horizon = min(horizon, soonest(q, p, rules, r, p.seconds[r, CLOCK]))
+        horizon = min(horizon, next_front_ready(q, p, rules, r, p.seconds[r, CLOCK]))
     if horizon == np.inf:
         return n
     away = horizon - p.seconds[r, CLOCK]
@@ -205,7 +205,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
     static, first = rules.kind == STATIC, rules.kind == PREFILL_FIRST
     while (p.count[r, SEATS] > 0 or p.count[r, QUEUED] > 0) and p.seconds[r, CLOCK] < until:
         if p.count[r, SEATS] == 0 and next_waiting(q, p, rules, r) < 0:  # all that came is still on its way to the queue
-            wakes = soonest(q, p, rules, r, p.seconds[r, CLOCK])
+            wakes = next_front_ready(q, p, rules, r, p.seconds[r, CLOCK])
             if wakes >= until and until < np.inf:
                 return
             idle_until(p, r, wakes)
@@ -214,30 +214,30 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
             return
         if leaves < np.inf:  # else nothing more comes that would fill the batch
             p.seconds[r, CLOCK] = leaves
-        if fills(q, p, rules, r, until):
+        if waits_to_fill(q, p, rules, r, until):
             continue
         decode = not first
         pressed = False
         rows, pairs, keys, chunks, ends, load, joins = 0, 0.0, 0.0, 0, 0, 0.0, 0
         longest, hardest = 0, 0.0
         while True:
-            wanted = blocks_wanted(p, rules, r)
-            while decode and wanted > p.count[r, FREE]:
+            needed_blocks = blocks_needed(p, rules, r)
+            while decode and needed_blocks > p.count[r, FREE]:
                 preempt(q, p, rules, r)
                 pressed = True
-                wanted = blocks_wanted(p, rules, r)
+                needed_blocks = blocks_needed(p, rules, r)
             budget = min(rules.budget - (rules.query * p.count[r, DECODES] if decode else 0), rules.reads * rates.groups)
             if static:
                 budget = FAR if p.count[r, DECODES] == 0 else 0
             b = p.count[r, DECODES] if decode else 0
-            most = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
-            half = p.count[r, PARTIAL]
+            max_chunk = FAR if static else max(1, min(rules.reads, rules.chunk - rules.query * (b // rates.groups)))
+            partial_count = p.count[r, PARTIAL]
             p.count[r, PARTIAL] = 0
-            at = 0
-            while budget > 0 or at < half:
-                if at < half:
-                    i = p.partials[r, at]
-                    at += 1
+            partial_index = 0
+            while budget > 0 or partial_index < partial_count:
+                if partial_index < partial_count:
+                    i = p.partials[r, partial_index]
+                    partial_index += 1
                 else:
                     if pressed or p.count[r, SEATS] >= rules.seats or (first and decode):
                         break
@@ -247,7 +247,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                     needs = (q[i].inputs + (q[i].outputs if rules.reserve else q[i].made)) * rules.unit
                     ready = q[i].inputs + q[i].made == q[i].cached
                     needs += rules.growth if ready and not rules.reserve else 0
-                    if blocks_of(rules, needs) > p.count[r, FREE] - wanted:
+                    if blocks_for(rules, needs) > p.count[r, FREE] - needed_blocks:
                         break
                     seat(q, p, rules, r, i)
                     load += q[i].load
@@ -255,10 +255,10 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
                         q[i].first = p.seconds[r, CLOCK] if np.isnan(q[i].first) else q[i].first
                         join(q, p, rules, r, i)
                         joins += 1
-                        wanted = blocks_wanted(p, rules, r)
+                        needed_blocks = blocks_needed(p, rules, r)
                         budget -= rules.query
                         continue
-                c, scored, reach = read(q, i, budget, most)
+                c, scored, reach = prefill_chunk(q, i, budget, max_chunk)
                 if c > 0:
                     rows += c
                     pairs += scored
@@ -281,8 +281,8 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if rows == 0:
             if b == 0:
                 return
-            more = joins > 0 and (first or budget <= 0)  # the next step has a budget of its own for those that wait
-            n = 1 if pressed or load > 0.0 or more else run_length(q, p, rules, rates, r, until, stop)
+            has_waiting = joins > 0 and (first or budget <= 0)  # the next step has a budget of its own for those that wait
+            n = 1 if pressed or load > 0.0 or has_waiting else run_length(q, p, rules, rates, r, until, stop)
             seconds = load + run_time(rates, b, p.seconds[r, CONTEXT], gain, n)
         else:
             context = p.seconds[r, CONTEXT] if b > 0 else 0.0
@@ -304,7 +304,7 @@ def advance(  # noqa: PLR0912, PLR0915  one step is one piece: it shares all it 
         if b > 0:
             complete(q, p, rules, r, following)
         if ends > 0:
-            prompts_end(q, p, rules, r, ends, following)
+            finish_prompts(q, p, rules, r, ends, following)
         if static and p.count[r, LIVE] == 0:
             clear(p, rules, r)
 
@@ -343,4 +343,4 @@ def serve(q: Any, p: Replicas, rules: Rules, rates: Rates, route: Any, following
             if p.count[r, SEATS] == 0 and not waits and p.seconds[r, CLOCK] < t:
                 idle_until(p, r, t)
             if not arrive(q, p, rules, r, i):
-                ask_again(q, p, rules, r, t, following)
+                send_next(q, p, rules, r, t, following)

@@ -33,10 +33,10 @@ def inlined(function: Function) -> Function:
 
 def _compiled(function: Function, **options: bool) -> Function:
     """Compile a function with numba, and keep what comes of it on disk where there is a place for it."""
-    chosen: dict[str, Any] = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cfunc_wrapper": True, **options}
-    made: Any
+    settings: dict[str, Any] = {"error_model": "numpy", "nogil": True, "_nrt": False, "no_cfunc_wrapper": True, **options}
+    dispatcher: Any
     try:
-        made = njit(cache=True, **chosen)(function)
+        dispatcher = njit(cache=True, **settings)(function)
     except RuntimeError:  # neither the package's folder nor a home can be written
-        made = njit(**chosen)(function)
-    return cast(Function, made)
+        dispatcher = njit(**settings)(function)
+    return cast(Function, dispatcher)

@@ -103,7 +103,7 @@ class Rates(NamedTuple):
     pair: float
     key: float
     chunk: float
-    own: Any
+    rank_rows: Any
     groups: int
     joint: Any
 
@@ -233,29 +233,29 @@ def remove(q: Any, lists: Any, r: int, head: int, i: int) -> None:
 
 
 @compiled
-def held(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
+def context_units(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     """Units of context whose cache a decoding request holds."""
     return (q[i].inputs + q[i].made) * rules.unit + rules.growth * (p.count[r, STEPS] - q[i].joined)
 
 
 @compiled
-def blocks_of(rules: Rules, units: int) -> Any:
+def blocks_for(rules: Rules, units: int) -> Any:
     """Blocks that hold `units` of context."""
     return (units + rules.block - 1) // rules.block
 
 
 @compiled
-def blocks_held(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
+def request_blocks(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> Any:
     """Blocks of cache that a seated request holds."""
     if rules.reserve:
-        return blocks_of(rules, (q[i].inputs + q[i].outputs) * rules.unit)
+        return blocks_for(rules, (q[i].inputs + q[i].outputs) * rules.unit)
     if q[i].status == PREFILLING:
-        return blocks_of(rules, (q[i].inputs + q[i].made) * rules.unit)
-    return blocks_of(rules, held(q, p, rules, r, i))
+        return blocks_for(rules, (q[i].inputs + q[i].made) * rules.unit)
+    return blocks_for(rules, context_units(q, p, rules, r, i))
 
 
 @inlined
-def blocks_wanted(p: Replicas, rules: Rules, r: int) -> Any:
+def blocks_needed(p: Replicas, rules: Rules, r: int) -> Any:
     """Blocks that the next decode step takes: one for each sequence whose last block is full."""
     if rules.reserve or p.count[r, DECODES] == 0:
         return 0
@@ -265,23 +265,23 @@ def blocks_wanted(p: Replicas, rules: Rules, r: int) -> Any:
 
 
 @inlined
-def steps_with_room(p: Replicas, rules: Rules, r: int, most: int) -> Any:
-    """How many decode steps, at most `most`, the free blocks allow."""
+def steps_with_room(p: Replicas, rules: Rules, r: int, max_steps: int) -> Any:
+    """How many decode steps, at most `max_steps`, the free blocks allow."""
     free, b = p.count[r, FREE], p.count[r, DECODES]
     if rules.reserve:
-        return most
+        return max_steps
     if rules.unit > 1:
-        return min(most, free // (rules.growth * b))
-    if b * (most // rules.block + 1) <= free:
-        return most
+        return min(max_steps, free // (rules.growth * b))
+    if b * (max_steps // rules.block + 1) <= free:
+        return max_steps
     cycles = free // b
-    n, left, at = cycles * rules.block, free - cycles * b, -p.count[r, STEPS]
-    while n < most:
-        left -= p.residue[r, (at - n) % rules.block]
-        if left < 0:
+    n, free_left, offset = cycles * rules.block, free - cycles * b, -p.count[r, STEPS]
+    while n < max_steps:
+        free_left -= p.residue[r, (offset - n) % rules.block]
+        if free_left < 0:
             break
         n += 1
-    return min(n, most)
+    return min(n, max_steps)
 
 
 @inlined
@@ -293,7 +293,7 @@ def take_blocks(p: Replicas, rules: Rules, r: int, n: int) -> None:
     if rules.unit > 1:
         p.count[r, FREE] -= n * rules.growth * b
         return
-    taken, at = (n // rules.block) * b, -p.count[r, STEPS]
+    block_count, offset = (n // rules.block) * b, -p.count[r, STEPS]
     for k in range(n % rules.block):
-        taken += p.residue[r, (at - k) % rules.block]
-    p.count[r, FREE] -= taken
+        block_count += p.residue[r, (offset - k) % rules.block]
+    p.count[r, FREE] -= block_count

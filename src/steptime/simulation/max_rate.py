@@ -32,7 +32,7 @@ UNSETTLED = "not settled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatePoint:
-    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the percentile of the limits, whether all is well, why not."""
+    """What users see at a rate [requests/s]: TTFT and TPOT [s] at the percentile of the limits, and the verdict."""
 
     rate: float = field(metadata=unit("requests/s", "that was tried; of clients, what they brought", key="requests_per_s"))
     scale: float | None = field(default=None, metadata=unit("", "times as fast as the trace; null without a trace"))

@@ -13,16 +13,23 @@ from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike
 from steptime.physics.engine import Engine
 from steptime.planning.plan_result import Plan
-from steptime.planning.speculative_config import NONE, Drafting
+from steptime.planning.speculative_config import NONE, Speculation
 from steptime.planning.workload import Slo, Workload
 from steptime.result_base import Result, unit
-from steptime.simulation.max_rate import long_enough, meets
-from steptime.simulation.plan_as_traffic import PoolLike, prompts_of, reading, requests_of, serving, things_of
+from steptime.simulation.max_rate import meets, run_until_settled
+from steptime.simulation.plan_as_traffic import (
+    PoolLike,
+    decode_policy,
+    load_plan_inputs,
+    prefill_policy,
+    workload_prompts,
+    workload_traffic,
+)
 from steptime.simulation.plan_vs_simulation import Compared, compare
 from steptime.simulation.run_metrics import Answers
 from steptime.simulation.simulation_result import Simulation
 from steptime.simulation.simulator import simulate
-from steptime.simulation.slo_check import Judged, at, judge
+from steptime.simulation.slo_check import Judged, at_percentile, judge
 from steptime.units import in_digits
 
 __all__ = ["Compared", "Replay", "compare", "replay", "replay_pools"]
@@ -33,7 +40,7 @@ STEADY = 20.0  # lifetimes of a request over which others come, that a cost is j
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Replay(Result):
-    """A plan under random arrivals: the run that meets the limits at `quantile`, its seats and rate, and how many tries."""
+    """A plan under random arrivals: the run that meets the limits at `percentile`, its seats and rate, and how many tries."""
 
     SCHEMA: ClassVar[str] = "steptime.replay/1"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -48,9 +55,9 @@ class Replay(Result):
     planned_batch: float = field(metadata=unit("sequences", "of the plan"))
     rate: float = field(metadata=unit("requests/s", "at which the limits hold", key="requests_per_s"))
     planned_rate: float = field(metadata=unit("requests/s", "of the plan", key="planned_requests_per_s"))
-    quantile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
+    percentile: str = field(metadata=unit("", "at which they hold: mean, p50, p90, p95 or p99"))
     good: bool = field(metadata=unit("", "whether they hold at last"))
-    tried: int = field(metadata=unit("", "rates that were tried"))
+    attempts: int = field(metadata=unit("", "rates that were tried"))
 
     @property
     def answers(self) -> Answers:
@@ -60,7 +67,7 @@ class Replay(Result):
     @property
     def limits(self) -> Judged:
         """The last run against the limits."""
-        return judge(self.answers, self.slo, self.quantile)
+        return judge(self.answers, self.slo, self.percentile)
 
     @property
     def reason(self) -> str:
@@ -69,15 +76,15 @@ class Replay(Result):
             return ""
         share = f"{self.rate / self.planned_rate:.0%} of the plan's {in_digits(self.planned_rate, 4)}"
         lowest = f"{in_digits(self.rate, 4)} requests/s ({share})"
-        why = self.limits.why if not self.limits.met else "the run is too short to tell"
-        return f"with random arrivals the limits do not hold {at(self.quantile)}, down to {lowest}: {why}"
+        why = self.limits.why if not self.limits.is_met else "the run is too short to tell"
+        return f"with random arrivals the limits do not hold {at_percentile(self.percentile)}, down to {lowest}: {why}"
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return batch and rate against the planned ones, and the figures of the run."""
         _, figures = self.answers.headline()
         holds = "limits hold" if self.good else "limits do not hold"
         rate = f"{in_digits(self.rate)} of {in_digits(self.planned_rate)} requests/s"
-        return f"Replay: {holds} {at(self.quantile)} with {rate}", figures
+        return f"Replay: {holds} {at_percentile(self.percentile)} with {rate}", figures
 
 
 def replay(
@@ -86,19 +93,19 @@ def replay(
     system: SystemLike | None = None,
     engine: Engine | str | None = None,
     *,
-    quantile: str = "p90",
+    percentile: str = "p90",
     requests: int = 4000,
     seed: int = 0,
 ) -> Replay:
-    """Replay a plan with random arrivals, and lower its rate until its limits hold at `quantile`: `plan --simulate`.
+    """Replay a plan with random arrivals, and lower its rate until its limits hold at `percentile`: `plan --simulate`.
 
     A plan holds the names of its model, system and engine; what was loaded from a file, stored in other formats or varied must
     be given again, and InputError says so. requests: the least.
     """
-    things = things_of(plan, model, system, engine)
+    things = load_plan_inputs(plan, model, system, engine)
     return replay_pools(
         *things[:2], plan.workload, plan.slo, plan.pools, plan.requests_per_second,
-        engine=things[2], quantile=quantile, requests=requests, seed=seed, drafting=plan.drafting,
+        engine=things[2], percentile=percentile, requests=requests, seed=seed, speculation=plan.drafting,
     )  # fmt: skip
 
 
@@ -111,32 +118,38 @@ def replay_pools(
     rate: float,
     *,
     engine: Engine,
-    quantile: str = "p90",
+    percentile: str = "p90",
     requests: int = 4000,
     seed: int = 0,
     tries: int = 24,
-    drafting: Drafting = NONE,
+    speculation: Speculation = NONE,
 ) -> Replay:
     """Replay a plan's `pools` with Poisson arrivals at `rate` [requests/s], and lower the rate until the limits hold.
 
     A plan keeps its limits in the mean; the rate is lowered, to LOWER of the one before, until TTFT and TPOT are within them at
-    `quantile`. The seats stay those of the plan, as its launch commands have them. requests: the least.
+    `percentile`. The seats stay those of the plan, as its launch commands have them. requests: the least.
     """
     server = pools[-1]
     prefill = pools[0].layout if len(pools) > 1 else None
-    prompts = prompts_of(workload)
-    given: dict[str, Any] = {"layout": server.layout, "engine": engine, "slo": slo, "quantile": quantile, "prefill": prefill}
-    given |= {
-        "cached": prompts.skipped,
-        "prefill_policy": None if prefill is None else reading(pools[0], prompts.fresh, drafting),
+    prompts = workload_prompts(workload)
+    settings: dict[str, Any] = {
+        "layout": server.layout,
+        "engine": engine,
+        "slo": slo,
+        "percentile": percentile,
+        "prefill": prefill,
     }
-    given["policy"] = serving(server, prompts.fresh, apart=prefill is not None, drafting=drafting)
-    traffic, run = partial(requests_of, workload, seed=seed), partial(simulate, model, system, **given)
-    now, tried, good = rate, 0, False
-    while not good and tried < tries:
-        now, tried = rate * LOWER**tried, tried + 1
-        last = long_enough(run, traffic, now, requests, STEADY)
-        good = meets(last.answers, slo, quantile)
+    settings |= {
+        "cached": prompts.skipped,
+        "prefill_policy": None if prefill is None else prefill_policy(pools[0], prompts.fresh, speculation),
+    }
+    settings["policy"] = decode_policy(server, prompts.fresh, has_prefill_pool=prefill is not None, speculation=speculation)
+    traffic, run = partial(workload_traffic, workload, seed=seed), partial(simulate, model, system, **settings)
+    now, attempts, good = rate, 0, False
+    while not good and attempts < tries:
+        now, attempts = rate * LOWER**attempts, attempts + 1
+        last = run_until_settled(run, traffic, now, requests, STEADY)
+        good = meets(last.answers, slo, percentile)
     return Replay(
         simulation=last,
         slo=slo,
@@ -144,7 +157,7 @@ def replay_pools(
         planned_batch=server.batch,
         rate=now,
         planned_rate=rate,
-        quantile=quantile,
+        percentile=percentile,
         good=good,
-        tried=tried,
+        attempts=attempts,
     )

@@ -18,17 +18,24 @@ from steptime.physics.engine import Engine
 from steptime.planning.plan_result import Plan
 from steptime.result_base import Result, unit
 from steptime.simulation.loop_state import DONE
-from steptime.simulation.plan_as_traffic import PoolLike, prompts_of, reading, requests_of, serving, things_of
+from steptime.simulation.plan_as_traffic import (
+    PoolLike,
+    decode_policy,
+    load_plan_inputs,
+    prefill_policy,
+    workload_prompts,
+    workload_traffic,
+)
 from steptime.simulation.run_metrics import OVERLOADED
-from steptime.simulation.scheduling_policy import MOST_SEATS, Policy
+from steptime.simulation.scheduling_policy import MAX_NUM_SEQS, Policy
 from steptime.simulation.simulation_result import Simulation
-from steptime.simulation.simulator import as_seen, kv_room, simulate
+from steptime.simulation.simulator import kv_room, simulate, user_visible_times
 from steptime.units import in_digits, show
 
-COUNTED = 20_000  # requests that are counted unless told
-WARM = 5.0  # lifetimes of a request that are left out before the counted ones; one comes after them
-LONGEST = 1_000_000  # requests of a run
-SEATS = 4  # times the plan's batch, of a replica, where its memory holds so many
+MIN_COUNTED_REQUESTS = 20_000  # requests that are counted unless told
+WARM_UP_LIFETIMES = 5.0  # lifetimes of a request that are left out before the counted ones; one comes after them
+MAX_REQUESTS = 1_000_000  # requests of a run
+SLOTS_FACTOR = 4  # times the plan's batch, of a replica, where its memory holds so many
 BATCHES = 20  # parts of a run whose means tell how sure its mean is
 
 
@@ -102,17 +109,17 @@ class Compared(Result):
         """Return the ratios, and what they were taken from."""
         grows = "" if self.steady else "; the queue grows, so that no time is steady"
         return f"Replay over plan at {in_digits(self.rate, 4)} requests/s, {self.counted:,} requests counted{grows}", {
-            "TPOT": _beside(self.planned_tpot, self.tpot, self.made_tpot, self.tpot_error),
-            "TTFT": _beside(self.planned_ttft, self.ttft, self.made_ttft, self.ttft_error),
+            "TPOT": _show_ratio(self.planned_tpot, self.tpot, self.made_tpot, self.tpot_error),
+            "TTFT": _show_ratio(self.planned_ttft, self.ttft, self.made_ttft, self.ttft_error),
             "cost": f"{self.cost_ratio:.3f}",
             "steps": f"off by {self.decode_error:.1%} (decode) and {self.mixed_error:.1%} (mixed) in the mean",
             "batch": f"{self.batch:,.1f} in the mean, {self.planned_batch:,} planned, {self.seats:,} seats",
         }
 
 
-def _beside(planned: float, seen: float, made: float, error: float) -> str:
-    times = f"{show(seen, 's')} for {show(planned, 's')}"
-    return f"{seen / planned:.3f} seen ({times}), {made / planned:.3f} as made, ± {error:.1%}"
+def _show_ratio(planned: float, observed: float, generated: float, error: float) -> str:
+    times = f"{show(observed, 's')} for {show(planned, 's')}"
+    return f"{observed / planned:.3f} seen ({times}), {generated / planned:.3f} as made, ± {error:.1%}"
 
 
 def compare(
@@ -122,7 +129,7 @@ def compare(
     engine: Engine | str | None = None,
     *,
     seed: int = 0,
-    requests: int = COUNTED,
+    requests: int = MIN_COUNTED_REQUESTS,
     route: str = "round-robin",
 ) -> Compared:
     """Replay a plan's pools at its own rate in a steady state, and return mean TPOT, TTFT and cost beside the plan's.
@@ -133,55 +140,65 @@ def compare(
     lifetime is the longest that any request of the run took. `route`: of `Policy`.
     model, system and engine may be left out where the names in the plan stand for them, as for `replay`.
     """
-    described, machine, runs_on = things_of(plan, model, system, engine)
+    described, machine, runs_on = load_plan_inputs(plan, model, system, engine)
     lifetime = plan.ttft + plan.workload.output_tokens * plan.tpot
-    n = math.ceil(requests + 2 * (WARM + 1) * lifetime * plan.requests_per_second)
+    n = math.ceil(requests + 2 * (WARM_UP_LIFETIMES + 1) * lifetime * plan.requests_per_second)
     while True:
-        run = _run(plan, described, machine, runs_on, min(n, LONGEST), seed, route)
-        chosen = _chosen(run)
-        if chosen.sum() >= requests or n >= LONGEST or run.answers.verdict == OVERLOADED:
-            return _compared(plan, run, chosen, runs_on)
+        run = _run(plan, described, machine, runs_on, min(n, MAX_REQUESTS), seed, route)
+        in_window = _requests_in_window(run)
+        if in_window.sum() >= requests or n >= MAX_REQUESTS or run.answers.verdict == OVERLOADED:
+            return _comparison(plan, run, in_window, runs_on)
         n *= 2
 
 
 def _run(plan: Plan, model: Model, system: System, engine: Engine, n: int, seed: int, route: str) -> Simulation:
     """Return a run of `n` requests at the plan's rate, with tokens seen when they are made."""
-    server, apart = plan.pools[-1], len(plan.pools) > 1
-    prompts = prompts_of(plan.workload)
+    server, has_prefill_pool = plan.pools[-1], len(plan.pools) > 1
+    prompts = workload_prompts(plan.workload)
     bare = replace(engine, scheduler=replace(engine.scheduler, steps_before_answer=0.0, steps_to_balance=0.0))
     return simulate(
         model,
         system,
-        requests_of(plan.workload, plan.requests_per_second, n, seed=seed, exact=True),
+        workload_traffic(plan.workload, plan.requests_per_second, n, seed=seed, exact=True),
         layout=server.layout,
         engine=bare,
-        policy=replace(_roomy(server, plan, model, system, engine, apart=apart), route=route),
-        prefill=plan.pools[0].layout if apart else None,
-        prefill_policy=replace(reading(plan.pools[0], prompts.fresh, plan.drafting), route=route) if apart else None,
+        policy=replace(
+            _policy_with_spare_slots(server, plan, model, system, engine, has_prefill_pool=has_prefill_pool), route=route
+        ),
+        prefill=plan.pools[0].layout if has_prefill_pool else None,
+        prefill_policy=replace(prefill_policy(plan.pools[0], prompts.fresh, plan.drafting), route=route)
+        if has_prefill_pool
+        else None,
         cached=prompts.skipped,
     )
 
 
-def _roomy(server: PoolLike, plan: Plan, model: Model, system: System, engine: Engine, *, apart: bool) -> Policy:
+def _policy_with_spare_slots(
+    server: PoolLike, plan: Plan, model: Model, system: System, engine: Engine, *, has_prefill_pool: bool
+) -> Policy:
     """Return the schedule of the pool that decodes, with seats above the plan's batch and the room that its chips have.
 
     A group reads the plan's chunk beside whatever batch it finds. A decode pool of its own keeps no room to read.
     """
     workload, drafts = plan.workload, plan.drafting.drafts
-    usual = serving(server, prompts_of(workload).fresh, apart=apart, drafting=plan.drafting)
+    usual = decode_policy(
+        server, workload_prompts(workload).fresh, has_prefill_pool=has_prefill_pool, speculation=plan.drafting
+    )
     if server.queued:
         return usual
     context = workload.input_tokens + workload.output_tokens / 2
-    tokens = math.ceil(server.batch / server.layout.dp) if apart else usual.token_budget
-    given: dict[str, Any] = {"layout": server.layout, "engine": engine, "context": context, "drafts": drafts}
-    room = kv_room(model, system, step_tokens=int(tokens), **given)
-    seats = min(SEATS * usual.max_sequences, max(usual.max_sequences, math.ceil(room / workload.input_tokens)), MOST_SEATS)
-    more = math.ceil(seats / server.layout.dp) - math.ceil(server.seats / server.layout.dp)
-    budget = usual.token_budget + more * (drafts + 1)
-    return replace(usual, max_sequences=int(seats), kv_tokens=max(room, 1.0), token_budget=budget)
+    tokens = math.ceil(server.batch / server.layout.dp) if has_prefill_pool else usual.max_num_batched_tokens
+    settings: dict[str, Any] = {"layout": server.layout, "engine": engine, "context": context, "drafts": drafts}
+    room = kv_room(model, system, step_tokens=int(tokens), **settings)
+    seats = min(
+        SLOTS_FACTOR * usual.max_num_seqs, max(usual.max_num_seqs, math.ceil(room / workload.input_tokens)), MAX_NUM_SEQS
+    )
+    extra_per_rank = math.ceil(seats / server.layout.dp) - math.ceil(server.seats / server.layout.dp)
+    budget = usual.max_num_batched_tokens + extra_per_rank * (drafts + 1)
+    return replace(usual, max_num_seqs=int(seats), kv_tokens=max(room, 1.0), max_num_batched_tokens=budget)
 
 
-def _chosen(run: Simulation) -> Any:
+def _requests_in_window(run: Simulation) -> Any:
     """Return which requests count: those after the warm-up that were served while others kept coming.
 
     Where the queue grows there may be none: the later half of all then, of a state that is not steady.
@@ -190,30 +207,30 @@ def _chosen(run: Simulation) -> Any:
     took = float(np.max(q["finish"] - q["arrival"], where=q["status"] == DONE, initial=0.0))
     first, last = float(q["arrival"][0]), float(q["arrival"][-1])
     done = q["status"] == DONE
-    chosen = done & (q["arrival"] >= first + WARM * took) & (q["arrival"] <= last - took)
-    return chosen if chosen.any() else done & (q["arrival"] >= (first + last) / 2)
+    in_window = done & (q["arrival"] >= first + WARM_UP_LIFETIMES * took) & (q["arrival"] <= last - took)
+    return in_window if in_window.any() else done & (q["arrival"] >= (first + last) / 2)
 
 
-def _compared(plan: Plan, run: Simulation, chosen: Any, engine: Engine) -> Compared:
+def _comparison(plan: Plan, run: Simulation, in_window: Any, engine: Engine) -> Compared:
     """Return the figures of the chosen requests beside the plan's."""
     q = run.requests
     groups = int(plan.pools[-1].layout.dp)
     answer = float(engine.scheduler.steps_before_answer) + (float(engine.scheduler.steps_to_balance) if groups > 1 else 0.0)
-    seen = as_seen(q, replace(run.pace, answer=answer), accepted=plan.drafting.acceptance)[chosen]
-    made = q[chosen]
-    begin, end = float(made["arrival"][0]), float(made["arrival"][-1])
+    observed = user_visible_times(q, replace(run.pace, answer=answer), accepted=plan.drafting.acceptance)[in_window]
+    generated = q[in_window]
+    begin, end = float(generated["arrival"][0]), float(generated["arrival"][-1])
     window = end - begin
-    tokens = (_delivered(q, end) - _delivered(q, begin)) / window
+    tokens = (_tokens_generated_by(q, end) - _tokens_generated_by(q, begin)) / window
     replicas = int(plan.pools[-1].layout.replicas)
-    tpots, ttfts = _tpot(made), made["first"] - made["arrival"]
+    tpots, ttfts = _tpot(generated), generated["first"] - generated["arrival"]
     return Compared(
         rate=plan.requests_per_second,
         planned_tpot=plan.tpot,
-        tpot=float(np.mean(_tpot(seen))),
+        tpot=float(np.mean(_tpot(observed))),
         made_tpot=float(np.mean(tpots)),
         tpot_error=_error(tpots),
         planned_ttft=plan.ttft,
-        ttft=float(np.mean(seen["first"] - seen["arrival"])),
+        ttft=float(np.mean(observed["first"] - observed["arrival"])),
         made_ttft=float(np.mean(ttfts)),
         ttft_error=_error(ttfts),
         planned_cost=plan.usd_per_million_output_tokens,
@@ -221,10 +238,10 @@ def _compared(plan: Plan, run: Simulation, chosen: Any, engine: Engine) -> Compa
         planned_tokens_per_second=plan.requests_per_second * float(plan.workload.output_tokens),
         tokens_per_second=tokens,
         planned_batch=plan.pools[-1].batch,
-        batch=_decoding(q, begin, end) / window / replicas,
-        seats=run.policy.max_sequences,
+        batch=_decode_sequence_seconds(q, begin, end) / window / replicas,
+        seats=run.policy.max_num_seqs,
         preemptions=run.answers.preemptions,
-        counted=len(made),
+        counted=len(generated),
         warm_up=begin - float(q["arrival"][0]),
         window=window,
         decode_error=run.pace.decode_error,
@@ -246,21 +263,21 @@ def _tpot(q: Any) -> Any:
     return (several["finish"] - several["first"]) / (several["outputs"] - 1)
 
 
-def _began(q: Any) -> Any:
+def _decode_start(q: Any) -> Any:
     """When requests began to decode [s]: with their first token, or when a decode pool of its own seated them."""
     return np.where(np.isnan(q["resumed"]), q["first"], q["resumed"])
 
 
-def _delivered(q: Any, time: float) -> float:
+def _tokens_generated_by(q: Any, time: float) -> float:
     """Return the output tokens that were made by a time [s]: the first, and the others evenly until the end."""
     done = q[q["status"] == DONE]
-    began = _began(done)
+    began = _decode_start(done)
     span = np.maximum(done["finish"] - began, 1e-12)
     further = np.clip((time - began) / span, 0.0, 1.0) * (done["outputs"] - 1)
     return float(np.sum(done["first"] <= time) + np.sum(further))
 
 
-def _decoding(q: Any, begin: float, end: float) -> float:
+def _decode_sequence_seconds(q: Any, begin: float, end: float) -> float:
     """Return the sequence seconds of decode between two times [s]."""
     done = q[q["status"] == DONE]
-    return float(np.sum(np.maximum(np.minimum(done["finish"], end) - np.maximum(_began(done), begin), 0.0)))
+    return float(np.sum(np.maximum(np.minimum(done["finish"], end) - np.maximum(_decode_start(done), begin), 0.0)))

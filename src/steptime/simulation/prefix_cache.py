@@ -27,7 +27,7 @@ from steptime.simulation.traffic import Traffic
 from steptime.units import show
 
 LEFT_OUT = unit("", "", left_out=True)
-MOST_KEPT = 200_000_000  # blocks of all replicas: some gigabytes
+MAX_BLOCKS = 200_000_000  # blocks of all replicas: some gigabytes
 SLACK = 1.2  # prefix-aware routing leaves a replica that got this many times the mean tokens
 
 
@@ -58,24 +58,26 @@ class Cache:
             raise RangeError("a prefix cache needs at least one tier")
 
 
-def cache_of(system: System, layout: Layout, capacities: Mapping[str, float]) -> Cache:
+def cache_with_capacities(system: System, layout: Layout, capacities: Mapping[str, float]) -> Cache:
     """Return the cache of a replica with some capacities [B] by tier; bandwidths and order are the machine's.
 
     The chips' own memory comes first, of no capacity unless given: only there is a block of use without a load.
     """
     hbm = system.chip.hbm
-    known = {tier.name: tier for tier in (hbm, *system.tiers)}
+    tiers = {tier.name: tier for tier in (hbm, *system.tiers)}
     for name in capacities:
-        if name not in known:
-            raise UnknownName("memory tier", name, known, f"Known: {', '.join(known)}.")
+        if name not in tiers:
+            raise UnknownName("memory tier", name, tiers, f"Known: {', '.join(tiers)}.")
     sizes = {hbm.name: 0.0} | dict(capacities)
-    most = float(system.chip.capacity) * int(layout.chips)
-    if sizes[hbm.name] > most:
-        raise RangeError(f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(most, 'B')} of a replica's chips")
+    max_bytes = float(system.chip.capacity) * int(layout.chips)
+    if sizes[hbm.name] > max_bytes:
+        raise RangeError(
+            f"{hbm.name}={show(sizes[hbm.name], 'B')} is more than the {show(max_bytes, 'B')} of a replica's chips"
+        )
     return Cache(
         tiers=tuple(
             Tier(name=name, capacity=sizes[name], bandwidth=float(tier.bandwidth), latency=float(tier.latency or 0.0))
-            for name, tier in known.items()
+            for name, tier in tiers.items()
             if name in sizes
         )
     )
@@ -141,13 +143,13 @@ def use_cache(
     capacity = np.array([min(int(tier.capacity // block_bytes), 1 << 40) for tier in cache.tiers], dtype=np.int64)
     names, ids = np.unique(traffic.blocks, return_inverse=True)
     n, tiers = len(traffic), len(cache.tiers)
-    _check_kept(replicas, len(names))
+    _check_block_count(replicas, len(names))
     cached, load = np.zeros(n, dtype=np.int64), np.zeros(n)
-    chosen = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
+    replica = np.arange(n, dtype=np.int64) % replicas if dealt is None else np.array(dealt, dtype=np.int64)
     hits, written = np.zeros((n, tiers), dtype=np.int64), np.zeros(tiers, dtype=np.int64)
     skipped = np.zeros(n, dtype=np.int64)
     row = float(pace.rows[-1] - pace.rows[0]) / (len(pace.rows) - 1)
-    _walk(
+    _look_up_requests(
         ids.astype(np.int64),
         np.asarray(traffic.starts),
         np.asarray(traffic.inputs),
@@ -163,7 +165,7 @@ def use_cache(
         np.full((replicas, len(names)), -1, dtype=np.int64),
         np.full((replicas, len(names) + 2 * tiers, 2), -1, dtype=np.int64),
         np.zeros((replicas, tiers), dtype=np.int64),
-        chosen,
+        replica,
         hits,
         written,
         cached,
@@ -175,7 +177,7 @@ def use_cache(
     return CacheUse(
         cached=cached,
         load=load,
-        route=chosen,
+        route=replica,
         tiers=tuple(tier.name for tier in cache.tiers),
         hit_tokens=tokens,
         bytes_read=tokens * bytes_per_token,
@@ -185,10 +187,10 @@ def use_cache(
     )
 
 
-def _check_kept(replicas: int, blocks: int) -> None:
+def _check_block_count(replicas: int, blocks: int) -> None:
     """Raise RangeError where the blocks of all replicas are more than memory holds."""
-    if replicas * blocks > MOST_KEPT:
-        raise RangeError(f"{blocks:,} blocks on {replicas:,} replicas are too many to keep; at most {MOST_KEPT:,} in all")
+    if replicas * blocks > MAX_BLOCKS:
+        raise RangeError(f"{blocks:,} blocks on {replicas:,} replicas are too many to keep; at most {MAX_BLOCKS:,} in all")
 
 
 @compiled
@@ -204,13 +206,15 @@ def _to_front(links: Any, r: int, head: int, k: int) -> None:
 
 
 @compiled
-def _keep(where: Any, links: Any, size: Any, capacity: Any, written: Any, r: int, k: int, tier: int, first: int) -> None:
+def _insert_block(
+    block_tier: Any, links: Any, size: Any, capacity: Any, written: Any, r: int, k: int, tier: int, first: int
+) -> None:
     """Put block `k` at the front of `tier` of replica `r`; what falls out moves down."""
     while tier < len(capacity):
         head = first + 2 * tier
         if capacity[tier] > 0:
             _to_front(links, r, head, k)
-            where[r, k] = tier
+            block_tier[r, k] = tier
             size[r, tier] += 1
             written[tier] += 1
             if size[r, tier] <= capacity[tier]:
@@ -218,18 +222,18 @@ def _keep(where: Any, links: Any, size: Any, capacity: Any, written: Any, r: int
             k = links[r, head + 1, 0]
             _unlink(links, r, k)
             size[r, tier] -= 1
-        where[r, k] = -1
+        block_tier[r, k] = -1
         tier += 1
 
 
 @entry
-def _walk(
+def _look_up_requests(
     ids: Any, starts: Any, inputs: Any, block: int, capacity: Any, bandwidth: Any, latency: Any, block_bytes: float,
-    row: float, pair: float, aware: bool, replicas: int, where: Any, links: Any, size: Any, chosen: Any, hits: Any,
-    written: Any, cached: Any, load: Any, skipped: Any, given: Any,
+    row: float, pair: float, aware: bool, replicas: int, block_tier: Any, links: Any, size: Any, replica: Any, hits: Any,
+    written: Any, cached: Any, load: Any, skipped: Any, computed_tokens: Any,
 ) -> None:  # fmt: skip
-    """Look up every request, and keep its blocks; `given` [tokens] is what each replica got to read."""
-    tiers, first, total = len(capacity), where.shape[1], 0.0
+    """Look up every request, and keep its blocks; `computed_tokens` [tokens] is what each replica got to read."""
+    tiers, first, total = len(capacity), block_tier.shape[1], 0.0
     for r in range(replicas):
         for t in range(tiers):
             links[r, first + 2 * t, 1], links[r, first + 2 * t + 1, 0] = first + 2 * t + 1, first + 2 * t
@@ -239,35 +243,35 @@ def _walk(
             best, longest, fewest = 0, -1, np.inf
             for r in range(replicas):
                 k = low
-                while k < high and where[r, ids[k]] >= 0:
+                while k < high and block_tier[r, ids[k]] >= 0:
                     k += 1
-                found = k - low if given[r] <= SLACK * total / replicas + block else 0
-                if found > longest or (found == longest and given[r] < fewest):
-                    best, longest, fewest = r, found, given[r]
-            chosen[i] = best
-        r = chosen[i]
+                hit_blocks = k - low if computed_tokens[r] <= SLACK * total / replicas + block else 0
+                if hit_blocks > longest or (hit_blocks == longest and computed_tokens[r] < fewest):
+                    best, longest, fewest = r, hit_blocks, computed_tokens[r]
+            replica[i] = best
+        r = replica[i]
         k, loads = low, 0
-        while k < high and where[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
-            t = where[r, ids[k]]
+        while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
+            t = block_tier[r, ids[k]]
             if t > 0:
-                again = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
+                recompute_seconds = block * row + pair * (block * (k - low) * block + block * (block + 1) / 2)
                 needs = block_bytes / bandwidth[t] + (latency[t] if loads == 0 else 0.0)
-                if needs > again:
+                if needs > recompute_seconds:
                     break
                 load[i] += needs
                 loads += 1
             hits[i, t] += 1
             k += 1
         cached[i] = (k - low) * block
-        while k < high and where[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
+        while k < high and block_tier[r, ids[k]] >= 0 and (k - low + 1) * block < inputs[i]:
             skipped[i] += 1
             k += 1
-        given[r] += inputs[i] - cached[i]
+        computed_tokens[r] += inputs[i] - cached[i]
         total += inputs[i] - cached[i]
         for k in range(high - 1, low - 1, -1):  # the first block is used last, and so leaves last
-            t = where[r, ids[k]]
+            t = block_tier[r, ids[k]]
             if t >= 0:
                 _unlink(links, r, ids[k])
                 size[r, t] -= 1
                 written[0] -= t == 0
-            _keep(where, links, size, capacity, written, r, ids[k], 0, first)
+            _insert_block(block_tier, links, size, capacity, written, r, ids[k], 0, first)

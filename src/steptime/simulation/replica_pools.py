@@ -18,7 +18,7 @@ from steptime.simulation.step_time_model import Pace
 from steptime.simulation.traffic import Traffic
 
 PORTION = 50_000  # requests between two reports of progress
-MOST_BYTES = 4 << 30  # of the state of all replicas
+MAX_BYTES = 4 << 30  # of the state of all replicas
 
 
 class Server(NamedTuple):
@@ -29,10 +29,10 @@ class Server(NamedTuple):
     replicas: int
 
 
-def most_replicas(policy: Policy) -> int:
+def max_replicas(policy: Policy) -> int:
     """Return how many replicas of a policy can be simulated: what is kept of each takes memory."""
-    each = 8 * (4 * RECORDS + GAPS + 4 * int(policy.max_sequences) + int(policy.block))
-    return max(1, MOST_BYTES // each)
+    bytes_per_replica = 8 * (4 * RECORDS + GAPS + 4 * int(policy.max_num_seqs) + int(policy.block))
+    return max(1, MAX_BYTES // bytes_per_replica)
 
 
 def serve(
@@ -51,12 +51,12 @@ def serve(
     cached [prompt tokens already there] and load [s] by request. `route` names the replica of each request; the clients of a
     closed loop are dealt out in turn and stay with their replica.
     """
-    replicas = whole("replicas", replicas, most=most_replicas(policy))
+    replicas = whole("replicas", replicas, most=max_replicas(policy))
     if np.any(np.diff(traffic.arrival) < 0):
         raise RangeError("requests must be in order of arrival")
-    if len(pace.decode) <= policy.max_sequences:
+    if len(pace.decode) <= policy.max_num_seqs:
         raise RangeError(
-            f"the pace covers {len(pace.decode) - 1} sequences, fewer than the {policy.max_sequences} of the policy"
+            f"the pace covers {len(pace.decode) - 1} sequences, fewer than the {policy.max_num_seqs} of the policy"
         )
     n = len(traffic)
     if int(np.max(traffic.ranks, initial=0)) >= policy.ranks:
@@ -67,7 +67,7 @@ def serve(
     pool = new_replicas(rules, replicas)
     following = np.array([n], dtype=np.int64)
     if traffic.clients:
-        route, following = dealt(n, traffic.clients, replicas)
+        route, following = assign_clients(n, traffic.clients, replicas)
     elif route is None:
         least = policy.route == "least-loaded" and replicas > 1
         route = np.zeros(0, dtype=np.int64) if least else np.arange(n, dtype=np.int64) % replicas
@@ -80,7 +80,7 @@ def serve(
     return requests, rules, pool
 
 
-def dealt(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
+def assign_clients(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
     """Deal the clients of a closed loop of `n` requests out to replicas: the replica of each request, and who follows whom.
 
     Client c sends the requests c, c + clients, ...; the second array holds the first request of each replica that has no place
@@ -100,42 +100,42 @@ def dealt(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
     return route, following
 
 
-def serve_apart(
+def serve_disaggregated(
     traffic: Traffic,
     first: Server,
     second: Server,
-    sent: Callable[[Any], Any],
-    **given: Any,
+    transfer_seconds: Callable[[Any], Any],
+    **settings: Any,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
-    """Serve prompts on one pool and outputs on another; `sent` gives the seconds that the caches of requests are on
+    """Serve prompts on one pool and outputs on another; `transfer_seconds` gives the seconds that the caches of requests are on
     their way.
 
     The first token comes from the first pool. Caches do not wait for each other on the links, and a full decode pool does not
     stop the first.
     """
-    reading = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
-    a, a_rules, a_pool = serve(reading, first[0], first[1], replicas=first[2], **given)
+    prefill_traffic = replace(traffic, outputs=np.minimum(traffic.outputs, 1))
+    a, a_rules, a_pool = serve(prefill_traffic, first[0], first[1], replicas=first[2], **settings)
     a["outputs"] = traffic.outputs
     go_on = np.flatnonzero((a["status"] == DONE) & (a["outputs"] > 1))
-    there = a["finish"][go_on] + np.asarray(sent(a[go_on]))
-    order = np.argsort(there, kind="stable")
-    go_on, there = go_on[order], there[order]
-    moved = Traffic(arrival=there, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])
+    transferred_at = a["finish"][go_on] + np.asarray(transfer_seconds(a[go_on]))
+    order = np.argsort(transferred_at, kind="stable")
+    go_on, transferred_at = go_on[order], transferred_at[order]
+    moved = Traffic(arrival=transferred_at, inputs=a["inputs"][go_on], outputs=a["outputs"][go_on], rank=a["rank"][go_on])
     decode_pace = replace(second[1], before=0.0, before_token=0.0)  # they came in by the first pool
     b, b_rules, b_pool = serve(moved, second[0], decode_pace, replicas=second[2], cached=moved.inputs)
     a["finish"][go_on], a["preempted"][go_on], a["status"][go_on] = b["finish"], b["preempted"], b["status"]
-    a["moved"][go_on], a["resumed"][go_on] = there, b["scheduled"]
+    a["moved"][go_on], a["resumed"][go_on] = transferred_at, b["scheduled"]
     return a, [(a_rules, a_pool), (b_rules, b_pool)]
 
 
-def serve_apart_closed(
+def serve_disaggregated_closed(
     traffic: Traffic,
     first: Server,
     second: Server,
-    sent: Callable[[Any], Any],
+    transfer_seconds: Callable[[Any], Any],
     *,
     progress: Callable[[int], None] | None = None,
-    **given: Any,
+    **settings: Any,
 ) -> tuple[Any, list[tuple[Rules, Replicas]]]:
     """Serve a closed loop on two pools: each of `traffic.clients` asks again when an answer of the second pool ends.
 
@@ -149,13 +149,15 @@ def serve_apart_closed(
     arrival = np.zeros(clients)
     for _ in range(n + 2):
         part = _begin(traffic, arrival)
-        a, pools = serve_apart(part, first, second, sent, **{k: v[: len(part)] for k, v in given.items()})
-        seen = a["finish"] + delays(a, first[1].extra_delay)
-        ends = np.where(a["status"] == DONE, seen, a["arrival"])
-        again = np.concatenate([np.zeros(clients), np.sort(ends)[: n - clients]])
-        if np.array_equal(again, arrival):
+        a, pools = serve_disaggregated(
+            part, first, second, transfer_seconds, **{k: v[: len(part)] for k, v in settings.items()}
+        )
+        last_token_s = a["finish"] + delays(a, first[1].extra_delay)
+        ends = np.where(a["status"] == DONE, last_token_s, a["arrival"])
+        next_arrival = np.concatenate([np.zeros(clients), np.sort(ends)[: n - clients]])
+        if np.array_equal(next_arrival, arrival):
             return a, pools
-        arrival = again
+        arrival = next_arrival
         if progress is not None:
             progress(len(arrival))
     raise ValueError(f"a closed loop of {clients} clients on two pools has not settled")
@@ -182,14 +184,14 @@ def serve_tiers(
     ranks = traffic.ranks
     if int(np.max(ranks)) >= len(pools):
         raise RangeError(f"{int(np.max(ranks)) + 1} classes need as many pools, not {len(pools)}")
-    whole = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, ranks, 0, 0.0)
-    used, before = [], 0
+    requests = new_requests(traffic.arrival, traffic.inputs, traffic.outputs, ranks, 0, 0.0)
+    used, replica_offset = [], 0
     for rank, (policy, pace, replicas) in enumerate(pools):
         mine = np.flatnonzero(ranks == rank)
         part = Traffic(arrival=traffic.arrival[mine], inputs=traffic.inputs[mine], outputs=traffic.outputs[mine])
-        found, rules, pool = serve(part, policy, pace, replicas=replicas, progress=progress)
-        found["rank"], found["replica"] = rank, found["replica"] + before
-        whole[mine] = found
+        served, rules, pool = serve(part, policy, pace, replicas=replicas, progress=progress)
+        served["rank"], served["replica"] = rank, served["replica"] + replica_offset
+        requests[mine] = served
         used.append((rules, pool))
-        before += replicas
-    return whole, used
+        replica_offset += replicas
+    return requests, used

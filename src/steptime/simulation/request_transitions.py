@@ -42,14 +42,14 @@ from steptime.simulation.loop_state import (
     WIDTH,
     Replicas,
     Rules,
-    blocks_held,
-    blocks_of,
+    blocks_for,
+    context_units,
     drop,
     enqueue,
-    held,
     insert,
     push,
     remove,
+    request_blocks,
     sink,
 )
 
@@ -64,7 +64,7 @@ def arrive(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> bool:
         q[i].inputs < 1
         or q[i].outputs < 1
         or room > rules.longest
-        or blocks_of(rules, room * rules.unit + (rules.growth if rules.unit > 1 else 0)) > rules.blocks
+        or blocks_for(rules, room * rules.unit + (rules.growth if rules.unit > 1 else 0)) > rules.blocks
     ):
         q[i].status = REJECTED
         return False
@@ -84,7 +84,7 @@ def seat(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     q[i].status = PREFILLING
     q[i].read = q[i].cached
     q[i].left = q[i].inputs + q[i].made - q[i].cached
-    p.count[r, FREE] -= blocks_held(q, p, rules, r, i)
+    p.count[r, FREE] -= request_blocks(q, p, rules, r, i)
     if np.isnan(q[i].scheduled):
         q[i].scheduled = p.seconds[r, CLOCK]
 
@@ -99,18 +99,18 @@ def join(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     push(q, p.heap, r, p.count[r, LIVE], i)
     p.count[r, LIVE] += 1
     p.count[r, DECODES] += 1
-    p.residue[r, (held(q, p, rules, r, i) - steps) % rules.block] += 1
+    p.residue[r, (context_units(q, p, rules, r, i) - steps) % rules.block] += 1
     p.seconds[r, CONTEXT] += q[i].inputs + q[i].made + 1.0
 
 
 @compiled
 def leave(q: Any, p: Replicas, rules: Rules, r: int, i: int) -> None:
     """Give back the seat, the blocks and the share in the decode batch of request `i`."""
-    p.count[r, FREE] += blocks_held(q, p, rules, r, i)
+    p.count[r, FREE] += request_blocks(q, p, rules, r, i)
     remove(q, p.lists, r, SEAT, i)
     p.count[r, SEATS] -= 1
     if q[i].status == DECODING:
-        units = held(q, p, rules, r, i)
+        units = context_units(q, p, rules, r, i)
         p.count[r, DECODES] -= 1
         p.residue[r, (units - p.count[r, STEPS]) % rules.block] -= 1
         p.seconds[r, CONTEXT] -= units / rules.unit + 1.0
@@ -123,11 +123,11 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     while p.lists[r, rank, SEAT + 1] < 0:
         rank -= 1
     i = p.lists[r, rank, SEAT + 1]
-    made = q[i].made
+    output_tokens = q[i].made
     if q[i].status == DECODING:
         drop(q, p.heap, r, p.count[r, LIVE], i)
         p.count[r, LIVE] -= 1
-        made += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
+        output_tokens += 1 + rules.growth * (p.count[r, STEPS] - q[i].joined) // rules.unit
     else:
         k = 0
         while p.partials[r, k] != i:
@@ -138,7 +138,7 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
     leave(q, p, rules, r, i)
     if q[i].cached == q[i].inputs:  # its cache came from a prefill pool
         q[i].cached = 0
-    q[i].made, q[i].status, q[i].load = made, WAITING, 0.0
+    q[i].made, q[i].status, q[i].load = output_tokens, WAITING, 0.0
     q[i].preempted += 1
     insert(q, p.lists, r, QUEUE, i, -1)
     p.count[r, QUEUED] += 1
@@ -148,12 +148,12 @@ def preempt(q: Any, p: Replicas, rules: Rules, r: int) -> None:
 def finish(q: Any, p: Replicas, rules: Rules, r: int, i: int, following: Any) -> None:
     """End request `i`; in a closed loop its client sends the next when it has seen the last token."""
     q[i].finish, q[i].status = p.seconds[r, CLOCK], DONE
-    seen = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
-    ask_again(q, p, rules, r, seen, following)
+    last_token_s = p.seconds[r, CLOCK] + rules.extra_delay * (q[i].first - q[i].scheduled)
+    send_next(q, p, rules, r, last_token_s, following)
 
 
 @compiled
-def ask_again(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: Any) -> None:
+def send_next(q: Any, p: Replicas, rules: Rules, r: int, now: float, following: Any) -> None:
     """Let a client of a closed loop send its next request to its replica `r`, and the one after where that is rejected."""
     while rules.closed and following[r] < len(q):
         k = following[r]
@@ -190,8 +190,8 @@ def record(p: Replicas, r: int) -> None:
     if k == RECORDS:
         k = RECORDS // 2
         for j in range(k):
-            for what in range(p.records.shape[2]):
-                p.records[r, j, what] = p.records[r, 2 * j, what]
+            for column in range(p.records.shape[2]):
+                p.records[r, j, column] = p.records[r, 2 * j, column]
         p.seconds[r, EVERY] *= 2
     p.records[r, k, 0], p.records[r, k, 1] = p.seconds[r, CLOCK], p.count[r, SEATS]
     p.records[r, k, 2], p.records[r, k, 3] = p.count[r, LIVE], p.count[r, FREE]
@@ -211,16 +211,16 @@ def record_gaps(p: Replicas, r: int, n: int, seconds: float) -> None:
     stalled = p.seconds[r, STALL]
     if stalled > 0.0:
         joined = min(p.count[r, JOINED], b)
-        p.gaps[r, bin_of(mean + stalled)] += b - joined
+        p.gaps[r, gap_bin(mean + stalled)] += b - joined
         for k in range(joined):
-            p.gaps[r, bin_of(mean + stalled - p.delays[r, k])] += 1
+            p.gaps[r, gap_bin(mean + stalled - p.delays[r, k])] += 1
         n -= 1
-    p.gaps[r, bin_of(mean)] += n * b
+    p.gaps[r, gap_bin(mean)] += n * b
     p.seconds[r, STALL], p.count[r, JOINED] = 0.0, 0
 
 
 @compiled
-def bin_of(seconds: float) -> int:
+def gap_bin(seconds: float) -> int:
     """The bin of the histogram of inter-token times that holds a time."""
     return min(GAPS - 1, max(0, int(np.log(max(seconds, SHORTEST) / SHORTEST) / WIDTH)))
 
@@ -250,7 +250,7 @@ def clear(p: Replicas, rules: Rules, r: int) -> None:
 
 
 @inlined
-def prompts_end(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
+def finish_prompts(q: Any, p: Replicas, rules: Rules, r: int, ends: int, following: Any) -> None:
     """Give the requests whose prompts were read their next token; those that owe more join the decode batch."""
     for k in range(ends):
         i = p.ends[k]
@@ -278,23 +278,23 @@ def next_waiting(q: Any, p: Replicas, rules: Rules, r: int) -> int:
 
 
 @compiled
-def soonest(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
+def next_front_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
     """When the first front of a class is in the queue that was not there by `after` [s]; infinite where there is none."""
-    found = np.inf
+    earliest = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
-        if i >= 0 and after < q[i].ready < found:
-            found = q[i].ready
-    return found
+        if i >= 0 and after < q[i].ready < earliest:
+            earliest = q[i].ready
+    return earliest
 
 
 @compiled
-def ready_by(q: Any, p: Replicas, rules: Rules, r: int, now: float, most: int) -> int:
-    """How many requests, at most `most`, are in the queue by `now` [s]."""
+def count_ready(q: Any, p: Replicas, rules: Rules, r: int, now: float, max_count: int) -> int:
+    """How many requests, at most `max_count`, are in the queue by `now` [s]."""
     n = 0
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
-        while i >= 0 and n < most and q[i].ready <= now:
+        while i >= 0 and n < max_count and q[i].ready <= now:
             n += 1
             i = q[i].after
     return n
@@ -303,22 +303,22 @@ def ready_by(q: Any, p: Replicas, rules: Rules, r: int, now: float, most: int) -
 @compiled
 def next_ready(q: Any, p: Replicas, rules: Rules, r: int, after: float) -> Any:
     """When the first request is in the queue that was not there by `after` [s]; infinite where none is on its way."""
-    found = np.inf
+    earliest = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
         while i >= 0 and q[i].ready <= after:
             i = q[i].after
         if i >= 0:
-            found = min(found, q[i].ready)
-    return found
+            earliest = min(earliest, q[i].ready)
+    return earliest
 
 
 @compiled
 def first_arrival(q: Any, p: Replicas, rules: Rules, r: int, now: float) -> float:
     """When the first came of the fronts of classes that are in the queue at `now` [s]."""
-    found = np.inf
+    earliest = np.inf
     for rank in range(rules.ranks):
         i = p.lists[r, rank, QUEUE]
         if i >= 0 and q[i].ready <= now:
-            found = min(found, q[i].arrival)
-    return found
+            earliest = min(earliest, q[i].arrival)
+    return earliest

@@ -41,10 +41,10 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
                 from pyarrow import parquet
             except ImportError:
                 raise InputError("parquet files need pyarrow: pip install pyarrow, or write a .csv file") from None
-            with temporary_file(place) as beside:
-                parquet.write_table(pyarrow.table(columns), beside)
+            with temporary_file(place) as temporary:
+                parquet.write_table(pyarrow.table(columns), temporary)
             return
-        with temporary_file(place) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        with temporary_file(place) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(columns)
             writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
@@ -52,13 +52,13 @@ def write_requests(path: str | os.PathLike[str], requests: Any) -> None:
         raise DataFileError(path, f"cannot be written: {error.strerror}") from None
 
 
-def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, most: int = 20_000) -> int:
-    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev): prefill and decode of `most` requests, counters over time.
+def write_chrome_trace(path: str | os.PathLike[str], simulation: Simulation, *, max_requests: int = 20_000) -> int:
+    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev): prefill, decode and counters.
 
     A process is a replica that reads prompts. Returns how many requests were left out.
     """
     every = simulation.requests[simulation.requests["status"] == DONE]
-    done = every[:most]
+    done = every[:max_requests]
     events: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": int(r), "args": {"name": f"replica {int(r)}"}}
         for r in np.unique(done["replica"])

@@ -32,12 +32,12 @@ from steptime.units import show
 
 STABLE, SATURATED, OVERLOADED = "STABLE", "SATURATED", "OVERLOADED"
 INSTANTS = 64  # of each third of a run, at which its queue is looked at
-GROWTH, FEW = 1.5, 8  # from how many times as many, and from how many requests on, a queue is said to grow
+GROWTH, MIN_QUEUE = 1.5, 8  # from how many times as many, and from how many requests on, a queue is said to grow
 DRAIN = 0.1  # or from what share of the time of arrivals on, that it takes to be seated after the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
+class Percentiles:
     """A quantity over requests: mean, median and high quantiles."""
 
     mean: float = field(metadata=unit("", "mean"))
@@ -47,17 +47,21 @@ class Quantiles:
     p99: float = field(metadata=unit("", "what 99 in a hundred stay below"))
 
 
-def quantiles(values: Any) -> Quantiles:
+def quantiles(values: Any) -> Percentiles:
     """Return mean and quantiles of values; NaN where there are none.
 
     >>> quantiles(np.arange(101.0)).p90
     90.0
     """
     if not len(values):
-        return Quantiles(mean=math.nan, p50=math.nan, p90=math.nan, p95=math.nan, p99=math.nan)
-    found = np.percentile(values, (50, 90, 95, 99))
-    return Quantiles(
-        mean=float(np.mean(values)), p50=found[0].item(), p90=found[1].item(), p95=found[2].item(), p99=found[3].item()
+        return Percentiles(mean=math.nan, p50=math.nan, p90=math.nan, p95=math.nan, p99=math.nan)
+    percentiles = np.percentile(values, (50, 90, 95, 99))
+    return Percentiles(
+        mean=float(np.mean(values)),
+        p50=percentiles[0].item(),
+        p90=percentiles[1].item(),
+        p95=percentiles[2].item(),
+        p99=percentiles[3].item(),
     )
 
 
@@ -67,8 +71,8 @@ class ClassAnswers:
 
     rank: int = field(metadata=unit("", "class; 0 is served first"))
     served: int = field(metadata=unit("requests", "served to the end"))
-    ttft: Quantiles = field(metadata=unit("s", "time to first token"))
-    tpot: Quantiles = field(metadata=unit("s", "time per output token after the first"))
+    ttft: Percentiles = field(metadata=unit("s", "time to first token"))
+    tpot: Percentiles = field(metadata=unit("s", "time per output token after the first"))
     within_limits: float = field(metadata=unit("", "share of those sent"))
 
 
@@ -83,11 +87,11 @@ class Answers(Result):
     preemptions: int = field(metadata=unit("", "times that a sequence lost its room"))
     seconds: float = field(metadata=unit("s", "from the first arrival to the last token", key="duration_s"))
     arriving: float = field(metadata=unit("s", "from the first to the last arrival"))
-    wait: Quantiles = field(metadata=unit("s", "from arrival to the first seat, and for one in a decode pool of its own"))
-    ttft: Quantiles = field(metadata=unit("s", "time to first token, from arrival"))
-    tpot: Quantiles = field(metadata=unit("s", "time per output token after the first"))
-    inter_token: Quantiles = field(metadata=unit("s", "between two tokens of a request, stalls included"))
-    end_to_end: Quantiles = field(metadata=unit("s", "from arrival to the last token"))
+    wait: Percentiles = field(metadata=unit("s", "from arrival to the first seat, and for one in a decode pool of its own"))
+    ttft: Percentiles = field(metadata=unit("s", "time to first token, from arrival"))
+    tpot: Percentiles = field(metadata=unit("s", "time per output token after the first"))
+    inter_token: Percentiles = field(metadata=unit("s", "between two tokens of a request, stalls included"))
+    end_to_end: Percentiles = field(metadata=unit("s", "from arrival to the last token"))
     requests_per_second: float = field(metadata=unit("requests/s", "served"))
     input_tokens_per_second: float = field(metadata=unit("tok/s", "prompt tokens of served requests"))
     output_tokens_per_second: float = field(metadata=unit("tok/s", "output tokens"))
@@ -112,16 +116,16 @@ class Answers(Result):
         """Return whether it kept up, what users see, throughput and cost."""
         cost = self.usd_per_million_output_tokens
         return f"Answers: {self.verdict}, {self.served:,} of {self.sent:,} requests served", {
-            "TTFT": in_quantiles(self.ttft),
-            "TPOT": in_quantiles(self.tpot),
+            "TTFT": show_percentiles(self.ttft),
+            "TPOT": show_percentiles(self.tpot),
             "output": f"{show(self.output_tokens_per_second, 'tok/s')}, {show(self.requests_per_second)} requests/s",
             "cost": f"{show(cost, 'USD')} per million output tokens" if math.isfinite(cost) else "no rent known",
         }
 
 
-def in_quantiles(found: Quantiles) -> str:
+def show_percentiles(times: Percentiles) -> str:
     """Write the mean, the 90th and the 99th percentile of times [s]."""
-    return f"mean {show(found.mean, 's')}, p90 {show(found.p90, 's')}, p99 {show(found.p99, 's')}"
+    return f"mean {show(times.mean, 's')}, p90 {show(times.p90, 's')}, p99 {show(times.p99, 's')}"
 
 
 def served(requests: Any) -> Any:
@@ -150,10 +154,10 @@ def answers(
     wait = done["scheduled"] - done["arrival"] + np.nan_to_num(done["resumed"] - done["moved"])
     began = float(np.min(requests["arrival"])) if len(requests) else 0.0
     seconds = float(np.max(done["finish"])) - began if len(done) else math.nan
-    good = _within(done, ttft, tpot, slo)
+    good = _meets_limits(done, ttft, tpot, slo)
     outputs, inputs = float(done["outputs"].sum()), float(done["inputs"].sum())
     replicas = [p for _, p in pools]
-    worked = [float(p.seconds[:, BUSY].sum()) for p in replicas]
+    busy_seconds = [float(p.seconds[:, BUSY].sum()) for p in replicas]
     why_not = _why_rejected(rejected, pools)
     verdict, why = _verdict(traffic, done, pools) if len(done) else (OVERLOADED, f"no request can be served: {why_not}")
     decoders, rent = _decoders(pools), usd_per_second * seconds
@@ -168,17 +172,17 @@ def answers(
         wait=quantiles(wait),
         ttft=quantiles(ttft),
         tpot=quantiles(tpot[several]),
-        inter_token=gaps(replicas),
+        inter_token=inter_token_percentiles(replicas),
         end_to_end=quantiles(total),
         requests_per_second=len(done) / seconds,
         input_tokens_per_second=inputs / seconds,
         output_tokens_per_second=outputs / seconds,
         goodput=float(good.sum()) / seconds,
         within_limits=float(good.sum()) / len(requests) if len(requests) else math.nan,
-        utilisation=sum(worked) / (seconds * sum(len(p.count) for p in replicas)),
-        pool_utilisation=tuple(busy / (seconds * len(p.count)) for busy, p in zip(worked, replicas, strict=True)),
-        batch=_over_busy(decoders, lambda _, p: p.seconds[:, DECODE_SECONDS].sum()),
-        kv=_over_busy(
+        utilisation=sum(busy_seconds) / (seconds * sum(len(p.count) for p in replicas)),
+        pool_utilisation=tuple(busy / (seconds * len(p.count)) for busy, p in zip(busy_seconds, replicas, strict=True)),
+        batch=_mean_while_busy(decoders, lambda _, p: p.seconds[:, DECODE_SECONDS].sum()),
+        kv=_mean_while_busy(
             decoders, lambda rules, p: p.seconds[:, BUSY].sum() - p.seconds[:, BLOCK_SECONDS].sum() / max(rules.blocks, 1)
         ),
         queue=float(wait.sum()) / seconds,
@@ -193,10 +197,10 @@ def answers(
 def _by_class(requests: Any, done: Any, good: Any, ttft: Any, tpot: Any) -> tuple[ClassAnswers, ...]:
     """Return what the requests of each class see; nothing where there is one class."""
     ranks, several = np.unique(requests["rank"]), done["outputs"] > 1
-    found = []
+    classes = []
     for rank in ranks if len(ranks) > 1 else ():
         mine = done["rank"] == rank
-        found.append(
+        classes.append(
             ClassAnswers(
                 rank=int(rank),
                 served=int(mine.sum()),
@@ -205,15 +209,15 @@ def _by_class(requests: Any, done: Any, good: Any, ttft: Any, tpot: Any) -> tupl
                 within_limits=float(good[mine].sum()) / int((requests["rank"] == rank).sum()),
             )
         )
-    return tuple(found)
+    return tuple(classes)
 
 
-def _within(done: Any, ttft: Any, tpot: Any, slo: Slo | tuple[Slo, ...]) -> Any:
+def _meets_limits(done: Any, ttft: Any, tpot: Any, slo: Slo | tuple[Slo, ...]) -> Any:
     """Return which finished requests meet the limits of their class."""
     limits = slo if isinstance(slo, tuple) else (slo,)
-    own = np.minimum(done["rank"], len(limits) - 1)
-    most_ttft, most_tpot = np.array([s.ttft for s in limits])[own], np.array([s.tpot for s in limits])[own]
-    return (ttft <= most_ttft) & ((tpot <= most_tpot) | (done["outputs"] <= 1))
+    class_index = np.minimum(done["rank"], len(limits) - 1)
+    ttft_limit, tpot_limit = np.array([s.ttft for s in limits])[class_index], np.array([s.tpot for s in limits])[class_index]
+    return (ttft <= ttft_limit) & ((tpot <= tpot_limit) | (done["outputs"] <= 1))
 
 
 def latencies(requests: Any) -> dict[str, Any]:
@@ -231,10 +235,10 @@ def _decoders(pools: list[tuple[Rules, Replicas]]) -> list[tuple[Rules, Replicas
     return [(rules, p) for rules, p in pools if p.seconds[:, DECODE_SECONDS].any()] or pools[-1:]
 
 
-def _over_busy(pools: list[tuple[Rules, Replicas]], what: Callable[[Rules, Replicas], Any]) -> float:
-    """The sum of `what` of pools over the seconds that their replicas work; 0 where none does."""
+def _mean_while_busy(pools: list[tuple[Rules, Replicas]], total: Callable[[Rules, Replicas], Any]) -> float:
+    """The sum of `total` of pools over the seconds that their replicas work; 0 where none does."""
     busy = sum(float(p.seconds[:, BUSY].sum()) for _, p in pools)
-    return sum(float(what(rules, p)) for rules, p in pools) / busy if busy else 0.0
+    return sum(float(total(rules, p)) for rules, p in pools) / busy if busy else 0.0
 
 
 def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
@@ -249,11 +253,11 @@ def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
         (long, f"longer than the context of {longest:,} tokens"),
         (~empty & ~long, f"larger than a replica's KV cache of {blocks:,} tokens"),
     )
-    found = [(int(which.sum()), reason) for which, reason in reasons if which.any()]
-    return found[0][1] if len(found) == 1 else ", ".join(f"{n:,} {reason}" for n, reason in found)
+    counts = [(int(which.sum()), reason) for which, reason in reasons if which.any()]
+    return counts[0][1] if len(counts) == 1 else ", ".join(f"{n:,} {reason}" for n, reason in counts)
 
 
-def gaps(replicas: list[Replicas]) -> Quantiles:
+def inter_token_percentiles(replicas: list[Replicas]) -> Percentiles:
     """Return the times between tokens, from a histogram 1 % wide (a run of equal steps counts with its mean)."""
     counts = np.sum([p.gaps.sum(axis=0) for p in replicas], axis=0)
     total = counts.sum()
@@ -261,8 +265,14 @@ def gaps(replicas: list[Replicas]) -> Quantiles:
         return quantiles(())
     middles = SHORTEST * np.exp((np.arange(GAPS) + 0.5) * WIDTH)
     reached = np.cumsum(counts) / total
-    at = [float(middles[np.searchsorted(reached, share)]) for share in (0.5, 0.9, 0.95, 0.99)]
-    return Quantiles(mean=float((counts * middles).sum() / total), p50=at[0], p90=at[1], p95=at[2], p99=at[3])
+    percentiles = [float(middles[np.searchsorted(reached, share)]) for share in (0.5, 0.9, 0.95, 0.99)]
+    return Percentiles(
+        mean=float((counts * middles).sum() / total),
+        p50=percentiles[0],
+        p90=percentiles[1],
+        p95=percentiles[2],
+        p99=percentiles[3],
+    )
 
 
 def waiting(came: Any, seated: Any, times: Any) -> Any:
@@ -274,7 +284,7 @@ def waiting(came: Any, seated: Any, times: Any) -> Any:
     return np.searchsorted(np.sort(came), times, side="right") - np.searchsorted(np.sort(seated), times, side="right")
 
 
-def _grows(came: Any, seated: Any, seats: int) -> str:
+def _queue_growth(came: Any, seated: Any, seats: int) -> str:
     """Say that a queue grows: its least in the last third of the arrivals is well above that of the third before, or what waits
     at the end takes a good part of the run to be seated.
 
@@ -282,12 +292,12 @@ def _grows(came: Any, seated: Any, seats: int) -> str:
     """
     first, last = float(came.min()), float(came.max())
     least = waiting(came, seated, np.linspace(first, last, 3 * INSTANTS)).reshape(3, INSTANTS).min(axis=1)
-    many = max(FEW, 0.01 * len(came), 0.05 * seats)
-    if least[2] > max(GROWTH * least[1], many):
+    min_queue = max(MIN_QUEUE, 0.01 * len(came), 0.05 * seats)
+    if least[2] > max(GROWTH * least[1], min_queue):
         return f"the queue grows: no fewer than {least[1]:,} wait in the middle third of the run, {least[2]:,} in the last"
-    left, drain = int(waiting(came, seated, last)), float(seated.max()) - last
-    if left > many and drain > DRAIN * (last - first):
-        return f"{left:,} wait at the last arrival, and the last of them {show(drain, 's')} longer"
+    waiting_at_end, drain = int(waiting(came, seated, last)), float(seated.max()) - last
+    if waiting_at_end > min_queue and drain > DRAIN * (last - first):
+        return f"{waiting_at_end:,} wait at the last arrival, and the last of them {show(drain, 's')} longer"
     return ""
 
 
@@ -295,38 +305,38 @@ def _verdict(traffic: Traffic, done: Any, pools: list[tuple[Rules, Replicas]]) -
     """Say whether the servers keep up: no queue may grow, and most requests must not wait longer than they are read."""
     moved = done[np.isfinite(done["resumed"])]
     queue = done["scheduled"] - done["ready"] + np.nan_to_num(done["resumed"] - done["moved"])
-    read, waits = float(np.median(done["first"] - done["scheduled"])), float(np.median(queue))
+    prefill_seconds, waits = float(np.median(done["first"] - done["scheduled"])), float(np.median(queue))
     if not traffic.clients:
         seats = [rules.seats * len(p.count) for rules, p in pools]
-        apart = len(moved) > 0
-        grows = _grows(done["arrival"], done["scheduled"], seats[0] if apart else sum(seats))
-        grows = grows or (apart and _grows(moved["moved"], moved["resumed"], seats[-1])) or ""
+        has_decode_pool = len(moved) > 0
+        grows = _queue_growth(done["arrival"], done["scheduled"], seats[0] if has_decode_pool else sum(seats))
+        grows = grows or (has_decode_pool and _queue_growth(moved["moved"], moved["resumed"], seats[-1])) or ""
         if grows:
             return OVERLOADED, grows
-    seen = f"the median request waits {show(waits, 's')} in the queue for a seat"
-    if waits > read:
-        return SATURATED, f"{seen}, longer than its prompt is read ({show(read, 's')})"
-    return STABLE, f"{seen}; its prompt is read in {show(read, 's')}"
+    wait_text = f"the median request waits {show(waits, 's')} in the queue for a seat"
+    if waits > prefill_seconds:
+        return SATURATED, f"{wait_text}, longer than its prompt is read ({show(prefill_seconds, 's')})"
+    return STABLE, f"{wait_text}; its prompt is read in {show(prefill_seconds, 's')}"
 
 
 def timeline(requests: Any, pools: list[tuple[Rules, Replicas]], points: int = 400) -> dict[str, Any]:
     """Return what happened over time on a grid: sequences decoding, share of cache taken, requests waiting."""
     end = max(float(p.seconds[:, CLOCK].max()) for _, p in pools)
     grid = np.linspace(0.0, end, points)
-    decoding, taken, room = np.zeros(points), np.zeros(points), 0.0
+    decoding, used_blocks, room = np.zeros(points), np.zeros(points), 0.0
     for rules, p in _decoders(pools):
         room += float(rules.blocks) * len(p.count)
         for r in range(len(p.count)):
             rows = p.records[r, : p.count[r, RECORDED]]
             if len(rows):
-                at = np.clip(np.searchsorted(rows[:, 0], grid, side="left"), 0, len(rows) - 1)
+                rows_at = np.clip(np.searchsorted(rows[:, 0], grid, side="left"), 0, len(rows) - 1)
                 over = grid > rows[-1, 0]
-                decoding += np.where(over, 0, rows[at, 2])
-                taken += np.where(over, 0, rules.blocks - rows[at, 3])
+                decoding += np.where(over, 0, rows[rows_at, 2])
+                used_blocks += np.where(over, 0, rules.blocks - rows[rows_at, 3])
     done = served(requests)
     moved = done[np.isfinite(done["resumed"])]
     queue = waiting(done["arrival"], done["scheduled"], grid) + waiting(moved["moved"], moved["resumed"], grid)
-    return {"seconds": grid, "decoding": decoding, "kv": taken / max(room, 1.0), "waiting": queue}
+    return {"seconds": grid, "decoding": decoding, "kv": used_blocks / max(room, 1.0), "waiting": queue}
 
 
 def little(requests: Any, p: Replicas) -> tuple[float, float]:

@@ -19,17 +19,17 @@ from steptime.simulation.loop_state import CONTINUOUS, PREFILL_FIRST, STATIC, TR
 KINDS = {"continuous": CONTINUOUS, "prefill-first": PREFILL_FIRST, "static": STATIC, "train": TRAIN}
 ROUTES = ("round-robin", "least-loaded", "prefix-aware")
 UNIT = 64  # parts of a token in which contexts grow where drafts make it a fraction
-ENDLESS = 1 << 50
-MOST_SEATS, MOST_TOKENS = 1 << 20, 1 << 24  # of a replica, of a step
-MOST_BLOCK, MOST_DRAFTED, MOST_RANKS = 1 << 16, 1 << 10, 1 << 10  # tokens, tokens of a step, classes
+NO_LIMIT = 1 << 50
+MAX_NUM_SEQS, MAX_STEP_TOKENS = 1 << 20, 1 << 24  # of a replica, of a step
+MAX_BLOCK_TOKENS, MAX_SPECULATIVE_TOKENS, MAX_CLASSES = 1 << 16, 1 << 10, 1 << 10  # tokens, tokens of a step, classes
 
 
-def kind_of(engine: Engine) -> str:
+def engine_policy_kind(engine: Engine) -> str:
     """The schedule that an engine has: prompts before decode, or beside it."""
     return "prefill-first" if float(engine.scheduler.prefill_first) > 0.5 else "continuous"
 
 
-def budget_of(engine: Engine, *, prompt: float, batch: float) -> int:
+def engine_token_budget(engine: Engine, *, prompt: float, batch: float) -> int:
     """Tokens of an attention group in a step of an engine: its own figure, or a prompt and a decode batch [tokens]."""
     return int(engine.scheduler.step_tokens) or math.ceil(prompt + batch)
 
@@ -40,48 +40,50 @@ class Policy:
 
     kind: "continuous" (prompt chunks beside decode, as vLLM), "prefill-first" (steps that read prompts come before steps that
     decode, as SGLang and TensorRT-LLM), "static" (a batch is done before the next begins) or "train" (a step departs every
-    `interval` [s], full or not). max_sequences: seats of a replica. token_budget: tokens of an attention group in a step,
-    decoded ones among them. chunk: prompt tokens of a group in a step at most, however few it decodes.
+    `interval` [s], full or not). max_num_seqs: sequences of a replica. max_num_batched_tokens: tokens of an attention group in
+    a step, decoded ones among them. chunk: prompt tokens of a group in a step at most, however few it decodes.
     kv_tokens: room of a replica [tokens], without end if infinite; block: tokens that are allotted at once. when_full:
     "recompute" (the last seated sequence gives up its room and starts over) or "queue" (a request is seated only with room for
     all of it).
-    patience [s]: how long a static batch that is not full waits after its first request. acceptance: tokens that a sequence
-    gains in a decode step by drafts, of which there are `drafted`. ranks: classes of priority, 0 first. max_context [tokens].
+    patience [s]: how long a static batch that is not full waits after its first request. acceptance_length: tokens
+    that a sequence gains in a decode step with `speculative_tokens`. ranks: classes of priority, 0 first. max_context [tokens].
     """
 
     kind: str = field(default="continuous", metadata=unit("", "continuous, prefill-first, static or train"))
-    max_sequences: int = field(default=256, metadata=unit("", "seats of a replica"))
-    token_budget: int = field(default=2048, metadata=unit("tokens", "of an attention group in a step", key="token_budget"))
+    max_num_seqs: int = field(default=256, metadata=unit("", "seats of a replica"))
+    max_num_batched_tokens: int = field(
+        default=2048, metadata=unit("tokens", "of an attention group in a step", key="max_num_batched_tokens")
+    )
     chunk: float = field(default=math.inf, metadata=unit("tokens", "of prompts of a group in a step; null: no limit"))
     kv_tokens: float = field(default=math.inf, metadata=unit("tokens", "room of a replica"))
     block: int = field(default=16, metadata=unit("tokens", "that are allotted at once"))
     when_full: str = field(default="recompute", metadata=unit("", "recompute or queue"))
     interval: float = field(default=0.0, metadata=unit("s", "between trains"))
     patience: float = field(default=0.0, metadata=unit("s", "that a static batch waits to fill"))
-    acceptance: float = field(default=1.0, metadata=unit("tokens", "that a sequence gains in a step by drafts"))
-    drafted: int = field(default=0, metadata=unit("tokens", "drafted for a step"))
+    acceptance_length: float = field(default=1.0, metadata=unit("tokens", "that a sequence gains in a step by drafts"))
+    speculative_tokens: int = field(default=0, metadata=unit("tokens", "drafted for a step"))
     ranks: int = field(default=1, metadata=unit("", "classes of priority"))
     max_context: float = field(default=math.inf, metadata=unit("tokens", "longest context; null: no limit"))
     route: str = field(default="round-robin", metadata=unit("", "round-robin, least-loaded or prefix-aware"))
 
     def __post_init__(self) -> None:
-        for kind, chosen, options in (
+        for kind, value, options in (
             ("policy", self.kind, tuple(KINDS)),
             ("routing", self.route, ROUTES),
             ("answer to a full cache", self.when_full, ("recompute", "queue")),
         ):
-            if not isinstance(chosen, str) or chosen not in options:
-                raise UnknownName(kind, chosen, options, f"Known: {', '.join(options)}.")
+            if not isinstance(value, str) or value not in options:
+                raise UnknownName(kind, value, options, f"Known: {', '.join(options)}.")
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("kind", "route", "when_full")}
         single(**numbers)
         for name, number in numbers.items():
             if isinstance(number, np.generic):  # a narrow one would overflow
                 object.__setattr__(self, name, number.item())
-        whole("max sequences", self.max_sequences, most=MOST_SEATS)
-        whole("token budget", self.token_budget, most=MOST_TOKENS)
-        whole("block", self.block, most=MOST_BLOCK, unit="token")
-        whole("drafted tokens", self.drafted, least=0, most=MOST_DRAFTED)
-        whole("ranks", self.ranks, most=MOST_RANKS)
+        whole("max_num_seqs", self.max_num_seqs, most=MAX_NUM_SEQS)
+        whole("max_num_batched_tokens", self.max_num_batched_tokens, most=MAX_STEP_TOKENS)
+        whole("block", self.block, most=MAX_BLOCK_TOKENS, unit="token")
+        whole("speculative_tokens", self.speculative_tokens, least=0, most=MAX_SPECULATIVE_TOKENS)
+        whole("ranks", self.ranks, most=MAX_CLASSES)
         limit("chunk", self.chunk, "token", least=1)
         limit("KV tokens", self.kv_tokens, "token", least=1)
         limit("max context", self.max_context, "token", least=1)
@@ -89,32 +91,35 @@ class Policy:
         at_least_zero("interval", self.interval, "s", most=LONGEST)
         if self.kind == "train":
             positive("the interval of a train schedule", self.interval, "s", least=1e-6, most=LONGEST)
-        positive("acceptance", self.acceptance)
-        if not 1 <= self.acceptance <= self.drafted + 1:
-            raise RangeError(f"a step yields between 1 and {self.drafted + 1} tokens (drafted + 1), not {self.acceptance:g}")
+        positive("acceptance_length", self.acceptance_length)
+        if not 1 <= self.acceptance_length <= self.speculative_tokens + 1:
+            raise RangeError(
+                "acceptance_length must be between 1 and "
+                f"speculative_tokens + 1 = {self.speculative_tokens + 1}, got {self.acceptance_length:g}"
+            )
 
     def rules(self, *, closed: bool = False, groups: int = 1) -> Rules:
         """Return the numbers that the loop reads, for a replica of `groups` attention groups."""
-        drafting = self.acceptance > 1
-        unit, block = (UNIT, 1) if drafting else (1, self.block)
-        room = int(min(float(self.kv_tokens), ENDLESS) * unit // block)
+        is_speculative = self.acceptance_length > 1
+        unit, block = (UNIT, 1) if is_speculative else (1, self.block)
+        room = int(min(float(self.kv_tokens), NO_LIMIT) * unit // block)
         return Rules(
             kind=KINDS[self.kind],
-            seats=int(self.max_sequences),
-            budget=int(self.token_budget) * groups,
-            chunk=int(self.token_budget),
+            seats=int(self.max_num_seqs),
+            budget=int(self.max_num_batched_tokens) * groups,
+            chunk=int(self.max_num_batched_tokens),
             unit=unit,
             block=block,
             blocks=room,
             reserve=self.when_full == "queue" or self.kind == "static",
-            query=int(self.drafted) + 1,
-            growth=round(float(self.acceptance) * unit),
+            query=int(self.speculative_tokens) + 1,
+            growth=round(float(self.acceptance_length) * unit),
             interval=float(self.interval),
             patience=float(self.patience),
             ranks=int(self.ranks),
             closed=closed,
-            longest=int(min(float(self.max_context), ENDLESS)),
-            reads=int(min(float(self.chunk), MOST_TOKENS)),
+            longest=int(min(float(self.max_context), NO_LIMIT)),
+            reads=int(min(float(self.chunk), MAX_STEP_TOKENS)),
         )
 
 
@@ -124,23 +129,25 @@ def policy_for(
     *,
     prompt: float,
     kind: str | None = None,
-    max_sequences: int = 256,
-    token_budget: int | None = None,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int | None = None,
     kv_tokens: float | None = None,
     interval: float | None = None,
-    **more: Any,
+    **settings: Any,
 ) -> Policy:
     """Return the schedule that an engine has on a system, with what is given in place of its own figures.
 
     prompt: the longest [tokens], for engines that read a prompt in one step. kv_tokens: what the chips hold where None.
-    interval [s] between trains: the time to read the whole HBM once where None. `more` goes to `Policy`.
+    interval [s] between trains: the time to read the whole HBM once where None. `settings` goes to `Policy`.
     """
     hbm = system.chip.hbm
     return Policy(
-        kind=kind or kind_of(engine),
-        max_sequences=max_sequences,
-        token_budget=budget_of(engine, prompt=prompt, batch=max_sequences) if token_budget is None else token_budget,
+        kind=kind or engine_policy_kind(engine),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=engine_token_budget(engine, prompt=prompt, batch=max_num_seqs)
+        if max_num_batched_tokens is None
+        else max_num_batched_tokens,
         kv_tokens=math.inf if kv_tokens is None else kv_tokens,
         interval=float(drain_seconds(hbm.capacity, hbm.bandwidth)) if interval is None else interval,
-        **more,
+        **settings,
     )

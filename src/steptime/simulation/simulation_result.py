@@ -16,7 +16,7 @@ from steptime.simulation.loop_state import DONE, REJECTED
 from steptime.simulation.prefix_cache import CacheUse
 from steptime.simulation.run_metrics import Answers
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.slo_check import Judged, at
+from steptime.simulation.slo_check import Judged, at_percentile
 from steptime.simulation.step_time_model import Pace
 from steptime.simulation.traffic import Traffic
 
@@ -33,7 +33,7 @@ COLUMNS = {
     "preemptions": "preempted",
     "replica": "replica",
 }
-APART = {
+DISAGGREGATED_COLUMNS = {
     "moved_s": "moved",
     "resumed_s": "resumed",
 }  # of a decode pool of its own: when the cache came, when it was seated
@@ -90,12 +90,12 @@ class Simulation(Tabular):
         """Return what served what, and the figures of the run."""
         title, figures = self.answers.headline()
         chips = f"{self.chips:,} chip{'s' * (self.chips > 1)} of {self.system}"
-        on = f"{self.model} on {chips} ({show_layout(self.layout)}), engine {self.engine}"
+        subject = f"{self.model} on {chips} ({show_layout(self.layout)}), engine {self.engine}"
         verdict = {"verdict": title.removeprefix("Answers: ")}
         if self.limits is not None:
-            held = f"{self.limits.verdict} {at(self.limits.quantile)}: {self.limits.count}"
-            return f"Simulation: {on}", {"limits": held, **verdict, **figures}
-        return f"Simulation: {on}", {**verdict, **figures}
+            slo_text = f"{self.limits.verdict} {at_percentile(self.limits.percentile)}: {self.limits.count}"
+            return f"Simulation: {subject}", {"limits": slo_text, **verdict, **figures}
+        return f"Simulation: {subject}", {**verdict, **figures}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each request: times from the start of the run [s], tokens, and whether it was served."""
@@ -104,6 +104,6 @@ class Simulation(Tabular):
 
 def request_columns(requests: Any) -> dict[str, Any]:
     """Return finished requests as columns with units in their names."""
-    names = COLUMNS | (APART if np.isfinite(requests["moved"]).any() else {})
+    names = COLUMNS | (DISAGGREGATED_COLUMNS if np.isfinite(requests["moved"]).any() else {})
     status = np.select([requests["status"] == DONE, requests["status"] == REJECTED], ["served", "rejected"], "unserved")
     return {key: requests[name] for key, name in names.items()} | {"status": status}

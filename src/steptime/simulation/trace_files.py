@@ -21,7 +21,7 @@ import numpy as np
 from steptime.catalog.data_files import UTF16, is_dir, is_file
 from steptime.errors import DataFileError, shown
 from steptime.number_checks import whole
-from steptime.simulation.traffic import MOST, Traffic
+from steptime.simulation.traffic import MAX_REQUESTS, Traffic
 
 TIMES = ("TIMESTAMP", "timestamp", "arrival_time", "arrival")
 INPUTS = ("ContextTokens", "input_length", "input_toks", "input_tokens", "prompt_tokens", "prompt_len")
@@ -34,23 +34,23 @@ MOONCAKE = {"timestamp", "input_length", "output_length"}  # its names, by which
 LARGEST = 1 << 40  # tokens of a request, and number of a block, that are believed
 
 
-def read_trace(path: str | os.PathLike[str], *, most: int | None = None) -> Traffic:
-    """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `most`."""
+def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None) -> Traffic:
+    """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `max_requests`."""
     place = Path(path)
     if is_dir(place):
         raise DataFileError(path, "is a folder, not a trace file")
     if not is_file(place) and not os.path.exists(place):
         raise DataFileError(shown(str(path)).strip("'"), "no such file")
-    if most is not None:
-        most = whole("requests", most, most=MOST)
+    if max_requests is not None:
+        max_requests = whole("requests", max_requests, most=MAX_REQUESTS)
     times: list[float] = []
     inputs: list[int] = []
     outputs: list[int] = []
     blocks: list[int] = []
     starts = [0]
     hashed = dated = mooncake = False
-    for line, row in _rows(place):
-        if most is not None and len(times) >= most:
+    for line, row in _read_rows(place):
+        if max_requests is not None and len(times) >= max_requests:
             break
         name, value = _pick(place, line, row, TIMES, "time")
         seconds, date = _time(place, line, name, value)
@@ -83,7 +83,7 @@ def read_trace(path: str | os.PathLike[str], *, most: int | None = None) -> Traf
     )
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a file with their lines: of JSONL where it begins with a brace or is named so, else of CSV."""
     number = 0
     try:
@@ -107,10 +107,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                found = json.loads(line)
-                if not isinstance(found, dict):
+                record = json.loads(line)
+                if not isinstance(record, dict):
                     raise DataFileError(path, "is not a JSON object", number)
-                yield number, found
+                yield number, record
     except UnicodeDecodeError as error:
         raise DataFileError(path, f"is not UTF-8 text ({error.reason})") from None
     except json.JSONDecodeError as error:
@@ -130,7 +130,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
         raise DataFileError(path, f"has the column {shown(twice.strip())} twice", 1)
 
 
-def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], what: str) -> tuple[str, Any]:
+def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], quantity: str) -> tuple[str, Any]:
     """Return the name and the value of the first of some columns that a row has, in capitals or not."""
     folded = {key.strip().casefold(): key for key in row}
     for name in names:
@@ -142,15 +142,15 @@ def _pick(path: Path, line: int, row: dict[str, Any], names: tuple[str, ...], wh
     mark = next((mark for mark in ";\t|" if len(row) == 1 and mark in next(iter(row))), "")
     if mark:
         raise DataFileError(path, f"parts its columns by {mark!r}; part them by commas", line)
-    raise DataFileError(path, f"has no {what}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
+    raise DataFileError(path, f"has no {quantity}: none of {', '.join(names)} is among {shown(', '.join(map(str, row)))}", line)
 
 
 def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
     """Return a time [s], and whether it was written as a date; those without an offset are taken as UTC."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        seconds = math.nan if isinstance(value, bool) else float(value)
     except OverflowError:
-        found = math.inf
+        seconds = math.inf
     except (TypeError, ValueError):
         try:
             date = datetime.datetime.fromisoformat(str(value).strip())
@@ -158,19 +158,19 @@ def _time(path: Path, line: int, name: str, value: Any) -> tuple[float, bool]:
             raise DataFileError(path, f"{name}: {shown(value)} is neither seconds nor a date", line) from None
         date = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
         return (date - datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)) / datetime.timedelta(seconds=1), True
-    if not abs(found) < LARGEST:
+    if not abs(seconds) < LARGEST:
         raise DataFileError(path, f"{name}: {shown(value)} is not a time", line)
-    return found, False
+    return seconds, False
 
 
 def _tokens(path: Path, line: int, name: str, value: Any) -> int:
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        count = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not (0 <= found < LARGEST and found == int(found)):
+        count = math.nan
+    if not (0 <= count < LARGEST and count == int(count)):
         raise DataFileError(path, f"{name}: {shown(value)} is not a number of tokens", line)
-    return int(found)
+    return int(count)
 
 
 def _hashes(path: Path, line: int, value: Any, tokens: int) -> list[int]:

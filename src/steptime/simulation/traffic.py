@@ -18,10 +18,13 @@ ARRIVALS = ("poisson", "gamma", "constant")
 SHAPES = ("fixed", "uniform", "lognormal")
 LARGEST_SPREAD = 100.0  # deviation over mean
 LATEST = 1e15  # s
-MOST = 50_000_000  # requests of a run: some gigabytes
+MAX_REQUESTS = 50_000_000  # requests of a run: some gigabytes
 RATES = (1e-6, 1e9)  # requests/s that arrivals are drawn for
 BURSTS = (1e-6, 1e6)
-USUAL, PER_CLIENT = 10_000, 10  # requests of a run where no number is given: in all, and of each client
+DEFAULT_REQUESTS, DEFAULT_REQUESTS_PER_CLIENT = (
+    10_000,
+    10,
+)  # requests of a run where no number is given: in all, and of each client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -87,7 +90,7 @@ def checked(traffic: Traffic) -> Traffic:
     if np.any(np.diff(arrival) < 0):
         raise RangeError("requests must be in order of arrival")
     single(clients=traffic.clients)
-    clients = whole("clients", traffic.clients, least=0, most=MOST)
+    clients = whole("clients", traffic.clients, least=0, most=MAX_REQUESTS)
     return replace(traffic, arrival=arrival, inputs=inputs, outputs=outputs, rank=rank, clients=clients)
 
 
@@ -137,7 +140,7 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
     single(rate=rate, burst=burst, requests=n)
     positive("a rate", rate, "requests/s", least=RATES[0], most=RATES[1])
     positive("burst", burst, least=BURSTS[0], most=BURSTS[1])
-    n = whole("requests", n, most=MOST)
+    n = whole("requests", n, most=MAX_REQUESTS)
     if kind == "constant":
         return np.arange(n) / rate
     gaps = random.exponential(1 / rate, n) if kind == "poisson" else random.gamma(1 / burst, burst / rate, n)
@@ -147,7 +150,7 @@ def arrivals(rate: float, n: int, random: np.random.Generator, *, kind: str = "p
 def _random(seed: int, n: int) -> np.random.Generator:
     """The source of what is drawn for `n` requests."""
     single(requests=n, seed=seed)
-    whole("requests", n, most=MOST)
+    whole("requests", n, most=MAX_REQUESTS)
     return np.random.default_rng(whole("a seed", seed, least=0, most=1 << 64))
 
 
@@ -167,8 +170,8 @@ def open_loop(
         expect(f"the length of {name}", lengths, Lengths, "a Lengths, such as Lengths(mean=512)")
     return Traffic(
         arrival=arrivals(rate, n, random, kind=kind, burst=burst),
-        inputs=_drawn(inputs, random, n),
-        outputs=_drawn(outputs, random, n),
+        inputs=_draw_lengths(inputs, random, n),
+        outputs=_draw_lengths(outputs, random, n),
         name=f"{kind} at {rate:g}/s",
     )
 
@@ -176,20 +179,20 @@ def open_loop(
 def closed_loop(clients: int, n: int, inputs: Lengths, outputs: Lengths, *, seed: int = 0) -> Traffic:
     """Return `n` requests of `clients` that each wait for an answer before they ask again; all ask at once at the start."""
     single(concurrency=clients)
-    clients = whole("concurrency", clients, most=MOST)
+    clients = whole("concurrency", clients, most=MAX_REQUESTS)
     random, n = _random(seed, n), int(n)
     for name, lengths in (("inputs", inputs), ("outputs", outputs)):
         expect(f"the length of {name}", lengths, Lengths, "a Lengths, such as Lengths(mean=512)")
     return Traffic(
         arrival=np.zeros(n),
-        inputs=_drawn(inputs, random, n),
-        outputs=_drawn(outputs, random, n),
+        inputs=_draw_lengths(inputs, random, n),
+        outputs=_draw_lengths(outputs, random, n),
         clients=min(clients, n),
         name=f"{clients} clients",
     )
 
 
-def _drawn(lengths: Lengths, random: np.random.Generator, n: int) -> Any:
+def _draw_lengths(lengths: Lengths, random: np.random.Generator, n: int) -> Any:
     """Return the tokens of `n` requests."""
     if not isinstance(lengths, Lengths):
         raise RangeError(f"lengths are a Lengths, such as Lengths(mean=512), not {type(lengths).__name__}")
@@ -218,19 +221,21 @@ def with_sessions(traffic: Traffic, *, prefixes: int, prefix_tokens: int, block_
     block_tokens = whole("block tokens", block_tokens)
     prefixes = whole("prefixes", prefixes)
     prefix_tokens = whole("prefix tokens", prefix_tokens, least=block_tokens)
-    if (blocks := float(np.sum(traffic.inputs, dtype=np.float64)) / block_tokens) > MOST:
-        raise RangeError(f"prompts of {blocks:,.0f} blocks in all are too many to tell apart; at most {MOST:,}: fewer requests")
+    if (blocks := float(np.sum(traffic.inputs, dtype=np.float64)) / block_tokens) > MAX_REQUESTS:
+        raise RangeError(
+            f"prompts of {blocks:,.0f} blocks in all are too many to tell apart; at most {MAX_REQUESTS:,}: fewer requests"
+        )
     random = _random(seed, len(traffic))
     which = random.integers(0, prefixes, len(traffic))
     shared = np.minimum(prefix_tokens, traffic.inputs) // block_tokens
     total = np.asarray(traffic.inputs) // block_tokens
     starts = np.concatenate([[0], np.cumsum(total)]).astype(np.int64)
-    own = prefixes * (prefix_tokens // block_tokens + 1)
+    first_unshared_id = prefixes * (prefix_tokens // block_tokens + 1)
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], total)
     ids = np.where(
         place < np.repeat(shared, total),
         np.repeat(which, total) * (prefix_tokens // block_tokens + 1) + place,
-        own + np.arange(starts[-1]),
+        first_unshared_id + np.arange(starts[-1]),
     )
     return replace(traffic, blocks=ids.astype(np.int64), starts=starts, block_tokens=block_tokens)
 
@@ -262,7 +267,7 @@ def merged(parts: list[Traffic]) -> Traffic:
     )
 
 
-def drawn(
+def draw_traffic(
     inputs: Lengths,
     outputs: Lengths,
     *,
@@ -280,10 +285,12 @@ def drawn(
     is served first.
     """
     if clients is not None:
-        return closed_loop(clients, PER_CLIENT * clients if requests is None else requests, inputs, outputs, seed=seed)
+        return closed_loop(
+            clients, DEFAULT_REQUESTS_PER_CLIENT * clients if requests is None else requests, inputs, outputs, seed=seed
+        )
     if rate is None:
         raise RangeError("requests are drawn at a rate or for clients, and neither is given")
-    count = USUAL if requests is None else requests
+    count = DEFAULT_REQUESTS if requests is None else requests
     if not 0 <= fast_share < 1:
         raise RangeError(f"the fast share must be at least 0 and below 1, not {fast_share:g}")
     if not fast_share:

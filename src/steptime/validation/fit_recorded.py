@@ -16,12 +16,12 @@ from steptime.errors import InputError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array
-from steptime.physics.engine import Engine, constant, named, with_constants
+from steptime.physics.engine import Engine, constant, label_values, with_constants
 from steptime.physics.layout import Layout
 from steptime.simulation.loop_state import DONE
 from steptime.simulation.replica_pools import serve
 from steptime.simulation.scheduling_policy import Policy
-from steptime.simulation.step_time_model import pace_of
+from steptime.simulation.step_time_model import sample_pace
 from steptime.simulation.traffic import Traffic
 
 PRIOR = {  # deviation of the logarithm of a deployment's constant about its engine's
@@ -53,13 +53,13 @@ class Recorded:
 def replay(run: Recorded, engine: Engine) -> Any:
     """Return the requests of a recorded run as `engine` would have served them (rows of `pool.REQUEST`)."""
     inputs, outputs = np.asarray(run.traffic.inputs), np.asarray(run.traffic.outputs)
-    pace = pace_of(
+    pace = sample_pace(
         run.model,
         run.system,
         layout=run.layout,
         engine=engine,
-        max_sequences=run.policy.max_sequences,
-        token_budget=run.policy.token_budget,
+        max_num_seqs=run.policy.max_num_seqs,
+        max_num_batched_tokens=run.policy.max_num_batched_tokens,
         contexts=(float(np.percentile(inputs, 5)), float(np.percentile(inputs + outputs, 95))),
         check=False,
     )
@@ -92,7 +92,7 @@ def fit(run: Recorded, prior: Engine) -> Engine:
     mean, deviation = np.log([float(constant(prior, n)) for n in names]), np.array([PRIOR[n] for n in names])
 
     def engine(logs: Array) -> Engine:
-        return with_constants(prior, named(names, np.exp(logs)))
+        return with_constants(prior, label_values(names, np.exp(logs)))
 
     def residuals(logs: Array) -> Array:
         off = differences(run, replay(run, engine(logs)))

@@ -35,9 +35,9 @@ from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.layout import Layout
 from steptime.simulation.loop_state import DONE
 from steptime.simulation.replica_pools import serve
-from steptime.simulation.scheduling_policy import Policy, budget_of, kind_of
+from steptime.simulation.scheduling_policy import Policy, engine_policy_kind, engine_token_budget
 from steptime.simulation.simulator import kv_room
-from steptime.simulation.step_time_model import Pace, pace_of
+from steptime.simulation.step_time_model import Pace, sample_pace
 from steptime.simulation.traffic import Lengths, closed_loop
 from steptime.validation.closed_loop import DRIFT
 
@@ -113,13 +113,13 @@ def closed_loops(
     spreads, gained = (np.broadcast_to(x, n) for x in (np.maximum(spread, DRIFT), acceptance))
     total = np.broadcast_to(np.maximum(np.ceil(requests), table[:, 4]), n)
     longest = (1 + spreads) * np.stack([inputs, outputs])
-    kind = kind_of(engine)
+    kind = engine_policy_kind(engine)
     queued, half, step, prompt = (np.full(n, np.nan) for _ in range(4))
     for chosen, one in _alike(table[:, :4]):
         clients, long = table[chosen, 4], longest.sum(axis=0)
-        budget = [budget_of(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
-        pace = pace_of(
-            model, system, layout=one, engine=engine, max_sequences=int(max(clients)), token_budget=max(budget),
+        budget = [engine_token_budget(engine, prompt=float(longest[0, k]), batch=table[k, 4] / one.dp) for k in chosen]
+        pace = sample_pace(
+            model, system, layout=one, engine=engine, max_num_seqs=int(max(clients)), max_num_batched_tokens=max(budget),
             contexts=(float(min(inputs[chosen])), float(max(long[chosen]))), query=drafts + 1, check=False,
         )  # fmt: skip
         for k, tokens in zip(chosen, budget, strict=True):
@@ -127,12 +127,12 @@ def closed_loops(
             room = kv_room(model, system, layout=one, engine=engine, context=context, step_tokens=tokens, drafts=drafts)
             policy = Policy(
                 kind=kind,
-                max_sequences=int(table[k, 4]),
-                token_budget=tokens,
+                max_num_seqs=int(table[k, 4]),
+                max_num_batched_tokens=tokens,
                 kv_tokens=room if room >= long[k] else math.inf,
                 when_full="queue",
-                drafted=drafts,
-                acceptance=float(gained[k]),
+                speculative_tokens=drafts,
+                acceptance_length=float(gained[k]),
             )
             queued[k], half[k], step[k], prompt[k] = _loop(
                 pace, policy, int(table[k, 4]), (float(inputs[k]), float(outputs[k]), float(spreads[k])), int(total[k]), seed

@@ -52,7 +52,7 @@ def _simulated(step: float, rate: float, seats: int, seed: int, requests: int) -
     from steptime.simulation.scheduling_policy import Policy
 
     traffic = st.open_loop(rate, requests, st.Lengths(mean=1), st.Lengths(mean=1), seed=seed)
-    policy = Policy(kind="train", interval=step, max_sequences=seats)
+    policy = Policy(kind="train", interval=step, max_num_seqs=seats)
     done = st.simulate(*_carrier(), traffic, policy=policy, engine="ideal")
     arrival, departure, end = (np.asarray(done.requests[name], dtype=float) for name in ("arrival", "scheduled", "finish"))
     return arrival, departure, end

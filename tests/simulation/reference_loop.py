@@ -68,7 +68,7 @@ class Server:
             most = total if rules.kind == STATIC else min(rules.reads, -(-rules.budget // rates.groups))
             dealt = -(-total * -(-len(chunks) // rates.groups) // len(chunks))  # chunks of mean size to the busiest group
             busiest = max(*(c for c, _ in chunks), -(-total // rates.groups), min(most, dealt))
-            time = factor * (time + _added(rates.own, -(-b // rates.groups), busiest)) + rates.chunk * len(chunks)
+            time = factor * (time + _added(rates.rank_rows, -(-b // rates.groups), busiest)) + rates.chunk * len(chunks)
             time += rates.groups * max(*attention, sum(attention) * busiest / total)
         return float(time)
 
