@@ -56,7 +56,8 @@ REQUEST = st_.tuples(st_.integers(0, 9000), LENGTH, LENGTH, st_.integers(0, 2), 
 POLICIES = st_.builds(
     lambda kind, seats, budget, room, block, full, interval, patience, drafts, ranks, chunk: Policy(
         kind=kind, max_num_seqs=seats, max_num_batched_tokens=budget, chunk=chunk, kv_tokens=room, block=block, when_full=full,
-        ranks=ranks, interval=interval * 64 * TICK, patience=patience, acceptance_length=drafts[0], speculative_tokens=drafts[1],
+        ranks=ranks, interval=interval * 64 * TICK, patience=patience, acceptance_length=drafts[0],
+        speculative_tokens=drafts[1],
     ),
     st_.sampled_from(["continuous", "prefill-first", "static", "train"]),
     st_.integers(1, 9),

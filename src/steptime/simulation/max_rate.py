@@ -172,12 +172,12 @@ def _search_load(
     points: dict[float, RatePoint] = {}
 
     def good(load: float, run: Callable[[float], Answers] = run) -> bool:
-        found = run(load)
-        judged = judge(found, slo, percentile)
-        well = meets(found, slo, percentile)
-        why = "" if well else _why_not(found, judged)
-        seen: dict[str, Any] = {"ttft": judged.ttft, "tpot": judged.tpot, "verdict": found.verdict}
-        points[load] = RatePoint(**point(load, found), **seen, good=well, why=why)
+        answers = run(load)
+        judged = judge(answers, slo, percentile)
+        well = meets(answers, slo, percentile)
+        why = "" if well else _why_not(answers, judged)
+        figures: dict[str, Any] = {"ttft": judged.ttft, "tpot": judged.tpot, "verdict": answers.verdict}
+        points[load] = RatePoint(**point(load, answers), **figures, good=well, why=why)
         return well
 
     low = highest_load(good, start=start, tolerance=tolerance, is_integer=is_integer)
@@ -245,7 +245,7 @@ def find_scale(
     """Return how many times as fast a trace may be played within `slo`, and the rate [requests/s] that this is.
 
     Times of arrival are divided by one number, so that lengths, their order and bursts stay. The trace is not repeated: where
-    it would last less than SETTLED lifetimes of a request, no more can be told, and `cut_short` says so. `settings`: `simulate`.
+    it would last less than SETTLED_LIFETIMES of a request, `cut_short` is true. `settings` go to `simulate`.
     """
     trace = checked(trace)
     if trace.clients or not math.isfinite(trace.rate):
@@ -287,8 +287,8 @@ def find_clients(
         arrivals = traffic(int(clients), max(requests, requests_per_client * int(clients)))
         return simulate(model, system, arrivals, slo=slo, **settings).answers
 
-    def point(clients: float, found: Answers) -> dict[str, Any]:
-        return {"rate": found.requests_per_second, "clients": int(clients)}
+    def point(clients: float, answers: Answers) -> dict[str, Any]:
+        return {"rate": answers.requests_per_second, "clients": int(clients)}
 
     max_clients, points = _search_load(
         run, point, slo=slo, percentile=percentile, start=start, tolerance=tolerance, is_integer=True

@@ -151,5 +151,6 @@ def _check(plan: Plan, pool: Pool, model: Model, system: System, engine: Engine)
     if abs(seconds / planned_seconds - 1) > SAME:
         raise InputError(
             f"a plan holds names only, and {model.name} on {system.name} with engine {engine.name} is not what it was made of: "
-            f"a {pool.role} step takes {show(seconds, 's')} instead of {show(planned_seconds, 's')}. Give model=, system= and engine="
+            f"a {pool.role} step takes {show(seconds, 's')} instead of {show(planned_seconds, 's')}. "
+            "Give model=, system= and engine="
         )

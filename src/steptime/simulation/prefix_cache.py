@@ -116,7 +116,9 @@ class CacheUse(Result):
     def by_tier(self) -> tuple[TierUse, ...]:
         """What each tier did, fastest first."""
         rows = zip(self.tiers, self.hit_tokens, self.bytes_read, self.bytes_written, strict=True)
-        return tuple(TierUse(name=n, hit_tokens=hit, bytes_read=read, bytes_written=put) for n, hit, read, put in rows)
+        return tuple(
+            TierUse(name=n, hit_tokens=hit, bytes_read=loaded, bytes_written=stored) for n, hit, loaded, stored in rows
+        )
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the share of hits, of all and by tier."""
