@@ -194,9 +194,9 @@ def sample_pace(
 ) -> Pace:
     """Return the pace of a replica, sampled from `step`.
 
-    contexts [tokens]: the range over which a decoding sequence's context varies; max_num_batched_tokens: the most of a
-    max_num_batched_tokens [tokens]: the most of a group in one step. contexts [tokens]: the range of a sequence's context in
-    decode. Prompts are spread evenly over the groups, but a step is no shorter than its longest chunk on one group,
+    contexts [tokens]: the range of a decoding sequence's context. max_num_batched_tokens: tokens of a group in one step at most.
+    Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group, with the
+    experts that the prompts of all groups pass through.
     With `query` > 1 every decode step verifies drafts, and the model's own layers, if it has any that draft, make new ones.
     """
     layout = layout or Layout()
