@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from steptime.errors import InputError, RangeError, UnknownName, shown
+from steptime.errors import InputError, RangeError, UnitError, UnknownName, shown
 from steptime.number_checks import between, whole
 from steptime.units import count as read_count
 from steptime.units import parse
@@ -302,7 +302,11 @@ def _read_number(name: str, value: Any, declared: Input) -> Any:
         try:
             value = float(value)
         except ValueError:
-            value = parse(value, declared.unit)
+            try:
+                value = parse(value, declared.unit)
+            except KeyError:
+                unit = f" in {declared.unit}" if declared.unit else ""
+                raise UnitError(f"{name} must be a number{unit}, not {shown(value)}") from None
     low = -np.inf if declared.minimum is None else declared.minimum
     high = np.inf if declared.maximum is None else declared.maximum
     return between(name, value, low, high, declared.unit)

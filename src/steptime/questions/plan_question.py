@@ -190,7 +190,7 @@ def solve(values: Mapping[str, Any], *, diagnostics: bool = True) -> Plan:
         acceptance=inputs.acceptance,
         electricity=inputs.electricity,
         levers=diagnostics,
-        worth=diagnostics,
+        elasticities=diagnostics,
     )
 
 

@@ -124,7 +124,7 @@ class SchedulerInputs:
     patience: Any = number(0.0, "seconds that a static batch waits to fill", unit="s", group=POLICY)
     drafted: Any = count(0, "speculative tokens per step", minimum=0, group=POLICY)
     acceptance: Any = number(
-        1.0, "acceptance length: tokens that a step yields, from 1 to drafted + 1 (a count, not a share)", group=POLICY
+        None, "acceptance length: tokens that a step yields, from 1 to drafted + 1 (a count, not a share)", group=POLICY
     )
     route: str = choice(
         "round-robin", ("round-robin", "least-loaded", "prefix-aware"), "router: round-robin, least-loaded or prefix-aware",
@@ -136,6 +136,11 @@ class SchedulerInputs:
         """Return the scheduler of a replica; `prompt`: the longest prompt [tokens]."""
         from steptime.simulation.scheduling_policy import policy_for
 
+        if self.drafted and self.acceptance is None:
+            raise RangeError(
+                f"acceptance: is needed with drafted {self.drafted}, got none; give the tokens that a step yields, from 1 to "
+                f"{self.drafted + 1}"
+            )
         return policy_for(
             engine, system, prompt=prompt, kind=self.policy, max_num_seqs=self.max_sequences,
             max_num_batched_tokens=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,

@@ -67,8 +67,8 @@ def _catalog_file(kind: str, name: str) -> Path:
     return files(kind)[known[folded(name)]]
 
 
-def check_catalogue_name(kind: str, name: object) -> None:
-    """Raise an error unless a text names an entry of the catalogue.
+def catalogue_file(kind: str, name: object) -> Path:
+    """Return the file of an entry of the catalogue; no other file is ever opened.
 
     Args:
         kind: folder of the catalogue, such as "models".
@@ -80,7 +80,7 @@ def check_catalogue_name(kind: str, name: object) -> None:
     """
     if not isinstance(name, str):
         raise RangeError(f"{kind.removesuffix('s')} must be a name of the catalogue, not {shown(name)}")
-    _catalog_file(kind, name)
+    return _catalog_file(kind, name)
 
 
 def catalog_model(name: str, kv: str = "") -> Model:

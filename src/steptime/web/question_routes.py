@@ -14,10 +14,10 @@ from typing import Any, Final
 from fastapi import FastAPI, Request, Response
 
 from steptime.errors import InputError, RangeError, UnknownName, shown
-from steptime.questions.declaration import Question
+from steptime.questions.declaration import COUNT, NUMBER, RENT, SWITCH, TEXT, TEXTS, Question, read_value
 from steptime.questions.registry import HOMES, question_of
 from steptime.result_base import plain
-from steptime.web.page_subject import check_catalogue_name
+from steptime.web.page_subject import catalogue_file
 
 # Inputs that name files.
 FILES: Final = ("catalog", "trace")
@@ -75,35 +75,54 @@ def check_request(question: Question, values: Mapping[str, Any]) -> dict[str, An
     """
     checked: dict[str, Any] = {}
     for name, value in values.items():
-        known = name in question.inputs or (question.figures and ("." in name or name == "power"))
-        if name in FILES or not known:
+        is_figure = question.figures and ("." in name or name == "power")
+        if name in FILES or not (name in question.inputs or is_figure):
             raise UnknownName(f"input of {question.name}", name, [key for key in question.inputs if key not in FILES])
-        if isinstance(value, str) and len(value) > LONGEST_TEXT:
-            raise RangeError(f"{name} must have at most {LONGEST_TEXT} characters, not {len(value):,}")
-        if name in ENTRIES and value is not None and not (name == "engine" and value == "ideal"):
+        if value is None:
+            continue
+        _check_kind(name, value, TEXTS if name not in question.inputs else question.inputs[name].kind, is_figure=is_figure)
+        if name in ENTRIES and not (name == "engine" and value == "ideal"):
             kind = "stacks" if name == "engine" and question.name == "train" else ENTRIES[name]
-            check_catalogue_name(kind, value)
-        elif isinstance(value, str | list):
-            _check_texts(question, name, value)
-        checked[name] = value
+            # The file of the catalogue: an entry of that name in the working folder is never opened.
+            checked[name] = str(catalogue_file(kind, value))
+            continue
+        is_word = name in question.inputs and question.inputs[name].kind == TEXT
+        checked[name] = f"{value:.17g}" if is_word and not isinstance(value, str) else value
+        _check_texts(question, name, checked[name])
+        if name in question.inputs and question.inputs[name].kind in (COUNT, NUMBER):
+            checked[name] = read_value(name, value, question.inputs[name])
     missing = [name for name in question.needs if checked.get(name) is None]
     if missing:
         raise InputError(f"{question.name} needs {' and '.join(missing)}")
     return checked
 
 
-def _check_texts(question: Question, name: str, value: str | list[Any]) -> None:
+def _check_kind(name: str, value: object, kind: str, *, is_figure: bool) -> None:
+    """Raise an error for a value of another JSON type than an input takes."""
+    is_text, is_number = isinstance(value, str), isinstance(value, int | float) and not isinstance(value, bool)
+    is_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    takes = {
+        COUNT: is_text or is_number, NUMBER: is_text or is_number, RENT: is_text or is_number, TEXT: is_text or is_number,
+        SWITCH: isinstance(value, bool), TEXTS: is_text or is_list,
+    }  # fmt: skip
+    if not (is_text or is_number if is_figure else takes[kind]):
+        raise RangeError(f"{name} must be a {'list of texts' if kind == TEXTS else kind}, not {shown(value)}")
+
+
+def _check_texts(question: Question, name: str, value: object) -> None:
     """Raise an error for a text that could open a file: a path, a law or a model that is not in the catalogue."""
-    for words in [value] if isinstance(value, str) else value:
-        if not isinstance(words, str) or len(words) > LONGEST_TEXT:
+    for words in value if isinstance(value, list) else [value]:
+        if not isinstance(words, str):
+            continue
+        if len(words) > LONGEST_TEXT:
             raise RangeError(f"{name} must be a text of at most {LONGEST_TEXT} characters, not {shown(words)}")
         if name == "quality_of":
             size = words.partition("@")[0]
             if not size.rstrip("TBMk").replace(".", "", 1).isdigit():
-                check_catalogue_name("models", size)
+                catalogue_file("models", size)
         elif name == "law" or (question.name == "laws" and name == "name"):
             for law in words.split(","):
-                check_catalogue_name("laws", law.strip())
+                catalogue_file("laws", law.strip())
         elif any(mark in words for mark in ("\\", "..", ".toml", ".json")) or words.startswith(("/", "~")):
             raise RangeError(f"{name} must not be a path, got {shown(words)}")
 
