@@ -90,6 +90,7 @@ class Rules(NamedTuple):
     longest: int
     before: float = 0.0  # s from the arrival of a request to its place in the queue
     before_token: float = 0.0  # s more for each prompt token
+    kv_tokens: int = 0  # room of a replica, for messages: blocks are whole
     extra_delay: float = 0.0  # of the time from a seat to the first token, by which users see all tokens later
     reads: int = 1 << 24  # most prompt tokens of an attention group in a step
 

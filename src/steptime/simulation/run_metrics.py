@@ -245,13 +245,13 @@ def _why_rejected(rejected: Any, pools: list[tuple[Rules, Replicas]]) -> str:
     """Say how many requests were rejected for which of the reasons."""
     room = rejected["inputs"] + rejected["outputs"]
     longest = min(rules.longest for rules, _ in pools)
-    blocks = min(rules.blocks * rules.block // rules.unit for rules, _ in pools)
+    tokens = min(rules.kv_tokens for rules, _ in pools)
     empty = (rejected["inputs"] < 1) | (rejected["outputs"] < 1)
     long = ~empty & (room > longest)
     reasons = (
         (empty, "without input or output tokens"),
         (long, f"longer than the context of {longest:,} tokens"),
-        (~empty & ~long, f"larger than a replica's KV cache of {blocks:,} tokens"),
+        (~empty & ~long, f"larger than a replica's KV cache of {tokens:,} tokens"),
     )
     counts = [(int(which.sum()), reason) for which, reason in reasons if which.any()]
     return counts[0][1] if len(counts) == 1 else ", ".join(f"{n:,} {reason}" for n, reason in counts)

@@ -111,6 +111,7 @@ class Policy:
             unit=unit,
             block=block,
             blocks=room,
+            kv_tokens=int(min(float(self.kv_tokens), NO_LIMIT)),
             reserve=self.when_full == "queue" or self.kind == "static",
             query=int(self.speculative_tokens) + 1,
             growth=round(float(self.acceptance_length) * unit),

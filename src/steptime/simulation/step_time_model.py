@@ -194,7 +194,7 @@ def sample_pace(
 ) -> Pace:
     """Return the pace of a replica, sampled from `step`.
 
-    contexts [tokens]: the range of a decoding sequence's context. max_num_batched_tokens: tokens of a group in one step at most.
+    contexts [tokens]: the range of a decoding sequence's context. max_num_batched_tokens: tokens of a group in one step.
     Prompts are spread evenly over the attention groups, but a step is no shorter than its longest chunk on one group, with the
     experts that the prompts of all groups pass through.
     With `query` > 1 every decode step verifies drafts, and the model's own layers, if it has any that draft, make new ones.

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from steptime.catalog.data_files import UTF16, is_dir, is_file
-from steptime.errors import DataFileError, shown
+from steptime.errors import DataFileError, InputError, shown
 from steptime.number_checks import whole
 from steptime.simulation.traffic import MAX_REQUESTS, Traffic
 
@@ -36,6 +36,8 @@ LARGEST = 1 << 40  # tokens of a request, and number of a block, that are believ
 
 def read_trace(path: str | os.PathLike[str], *, max_requests: int | None = None) -> Traffic:
     """Return the requests of a trace file (CSV with a header, or JSONL), at most the first `max_requests`."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path: a trace is a file, got {shown(path)}; give its name")
     place = Path(path)
     if is_dir(place):
         raise DataFileError(path, "is a folder, not a trace file")
