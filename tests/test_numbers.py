@@ -205,8 +205,7 @@ def test_what_ifs_take_lists_as_arrays():
         ({"context": 0}, "context must be greater than 0"),
         ({"query": 0.5}, "query must be at least 1 token, not 0.5"),
         ({"batch": np.ones(2), "context": np.ones(3)}, "do not go together"),
-        ({"layout": st.Layout(tp="2")}, "tp must be a number"),
-        ({"layout": st.Layout(tp=0)}, "tp must be at least 1, not 0"),
+        ({"layout": st.Layout(tp=np.array([0, 1]))}, "tp must be at least 1, not 0"),
         ({"layout": st.Layout(dp=np.array([1.5]))}, "dp must be a whole number of at least 1, not 1.5"),
     ],
 )

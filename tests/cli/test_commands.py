@@ -345,7 +345,7 @@ SIMULATE = "simulate llama-3.1-8b hgx-h100 --input 256 --output 32 --requests 20
 @pytest.mark.parametrize(
     "words",
     [
-        "--rate 20", "--rate 2000 --max-sequences 8", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
+        "--rate 20", "--concurrency 16 --ttft 0.2 --speed 50", "--rate 5 --policy train",
         "--rate 5 --policy static --patience 1", "--rate 20 --prefill-replicas 1", "--rate 20 --fast-share 0.2",
         "--rate 20 --fast-share 0.2 --fast-replicas 1 --fast-sequences 8",
         "--rate 20 --replicas 2 --route least-loaded --lengths lognormal --spread 1 --arrivals gamma",
@@ -359,6 +359,15 @@ def test_simulate(words):
     assert shown.returncode == 0, shown.stderr
     assert "requests/s" in shown.stdout.lower()
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+
+
+def test_simulate_of_an_overload_by_few_slots_names_the_option_that_helps():
+    pytest.importorskip("numba", reason="the simulator needs the extra 'simulate'")
+    shown = run(SIMULATE + "--rate 2000 --max-sequences 8", columns=80)
+    assert shown.returncode == 1
+    assert max(len(line) for line in shown.stdout.splitlines()) <= 80
+    assert "raise --max-sequences" in " ".join(shown.stdout.split())
+    assert "raise --max-sequences" not in run(SIMULATE + "--rate 20").stdout
 
 
 def test_a_simulation_at_the_ends_of_its_range():

@@ -211,8 +211,6 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         ("train llama-3.1-8b hgx-a100 --chips 8 --batch 64 --dtype fp8", "does not compute in fp8; try"),
         (f"{SMALL} --dtype nvfp4", "does not compute in nvfp4"),
         (f"{SMALL} --dtype fp7", "unknown number format of training 'fp7'"),
-        ("train llama-3.1-405b hgx-h100 --chips 8 --batch 8", "GB too much"),
-        ("train llama-3.1-405b hgx-h100 --chips 8 --batch 8", "; it fits "),
         ("train llama-3.1-8b hgx-h100 --chips 7 --batch 64 --tp 1 --pp 1 --cp 1", "batch=64 does not divide over dp=7"),
         ("train llama-3.1-8b hgx-h100 --chips 37 --batch 64", "no layout of 37 chips divides 64 sequences among its copies"),
         (f"{SMALL} --tp 0", "tp must be at least 1, not 0"),
@@ -225,7 +223,7 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
         (f"{SMALL} --layers 7,8,8", "layers=7,8,8 are 23 layers, and meta-llama/Llama-3.1-8B has 32; try layers=11x2,10"),
         (f"{SMALL} --layers eight", "'eight' is no number of layers; give them by chunk, such as 7,8x14,7"),
         (f"{SMALL} --layers 7,9,9,7 --pp 8", "layers=7,9,9,7 are of 4 chunks, and pp x vpp = 8"),
-        (f"{SMALL} --tokens 1T --stage 1B:0:8", "seq must be at least 1 tokens, not 0"),
+        (f"{SMALL} --tokens 1T --stage 1B:0:8", "seq must be at least 1 token, not 0"),
         (f"{SMALL} --tokens lots", "--tokens: 'lots' is not a number of tokens, such as 15T or 800B"),
         (f"{SMALL} --tokens -1T", "--tokens must be more than 0"),
         (f"{SMALL} --ramp 1B:8", "--ramp is part of a run: give its tokens too"),
@@ -243,6 +241,13 @@ def test_layers_by_chunk_are_kept_and_told_to_a_stack():
 )
 def test_wrong_input_is_refused_in_one_line(words, says):
     assert says in refused(words)
+
+
+def test_train_of_a_model_that_does_not_fit_leaves_with_1_and_names_the_excess():
+    shown = run("train llama-3.1-405b hgx-h100 --chips 8 --batch 8")
+    assert shown.returncode == 1
+    assert "GB too much" in shown.stderr
+    assert "; it fits " in shown.stderr
 
 
 @pytest.mark.parametrize(

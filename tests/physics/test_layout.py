@@ -229,3 +229,15 @@ def test_rows_of_layouts():
     some = select_layouts(table, np.array([2, 1]))
     assert (some.tp.tolist(), some.dp.tolist(), some.replicas.tolist()) == ([8, 4], [1, 3], [1, 1])
     assert select_layouts(table, np.array([[0], [1]])).tp.shape == (2, 1)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "8", None, True, 10**9])
+@pytest.mark.parametrize("name", ["tp", "replicas"])
+def test_layout_of_a_scalar_that_counts_nothing_is_refused(name, wrong):
+    with pytest.raises(LayoutError, match=name):
+        Layout(**{name: wrong})
+
+
+def test_layout_of_arrays_and_of_no_redundant_experts_is_made():
+    layout = Layout(tp=np.array([1, 2]), dp=[1, 2], redundant_experts=0)
+    assert (layout.tp.tolist(), layout.dp, layout.redundant_experts) == ([1, 2], [1, 2], 0)

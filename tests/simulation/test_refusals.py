@@ -93,7 +93,6 @@ def test_requests_that_none_are(changes, says):
     [
         ({"layout": st.Layout(replicas=100_000)}, "replicas must be at most"),
         ({"layout": st.Layout(tp=np.array([1, 2]))}, "one machine and one layout"),
-        ({"layout": st.Layout(replicas="2")}, "replicas must be a number"),
         ({"cached": -1}, "cached must be at least 0"),
         ({"slowness": 0}, "slowness must be greater than 0"),
         ({"fast_replicas": 1.5}, "fast replicas must be a whole number"),
@@ -145,3 +144,9 @@ def test_code_is_compiled_anew_where_it_cannot_be_kept(monkeypatch):
     monkeypatch.setattr(jit, "njit", without_a_place)
     assert jit.compiled(lambda x: x + 1)(1) == 2
     assert asked == [True, False]
+
+
+@pytest.mark.parametrize("wrong", [None, 3, 1.5])
+def test_read_trace_of_no_path_is_refused(wrong):
+    with pytest.raises(InputError, match="path"):
+        st.read_trace(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.blackboard.input_checks import check_positive
 from steptime.number_checks import Number
 
 
@@ -11,7 +12,7 @@ def recompute_cost(active: Number, mac_rate: Number, rent: Number) -> Number:
     >>> round(recompute_cost(100e9, 2.25e15, 2 / 3600) * 1e6, 4)
     0.0247
     """
-    return active / mac_rate * rent
+    return active / check_positive("mac_rate", mac_rate, "MAC/s") * rent
 
 
 def hold_cost(kv_bytes_per_token: Number, capacity: Number, rent: Number) -> Number:
@@ -20,7 +21,7 @@ def hold_cost(kv_bytes_per_token: Number, capacity: Number, rent: Number) -> Num
     >>> round(hold_cost(2048, 192e9, 2 / 3600) * 1e6 * 3600, 4)
     0.0213
     """
-    return kv_bytes_per_token / capacity * rent
+    return kv_bytes_per_token / check_positive("capacity", capacity, "B") * rent
 
 
 def retrieve_cost(kv_bytes_per_token: Number, bandwidth: Number, rent: Number) -> Number:
@@ -29,7 +30,7 @@ def retrieve_cost(kv_bytes_per_token: Number, bandwidth: Number, rent: Number) -
     >>> round(retrieve_cost(2048, 7e9, 0.1 / 3600) * 1e12, 3)
     8.127
     """
-    return kv_bytes_per_token / bandwidth * rent
+    return kv_bytes_per_token / check_positive("bandwidth", bandwidth, "B/s") * rent
 
 
 def break_even_hold(drain: Number, balanced: Number) -> Number:

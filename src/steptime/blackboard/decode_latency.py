@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from steptime.blackboard.input_checks import check_positive
 from steptime.number_checks import Number
 
 
@@ -13,7 +14,7 @@ def compute_seconds(batch: Number, active: Number, mac_rate: Number) -> Number:
     >>> round(compute_seconds(2400, 37e9, 1.8e17) * 1e3, 3)
     0.493
     """
-    return batch * active / mac_rate
+    return batch * active / check_positive("mac_rate", mac_rate, "MAC/s")
 
 
 def weight_seconds(total: Number, weight_bytes: Number, bandwidth: Number) -> Number:
@@ -22,7 +23,7 @@ def weight_seconds(total: Number, weight_bytes: Number, bandwidth: Number) -> Nu
     >>> round(weight_seconds(671e9, 1.0, 8 * 3.35e12) * 1e3, 1)
     25.0
     """
-    return weight_bytes * total / bandwidth
+    return weight_bytes * total / check_positive("bandwidth", bandwidth, "B/s")
 
 
 def kv_read_seconds(batch: Number, context: Number, kv_bytes_per_token: Number, bandwidth: Number) -> Number:
@@ -31,7 +32,7 @@ def kv_read_seconds(batch: Number, context: Number, kv_bytes_per_token: Number, 
     >>> kv_read_seconds(256, 4096, 70_272, 8e12)
     0.009210691584
     """
-    return batch * context * kv_bytes_per_token / bandwidth
+    return batch * context * kv_bytes_per_token / check_positive("bandwidth", bandwidth, "B/s")
 
 
 def step_seconds(
@@ -80,4 +81,4 @@ def throughput(batch: Number, interval: Number) -> Number:
     >>> throughput(2000, 1 / 64)
     128000.0
     """
-    return batch / interval
+    return batch / check_positive("interval", interval, "s")

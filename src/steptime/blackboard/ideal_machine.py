@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from steptime.blackboard.input_checks import check_positive, check_size
 from steptime.number_checks import Number
 
 
@@ -22,6 +23,7 @@ def balance(mac_rate: Number, weight_bytes: Number, bandwidth: Number) -> Number
     >>> round(balance(multiplies(1978.9e12), 1.0, 3.35e12), 1)
     295.4
     """
+    bandwidth = check_positive("bandwidth", bandwidth, "B/s")
     return mac_rate * weight_bytes / bandwidth
 
 
@@ -31,4 +33,4 @@ def drain_seconds(capacity: Number, bandwidth: Number) -> Number:
     >>> drain_seconds(288e9, 20e12)
     0.0144
     """
-    return capacity / bandwidth
+    return check_size("capacity", capacity, "B") / check_positive("bandwidth", bandwidth, "B/s")

@@ -175,7 +175,7 @@ def _parse_file(path: Path, _modified: float) -> dict[str, Any]:
     except ValueError:
         raise DataFileError(path, "holds a number of more digits than can be read") from None
     if not isinstance(data, dict):
-        raise DataFileError(path, f"holds a {type(data).__name__}, not a table of keys", 1)
+        raise DataFileError(path, f"holds {shown(data)}, not a table of keys", 1)
     return data
 
 

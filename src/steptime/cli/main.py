@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from steptime.cli.output import drop, prepare, print_json, problem_json, say, unwritten
 from steptime.errors import Impossible, InputError, shown
@@ -183,9 +184,23 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
         is_listed_only = words is not None and not named
         command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{name}"), name)
         epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
-        app.command(name, help=SUMMARIES[name], epilog=epilog, context_settings=FREE if name in OPEN else {})(command)
+        app.command(
+            name, cls=StrictCommand, help=SUMMARIES[name], epilog=epilog, context_settings=FREE if name in OPEN else {}
+        )(command)
     app.callback(invoke_without_command=True)(_version)
     return app
+
+
+class StrictCommand(TyperCommand):
+    """A command that refuses an option of one value that is given twice, where the last would win silently."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of a command line; raise InputError where an option that takes one value has several."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for option in order:
+            if order.count(option) > 1 and not getattr(option, "multiple", True) and not getattr(option, "is_flag", False):
+                raise InputError(f"{option.opts[0]}: takes one value, got {order.count(option)}; keep one of them")
+        return super().parse_args(ctx, args)
 
 
 def _stub() -> None:

@@ -201,11 +201,12 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
 
 
 def _exit_code(run: "Simulation") -> int:
-    """Return 1 if limits are missed or no request is served, else 0."""
+    """Return 1 if limits are missed, the queue grows without end or no request is served, else 0."""
+    from steptime.simulation.run_metrics import OVERLOADED
     from steptime.simulation.slo_check import MISSED
 
     missed = run.limits is not None and run.limits.verdict == MISSED
-    return 1 if missed or not run.answers.served else 0
+    return 1 if missed or run.answers.verdict == OVERLOADED else 0
 
 
 def _write(run: "Simulation", output: SimulateOutput) -> None:

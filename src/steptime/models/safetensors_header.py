@@ -92,7 +92,7 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
 
 def _entries(path: Path, text: bytes) -> dict[str, Any]:
     """Return the fields of a header without its metadata."""
-    fields = _json(path, text, "has a header that ", skipped=8, most=MOST_JSON_VALUES)
+    fields = _json(path, text, "has a header that ", skipped=8, max_values=MOST_JSON_VALUES)
     fields.pop("__metadata__", None)
     return fields
 
@@ -101,55 +101,55 @@ class _Twice(ValueError):
     """A key that stands twice in one object."""
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        raise _Twice(next(name for name, _ in pairs if name in seen or seen.add(name)))  # type: ignore[func-returns-value]
-    return found
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys: set[str] = set()
+        raise _Twice(next(name for name, _ in pairs if name in keys or keys.add(name)))  # type: ignore[func-returns-value]
+    return fields
 
 
-def _json(path: Path, text: bytes, what: str, skipped: int = 0, *, most: int) -> dict[str, Any]:
+def _json(path: Path, text: bytes, place: str, skipped: int = 0, *, max_values: int) -> dict[str, Any]:
     """Return the object that a header or an index holds.
 
     Args:
         path: File, for errors.
         text: JSON text.
-        what: Beginning of an error.
+        place: Beginning of an error.
         skipped: Bytes before the text.
-        most: Largest number of values, lists and objects together.
+        max_values: Largest number of values, lists and objects together.
 
     Raises:
         DataFileError: The text is not one JSON object, or has too many values.
     """
     # The parser needs up to thirty times the text's size, so values are counted before it starts.
     values = sum(map(text.count, (b",", b"[", b"{")))
-    if values > most:
-        raise DataFileError(path, f"{what}has {values:,} values, lists and objects; at most {most:,} are read")
+    if values > max_values:
+        raise DataFileError(path, f"{place}has {values:,} values, lists and objects; at most {max_values:,} are read")
     try:
-        fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_once)
+        fields = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
-        raise DataFileError(path, f"{what}is not UTF-8 text ({error.reason} at byte {error.start + skipped})") from None
+        raise DataFileError(path, f"{place}is not UTF-8 text ({error.reason} at byte {error.start + skipped})") from None
     except RecursionError:
-        raise DataFileError(path, f"{what}is nested too deep") from None
+        raise DataFileError(path, f"{place}is nested too deep") from None
     except _Twice as key:
-        raise DataFileError(path, f"{what}has the key {shown(str(key))} twice in one object") from None
+        raise DataFileError(path, f"{place}has the key {shown(str(key))} twice in one object") from None
     except ValueError as error:
-        raise DataFileError(path, f"{what}is not valid JSON: {error!s:.100}") from None
+        raise DataFileError(path, f"{place}is not valid JSON: {error!s:.100}") from None
     if not isinstance(fields, dict):
-        raise DataFileError(path, f"{what}is a {type(fields).__name__}, not an object")
+        raise DataFileError(path, f"{place}is {shown(fields)}, not an object")
     return fields
 
 
 def _tensors(path: Path, fields: Mapping[str, Any], room: int) -> tuple[Tensor, ...]:
     """Return the tensors of a header; their bytes follow one another and fill the `room` [bytes] behind it."""
-    found: list[tuple[int, Tensor]] = []
+    places: list[tuple[int, Tensor]] = []
     for name, entry in fields.items():
         tensor, begin = _tensor(path, name, entry)
-        found.append((begin, tensor))
-    found.sort(key=lambda item: (item[0], item[1].bytes))
+        places.append((begin, tensor))
+    places.sort(key=lambda item: (item[0], item[1].bytes))
     end = 0
-    for begin, tensor in found:
+    for begin, tensor in places:
         if begin != end:
             problem = "overlaps the tensor before it" if begin < end else f"leaves {begin - end:,} bytes before it unused"
             raise DataFileError(path, f"tensor {shown(tensor.name)} {problem}, at byte {begin:,} of {room:,}")
@@ -158,7 +158,7 @@ def _tensors(path: Path, fields: Mapping[str, Any], room: int) -> tuple[Tensor, 
         raise DataFileError(path, f"is truncated: its header tells of {end:,} bytes of tensors, and {room:,} are there")
     if end < room:
         raise DataFileError(path, f"has {room - end:,} bytes behind its tensors that its header does not tell of")
-    return tuple(tensor for _, tensor in found)
+    return tuple(tensor for _, tensor in places)
 
 
 def _tensor(path: Path, name: str, entry: Any) -> tuple[Tensor, int]:
@@ -174,18 +174,18 @@ def _tensor(path: Path, name: str, entry: Any) -> tuple[Tensor, int]:
     offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
         raise wrong(f": dtype is {shown(dtype)}; known: {', '.join(BITS)}")
-    if not _whole(shape) or len(shape) > 16:
+    if not _is_whole_numbers(shape) or len(shape) > 16:
         raise wrong(f": shape must be a list of whole numbers from 0, not {shown(shape)}")
-    if not _whole(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _is_whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise wrong(f": data_offsets must be the bytes where it begins and ends, not {shown(offsets)}")
     bits, stored = math.prod(shape) * BITS[dtype], offsets[1] - offsets[0]
     if bits != 8 * stored:
-        wanted = f"{bits // 8:,}" if bits < 1 << 63 else shown(bits // 8)
-        raise wrong(f": {dtype} of shape {shown(shape)} takes {wanted} bytes, and data_offsets {stored:,}")
+        expected = f"{bits // 8:,}" if bits < 1 << 63 else shown(bits // 8)
+        raise wrong(f": {dtype} of shape {shown(shape)} takes {expected} bytes, and data_offsets {stored:,}")
     return Tensor(name, dtype, tuple(shape), stored), offsets[0]
 
 
-def _whole(numbers: Any) -> bool:
+def _is_whole_numbers(numbers: Any) -> bool:
     """Whether something is a list of whole numbers from 0."""
     if not isinstance(numbers, list):
         return False
@@ -205,20 +205,20 @@ def checkpoint_files(path: Path) -> tuple[list[Path], dict[str, str], int]:
     folder = path if is_dir(path) else path.parent
     index = folder / f"model{INDEX}"
     if is_file(index):
-        named = _indexed(index)
-        if is_dir(path) or path in named[0]:
-            return named
+        indexed = _indexed(index)
+        if is_dir(path) or path in indexed[0]:
+            return indexed
     if not is_dir(path):
         return _siblings([path]), {}, 0
-    there = sorted(file for file in folder.glob("*.safetensors") if is_file(file))
-    others = sorted(file for file in folder.glob(f"*{INDEX}") if is_file(file))
-    if others and not any(file.name == "model.safetensors" for file in there):
-        return _indexed(others[0])
-    for wanted in (("model.safetensors",), ()):
-        if chosen := [file for file in there if file.name in wanted]:
-            return chosen, {}, 0
-    own = [file for file in there if not file.name.startswith(BESIDE)]
-    return _siblings(own or [file for file in there if not file.name.startswith("adapter_")]), {}, 0
+    weight_files = sorted(file for file in folder.glob("*.safetensors") if is_file(file))
+    indexes = sorted(file for file in folder.glob(f"*{INDEX}") if is_file(file))
+    if indexes and not any(file.name == "model.safetensors" for file in weight_files):
+        return _indexed(indexes[0])
+    for names in (("model.safetensors",), ()):
+        if named_files := [file for file in weight_files if file.name in names]:
+            return named_files, {}, 0
+    model_files = [file for file in weight_files if not file.name.startswith(BESIDE)]
+    return _siblings(model_files or [file for file in weight_files if not file.name.startswith("adapter_")]), {}, 0
 
 
 def _shard(numbered: re.Match[str], number: int) -> str:
@@ -228,15 +228,15 @@ def _shard(numbered: re.Match[str], number: int) -> str:
 
 def _siblings(files: list[Path]) -> list[Path]:
     """Return files with the shards that their own numbers say are there besides."""
-    found: dict[Path, None] = {}
+    siblings: dict[Path, None] = {}
     for file in files:
         numbered = SHARD.fullmatch(file.name)
         if numbered is None or int(numbered[3]) > MOST_SHARDS:
-            found[file] = None
+            siblings[file] = None
             continue
-        of = [file.with_name(_shard(numbered, number)) for number in range(int(numbered[3]) + 1)]
-        found |= dict.fromkeys(of if is_file(of[0]) else of[1:])  # some count from 0
-    return list(found)
+        shards = [file.with_name(_shard(numbered, number)) for number in range(int(numbered[3]) + 1)]
+        siblings |= dict.fromkeys(shards if is_file(shards[0]) else shards[1:])  # some count from 0
+    return list(siblings)
 
 
 def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
@@ -244,7 +244,7 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
     try:
         if index.stat().st_size > LONGEST_INDEX:
             raise DataFileError(index, f"has {index.stat().st_size:,} bytes; at most {LONGEST_INDEX:,} are read")
-        data = _json(index, index.read_bytes(), "", most=MOST_TENSORS + MOST_SHARDS)
+        data = _json(index, index.read_bytes(), "", max_values=MOST_TENSORS + MOST_SHARDS)
     except OSError as error:
         raise DataFileError(index, error.strerror or str(error)) from None
     places, metadata = data.get("weight_map"), data.get("metadata")
@@ -257,8 +257,8 @@ def _indexed(index: Path) -> tuple[list[Path], dict[str, str], int]:
     if len(shards) > MOST_SHARDS:
         raise DataFileError(index, f"weight_map: names {len(shards):,} files; at most {MOST_SHARDS:,}")
     total = metadata.get("total_size") if isinstance(metadata, dict) else 0
-    whole = isinstance(total, int | float) and not isinstance(total, bool) and 0 < total < 1e18
-    return [index.parent / shard for shard in shards], places, int(total) if whole and total else 0
+    is_valid = isinstance(total, int | float) and not isinstance(total, bool) and 0 < total < 1e18
+    return [index.parent / shard for shard in shards], places, int(total) if is_valid and total else 0
 
 
 @lru_cache(maxsize=2)
@@ -270,12 +270,12 @@ def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) 
     Shards that are not there are `missing`.
     """
     files, places, total = checkpoint_files(path)
-    there = [file for file in files if is_file(file)]
-    if not there and not places:
+    present = [file for file in files if is_file(file)]
+    if not present and not places:
         return None
-    missing = tuple(file.name for file in files if file not in set(there))
+    missing = tuple(file.name for file in files if file not in set(present))
     by_name: dict[str, Tensor] = {}
-    for file in there:
+    for file in present:
         for tensor in read_header(file):
             if tensor.name in by_name:
                 raise DataFileError(file, f"has the tensor {shown(tensor.name)}, which another of its files has too")
@@ -286,12 +286,12 @@ def read_headers(path: Path, _signature: tuple[tuple[str, int, int], ...] = ()) 
             raise DataFileError(
                 file, f"and the shards before it have more than {MOST_TENSORS:,} tensors, the most that are read"
             )
-    _held(there, by_name, places)
-    return Headers(kind="safetensors", tensors=tuple(by_name.values()), files=len(there), missing=missing, total=total)
+    _check_index(present, by_name, places)
+    return Headers(kind="safetensors", tensors=tuple(by_name.values()), files=len(present), missing=missing, total=total)
 
 
-def _held(there: Iterable[Path], by_name: Mapping[str, Tensor], places: Mapping[str, str]) -> None:
-    by_file = {file.name: file for file in there}
+def _check_index(files: Iterable[Path], by_name: Mapping[str, Tensor], places: Mapping[str, str]) -> None:
+    by_file = {file.name: file for file in files}
     for name, shard in places.items():
         if shard in by_file and name not in by_name:
             raise DataFileError(by_file[shard], f"lacks the tensor {shown(name)}, which the index says is in it")
@@ -300,11 +300,11 @@ def _held(there: Iterable[Path], by_name: Mapping[str, Tensor], places: Mapping[
 def signature(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Return name, size and time of each file of weights in a folder, or beside a file: what says whether any has changed."""
     folder = path if is_dir(path) else path.parent
-    found = []
+    file_stats = []
     try:
         for file in (*folder.glob("*.safetensors*"), *folder.glob("*.gguf")):
-            told = file.stat() if is_file(file) else None
-            found.append((file.name, told.st_size, told.st_mtime_ns) if told else (file.name, 0, 0))
+            stat = file.stat() if is_file(file) else None
+            file_stats.append((file.name, stat.st_size, stat.st_mtime_ns) if stat else (file.name, 0, 0))
     except OSError:
         return ()
-    return tuple(sorted(found))
+    return tuple(sorted(file_stats))

@@ -38,6 +38,20 @@ class Layout(Tabular):
     replicas: Number = field(default=1, metadata=unit("", "copies of it all"))
     redundant_experts: Number = field(default=0, metadata=unit("", "extra copies of busy experts"))
 
+    def __post_init__(self) -> None:
+        """Raise LayoutError for a Python scalar that counts nothing; arrays are checked where they are used."""
+        for name in NAMES:
+            value = getattr(self, name)
+            minimum = 0 if name == "redundant_experts" else 1
+            if isinstance(value, np.ndarray | np.generic | list | tuple) or (
+                type(value) is int and minimum <= value <= MOST_CHIPS
+            ):
+                continue
+            try:
+                whole(name, value, least=minimum, most=MOST_CHIPS)
+            except RangeError as error:
+                raise LayoutError(str(error)) from None
+
     @property
     def group(self) -> Number:
         """Chips of one attention group."""

@@ -143,8 +143,9 @@ class SchedulerInputs:
             )
         return policy_for(
             engine, system, prompt=prompt, kind=self.policy, max_num_seqs=self.max_sequences,
-            max_num_batched_tokens=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full, interval=self.interval,
-            patience=self.patience, speculative_tokens=self.drafted, acceptance_length=self.acceptance, route=self.route,
+            max_num_batched_tokens=self.token_budget, kv_tokens=self.kv_tokens, when_full=self.when_full,
+            interval=self.interval, patience=self.patience, speculative_tokens=self.drafted,
+            acceptance_length=1.0 if self.acceptance is None else self.acceptance, route=self.route,
         )  # fmt: skip
 
     def cache(self, system: System, layout: Layout) -> Cache | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from steptime.errors import InputError, LayoutError
+from steptime.errors import Impossible, InputError, LayoutError
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.training.training_job import TrainingJob
@@ -18,7 +18,7 @@ from steptime.units import counted
 MORE_CHIPS: Final = tuple(2**n for n in range(1, 11))
 
 
-class NothingFits(InputError):
+class NothingFits(Impossible):
     """No layout of the chips holds the model's training states: by how much, and what would."""
 
 
@@ -38,12 +38,13 @@ def nothing(
         if len(rows):  # ways there are, and no schedule for their micro-batches
             pp, dp, each = (int(rows[:, at].min()) for at in (1, 5, 6))
             return LayoutError(
-                f"no schedule of the stack runs {int(job.batch) // (dp * each):,} micro-batches in {pp} stages{asked}; try a "
+                f"no schedule of the stack runs {counted(int(job.batch) // (dp * each), 'micro-batch', 'micro-batches')} in "
+                f"{counted(pp, 'stage')}{asked}; try a "
                 f"batch that is a multiple of {pp * dp * each:,}, or another --schedule"
             )
         return LayoutError(
-            f"no layout of {chips:,} chips divides {job.batch:,} sequences among its copies{asked}; try a batch that is a "
-            f"multiple of {chips:,}, or other chips"
+            f"no layout of {counted(chips, 'chip')} divides {counted(int(job.batch), 'sequence')} among its copies{asked}; try a "
+            f"batch that is a multiple of {chips:,}, or other chips"
         )
     layout, used = found.smallest()
     capacity = MARGIN * float(system.chip.capacity)

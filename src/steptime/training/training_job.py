@@ -87,7 +87,7 @@ def computes_in(system: System, dtype: str) -> bool:
 
 def checked(job: TrainingJob, system: System) -> TrainingJob:
     """Return the job; raise InputError for what is unknown, or a format that the chip does not compute in."""
-    whole("seq", job.seq, most=MOST_TOKENS, unit="tokens")
+    whole("seq", job.seq, most=MOST_TOKENS, unit="token")
     whole("batch", job.batch, most=MOST_SEQUENCES, unit="sequences")
     for what, value, known in (
         ("number format of training", job.dtype, DTYPES),

@@ -194,7 +194,7 @@ def train(
     """
     model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
-    chips = int(whole("chips", chips, most=MOST_CHIPS, unit="chips"))
+    chips = int(whole("chips", chips, most=MOST_CHIPS, unit="chip"))
     _known(asked)
     if tokens is not None:
         positive("tokens", tokens, most=MOST_RUN)
@@ -258,7 +258,9 @@ def _fastest_of(
     found = search(model, system, job, engine, chips=chips, slower=slower, fixed=given)
     other = found.fastest() if found.count else None
     if other is None:
-        raise LayoutError(f"no layout of {chips:,} chips runs {job.batch:,} sequences of {job.seq:,} tokens")
+        raise LayoutError(
+            f"no layout of {counted(chips, 'chip')} runs {counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')}"
+        )
     return other[1]
 
 
@@ -337,15 +339,20 @@ def _runner_up(found: Searched, best: TrainingLayout) -> tuple[str, float]:
     return (second[1], second[0] / first) if np.isfinite(second[0]) else ("", float("nan"))
 
 
+TERM_WORDS = {"step": "fixed overhead"}
+
+
 def _why(step: TrainingStep, timed: Seconds) -> str:
     """Say what binds."""
     total = float(step.total)
     parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
-    words = f"{first[1]} take {first[0]:.0%} of a step, {second[1]} {second[0]:.0%}"
+    words = f"{first[0]:.0%} of a step goes to {TERM_WORDS.get(first[1], first[1])}"
+    words += f", {second[0]:.0%} to {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
     bubble, m = float(step.bubble), float(timed.microbatches)
     if bubble > 0.02:
-        words += f"; the pipeline is idle for {bubble:.0%} ({m:,.0f} micro-batches over {step.layout.pp:g} stages)"
+        passes = counted(m, "micro-batch", "micro-batches")
+        words += f"; the pipeline is idle for {bubble:.0%} ({passes} over {counted(float(step.layout.pp), 'stage')})"
     if float(step.exposed) / total > 0.02:
         words += f"; communication that nothing hides takes {float(step.exposed) / total:.0%}"
     left = float(step.memory.capacity - step.memory.used)

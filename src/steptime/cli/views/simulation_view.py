@@ -30,6 +30,8 @@ from steptime.units import counted, in_digits, show
 COLOURS = {SATURATED: "bold yellow", OVERLOADED: "bold red"}
 MEANING = "Arrival to seat: what comes before the queue, and the wait in it. Between two tokens: stalls by others' prompts too."
 LEVELS = " ▁▂▃▄▅▆▇█"
+# of the sequence slots, and of the KV cache: slots that limit a run whose cache has room
+FULL, HALF = 0.75, 0.5
 WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be off without a word
 
 
@@ -85,10 +87,19 @@ def _rent(found: Simulation) -> list[Text]:
 
 def _notes(found: Simulation) -> list[str]:
     pace, notes_ = found.pace, uncached(found.traffic) if found.cache is None else []
+    notes_ += full_slots(found)
     if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
         off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
         notes_.append(f"the step time's coefficients are off by {off} in mean")
     return notes_
+
+
+def full_slots(found: Simulation) -> list[str]:
+    """Name the option that helps if requests wait for sequence slots while the KV cache has room."""
+    a, slots = found.answers, found.policy.max_num_seqs
+    if a.verdict not in (SATURATED, OVERLOADED) or found.fast_replicas or a.batch < FULL * slots or a.kv > HALF:
+        return []
+    return [f"the {slots:,} sequence slots are full while {a.kv:.0%} of the KV cache is taken: raise --max-sequences"]
 
 
 def uncached(traffic: Traffic) -> list[str]:

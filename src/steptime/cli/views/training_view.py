@@ -114,8 +114,8 @@ def title(found: Training) -> str:
     step, job = found.step, found.job
     words = {"pretrain": "", "sft": ", full fine-tune", "lora": ", LoRA fine-tune"}[job.task]
     return (
-        f"{step.model} on {counted(found.chips, 'chip')} of {step.system}{words}: {job.batch:,} sequences of {job.seq:,} "
-        f"tokens in {job.dtype}, stack {step.stack}"
+        f"{step.model} on {counted(found.chips, 'chip')} of {step.system}{words}: {counted(int(job.batch), 'sequence')} of "
+        f"{counted(int(job.seq), 'token')} in {job.dtype}, stack {step.stack}"
     )
 
 
@@ -226,7 +226,8 @@ def explained_view(model: Model, system: System, found: Training, engine: Traini
     step = found.step
     idle, copies = (show(float(step.terms.get(name, 0.0)), "s") for name in ("pipeline idle", "data parallel"))
     words = (
-        f"A step: {float(step.microbatches):,.0f} micro-batches x the slowest stage, {idle} idle by the schedule, {copies} of "
+        f"A step: {counted(float(step.microbatches), 'micro-batch', 'micro-batches')} x the slowest stage, {idle} idle by the "
+        f"schedule, {copies} of "
         f"data-parallel exchange that nothing hides, the optimizer, and what any step takes: {show(float(step.total), 's')}."
     )
     return Group(Text("One layer and one micro-batch on one chip", style="bold"), grid, Text(words))
