@@ -14,7 +14,7 @@ from typing import Any
 
 from steptime.catalog.data_files import files
 from steptime.errors import InputError
-from steptime.models.config_coverage import _at, is_trifle, leaves, plain
+from steptime.models.config_coverage import _field_value, is_trifle, leaves, plain
 from steptime.models.family_registry import known_families
 from steptime.models.model import total_parameters
 from steptime.models.model_loading import config_of, read_model
@@ -60,7 +60,7 @@ def facts() -> dict[str, Any]:
         read_model(fields, asked=asked)
         of_kind = read.setdefault(kind, {})
         for name in asked:
-            value = _at(fields, name)
+            value = _field_value(fields, name)
             switch = isinstance(value, bool | str)
             of_kind.setdefault(name, set()).add(None if value is None else plain(value) if switch else "number")
         entered = frozenset(name.rpartition(".")[0] for name in asked)

@@ -32,10 +32,10 @@ def decoder(
     ops = (*(blocks.norm(c, name, c.width, bias=norm_bias) for name in norms), *attention.ops, *feed_forward.ops)
     windows = {a.window for a in attention.attention if math.isfinite(a.window)}
     local = "".join(f", window {window:.0f}" for window in sorted(windows))
-    named = [f"{mixer}{local}"] if attention.attention else []
+    labels = [f"{mixer}{local}"] if attention.attention else []
     if feed_forward.ops:
-        named.append("experts" if any(op.rows == "routed" for op in feed_forward.ops) else "feed-forward")
-    return Layer(name=" + ".join(named) or "identity", ops=ops, attention=attention.attention)
+        labels.append("experts" if any(op.rows == "routed" for op in feed_forward.ops) else "feed-forward")
+    return Layer(name=" + ".join(labels) or "identity", ops=ops, attention=attention.attention)
 
 
 def window(c: Config, index: int, *, period: int = 0, field: str = "sliding_window") -> float:

@@ -188,8 +188,8 @@ def conformer(
     """
     name, term = "feed-forward", "projections"
     halves = tuple(
-        matrix(c, f"{what}_proj", *sizes, bias=False, term=name)
-        for what, sizes in (("up", (width, 4 * width)), ("down", (4 * width, width))) * 2
+        matrix(c, f"{direction}_proj", *sizes, bias=False, term=name)
+        for direction, sizes in (("up", (width, 4 * width)), ("down", (4 * width, width))) * 2
     )
     reach, distances = chunk + max(0, past - 1) + future, past + future
     ops = (
@@ -203,8 +203,8 @@ def conformer(
         *(norm(c, f"norm {i + 1}", width, bias=False) for i in range(9)),
         stored(c, "scales of queries", width // heads),
     )
-    more = 2 * width * distances + 2 * kernel * width
-    attention = bidirectional(c, width, width, heads, window=reach, flops_per_row=more)
+    relative_flops = 2 * width * distances + 2 * kernel * width
+    attention = bidirectional(c, width, width, heads, window=reach, flops_per_row=relative_flops)
     return ((Layer(name="Conformer", ops=ops, attention=(attention,)), depth),)
 
 

@@ -41,27 +41,32 @@ def fitted(
 
     bits: of integers in words, where only the config tells; named: what modules are called here.
     """
-    each = tuple(layers)
-    weights = weights_of(headers.tensors, depth=len(each), bits=bits, named=named)
-    held = _held(headers, weights)
+    plain_layers = tuple(layers)
+    weights = weights_of(headers.tensors, depth=len(plain_layers), bits=bits, named=named)
+    summary = _summary(headers, weights)
     if headers.missing:
         from steptime.models.family_registry import grouped
 
-        return Fitted(layers=grouped(each), stem=stem, draft=draft, held=held, notes=(_partial(headers),))
+        return Fitted(layers=grouped(plain_layers), stem=stem, draft=draft, held=summary, notes=(_partial(headers),))
     fit = Fit()
     weights, wider = _as_served(weights, headers)
-    own = [w for w in weights if w.layer >= 0 and w.group not in (DRAFT, VISION)]
+    layer_weights = [w for w in weights if w.layer >= 0 and w.group not in (DRAFT, VISION)]
     around = [w for w in weights if w.group == VISION or (w.layer < 0 and w.group != DRAFT)]
-    found = fitted_layers(each, own, fit)
+    fitted_kinds = fitted_layers(plain_layers, layer_weights, fit)
     ends = fitted_ops(stem, around, fit)
     ahead = fitted_draft(draft, [w for w in weights if w.group == DRAFT], fit)
-    told = tuple(sorted((*differences(fit), *wider), key=lambda one: -abs(one.bytes)))
-    notes = (*_layers(own, len(each)), *_beyond(fit, len(each)), *_vocabulary(headers, vocabulary, named), *_lacking(fit))
+    mismatches = tuple(sorted((*differences(fit), *wider), key=lambda mismatch: -abs(mismatch.bytes)))
+    notes = (
+        *_layers(layer_weights, len(plain_layers)),
+        *_beyond(fit, len(plain_layers)),
+        *_vocabulary(headers, vocabulary, named),
+        *_lacking(fit),
+    )
     notes = (*notes, *_stated(headers))
-    return Fitted(layers=found, stem=ends, draft=ahead, held=replace(held, differences=told), notes=notes)
+    return Fitted(layers=fitted_kinds, stem=ends, draft=ahead, held=replace(summary, differences=mismatches), notes=notes)
 
 
-def _held(headers: Headers, weights: Iterable[Weight]) -> Held:
+def _summary(headers: Headers, weights: Iterable[Weight]) -> Held:
     """Return what the files hold, by part of the model and by dtype, the most first."""
     groups: dict[str, list[int]] = {}
     for weight in weights:
@@ -70,9 +75,9 @@ def _held(headers: Headers, weights: Iterable[Weight]) -> Held:
             counts[i] += value
     dtypes: dict[str, list[int]] = {}
     for tensor in headers.tensors:
-        kept = dtypes.setdefault(tensor.dtype, [0, 0])
-        kept[0] += 1
-        kept[1] += tensor.bytes
+        count_and_bytes = dtypes.setdefault(tensor.dtype, [0, 0])
+        count_and_bytes[0] += 1
+        count_and_bytes[1] += tensor.bytes
     parts = [HeldGroup(name=k, tensors=n, parameters=p, bytes=b, scales=s) for k, (n, p, b, s) in groups.items()]
     kinds = [HeldDtype(name=name, tensors=n, bytes=size) for name, (n, size) in dtypes.items()]
     return Held(
@@ -91,15 +96,15 @@ def _held(headers: Headers, weights: Iterable[Weight]) -> Held:
 
 def _partial(headers: Headers) -> str:
     lacking = counted(len(headers.missing), "file")
-    of = f", of {show(headers.total, 'B')} in all" if headers.total else ""
+    total_text = f", of {show(headers.total, 'B')} in all" if headers.total else ""
     return (
         f"the checkpoint is not whole: {lacking} of {headers.files + len(headers.missing)} "
-        f"{'is' if len(headers.missing) == 1 else 'are'} not there ({_some(headers.missing)}); "
-        f"{show(headers.bytes, 'B')} of tensors are{of}. Weights are reckoned as the config tells"
+        f"{'is' if len(headers.missing) == 1 else 'are'} not there ({_first_names(headers.missing)}); "
+        f"{show(headers.bytes, 'B')} of tensors are{total_text}. Weights are reckoned as the config tells"
     )
 
 
-def _some(names: Iterable[object]) -> str:
+def _first_names(names: Iterable[object]) -> str:
     every = [str(name) for name in names]
     return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
 
@@ -110,18 +115,18 @@ def _as_served(weights: list[Weight], headers: Headers) -> tuple[list[Weight], t
     if headers.kind == "gguf" or 2 * sum(w.parameters for w in wide) <= sum(w.parameters for w in weights):
         return weights, ()
     narrow = [replace(w, format="bf16", bytes=w.bytes // 2) if w.format == "fp32" else w for w in weights]
-    less = sum(weight.bytes - weight.bytes // 2 for weight in wide)
+    saved_bytes = sum(weight.bytes - weight.bytes // 2 for weight in wide)
     words = "values in fp32, which engines serve in bf16"
-    return narrow, (Difference(what=words, group="all", count=len(wide), bytes=less),)
+    return narrow, (Difference(what=words, group="all", count=len(wide), bytes=saved_bytes),)
 
 
 def _layers(weights: Iterable[Weight], depth: int) -> tuple[str, ...]:
     """Say which layers of the config the files do not hold."""
-    there = {weight.layer for weight in weights}
-    lacking = [number for number in range(depth) if number not in there]
+    stored_layers = {weight.layer for weight in weights}
+    lacking = [number for number in range(depth) if number not in stored_layers]
     if not lacking:
         return ()
-    return (f"the config tells of {depth} layers, and the files lack {len(lacking)} of them: {_some(lacking)}",)
+    return (f"the config tells of {depth} layers, and the files lack {len(lacking)} of them: {_first_names(lacking)}",)
 
 
 def _beyond(fit: Fit, depth: int) -> tuple[str, ...]:
@@ -129,7 +134,7 @@ def _beyond(fit: Fit, depth: int) -> tuple[str, ...]:
     further = sorted({weight.layer for weight in fit.over if weight.layer >= depth and weight.part == "norms"})
     if not further:
         return ()
-    return (f"the config tells of {depth} layers, and the files hold {len(further)} more: {_some(further)}",)
+    return (f"the config tells of {depth} layers, and the files hold {len(further)} more: {_first_names(further)}",)
 
 
 def _stated(headers: Headers) -> tuple[str, ...]:
@@ -139,10 +144,10 @@ def _stated(headers: Headers) -> tuple[str, ...]:
     return (f"the index states {headers.total:,} B of tensors, and the files hold {headers.bytes:,} B",)
 
 
-def _vocabulary(headers: Headers, vocabulary: int, named: Callable[[str], str]) -> tuple[str, ...]:
+def _vocabulary(headers: Headers, vocabulary: int, rename: Callable[[str], str]) -> tuple[str, ...]:
     """Say where the embedding has other rows than the config."""
     for tensor in headers.tensors:
-        module = named(tensor.name.removesuffix(".weight")).rpartition(".")[2]
+        module = rename(tensor.name.removesuffix(".weight")).rpartition(".")[2]
         if module in TABLES and len(tensor.shape) == 2 and not _of_vision(tensor) and tensor.shape[0] != vocabulary:
             return (f"the config has a vocabulary of {vocabulary:,}, and the embedding of the files {tensor.shape[0]:,} rows",)
     return ()
@@ -157,4 +162,4 @@ def _lacking(fit: Fit) -> tuple[str, ...]:
     if not fit.short:
         return ()
     names = dict.fromkeys(op.name for _, op in fit.short)
-    return (f"no tensors of the files have as many parameters as the config tells of: {_some(names)}",)
+    return (f"no tensors of the files have as many parameters as the config tells of: {_first_names(names)}",)

@@ -75,10 +75,10 @@ class Weight:
 
 
 @lru_cache(maxsize=4096)
-def _parts_of(module: str) -> tuple[str, str]:
+def _groups(module: str) -> tuple[str, str]:
     """Return which part of a model a module is of, and which of its layer, by its name without numbers."""
-    found = [name for name, pattern in _GROUPS if pattern.search(module[:LONGEST_MODULE])]
-    return next(iter(found), "other"), next((name for name in found if name != DRAFT), "other")
+    groups = [name for name, pattern in _GROUPS if pattern.search(module[:LONGEST_MODULE])]
+    return next(iter(groups), "other"), next((name for name in groups if name != DRAFT), "other")
 
 
 def group_of(module: str) -> str:
@@ -87,7 +87,7 @@ def group_of(module: str) -> str:
     >>> group_of("model.layers.3.mlp.experts.7.up_proj"), group_of("model.layers.3.mlp.gate"), group_of("lm_head")
     ('routed experts', 'router', 'head')
     """
-    return _parts_of(_NUMBER.sub("0", module))[0]
+    return _groups(_NUMBER.sub("0", module))[0]
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -100,12 +100,12 @@ def parted(name: str) -> tuple[str, str]:
     if module and not _ENDING.fullmatch(role):
         outer, _, before = module.rpartition(".")  # as in weight.absmax, weight.quant_state.bitsandbytes__nf4
         further, _, first = outer.rpartition(".")
-        ways = ((outer, f"{before}.{role}"), (further, f"{first}.{before}.{role}"))
-        module, role = next(((of, ending) for of, ending in ways if of and _ENDING.fullmatch(ending)), ("", ""))
+        splits = ((outer, f"{before}.{role}"), (further, f"{first}.{before}.{role}"))
+        module, role = next(((owner, ending) for owner, ending in splits if owner and _ENDING.fullmatch(ending)), ("", ""))
     if module:
         return module, role
-    found = FUSED.fullmatch(name)
-    return (found[1], found[2]) if found else (name, "weight")
+    fused = FUSED.fullmatch(name)
+    return (fused[1], fused[2]) if fused else (name, "weight")
 
 
 def weights_of(tensors: Iterable[Tensor], *, depth: int, bits: int = 4, named: Callable[[str], str] = str) -> list[Weight]:
@@ -116,11 +116,11 @@ def weights_of(tensors: Iterable[Tensor], *, depth: int, bits: int = 4, named: C
     modules: dict[str, dict[str, Tensor]] = {}
     for tensor in tensors:
         module, role = parted(tensor.name)
-        held = modules.setdefault(module, {})
-        held[role if role not in held else tensor.name] = tensor
+        roles = modules.setdefault(module, {})
+        roles[role if role not in roles else tensor.name] = tensor
     joined: dict[str, Weight] = {}
-    for module, held in modules.items():
-        weight = _weight(named(module), held, depth, bits)
+    for module, roles in modules.items():
+        weight = _weight(named(module), roles, depth, bits)
         if weight.module in joined:
             _join(joined[weight.module], weight)
         else:
@@ -128,36 +128,36 @@ def weights_of(tensors: Iterable[Tensor], *, depth: int, bits: int = 4, named: C
     return list(joined.values())
 
 
-def _join(weight: Weight, other: Weight) -> None:
+def _join(weight: Weight, second: Weight) -> None:
     """Add what another tool keeps in two tensors and is one matrix here."""
-    weight.parameters, weight.bytes = weight.parameters + other.parameters, weight.bytes + other.bytes
-    weight.beside += other.beside
-    weight.names += other.names
+    weight.parameters, weight.bytes = weight.parameters + second.parameters, weight.bytes + second.bytes
+    weight.beside += second.beside
+    weight.names += second.names
 
 
-def _weight(module: str, held: dict[str, Tensor], depth: int, bits: int) -> Weight:
+def _weight(module: str, roles: dict[str, Tensor], depth: int, bits: int) -> Weight:
     numbered = LAYER.search(module)
     layer = int(numbered[1]) if numbered and len(numbered[1]) < 6 else -1
-    group, part = _parts_of(_NUMBER.sub("0", module))
+    group, part = _groups(_NUMBER.sub("0", module))
     if group == VISION:
         layer = -1
     elif layer >= depth:
         group = DRAFT
-    found = Weight(module, group, part, layer, names=[tensor.name for tensor in held.values()])
-    whole, most = _has_values(held), -1
-    for role, tensor in held.items():
-        found.bytes += tensor.bytes
-        if not _VALUES.fullmatch(role) and (whole or role in LOOSE):
-            found.beside += tensor.bytes
+    weight = Weight(module, group, part, layer, names=[tensor.name for tensor in roles.values()])
+    has_values, largest = _has_values(roles), -1
+    for role, tensor in roles.items():
+        weight.bytes += tensor.bytes
+        if not _VALUES.fullmatch(role) and (has_values or role in LOOSE):
+            weight.beside += tensor.bytes
             continue
-        parameters, format = _values(role, tensor, held, bits)
-        found.parameters += parameters
-        if role != "bias" and parameters > most:
-            found.format, most = format, parameters
-            found.block = _block(tensor, _scales(held))
-    if most < 0 and "bias" in held:
-        found.format = _values("bias", held["bias"], held, bits)[1]
-    return found
+        parameters, format = _values(role, tensor, roles, bits)
+        weight.parameters += parameters
+        if role != "bias" and parameters > largest:
+            weight.format, largest = format, parameters
+            weight.block = _block(tensor, _scales(roles))
+    if largest < 0 and "bias" in roles:
+        weight.format = _values("bias", roles["bias"], roles, bits)[1]
+    return weight
 
 
 def _block(tensor: Tensor, scales: Tensor | None) -> int:
@@ -168,18 +168,18 @@ def _block(tensor: Tensor, scales: Tensor | None) -> int:
     return 1 << (max(rows, columns) - 1).bit_length() if min(rows, columns) > 1 else 0
 
 
-def _has_values(held: dict[str, Tensor]) -> bool:
-    return any(_VALUES.fullmatch(role) and role != "bias" for role in held)
+def _has_values(roles: dict[str, Tensor]) -> bool:
+    return any(_VALUES.fullmatch(role) and role != "bias" for role in roles)
 
 
-def _values(role: str, tensor: Tensor, held: dict[str, Tensor], bits: int) -> tuple[int, str]:
+def _values(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -> tuple[int, str]:
     """Return how many parameters a tensor of values holds, and their format."""
     if tensor.dtype not in BITS:  # a type of GGUF
         return tensor.values, tensor.dtype.lower()
-    per = _per_value(role, tensor, held, bits)
-    scales = _scales(held)
+    per = _per_value(role, tensor, roles, bits)
+    scales = _scales(roles)
     if per > 1:
-        blocked = scales is not None and scales.dtype.startswith(("F8", "U8")) and "weight.absmax" not in held
+        blocked = scales is not None and scales.dtype.startswith(("F8", "U8")) and "weight.absmax" not in roles
         narrow = "int4" if not blocked or scales is None else "nvfp4" if scales.dtype.startswith("F8_E4") else "mxfp4"
         return round(tensor.values * per), narrow if per >= 8 or tensor.dtype in ("U8", "I8") else "int8"
     if tensor.dtype.startswith("F8") and scales is not None and scales.dtype in ("U8", "F8_E8M0") and len(scales.shape) > 1:
@@ -188,21 +188,21 @@ def _values(role: str, tensor: Tensor, held: dict[str, Tensor], bits: int) -> tu
     return tensor.values, OF_DTYPE.get(tensor.dtype, "fp32")
 
 
-def _scales(held: dict[str, Tensor]) -> Tensor | None:
+def _scales(tensor_roles: dict[str, Tensor]) -> Tensor | None:
     roles = ("weight_scale_inv", "weight_scale", "_weight_scale", "scales", "scale", "scale_inv", "weight.absmax")
-    return next((held[role] for role in roles if role in held), None)
+    return next((tensor_roles[role] for role in roles if role in tensor_roles), None)
 
 
-def _per_value(role: str, tensor: Tensor, held: dict[str, Tensor], bits: int) -> float:
+def _per_value(role: str, tensor: Tensor, roles: dict[str, Tensor], bits: int) -> float:
     """Return how many parameters a stored value holds: 2 in a byte, 8 in a word, 1 where nothing packs them."""
     if role == "bias" or tensor.dtype not in PACKED:
         return 1
-    words = role in ("qweight", "weight_packed") or role.endswith("_qdata") or "scales" in held  # the last: of MLX
+    words = role in ("qweight", "weight_packed") or role.endswith("_qdata") or "scales" in roles  # the last: of MLX
     if words and tensor.dtype in ("I32", "U32"):
-        return 32 / (_bits_of_words(held) or bits)
-    if role in ("blocks", "weight_packed") or "weight.absmax" in held or (tensor.dtype == "U8" and role.endswith("_qdata")):
+        return 32 / (_bits_of_words(roles) or bits)
+    if role in ("blocks", "weight_packed") or "weight.absmax" in roles or (tensor.dtype == "U8" and role.endswith("_qdata")):
         return 2
-    scales = _scales(held)
+    scales = _scales(roles)
     if tensor.dtype in ("U8", "I8") and scales is not None and len(scales.shape) == len(tensor.shape) > 1:
         shared = tensor.shape[-1] / max(scales.shape[-1], 1)
         if shared in (8, 16) and scales.dtype.startswith(("F8", "U8")):  # 16 or 32 values of 4 bits
@@ -212,10 +212,10 @@ def _per_value(role: str, tensor: Tensor, held: dict[str, Tensor], bits: int) ->
     return 1
 
 
-def _bits_of_words(held: dict[str, Tensor]) -> int:
+def _bits_of_words(roles: dict[str, Tensor]) -> int:
     """Return the bits of an integer of GPTQ or AWQ, by how zero points are packed; 0 where there are none."""
-    zeros, scales = held.get("qzeros"), held.get("scales")
+    zeros, scales = roles.get("qzeros"), roles.get("scales")
     if zeros is None or scales is None or not zeros.shape or not scales.shape or not scales.shape[-1]:
         return 0
-    found = 32 * zeros.shape[-1] / scales.shape[-1]
-    return int(found) if found in (2, 3, 4, 8) else 0
+    word_bits = 32 * zeros.shape[-1] / scales.shape[-1]
+    return int(word_bits) if word_bits in (2, 3, 4, 8) else 0

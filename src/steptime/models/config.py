@@ -105,11 +105,11 @@ class Config:
 
     def indices(self, *names: str, default: Any = _MISSING) -> list[int]:
         """Return a list of layers, each a whole number from 0."""
-        found = self.items(*names, default=default)
-        for position, value in enumerate(found):
+        layers = self.items(*names, default=default)
+        for position, value in enumerate(layers):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise self._error(f"{names[0]}[{position}]", f"must be the number of a layer, from 0, not {shown(value)}")
-        return found
+        return layers
 
     def choices(self, *names: str, known: Sequence[str], length: int | None = None) -> list[str]:
         """Return a list of names, each of them one of `known`."""
@@ -147,13 +147,15 @@ class Config:
         every = self.raw("per_layer_config")
         if not isinstance(every, Mapping):
             raise self._error("per_layer_config", f"must be a table of layers, not {shown(every)}")
-        own = next((fields for layer, fields in every.items() if str(layer).lstrip("0") == (str(index).lstrip("0"))), None)
-        if own is None:
+        layer_fields = next(
+            (fields for layer, fields in every.items() if str(layer).lstrip("0") == (str(index).lstrip("0"))), None
+        )
+        if layer_fields is None:
             return self
-        if not isinstance(own, Mapping):
-            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {shown(own)}")
+        if not isinstance(layer_fields, Mapping):
+            raise self._error(f"per_layer_config.{index}", f"must be a table of fields, not {shown(layer_fields)}")
         fields = {key: value for key, value in self.fields.items() if key != "per_layer_config"}
-        return Config(fields | dict(own), name=self.name, kv_format=self.kv_name, within=self.within, asked=self.asked)
+        return Config(fields | dict(layer_fields), name=self.name, kv_format=self.kv_name, within=self.within, asked=self.asked)
 
     # --- what every family needs ----------------------------------------------------------------------------------------
 
@@ -201,8 +203,8 @@ class Config:
         value = self.raw("torch_dtype", "dtype", default="bfloat16")
         if not isinstance(value, str):
             raise self._error("torch_dtype", f"must be a text, not {shown(value)}")
-        known = number_format(value.removeprefix("torch."))
-        return number_format("bf16") if known.name == "fp32" else known  # engines serve fp32 checkpoints in bf16
+        format = number_format(value.removeprefix("torch."))
+        return number_format("bf16") if format.name == "fp32" else format  # engines serve fp32 checkpoints in bf16
 
     def weight_format(self, module: str, matrices: Iterable[tuple[float, float]] = (), *, bias: float = 0) -> Format:
         """Return the format in which the weights of `module` are stored, such as "layers.3.self_attn.q_proj".
@@ -211,11 +213,13 @@ class Config:
         checkpoint, with all that stands beside it.
         """
         base = self.base_format
-        format, beside = self.quantization.format_of(module) or base, self.quantization.beside(module)
-        if format is base and not beside:
+        format, scale_bytes = self.quantization.format_of(module) or base, self.quantization.beside(module)
+        if format is base and not scale_bytes:
             return base
-        whole = [(int(inputs), int(outputs)) for inputs, outputs in matrices]
-        return stored(format, whole, base=base, bias=int(bias), beside=beside) if whole else replace(format, packing=None)
+        shapes = [(int(inputs), int(outputs)) for inputs, outputs in matrices]
+        return (
+            stored(format, shapes, base=base, bias=int(bias), beside=scale_bytes) if shapes else replace(format, packing=None)
+        )
 
     @property
     def kv_format(self) -> Format:

@@ -82,7 +82,7 @@ class Understanding:
     @property
     def doubtful(self) -> tuple[Ignored, ...]:
         """Fields that nothing asked for, and that may be architecture."""
-        return tuple(one for one in self.ignored if one.doubtful)
+        return tuple(entry for entry in self.ignored if entry.doubtful)
 
 
 def understand(fields: Mapping[str, Any], *, name: str = "", headers: Headers | None = None) -> Understanding:
@@ -91,24 +91,28 @@ def understand(fields: Mapping[str, Any], *, name: str = "", headers: Headers | 
     headers: of the files of weights beside it, which hold the same tensors or not.
     Raises InputError where no family reads it, with the reason of the family that its kind names.
     """
-    found = _known_or_guessed(fields, name)
-    return found if headers is None or headers.missing else _held_to(found, fields, headers)
+    understanding = _known_or_guessed(fields, name)
+    return understanding if headers is None or headers.missing else _held_to(understanding, fields, headers)
 
 
-def _held_to(found: Understanding, fields: Mapping[str, Any], headers: Headers) -> Understanding:
+def _held_to(understanding: Understanding, fields: Mapping[str, Any], headers: Headers) -> Understanding:
     """Return what was understood, held to the tensors of the files: equal ones make a guess likely, others nothing exact."""
-    held = read_model(_as_kind(fields, found.read_as), name=found.model.name, headers=headers).checkpoint.held
-    if held is None:
-        return found
-    if not held.differences:
-        sure = LIKELY if found.sure == GUESS else found.sure
-        return replace(found, sure=sure, why=f"{found.why}; the files beside it hold its tensors and no others")
-    first = held.differences[0]
-    told = (
-        f"{first.what} ({first.bytes:+,} B) and {len(held.differences) - 1} more" if len(held.differences) > 1 else first.what
+    summary = read_model(
+        _as_kind(fields, understanding.read_as), name=understanding.model.name, headers=headers
+    ).checkpoint.held
+    if summary is None:
+        return understanding
+    if not summary.differences:
+        sure = LIKELY if understanding.sure == GUESS else understanding.sure
+        return replace(understanding, sure=sure, why=f"{understanding.why}; the files beside it hold its tensors and no others")
+    first = summary.differences[0]
+    mismatches = (
+        f"{first.what} ({first.bytes:+,} B) and {len(summary.differences) - 1} more"
+        if len(summary.differences) > 1
+        else first.what
     )
-    why = f"{found.why}; the files beside it hold other tensors: {told}"
-    return replace(found, sure=LIKELY if found.sure == EXACT else found.sure, why=why)
+    why = f"{understanding.why}; the files beside it hold other tensors: {mismatches}"
+    return replace(understanding, sure=LIKELY if understanding.sure == EXACT else understanding.sure, why=why)
 
 
 def _as_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -128,43 +132,43 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
             raise
         inner = fields.get("text_config")
         if isinstance(inner, Mapping) and inner.get("model_type") in known_families():
-            found = _understood(inner, name)
-            of = f"{shown(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
-            return replace(found, sure=LIKELY, why=f"{of}; its text_config says {found.read_as!r}")
+            understanding = _understood(inner, name)
+            problem = f"{shown(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
+            return replace(understanding, sure=LIKELY, why=f"{problem}; its text_config says {understanding.read_as!r}")
         guesses = sorted(_guesses(fields, name), key=_likeness)
         if not guesses:
             raise
         best = guesses[0]
         best = _understood({**_as_kind(fields, best.read_as), "architectures": None}, name)
-        near = [one for one in guesses[1 : 1 + MOST_GUESSED] if len(one.doubtful) == len(best.doubtful)]
-        others = tuple(f"{one.read_as} ({show(total_parameters(one.model))})" for one in near)
+        near = [guess for guess in guesses[1 : 1 + MOST_GUESSED] if len(guess.doubtful) == len(best.doubtful)]
+        alternatives = tuple(f"{guess.read_as} ({show(total_parameters(guess.model))})" for guess in near)
         kind = shown(fields.get("model_type"))
         why = f"{kind} is no kind that steptime knows; its fields read as those of {best.read_as!r}"
         why += f", and leave {_count(len(best.doubtful))} unread that may be architecture" if best.doubtful else ""
-        return replace(best, sure=GUESS, why=why, others=others)
+        return replace(best, sure=GUESS, why=why, others=alternatives)
 
 
-def _likeness(one: Understanding) -> tuple[int, ...]:
+def _likeness(guess: Understanding) -> tuple[int, ...]:
     """Return how little a guess is like a config: fields it does not read, those its kind has else, how few were compared."""
-    unread = [it for it in one.ignored if not is_trifle(it.name.rpartition(".")[2])]
-    return len(one.doubtful), len(unread), one.lacking, -one.compared
+    unread = [it for it in guess.ignored if not is_trifle(it.name.rpartition(".")[2])]
+    return len(guess.doubtful), len(unread), guess.lacking, -guess.compared
 
 
 def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
-    found, c = _read(fields, name), Config(fields, name=name)
-    return replace(found, kinds=_kinds(family_of(c), c, found.model))
+    understanding, c = _understood_fields(fields, name), Config(fields, name=name)
+    return replace(understanding, kinds=_kinds(family_of(c), c, understanding.model))
 
 
-def _read(fields: Mapping[str, Any], name: str) -> Understanding:
+def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     """Return what is understood but for the places of layers."""
-    asked: set[str] = set()
-    model = read_model(fields, name=name, asked=asked)
+    read_fields: set[str] = set()
+    model = read_model(fields, name=name, asked=read_fields)
     kind = kind_of(Config(fields, name=name))
-    ignored = tuple(ignored_fields(fields, asked))
+    ignored = tuple(ignored_fields(fields, read_fields))
     compared = _facts()["compared"].get(kind, 0)
-    doubtful = sum(one.doubtful for one in ignored)
-    lacking = _lacking(fields, asked, kind)
-    unseen = f"lacks {', '.join(lacking[:3])}" if lacking else _unseen(fields, asked, kind)
+    doubtful = sum(entry.doubtful for entry in ignored)
+    lacking = _lacking(fields, read_fields, kind)
+    unseen = f"lacks {', '.join(lacking[:3])}" if lacking else _unseen(fields, read_fields, kind)
     if not compared:
         sure, why = LIKELY, f"no config of {kind!r} was compared with the code of transformers"
     elif doubtful:
@@ -185,7 +189,7 @@ def _read(fields: Mapping[str, Any], name: str) -> Understanding:
 
 def _guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
     """Yield what each family makes of a config, those that read it at all."""
-    for family in {id(one): one for one in known_families().values()}.values():
+    for family in {id(family_class): family_class for family_class in known_families().values()}.values():
         kind = max(
             (k for k in family.model_types if k in known_families()), key=lambda k: _facts()["compared"].get(k, 0), default=""
         )
@@ -193,7 +197,7 @@ def _guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
             continue
         plainly = {**_as_kind(fields, kind), "architectures": None, "quantization_config": None}
         try:
-            yield _read(plainly, name)
+            yield _understood_fields(plainly, name)
         except InputError:
             continue
 
@@ -202,15 +206,15 @@ def _kinds(family: Family, c: Config, model: Model) -> tuple[Kind, ...]:
     """Return the kinds of layers of a model in order of their first, with the places of each where its family tells them."""
     inner = family.text(c)
     try:
-        each = list(family.each(inner))
+        layers = list(family.each(inner))
     except (InputError, NotImplementedError):
-        each = []
-    if Counter(each) != Counter(dict(model.layers)):
+        layers = []
+    if Counter(layers) != Counter(dict(model.layers)):
         return tuple(Kind(layer=layer, count=count) for layer, count in model.layers)
     places: dict[Layer, list[int]] = {}
-    for index, layer in enumerate(each):
+    for index, layer in enumerate(layers):
         places.setdefault(layer, []).append(index)
-    return tuple(Kind(layer=layer, count=len(at), at=tuple(at)) for layer, at in places.items())
+    return tuple(Kind(layer=layer, count=len(indices), at=tuple(indices)) for layer, indices in places.items())
 
 
 # --- fields that nothing asked for --------------------------------------------------------------------------------------
@@ -229,14 +233,14 @@ def leaves(fields: Mapping[str, Any], within: str = "", entered: frozenset[str] 
 def ignored_fields(fields: Mapping[str, Any], asked: set[str]) -> Iterator[Ignored]:
     """Yield the fields that nothing asked for, in their order; those that are null say nothing."""
     entered = frozenset(name.rpartition(".")[0] for name in asked)
-    missing = sorted({name for name in asked if _at(fields, name) is None})
+    missing = sorted({name for name in asked if _field_value(fields, name) is None})
     harmless = _facts()["ignored"]
     for full, value in leaves(fields, entered=entered):
         key = full.rpartition(".")[2]
         if value is None or full in asked or key in WHOLE or key.startswith("_"):
             continue
-        known = harmless.get(key)
-        doubtful = not is_trifle(key) and (known is None or plain(value) not in known)
+        harmless_values = harmless.get(key)
+        doubtful = not is_trifle(key) and (harmless_values is None or plain(value) not in harmless_values)
         near = did_you_mean(full, missing, most=1, alike=LIKE) if doubtful else []
         yield Ignored(name=full, value=value, doubtful=doubtful, near=near[0] if near else "")
 
@@ -253,40 +257,48 @@ def is_trifle(key: str) -> bool:
 def plain(value: Any) -> str:
     """Return a value as it is kept beside harmless fields: short JSON; of lists the distinct values."""
     if isinstance(value, list):
-        value = sorted({json.dumps(one, sort_keys=True) for one in value})[:8]
+        value = sorted({json.dumps(element, sort_keys=True) for element in value})[:8]
     return json.dumps(value, sort_keys=True)[:80]
 
 
-def _lacking(fields: Mapping[str, Any], asked: set[str], kind: str) -> list[str]:
+def _lacking(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> list[str]:
     """Return the fields that all compared configs of a kind have and this one lacks: its silence was not compared."""
-    told = _facts()["read"].get(kind, {})
-    return [name for name, values in told.items() if None not in values and name in asked and _at(fields, name) is None]
+    compared_fields = _facts()["read"].get(kind, {})
+    return [
+        name
+        for name, values in compared_fields.items()
+        if None not in values and name in read_fields and _field_value(fields, name) is None
+    ]
 
 
-def _unseen(fields: Mapping[str, Any], asked: set[str], kind: str) -> str:
+def _unseen(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> str:
     """Say which switch no compared config of a kind sets as this one does; "" for none."""
-    told = _facts()["read"].get(kind, {})
-    for name, values in told.items():
-        value = _at(fields, name)
+    compared_fields = _facts()["read"].get(kind, {})
+    for name, values in compared_fields.items():
+        value = _field_value(fields, name)
         if isinstance(value, bool | str) and values and plain(value) not in values:
             return f"has {name} {plain(value)}"
-    strange = [name for name in asked if name not in told and isinstance(_at(fields, name), bool) and not is_trifle(name)]
+    strange = [
+        name
+        for name in read_fields
+        if name not in compared_fields and isinstance(_field_value(fields, name), bool) and not is_trifle(name)
+    ]
     return f"has {min(strange)}" if strange else ""
 
 
-def _at(fields: Mapping[str, Any], name: str) -> Any:
-    found: Any = fields
+def _field_value(fields: Mapping[str, Any], name: str) -> Any:
+    value: Any = fields
     for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 @lru_cache(maxsize=1)
 def _facts() -> dict[str, Any]:
     """Return what comparisons with transformers showed: configs compared by kind, and values of fields that change nothing."""
     text = (resources.files("steptime") / "data" / "config_fields.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    facts: dict[str, Any] = json.loads(text)
+    return facts
 
 
 def _count(number: int) -> str:

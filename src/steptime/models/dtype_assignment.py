@@ -108,16 +108,16 @@ def stored(format: Format, matrices: Iterable[tuple[int, int]], *, base: Format,
         return format
     values = sum(inputs * outputs for inputs, outputs in matrices)
     if packing is None:
-        held = values * format.bytes
+        total_bytes = values * format.bytes
     else:
         dtype = {"fp16": "float16", "fp32": "float32"}.get(base.name, "bfloat16")
-        held = sum(packed_bytes(packing, inputs, outputs) for inputs, outputs in matrices)
+        total_bytes = sum(packed_bytes(packing, inputs, outputs) for inputs, outputs in matrices)
         if packing.state:
             nested = packing.nested > 0
-            held += sum(state_bytes(packing.state, (m, n), dtype, nested=nested) for n, m in matrices)
+            total_bytes += sum(state_bytes(packing.state, (m, n), dtype, nested=nested) for n, m in matrices)
     if not values + bias:
         return format
-    return replace(format, bytes=(held + bias * base.bytes + beside) / (values + bias), packing=None)
+    return replace(format, bytes=(total_bytes + bias * base.bytes + beside) / (values + bias), packing=None)
 
 
 PARTS: Final = {
@@ -145,70 +145,70 @@ def part_of(op: Op) -> str:
 
 def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: int = -1) -> tuple[Op, ...]:
     """Return the operators of a layer with the formats of its weights."""
-    found: dict[int, Format] = {}
-    left = dict(enumerate(op for op in ops))
-    left = {index: op for index, op in left.items() if op.total_weights}
-    pool = _settled(weights)
+    formats: dict[int, Format] = {}
+    open_ops = dict(enumerate(op for op in ops))
+    open_ops = {index: op for index, op in open_ops.items() if op.total_weights}
+    pool = _with_parameters(weights)
 
-    def give(indices: list[int], taken: list[Weight]) -> None:
+    def give(indices: list[int], matches: list[Weight]) -> None:
         for index in indices:
-            found[index] = _format(left[index], taken)
+            formats[index] = _format(open_ops[index], matches)
         for index in indices:
-            del left[index]
-        gone = set(map(id, taken))
+            del open_ops[index]
+        gone = set(map(id, matches))
         pool[:] = [weight for weight in pool if id(weight) not in gone]
 
     def meet(of_op: Callable[[Op], str], of_weight: Callable[[Weight], str]) -> None:
         """Give each set of operators the weights of its name, where their parameters are equal."""
         sets: dict[str, list[int]] = {}
-        for index, op in left.items():
+        for index, op in open_ops.items():
             sets.setdefault(of_op(op), []).append(index)
         by_name: dict[str, list[Weight]] = {}
         for weight in pool:
             by_name.setdefault(of_weight(weight), []).append(weight)
         for name, indices in sets.items():
-            wanted = sum(left[index].total_weights for index in indices)
-            if taken := _equal(by_name.get(name, ()), wanted):
-                give(indices, taken)
+            parameters = sum(open_ops[index].total_weights for index in indices)
+            if matches := _equal(by_name.get(name, ()), parameters):
+                give(indices, matches)
 
     meet(lambda op: f"{part_of(op)}.{op.name}", lambda weight: f"{weight.part}.{weight.module.rpartition('.')[2]}")
     meet(part_of, lambda weight: weight.part)
-    for index in list(left):
-        if taken := next((w for w in pool if w.parameters == left[index].total_weights), None):
-            give([index], [taken])
+    for index in list(open_ops):
+        if matches := next((w for w in pool if w.parameters == open_ops[index].total_weights), None):
+            give([index], [matches])
     meet(lambda _: "", lambda _: "")
-    for index, op in left.items():
-        alike = [weight for weight in pool if weight.part == part_of(op)]
-        found[index] = _format(op, alike) if alike else op.format
+    for index, op in open_ops.items():
+        part_weights = [weight for weight in pool if weight.part == part_of(op)]
+        formats[index] = _format(op, part_weights) if part_weights else op.format
         fit.short.append((layer, op))
     fit.over += pool
-    return tuple(replace(op, format=found[index]) if index in found else op for index, op in enumerate(ops))
+    return tuple(replace(op, format=formats[index]) if index in formats else op for index, op in enumerate(ops))
 
 
-def _settled(weights: Iterable[Weight]) -> list[Weight]:
+def _with_parameters(weights: Iterable[Weight]) -> list[Weight]:
     """Return weights that have parameters; what has none, such as scales of the cache, goes with another of its part."""
-    held = list(weights)
-    found = [weight for weight in held if weight.parameters]
-    for weight in held:
+    all_weights = list(weights)
+    parameter_weights = [weight for weight in all_weights if weight.parameters]
+    for weight in all_weights:
         if weight.parameters:
             continue
-        near = next((i for i, other in enumerate(found) if other.part == weight.part), None)
+        near = next((i for i, candidate in enumerate(parameter_weights) if candidate.part == weight.part), None)
         if near is None:
-            found.append(weight)
+            parameter_weights.append(weight)
         else:
-            joined = found[near]
-            found[near] = replace(joined, bytes=joined.bytes + weight.bytes, beside=joined.beside + weight.beside)
-    return found
+            joined = parameter_weights[near]
+            parameter_weights[near] = replace(joined, bytes=joined.bytes + weight.bytes, beside=joined.beside + weight.beside)
+    return parameter_weights
 
 
-def _equal(weights: Sequence[Weight], wanted: float) -> list[Weight]:
-    """Return the weights that have as many parameters as are wanted: all, or all but one; none where that cannot be."""
+def _equal(weights: Sequence[Weight], parameters: float) -> list[Weight]:
+    """Return the weights that have as many parameters as that: all, or all but one; none where that cannot be."""
     total = sum(weight.parameters for weight in weights)
-    if not weights or total < wanted:
+    if not weights or total < parameters:
         return []
-    if total == wanted:
+    if total == parameters:
         return list(weights)
-    extra = next((i for i, weight in enumerate(weights) if total - weight.parameters == wanted), None)
+    extra = next((i for i, weight in enumerate(weights) if total - weight.parameters == parameters), None)
     return [] if extra is None else [weight for i, weight in enumerate(weights) if i != extra]
 
 
@@ -219,9 +219,9 @@ def _format(op: Op, weights: Sequence[Weight]) -> Format:
         by_name[weight.format] = by_name.get(weight.format, 0) + weight.parameters
     name = max(by_name, key=lambda name: by_name[name])
     parameters = sum(weight.parameters for weight in weights)
-    kept = op.format if op.format.name == name else number_format(name)
-    block = kept.block or max((weight.block for weight in weights if weight.format == name), default=0)
-    return replace(kept, bytes=sum(w.bytes for w in weights) / max(parameters, 1), block=block, packing=None)
+    format = op.format if op.format.name == name else number_format(name)
+    block = format.block or max((weight.block for weight in weights if weight.format == name), default=0)
+    return replace(format, bytes=sum(w.bytes for w in weights) / max(parameters, 1), block=block, packing=None)
 
 
 def fitted_layers(layers: Iterable[Layer], weights: Sequence[Weight], fit: Fit) -> Counted:
@@ -229,14 +229,14 @@ def fitted_layers(layers: Iterable[Layer], weights: Sequence[Weight], fit: Fit) 
     by_layer: dict[int, list[Weight]] = {}
     for weight in weights:
         by_layer.setdefault(weight.layer, []).append(weight)
-    found = []
+    formatted = []
     for number, layer in enumerate(layers):
         if any(op.total_weights for op in layer.ops):
-            found.append(replace(layer, ops=fitted_ops(layer.ops, by_layer.pop(number, ()), fit, number)))
+            formatted.append(replace(layer, ops=fitted_ops(layer.ops, by_layer.pop(number, ()), fit, number)))
         else:
-            found.append(layer)
-    fit.over += [weight for left in by_layer.values() for weight in left]
-    return alike(found)
+            formatted.append(layer)
+    fit.over += [weight for unused in by_layer.values() for weight in unused]
+    return alike(formatted)
 
 
 def alike(layers: Iterable[Layer]) -> Counted:
@@ -245,26 +245,26 @@ def alike(layers: Iterable[Layer]) -> Counted:
     for layer in layers:
         ops = tuple(replace(op, format=replace(op.format, bytes=round(op.format.bytes / ALIKE))) for op in layer.ops)
         kinds.setdefault(replace(layer, ops=ops), []).append(layer)
-    found = []
+    layer_kinds = []
     for same in kinds.values():
         first = same[0]
         if any(layer != first for layer in same):
             means = (sum(layer.ops[i].format.bytes for layer in same) / len(same) for i in range(len(first.ops)))
             formats = [replace(op.format, bytes=mean) for op, mean in zip(first.ops, means, strict=True)]
             first = replace(first, ops=tuple(replace(op, format=f) for op, f in zip(first.ops, formats, strict=True)))
-        found.append((first, len(same)))
-    return tuple((_told_apart(layer, found), n) for layer, n in found)
+        layer_kinds.append((first, len(same)))
+    return tuple((_with_formats_in_name(layer, layer_kinds), n) for layer, n in layer_kinds)
 
 
-def _told_apart(layer: Layer, kinds: Iterable[tuple[Layer, int]]) -> Layer:
+def _with_formats_in_name(layer: Layer, kinds: Iterable[tuple[Layer, int]]) -> Layer:
     """Return a layer with its formats in its name, where another kind has the same name: the most of its bytes first."""
-    if sum(other.name == layer.name for other, _ in kinds) == 1:
+    if sum(kind.name == layer.name for kind, _ in kinds) == 1:
         return layer
-    held: dict[str, float] = {}
+    format_bytes: dict[str, float] = {}
     for op in layer.ops:
         if op.flops_per_row:
-            held[op.format.name] = held.get(op.format.name, 0.0) + op.total_weights * op.format.bytes
-    formats = sorted(held, key=lambda name: -held[name])
+            format_bytes[op.format.name] = format_bytes.get(op.format.name, 0.0) + op.total_weights * op.format.bytes
+    formats = sorted(format_bytes, key=lambda name: -format_bytes[name])
     return replace(layer, name=f"{layer.name}, {' and '.join(formats[:3])}") if formats else layer
 
 
@@ -274,31 +274,34 @@ def fitted_draft(draft: Counted, weights: Sequence[Weight], fit: Fit) -> Counted
         fit.over += weights
         return draft
     numbers = sorted({weight.layer for weight in weights if weight.layer >= 0})
-    each = [layer for layer, n in draft for _ in range(n)]
-    if len(each) == 1:
+    plain_layers = [layer for layer, n in draft for _ in range(n)]
+    if len(plain_layers) == 1:
         sets = [list(weights)]
-    elif len(numbers) == len(each):
+    elif len(numbers) == len(plain_layers):
         sets = [[weight for weight in weights if weight.layer == number] for number in numbers]
         sets[0] += [weight for weight in weights if weight.layer < 0]
     else:
         fit.over += weights
-        fit.short += [(-1, op) for layer in each for op in layer.ops if op.total_weights]
+        fit.short += [(-1, op) for layer in plain_layers for op in layer.ops if op.total_weights]
         return draft
-    return alike(replace(layer, ops=fitted_ops(layer.ops, held, fit)) for layer, held in zip(each, sets, strict=True))
+    return alike(
+        replace(layer, ops=fitted_ops(layer.ops, layer_weights, fit))
+        for layer, layer_weights in zip(plain_layers, sets, strict=True)
+    )
 
 
 def differences(fit: Fit) -> tuple[Difference, ...]:
     """Return what is left on either side, as one line for what differs in the number of its layer alone."""
-    found: dict[tuple[str, str], list[int]] = {}
+    totals: dict[tuple[str, str], list[int]] = {}
     for weight in fit.over:
         for name in [weight.module] if len(weight.names) > 1 else weight.names:
-            kept = found.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "N", name), weight.group), [0, 0])
-            kept[0] += 1
-            kept[1] += weight.bytes
+            count_and_bytes = totals.setdefault((re.sub(r"(?<=\.)\d+(?=\.)", "N", name), weight.group), [0, 0])
+            count_and_bytes[0] += 1
+            count_and_bytes[1] += weight.bytes
     for layer, op in fit.short:
-        where = "layers.N." if layer >= 0 else ""
-        kept = found.setdefault((f"{where}{op.name}, which the model counts", part_of(op)), [0, 0])
-        kept[0] += 1
-        kept[1] -= round(op.total_weights * op.format.bytes)
-    told = [Difference(what=what, group=group, count=n, bytes=size) for (what, group), (n, size) in found.items()]
-    return tuple(sorted(told, key=lambda one: -abs(one.bytes)))
+        prefix = "layers.N." if layer >= 0 else ""
+        count_and_bytes = totals.setdefault((f"{prefix}{op.name}, which the model counts", part_of(op)), [0, 0])
+        count_and_bytes[0] += 1
+        count_and_bytes[1] -= round(op.total_weights * op.format.bytes)
+    mismatches = [Difference(what=label, group=group, count=n, bytes=size) for (label, group), (n, size) in totals.items()]
+    return tuple(sorted(mismatches, key=lambda mismatch: -abs(mismatch.bytes)))

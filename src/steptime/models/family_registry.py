@@ -52,9 +52,9 @@ REFUSED: Final[dict[str, str]] = (
 def refuse(c: Config) -> None:
     """Raise ConfigError for an architecture that is known to be no decoder."""
     kind = c.fields.get("model_type")
-    named = isinstance(kind, str) and kind in REFUSED
-    if named or c.fields.get("is_encoder_decoder") is True:
-        raise c.error("model_type", f"{shown(kind)} {REFUSED[str(kind)] if named else BOTH}")
+    is_refused = isinstance(kind, str) and kind in REFUSED
+    if is_refused or c.fields.get("is_encoder_decoder") is True:
+        raise c.error("model_type", f"{shown(kind)} {REFUSED[str(kind)] if is_refused else BOTH}")
 
 
 class Family(ABC):
@@ -129,10 +129,10 @@ def grouped(layers: Iterable[Layer]) -> tuple[tuple[Layer, int], ...]:
 @cache
 def known_families() -> dict[str, Family]:
     """Return every family by the `model_type` it reads; each module of this package may define one."""
-    found: dict[str, Family] = {}
+    families_by_kind: dict[str, Family] = {}
     for module in pkgutil.iter_modules(families.__path__):
-        found |= _families_in(module.name)
-    return found
+        families_by_kind |= _families_in(module.name)
+    return families_by_kind
 
 
 @cache
@@ -145,17 +145,17 @@ def family_named(kind: str) -> Family | None:
     words = kind.split("_")
     begins = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
     names = {module.name for module in pkgutil.iter_modules(families.__path__)}
-    for name in dict.fromkeys(one for begin in begins for one in (begin, begin.rstrip("0123456789"))):
-        if name in names and kind in (found := _families_in(name)):
-            return found[kind]
+    for name in dict.fromkeys(stem for begin in begins for stem in (begin, begin.rstrip("0123456789"))):
+        if name in names and kind in (families_by_kind := _families_in(name)):
+            return families_by_kind[kind]
     return None
 
 
 @cache
 def _families_in(module: str) -> dict[str, Family]:
     """Return the families of one module, by the kinds that they read."""
-    found: dict[str, Family] = {}
+    families_by_kind: dict[str, Family] = {}
     for value in vars(import_module(f"{families.__name__}.{module}")).values():
         if isinstance(value, type) and issubclass(value, Family) and value is not Family and value.__module__.endswith(module):
-            found |= dict.fromkeys((*value.model_types, *value.architectures), value())
-    return found
+            families_by_kind |= dict.fromkeys((*value.model_types, *value.architectures), value())
+    return families_by_kind

@@ -20,7 +20,7 @@ from steptime.models.family_registry import refuse
 from steptime.models.model import Attention, Checkpoint, Layer, Model, Op, matmul_flops_per_token, stored_formats
 from steptime.models.traced_passes import Kept, Trace, inputs_of, trace
 
-CHOSEN: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
+TOP_K_FIELDS: Final = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
 EXPERT: Final = re.compile(r"expert", re.IGNORECASE)
 SHARED: Final = re.compile(r"shared", re.IGNORECASE)
 MIXER: Final = re.compile(r"attn|attention|mixer|mamba|conv|rec|time_mix|temporal|mlstm", re.IGNORECASE)
@@ -63,16 +63,16 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
     if unseen := sorted(key for key in _text(c).fields if COMPRESSED.search(key)):
         raise c.error(unseen[0], "makes entries of many tokens, which prompts as short as those traced do not show")
     torch, transformers = _imported()
-    model, found = _followed(torch, transformers, fields, trusted_place)
-    tree = Tree(_text(c), model, found, _container(model), _head(model))
-    if not found.caches and any(
-        flops > 0 and "attention" in _class(tree, module).lower() for module, flops in found.per_pair.items()
+    model, tree_trace = _traced_model(torch, transformers, fields, trusted_place)
+    tree = Tree(_text(c), model, tree_trace, _container(model), _head(model))
+    if not tree_trace.caches and any(
+        flops > 0 and "attention" in _class(tree, module).lower() for module, flops in tree_trace.per_pair.items()
     ):
         raise InputError(
             f"{type(model).__name__} compares tokens and returns no cache, so that its bytes cannot be read from code"
         )
     layers, stem, active = _ops(tree)
-    read = Model(
+    model_read = Model(
         name=name,
         family=f"{c.text('model_type', default=type(model).__name__)}, read from code",
         layers=tuple(Counter(layers).items()),
@@ -84,9 +84,11 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
         kv_format=kv_format or c.quantization.kv_format or "bf16",
         kv_told=bool(kv_format or c.quantization.kv_format),
     )
-    dense, routed = stored_formats(read)
-    kept = Checkpoint(weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields)
-    return replace(read, checkpoint=kept, notes=_notes(transformers, tree, read, active))
+    dense, routed = stored_formats(model_read)
+    checkpoint = Checkpoint(
+        weights=dense, experts=routed, kv=c.quantization.kv_format or "bf16", remote_code="auto_map" in fields
+    )
+    return replace(model_read, checkpoint=checkpoint, notes=_notes(transformers, tree, model_read, active))
 
 
 def _imported() -> tuple[Any, Any]:
@@ -102,19 +104,19 @@ def _imported() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _followed(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted_place: str) -> tuple[Any, Trace]:
+def _traced_model(torch: Any, transformers: Any, fields: Mapping[str, Any], trusted_place: str) -> tuple[Any, Trace]:
     """Build the model without weights and run its prompts: on the meta device, or where the code asks for values of tensors
     that it made itself, with tensors that know their shapes alone.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    ways: tuple[Callable[[], AbstractContextManager[Any]], ...] = (lambda: torch.device("meta"), lambda: fake)
+    devices: tuple[Callable[[], AbstractContextManager[Any]], ...] = (lambda: torch.device("meta"), lambda: fake)
     refused: InputError | None = None
-    for way in ways:
-        model = _built(transformers, fields, trusted_place, way)
+    for device in devices:
+        model = _built(transformers, fields, trusted_place, device)
         try:
-            return model, trace(torch, model, way)
+            return model, trace(torch, model, device)
         except InputError as problem:
             refused = refused or problem
     raise refused or InputError("no way to follow the code")
@@ -138,8 +140,8 @@ def _check_code_places(fields: Any, place: str) -> None:
                 _check_code_places(value, place)
                 continue
             for reference in _texts(value):
-                named, dashes, _ = reference.partition("--")
-                if dashes and named != place:
+                repository, dashes, _ = reference.partition("--")
+                if dashes and repository != place:
                     raise InputError(
                         f"trust_remote_code: auto_map takes code from another repository, got {shown(reference)}; "
                         f"only the code of {shown(place)} is trusted"
@@ -201,7 +203,7 @@ def _container(model: Any) -> str:
     lists = {name: module for name, module in model.named_modules() if type(module).__name__ == "ModuleList"}
     if not lists:
         raise InputError(f"the code of {type(model).__name__} has no list of layers")
-    outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    outer = [name for name in lists if not any(name.startswith(f"{parent}.") for parent in lists)]
     return str(max(outer, key=lambda name: sum(p.numel() for p in lists[name].parameters())))
 
 
@@ -218,15 +220,15 @@ def _ops(tree: Tree) -> tuple[list[Layer], tuple[Op, ...], float]:
     """Return the layers, the stem, and the FLOPs a token that the trace has in modules with weights."""
     by_layer: dict[int, list[Op]] = {}
     stem: list[Op] = []
-    seen: set[int] = set()
-    idle_last = sorted(tree.model.named_modules(), key=lambda named: tree.trace.calls.get(named[0]) is None)
+    parameter_ids: set[int] = set()
+    idle_last = sorted(tree.model.named_modules(), key=lambda entry: tree.trace.calls.get(entry[0]) is None)
     for name, module in idle_last:
-        own = dict(module.named_parameters(recurse=False))
-        fresh = {n: p for n, p in own.items() if id(p) not in seen}
-        seen |= {id(p) for p in own.values()}
-        if not own or (not fresh and name != tree.head and tree.trace.calls.get(name) is None):
+        parameters = dict(module.named_parameters(recurse=False))
+        fresh = {n: p for n, p in parameters.items() if id(p) not in parameter_ids}
+        parameter_ids |= {id(p) for p in parameters.values()}
+        if not parameters or (not fresh and name != tree.head and tree.trace.calls.get(name) is None):
             continue
-        ops = _module_ops(tree, name, module, fresh if fresh and name != tree.head else own)
+        ops = _module_ops(tree, name, module, fresh if fresh and name != tree.head else parameters)
         if not fresh and name != tree.head:  # a block whose weights an earlier one holds
             ops = [replace(op, stored=False) for op in ops]
         inside = re.match(re.escape(tree.container) + r"\.(\d+)\.?", name)
@@ -237,9 +239,9 @@ def _ops(tree: Tree) -> tuple[list[Layer], tuple[Op, ...], float]:
     return layers, tuple(stem), traced
 
 
-def _module_ops(tree: Tree, name: str, module: Any, own: Mapping[str, Any]) -> list[Op]:
+def _module_ops(tree: Tree, name: str, module: Any, parameters: Mapping[str, Any]) -> list[Op]:
     """Return the operators of one module's own parameters; a module that no prompt reaches is a tower."""
-    c, kind, size = tree.c, type(module).__name__, float(sum(p.numel() for p in own.values()))
+    c, kind, size = tree.c, type(module).__name__, float(sum(p.numel() for p in parameters.values()))
     calls = tree.trace.calls.get(name)
     path = name.removeprefix("model.")
     base = Op(
@@ -261,22 +263,24 @@ def _module_ops(tree: Tree, name: str, module: Any, own: Mapping[str, Any]) -> l
     if name == tree.head:
         flops = 2.0 * module.weight.numel()
         return [replace(base, term="head", rows="outputs", flops_per_row=flops, inputs=c.width, outputs=c.vocabulary)]
-    wide = [p for p in own.values() if p.ndim >= 2]
+    wide = [p for p in parameters.values() if p.ndim >= 2]
     if EXPERT.search(kind) and any(p.ndim == 3 for p in wide):
-        return _experts(tree, name, base, own)
+        return _experts(tree, name, base, parameters)
     if not wide or "norm" in kind.lower():
         norm = "norm" in kind.lower()
         return [replace(base, term="norms" if norm else base.term, split="replicated", format=c.base_format)]
     inputs = inputs_of(module)
     if inputs and calls is not None and (kind in ("Linear", "Conv1D") or tree.trace.own(name, tree.children(name)) > 0):
         matrix = 2.0 * module.weight.numel()
-        again = calls.count if calls.rows == calls.count else 1
-        first = replace(base, flops_per_row=matrix * calls.rows / again, inputs=inputs, outputs=module.weight.numel() / inputs)
-        return [first, *[replace(first, stored=False)] * (again - 1)]
+        repeats = calls.count if calls.rows == calls.count else 1
+        first = replace(
+            base, flops_per_row=matrix * calls.rows / repeats, inputs=inputs, outputs=module.weight.numel() / inputs
+        )
+        return [first, *[replace(first, stored=False)] * (repeats - 1)]
     parent = _parents(name)[0] if "." in name else ""
     if calls is None and inputs and tree.trace.own(parent, tree.children(parent)) >= 2 * module.weight.numel() * (1 - AGREES):
         return [replace(base, flops_per_row=2.0 * module.weight.numel(), inputs=inputs)]  # its parent multiplies by its weight
-    of_state = all(DECAY.match(n) for n, p in own.items() if p.ndim >= 2)
+    of_state = all(DECAY.match(n) for n, p in parameters.items() if p.ndim >= 2)
     traced = 0.0 if of_state else max(tree.trace.own(name, tree.children(name)), 0.0)
     return [replace(base, flops_per_row=traced, format=c.base_format)]
 
@@ -286,21 +290,21 @@ def _parents(name: str) -> list[str]:
     return [".".join(words[:end]) for end in range(len(words) - 1, 0, -1)][:1]
 
 
-def _experts(tree: Tree, name: str, base: Op, own: Mapping[str, Any]) -> list[Op]:
+def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> list[Op]:
     """Return routed experts, or a dense block where every token passes all of them."""
-    count = min(p.shape[0] for p in own.values() if p.ndim == 3)
-    each = sum(p.numel() / p.shape[0] for p in own.values() if p.shape[0] >= count)
-    matrices = sum(p.numel() / p.shape[0] for p in own.values() if p.ndim == 3)
-    rest = sum(p.numel() for p in own.values()) - each * count
+    count = min(p.shape[0] for p in parameters.values() if p.ndim == 3)
+    expert_parameters = sum(p.numel() / p.shape[0] for p in parameters.values() if p.shape[0] >= count)
+    matrices = sum(p.numel() / p.shape[0] for p in parameters.values() if p.ndim == 3)
+    other_parameters = sum(p.numel() for p in parameters.values()) - expert_parameters * count
     traced = tree.trace.own(name, tree.children(name)) / (2 * matrices)
     if SHARED.search(name):
         return [replace(base, term="shared experts", flops_per_row=2 * matrices * traced)]
-    active = _count(tree.c, CHOSEN, round(traced)) or traced
+    active = _count(tree.c, TOP_K_FIELDS, round(traced)) or traced
     routed = replace(
         base,
         name="experts",
         term="experts",
-        weights=each,
+        weights=expert_parameters,
         flops_per_row=2 * matrices,
         rows="routed",
         split="experts",
@@ -310,7 +314,7 @@ def _experts(tree: Tree, name: str, base: Op, own: Mapping[str, Any]) -> list[Op
         outputs=tree.c.width,
         format=tree.c.weight_format(f"{name.removeprefix('model.')}.0.up_proj"),
     )
-    spare = (replace(base, name="not used", weights=rest, rows="none", active=0),) if rest else ()
+    spare = (replace(base, name="not used", weights=other_parameters, rows="none", active=0),) if other_parameters else ()
     return [routed, *spare]
 
 
@@ -331,46 +335,46 @@ def _layer(tree: Tree, index: int, ops: tuple[Op, ...], depth: int) -> Layer:
     per = len(caches) // depth if depth and len(caches) % depth == 0 else 0
     mine = caches[index * per : (index + 1) * per] if per else caches[index : index + 1]
     name = f"{tree.container}.{index}"
-    mixers = tuple(mixer for kept in mine for mixer in _mixers(tree, name, kept, len(mine)))
+    mixers = tuple(mixer for cache in mine for mixer in _mixers(tree, name, cache, len(mine)))
     module = tree.model.get_submodule(name)
     window = next((f", window {m.window:.0f}" for m in mixers if math.isfinite(m.window)), "")
     return Layer(name=f"{type(module).__name__}{window}", ops=ops, attention=mixers)
 
 
-def _mixers(tree: Tree, name: str, kept: Kept, sharing: int) -> tuple[Attention, ...]:
-    c, found = tree.c, []
-    if kept.per_token:
+def _mixers(tree: Tree, name: str, cache: Kept, sharing: int) -> tuple[Attention, ...]:
+    c, mixers = tree.c, []
+    if cache.per_token:
         pair = _pair_flops(tree, name) / max(sharing, 1)
         decode, expand = pair, 0.0
         rank, rotary = (_count(c, (n,), 0) for n in ("kv_lora_rank", "qk_rope_head_dim"))
         heads = _count(c, ("num_attention_heads", "n_head", "num_heads"), 1)
-        if rank and kept.per_token == rank + rotary:  # absorbed: see `parts.latent`
+        if rank and cache.per_token == rank + rotary:  # absorbed: see `parts.latent`
             decode = 2.0 * heads * (2 * rank + rotary)
             expand = 2.0 * rank * heads * (_count(c, ("qk_nope_head_dim",), 0) + _count(c, ("v_head_dim",), 0))
-        found.append(
+        mixers.append(
             Attention(
                 name="attention",
-                kv_bytes=kept.per_token * c.kv_format.bytes,
-                kv_shards=kept.heads,
+                kv_bytes=cache.per_token * c.kv_format.bytes,
+                kv_shards=cache.heads,
                 flops_per_pair_decode=decode,
                 flops_per_pair_prefill=pair,
                 expand_flops=expand,
-                window=kept.window,
+                window=cache.window,
                 heads=heads,
                 query_values=pair / 4,
                 output_values=pair / 4,
                 arithmetic=c.kv_format.arithmetic,
             )
         )
-    if kept.state_bytes > 0:
-        found.append(Attention(name="state", state_bytes=kept.state_bytes, heads=kept.heads))
-    return tuple(found)
+    if cache.state_bytes > 0:
+        mixers.append(Attention(name="state", state_bytes=cache.state_bytes, heads=cache.heads))
+    return tuple(mixers)
 
 
 def _pair_flops(tree: Tree, name: str) -> float:
     """Return the FLOPs a pair of a layer's attention: of the modules that are called so, else of the whole layer."""
     inner = [n for n in tree.trace.per_pair if n.startswith(f"{name}.") and "attention" in _class(tree, n).lower()]
-    top = [n for n in inner if not any(n.startswith(f"{other}.") for other in inner)]
+    top = [n for n in inner if not any(n.startswith(f"{parent}.") for parent in inner)]
     return max(sum(tree.trace.per_pair[n] for n in top) if top else tree.trace.per_pair.get(name, 0.0), 0.0)
 
 
@@ -382,13 +386,13 @@ def _class(tree: Tree, name: str) -> str:
 
 
 def _notes(transformers: Any, tree: Tree, model: Model, traced: float) -> tuple[str, ...]:
-    read = f"read from code: {type(tree.model).__name__} of transformers {transformers.__version__}, without weights"
+    summary = f"read from code: {type(tree.model).__name__} of transformers {transformers.__version__}, without weights"
     ours = matmul_flops_per_token(model)
-    apart = traced / ours - 1 if ours else 0.0
+    deviation = traced / ours - 1 if ours else 0.0
     checked = "a traced prompt has the FLOPs of its matrices"
-    if abs(apart) > AGREES:
-        checked = f"a traced prompt has {apart:+.1%} FLOPs against its matrices: mixers that the code computes as matrices"
+    if abs(deviation) > AGREES:
+        checked = f"a traced prompt has {deviation:+.1%} FLOPs against its matrices: mixers that the code computes as matrices"
     return (
-        f"{read}; {checked}",
+        f"{summary}; {checked}",
         "states and convolutions are counted in bytes, not in FLOPs; splits over chips are those of KV heads only",
     )

@@ -46,13 +46,13 @@ def named_here(module: str) -> str:
     >>> named_here("blk.3.attn_kv_a_mqa"), named_here("blk.0.ffn_norm"), named_here("token_embd"), named_here("rope_freqs")
     ('layers.3.self_attn.kv_a_proj_with_mqa', 'layers.0.ffn_norm', 'embed_tokens', 'rope_freqs')
     """
-    found = BLOCK.fullmatch(module)
-    if found is None:
+    block = BLOCK.fullmatch(module)
+    if block is None:
         return AROUND.get(module, module)
-    inside = found[2]
+    inside = block[2]
     if expert := EXPERT.fullmatch(inside):
-        return f"layers.{found[1]}.mlp.experts.{expert[2]}.{expert[1]}_proj"
-    return f"layers.{found[1]}.{INSIDE.get(inside, inside)}"
+        return f"layers.{block[1]}.mlp.experts.{expert[2]}.{expert[1]}_proj"
+    return f"layers.{block[1]}.{INSIDE.get(inside, inside)}"
 
 
 Fields = dict[str, Any]
@@ -78,7 +78,7 @@ class Meta:
     def whole(self, key: str, default: int | None = None) -> int:
         """Return a whole number; of an array of one for each layer, the one that all layers have."""
         value = self.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
+        if isinstance(value, list) and value and all(element == value[0] for element in value):
             value = value[0]
         if value is None and default is not None:
             return default
@@ -166,11 +166,11 @@ def _mixture(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fie
     """Leading dense layers, then shared and routed experts, as DeepSeek has them; layers that predict further tokens last."""
 
     def fields(m: Meta) -> Fields:
-        told = _experts(m, count)
-        shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), told["moe_intermediate_size"]
+        experts = _experts(m, count)
+        shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), experts["moe_intermediate_size"]
         ahead = m.whole("nextn_predict_layers", 0)
         return {
-            **told,
+            **experts,
             "model_type": kind,
             "n_shared_experts": shared // hidden if hidden else 0,
             "first_k_dense_replace": m.whole("leading_dense_block_count", 0),
@@ -207,41 +207,41 @@ def _gpt_oss(m: Meta) -> Fields:
 def _falcon(m: Meta) -> Fields:
     kv_heads = m.whole("attention.head_count_kv", 1)
     newer, hidden = m.any("attn_norm_2.weight"), m.whole("feed_forward_length", 4 * m.whole("embedding_length"))
-    told = {"new_decoder_architecture": newer, "multi_query": kv_heads == 1, "num_kv_heads": kv_heads}
-    return {"model_type": "falcon", **told, "ffn_hidden_size": hidden}
+    attention = {"new_decoder_architecture": newer, "multi_query": kv_heads == 1, "num_kv_heads": kv_heads}
+    return {"model_type": "falcon", **attention, "ffn_hidden_size": hidden}
 
 
 def _stablelm(m: Meta) -> Fields:
-    told = {"use_parallel_residual": not m.any("ffn_norm.weight"), "qk_layernorm": m.any("attn_q_norm.weight")}
-    return {"model_type": "stablelm", "use_qkv_bias": m.any("attn_q.bias"), **told}
+    switches = {"use_parallel_residual": not m.any("ffn_norm.weight"), "qk_layernorm": m.any("attn_q_norm.weight")}
+    return {"model_type": "stablelm", "use_qkv_bias": m.any("attn_q.bias"), **switches}
 
 
 def _gpt2(kind: str) -> Callable[[Meta], Fields]:
     def fields(m: Meta) -> Fields:
         single = m.whole("attention.head_count_kv", 0) == 1
-        told = {"n_positions": m.rows("position_embd.weight"), "n_inner": m.whole("feed_forward_length")}
-        return {"model_type": kind, "multi_query": single, **told}
+        sizes = {"n_positions": m.rows("position_embd.weight"), "n_inner": m.whole("feed_forward_length")}
+        return {"model_type": kind, "multi_query": single, **sizes}
 
     return fields
 
 
 def _ernie(m: Meta) -> Fields:
-    told = _experts(m, "moe_num_experts")
+    experts = _experts(m, "moe_num_experts")
     shared = m.rows(_first(m, "ffn_up_shexp.weight"), 0)
     return {
-        **told,
+        **experts,
         "model_type": "ernie4_5_moe",
-        "moe_k": told["num_experts_per_tok"],
-        "moe_num_shared_experts": shared // told["moe_intermediate_size"] if told["moe_intermediate_size"] else 0,
+        "moe_k": experts["num_experts_per_tok"],
+        "moe_num_shared_experts": shared // experts["moe_intermediate_size"] if experts["moe_intermediate_size"] else 0,
         "moe_layer_start_index": m.whole("leading_dense_block_count", 0),
         "moe_layer_interval": m.whole("interleave_moe_layer_step", 1) or 1,
     }
 
 
 def _hunyuan(m: Meta) -> Fields:
-    shared, told = m.rows(_first(m, "ffn_up_shexp.weight")), _experts(m, "num_experts")
-    more = {"moe_topk": told["num_experts_per_tok"], "num_shared_expert": 1, "intermediate_size": shared}
-    return {**told, "model_type": "hunyuan_v1_moe", "use_qk_norm": m.any("attn_q_norm.weight"), **more}
+    shared, experts = m.rows(_first(m, "ffn_up_shexp.weight")), _experts(m, "num_experts")
+    shared_expert = {"moe_topk": experts["num_experts_per_tok"], "num_shared_expert": 1, "intermediate_size": shared}
+    return {**experts, "model_type": "hunyuan_v1_moe", "use_qk_norm": m.any("attn_q_norm.weight"), **shared_expert}
 
 
 def _olmo(m: Meta) -> Fields:
@@ -275,11 +275,13 @@ ARCHITECTURES: Final[dict[str, Callable[[Meta], Fields]]] = {
 
 def fields_of(meta: Meta) -> Fields:
     """Return the fields of a config.json for the metadata of a file."""
-    held: dict[str, int] = {}
+    dtype_values: dict[str, int] = {}
     for tensor in meta.tensors.values():
-        held[tensor.dtype] = held.get(tensor.dtype, 0) + tensor.values
-    most = {"F32": "fp32", "F16": "fp16"}.get(kind := max(held, key=lambda name: held[name]), kind.lower())
-    quantised = {} if kind in ("F32", "F16", "BF16") else {"quantization_config": {"quant_method": "gguf", "type": most}}
+        dtype_values[tensor.dtype] = dtype_values.get(tensor.dtype, 0) + tensor.values
+    main_dtype = {"F32": "fp32", "F16": "fp16"}.get(
+        kind := max(dtype_values, key=lambda name: dtype_values[name]), kind.lower()
+    )
+    quantised = {} if kind in ("F32", "F16", "BF16") else {"quantization_config": {"quant_method": "gguf", "type": main_dtype}}
     dtype = {"BF16": "bfloat16"}.get(kind, "float16")
     return {**_common(meta), "torch_dtype": dtype, **ARCHITECTURES[meta.architecture](meta), **quantised}
 
@@ -307,13 +309,15 @@ def file_of(path: Path) -> Path:
     """Return the GGUF file of a path: the file itself, or the only one of a folder, its shards counted as one."""
     if not is_dir(path):
         return path
-    there = [file for file in sorted(path.glob("*.gguf")) if is_file(file) and not file.name.startswith("mmproj")]
-    chosen = {_stem(file): file for file in reversed(there)}
-    if not chosen:
+    files = [file for file in sorted(path.glob("*.gguf")) if is_file(file) and not file.name.startswith("mmproj")]
+    first_files = {_stem(file): file for file in reversed(files)}
+    if not first_files:
         raise DataFileError(path, "is a folder without a config.json")
-    if len(chosen) > 1:
-        raise DataFileError(path, f"is a folder of {len(chosen)} GGUF models; name one: {', '.join(sorted(chosen)[:4])}, ...")
-    return next(iter(chosen.values()))
+    if len(first_files) > 1:
+        raise DataFileError(
+            path, f"is a folder of {len(first_files)} GGUF models; name one: {', '.join(sorted(first_files)[:4])}, ..."
+        )
+    return next(iter(first_files.values()))
 
 
 def _stem(path: Path) -> str:

@@ -32,7 +32,7 @@ BLOCKS: Final = {
 }  # fmt: skip
 SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-KEPT: Final = 4096  # values of an array that are kept; of a longer one, or one of texts, only its length is
+MOST_ARRAY_VALUES: Final = 4096  # values of an array that are kept; of a longer one, or one of texts, only its length is
 MOST_VALUES: Final = 5_000_000  # texts of all arrays together; the largest vocabularies with their merges have a fifth
 MOST_KEYS, MOST_GGUF_TENSORS, LONGEST_NAME, DEEPEST = 10_000, 100_000, 65_535, 4
 # Texts and numbers that stay in memory. Vocabularies and merges do not count: only their lengths stay.
@@ -65,77 +65,77 @@ class _Cursor:
         self.path, self.data, self.at, self.size = path, data, 0, len(data)
         self.order, self.values, self.kept = "<", 0, 0
 
-    def keep(self, length: int, what: str) -> None:
+    def keep(self, length: int, label: str) -> None:
         """Count bytes that stay in memory; raise DataFileError where they are too many."""
         self.kept += length
         if self.kept > MOST_KEPT_BYTES:
-            problem = f"{what} has {shown(length)} bytes at byte {self.at:,}"
+            problem = f"{label} has {shown(length)} bytes at byte {self.at:,}"
             raise DataFileError(self.path, f"{problem}; at most {MOST_KEPT_BYTES:,} of texts and numbers in all are read")
 
-    def room(self, length: int, what: str) -> None:
+    def room(self, length: int, label: str) -> None:
         if length > self.size - self.at:
-            problem = f"is truncated or malformed: {what} takes {shown(length)} bytes at byte {self.at:,}"
+            problem = f"is truncated or malformed: {label} takes {shown(length)} bytes at byte {self.at:,}"
             raise DataFileError(self.path, f"{problem}, and {self.size - self.at:,} are left")
 
-    def take(self, code: str, what: str) -> Any:
+    def take(self, code: str, label: str) -> Any:
         length = struct.calcsize(f"<{code}")
-        self.room(length, what)
+        self.room(length, label)
         value = struct.unpack_from(self.order + code, self.data, self.at)[0]
         self.at += length
         return value
 
-    def text(self, what: str, most: int) -> str:
-        length = self.take("Q", f"the length of {what}")
-        if length > most:
-            raise DataFileError(self.path, f"{what} has {shown(length)} bytes at byte {self.at:,}; at most {most:,}")
-        self.room(length, what)
-        self.keep(length, what)
+    def text(self, label: str, max_bytes: int) -> str:
+        length = self.take("Q", f"the length of {label}")
+        if length > max_bytes:
+            raise DataFileError(self.path, f"{label} has {shown(length)} bytes at byte {self.at:,}; at most {max_bytes:,}")
+        self.room(length, label)
+        self.keep(length, label)
         raw = self.data[self.at : self.at + length]
         self.at += length
         return raw.decode("utf-8", errors="replace")
 
-    def value(self, kind: int, what: str, depth: int = 0) -> Any:
+    def value(self, kind: int, label: str, depth: int = 0) -> Any:
         if kind in SCALARS:
-            return self.take(SCALARS[kind], what)
+            return self.take(SCALARS[kind], label)
         if kind == STRING:
-            return self.text(what, MOST_KEPT_BYTES)
+            return self.text(label, MOST_KEPT_BYTES)
         if kind != ARRAY:
-            raise DataFileError(self.path, f"{what} is of the unknown type {shown(kind)} at byte {self.at:,}")
-        return self._array(what, depth)
+            raise DataFileError(self.path, f"{label} is of the unknown type {shown(kind)} at byte {self.at:,}")
+        return self._array(label, depth)
 
-    def _array(self, what: str, depth: int) -> Any:
-        kind, length = self.take("I", f"the type of {what}"), self.take("Q", f"the length of {what}")
+    def _array(self, label: str, depth: int) -> Any:
+        kind, length = self.take("I", f"the type of {label}"), self.take("Q", f"the length of {label}")
         weight = 100 if kind == ARRAY else 1
         self.values += length * weight
         if depth >= DEEPEST or self.values > MOST_VALUES:
-            many = f"has {shown(length)} {'arrays' if kind == ARRAY else 'values'}"
-            problem = "is nested too deep" if depth >= DEEPEST else f"{many}; at most {MOST_VALUES // weight:,} in all"
-            raise DataFileError(self.path, f"{what} {problem}")
+            length_text = f"has {shown(length)} {'arrays' if kind == ARRAY else 'values'}"
+            problem = "is nested too deep" if depth >= DEEPEST else f"{length_text}; at most {MOST_VALUES // weight:,} in all"
+            raise DataFileError(self.path, f"{label} {problem}")
         if kind in SCALARS:
             size = length * struct.calcsize(f"<{SCALARS[kind]}")
-            self.room(size, f"{what}, {length:,} values,")
+            self.room(size, f"{label}, {length:,} values,")
             begin, self.at = self.at, self.at + size
-            if length > KEPT:
+            if length > MOST_ARRAY_VALUES:
                 return Long(length)
-            self.keep(8 * length, what)
+            self.keep(8 * length, label)
             return list(struct.unpack_from(f"{self.order}{length}{SCALARS[kind]}", self.data, begin))
         if kind == STRING:
-            self._pass_texts(length, what)
+            self._pass_texts(length, label)
             return Long(length)
         for _ in range(length):
-            self.value(kind, what, depth + 1)
+            self.value(kind, label, depth + 1)
         return Long(length)
 
-    def _pass_texts(self, count: int, what: str) -> None:
+    def _pass_texts(self, count: int, label: str) -> None:
         """Pass over texts of which only the number is kept: a vocabulary has hundreds of thousands."""
-        read, data, at, last = struct.Struct(f"{self.order}Q").unpack_from, self.data, self.at, self.size - 8
+        unpack_length, data, position, last = struct.Struct(f"{self.order}Q").unpack_from, self.data, self.at, self.size - 8
         for _ in range(count):
-            if at > last:
-                self.at = min(at, self.size)
-                self.room(8, what)
-            at += 8 + read(data, at)[0]
-        self.at = min(at, self.size)
-        self.room(at - self.at, what)
+            if position > last:
+                self.at = min(position, self.size)
+                self.room(8, label)
+            position += 8 + unpack_length(data, position)[0]
+        self.at = min(position, self.size)
+        self.room(position - self.at, label)
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -145,12 +145,12 @@ def read_gguf(path: Path) -> GgufFile:
             if file.read(4) != b"GGUF":
                 raise DataFileError(path, "is no GGUF file: it does not begin with the letters GGUF")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _read(_Cursor(path, data))
+                return _gguf_file(_Cursor(path, data))
     except (OSError, ValueError) as error:
         raise DataFileError(path, getattr(error, "strerror", None) or str(error)) from None
 
 
-def _read(cursor: _Cursor) -> GgufFile:
+def _gguf_file(cursor: _Cursor) -> GgufFile:
     cursor.at = 4
     version = cursor.take("I", "the version")
     if version & 0xFFFF == 0 and version:
@@ -159,26 +159,26 @@ def _read(cursor: _Cursor) -> GgufFile:
     if version not in (2, 3):
         raise DataFileError(cursor.path, f"is a GGUF file of version {shown(version)}; known: 2 and 3")
     tensors, keys = cursor.take("Q", "the number of tensors"), cursor.take("Q", "the number of keys")
-    for count, most, what in ((tensors, MOST_GGUF_TENSORS, "tensors"), (keys, MOST_KEYS, "keys of metadata")):
-        if count > most:
-            raise DataFileError(cursor.path, f"claims {shown(count)} {what}; at most {most:,}")
+    for count, limit, noun in ((tensors, MOST_GGUF_TENSORS, "tensors"), (keys, MOST_KEYS, "keys of metadata")):
+        if count > limit:
+            raise DataFileError(cursor.path, f"claims {shown(count)} {noun}; at most {limit:,}")
     metadata: dict[str, Any] = {}
     for number in range(keys):
         key = cursor.text(f"the name of key {number + 1}", LONGEST_NAME)
         if key in metadata:
             raise DataFileError(cursor.path, f"has the key {shown(key)} twice")
         metadata[key] = cursor.value(cursor.take("I", f"the type of {shown(key)}"), f"the value of {shown(key)}")
-    found = [_tensor(cursor, number + 1) for number in range(tensors)]
+    tensor_places = [_tensor(cursor, number + 1) for number in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         raise DataFileError(cursor.path, f"general.alignment must be a power of two, not {shown(alignment)}")
     begin = -(-cursor.at // alignment) * alignment
-    _check(cursor, found, begin, alignment)
+    _check(cursor, tensor_places, begin, alignment)
     return GgufFile(
         version=version,
         big_endian=cursor.order == ">",
         metadata=metadata,
-        tensors=tuple(tensor for tensor, _ in found),
+        tensors=tuple(tensor for tensor, _ in tensor_places),
         header_bytes=begin,
     )
 
@@ -186,15 +186,15 @@ def _read(cursor: _Cursor) -> GgufFile:
 def _tensor(cursor: _Cursor, number: int) -> tuple[Tensor, int]:
     """Return a tensor, outputs first as others write shapes, and its offset."""
     name = cursor.text(f"the name of tensor {number}", LONGEST_NAME)
-    of = f"tensor {number}"
-    count = cursor.take("I", of)
+    label = f"tensor {number}"
+    count = cursor.take("I", label)
     if count > 4:
         raise DataFileError(cursor.path, f"tensor {shown(name)} has {shown(count)} dimensions; at most 4")
-    sizes = [cursor.take("Q", of) for _ in range(count)]
-    kind, offset = cursor.take("I", of), cursor.take("Q", of)
+    sizes = [cursor.take("Q", label) for _ in range(count)]
+    kind, offset = cursor.take("I", label), cursor.take("Q", label)
     if kind not in NAMES:
-        known = ", ".join(NAMES.values())
-        raise InputError(f"{cursor.path}: tensor {shown(name)} is of the unknown ggml type {shown(kind)}; known: {known}")
+        type_names = ", ".join(NAMES.values())
+        raise InputError(f"{cursor.path}: tensor {shown(name)} is of the unknown ggml type {shown(kind)}; known: {type_names}")
     values, size = BLOCKS[NAMES[kind]]
     if (sizes[0] if sizes else 1) % values:
         problem = f"tensor {shown(name)} has rows of {shown(sizes[0])} values, and {NAMES[kind]} has blocks of {values}"
@@ -202,23 +202,23 @@ def _tensor(cursor: _Cursor, number: int) -> tuple[Tensor, int]:
     return Tensor(name, NAMES[kind], tuple(reversed(sizes)), math.prod(sizes) // values * size), offset
 
 
-def _check(cursor: _Cursor, found: list[tuple[Tensor, int]], begin: int, alignment: int) -> None:
+def _check(cursor: _Cursor, tensor_places: list[tuple[Tensor, int]], begin: int, alignment: int) -> None:
     """Raise DataFileError unless all tensors lie within the file, at aligned places, none over another."""
     names: set[str] = set()
-    for tensor, offset in found:
+    for tensor, offset in tensor_places:
         if tensor.name in names:
             raise DataFileError(cursor.path, f"has the tensor {shown(tensor.name)} twice")
         names.add(tensor.name)
         if offset % alignment:
             raise DataFileError(cursor.path, f"tensor {shown(tensor.name)} lies at {offset:,}, no multiple of {alignment}")
     end = 0
-    for tensor, offset in sorted(found, key=lambda item: (item[1], item[0].bytes)):
+    for tensor, offset in sorted(tensor_places, key=lambda item: (item[1], item[0].bytes)):
         if offset < end:
             raise DataFileError(cursor.path, f"tensor {shown(tensor.name)} overlaps the tensor before it, at {offset:,}")
         end = offset + tensor.bytes
     if end and begin + end > cursor.size:
-        told = f"its tensors end at byte {shown(begin + end)}, and it has {cursor.size:,}"
-        raise DataFileError(cursor.path, f"is truncated: {told}")
+        extent = f"its tensors end at byte {shown(begin + end)}, and it has {cursor.size:,}"
+        raise DataFileError(cursor.path, f"is truncated: {extent}")
 
 
 def shards_of(path: Path) -> list[Path]:
@@ -232,9 +232,9 @@ def shards_of(path: Path) -> list[Path]:
     every = [path.with_name(f"{numbered[1]}-{n:0{width}d}-of-{numbered[3]}.gguf") for n in range(1, int(numbered[3]) + 1)]
     lacking = [file.name for file in every if not is_file(file)]
     if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        suffix = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         are = f"{len(lacking)} of which {'is' if len(lacking) == 1 else 'are'} not there"
-        problem = f"is one of {len(every)} files, {are}: {', '.join(lacking[:3])}{more}"
+        problem = f"is one of {len(every)} files, {are}: {', '.join(lacking[:3])}{suffix}"
         raise DataFileError(path, problem)
     return every
 
@@ -243,16 +243,16 @@ def read_shards(path: Path) -> tuple[Mapping[str, Any], tuple[Tensor, ...], int]
     """Return the metadata of the first file, the tensors of all, and the number of files."""
     files = shards_of(path)
     metadata: Mapping[str, Any] = {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number, file in enumerate(files):
         header = read_gguf(file)
         metadata = metadata or header.metadata
         split = header.metadata.get("split.count", len(files))
         if split not in (0, len(files)) or header.metadata.get("split.no", number) != number:
-            told = f"split {shown(header.metadata.get('split.no'))} of {shown(split)}"
-            raise DataFileError(file, f"says that it is {told}, and its name that it is {number + 1} of {len(files)}")
+            split_text = f"split {shown(header.metadata.get('split.no'))} of {shown(split)}"
+            raise DataFileError(file, f"says that it is {split_text}, and its name that it is {number + 1} of {len(files)}")
         for tensor in header.tensors:
-            if tensor.name in found:
+            if tensor.name in tensors:
                 raise DataFileError(file, f"has the tensor {shown(tensor.name)}, which another file has too")
-            found[tensor.name] = tensor
-    return metadata, tuple(found.values()), len(files)
+            tensors[tensor.name] = tensor
+    return metadata, tuple(tensors.values()), len(files)

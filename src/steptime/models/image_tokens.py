@@ -55,7 +55,7 @@ class Cut:
     @property
     def rows(self) -> int:
         """Rows of all sequences: patches of an image, frames of sound."""
-        return sum(many * rows for many, rows in self.sequences)
+        return sum(count * rows for count, rows in self.sequences)
 
 
 def whole(rows: int, tokens: int) -> Cut:
@@ -87,8 +87,8 @@ def read_images(texts: str | Iterable[str]) -> tuple[Medium, ...]:
     >>> [(one.what, one.count) for one in read_images(["1024x768*4", "512x512"])]
     [('1024x768', 4), ('512x512', 1)]
     """
-    found = tuple(_image(text) for text in _texts(texts))
-    return _few(found, "images")
+    media = tuple(_image(text) for text in _texts(texts))
+    return _check_count(media, "images")
 
 
 def read_recordings(texts: str | Iterable[str]) -> tuple[Medium, ...]:
@@ -97,15 +97,15 @@ def read_recordings(texts: str | Iterable[str]) -> tuple[Medium, ...]:
     >>> [(one.what, one.count) for one in read_recordings(["30", "12.5*2"])]
     [('30 s', 1), ('12.5 s', 2)]
     """
-    found = tuple(_recording(text) for text in _texts(texts))
-    return _few(found, "recordings")
+    media = tuple(_recording(text) for text in _texts(texts))
+    return _check_count(media, "recordings")
 
 
 def _texts(texts: str | Iterable[str]) -> tuple[str, ...]:
     several: object = (texts,) if isinstance(texts, str) else texts
     expect("images and recordings", several, (tuple, list), "a text such as '1024x768', or several")
-    for one in (texts,) if isinstance(texts, str) else texts:
-        expect("an image or a recording", one, str, "a text such as '1024x768' or '30'")
+    for text in (texts,) if isinstance(texts, str) else texts:
+        expect("an image or a recording", text, str, "a text such as '1024x768' or '30'")
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
@@ -135,11 +135,11 @@ def _counted(count: int, text: str) -> int:
     return count
 
 
-def _few(found: tuple[Medium, ...], what: str) -> tuple[Medium, ...]:
-    many = sum(one.count for one in found)
-    if many > MOST_MEDIA:
-        raise RangeError(f"a prompt holds at most {MOST_MEDIA:,} {what}, not {many:,}")
-    return found
+def _check_count(media: tuple[Medium, ...], noun: str) -> tuple[Medium, ...]:
+    total = sum(medium.count for medium in media)
+    if total > MOST_MEDIA:
+        raise RangeError(f"a prompt holds at most {MOST_MEDIA:,} {noun}, not {total:,}")
+    return media
 
 
 def resized(medium: Medium, *, patch: int, merge: int, least: int, most: int, widest: float = 200.0) -> Cut:
@@ -183,7 +183,7 @@ def native(medium: Medium, *, patch: int, merge: int, most: int, most_side: int)
     side = most_side * patch
     scale = min(1.0, math.sqrt(most / patches), side / height, side / width)
     f = patch * merge
-    tall, wide = (math.ceil(min(max(1, int(each * scale)), side) / f) for each in (height, width))
+    tall, wide = (math.ceil(min(max(1, int(edge * scale)), side) / f) for edge in (height, width))
     return whole(tall * wide * merge**2, tall * wide)
 
 
@@ -200,7 +200,7 @@ def pooled(medium: Medium, *, patch: int, pool: int, most: int, merged: bool = F
     """
     height, width, side = medium.height, medium.width, pool * patch
     scale = math.sqrt(most * side**2 / (height * width))
-    tall, wide = (math.floor(scale * each / side) for each in (height, width))
+    tall, wide = (math.floor(scale * edge / side) for edge in (height, width))
     if not tall:
         tall, wide = 1, min(width // height, most)
     elif not wide:
@@ -242,8 +242,8 @@ def best_canvas(height: Fraction | int, width: Fraction | int, most: int) -> tup
     """
     scales = {canvas: min(Fraction(canvas[0]) / height, Fraction(canvas[1]) / width) for canvas in canvases(most)}
     growing = [scale for scale in scales.values() if scale >= 1]
-    chosen = min(growing) if growing else max(scales.values())
-    return min((canvas for canvas, scale in scales.items() if scale == chosen), key=math.prod)
+    best_scale = min(growing) if growing else max(scales.values())
+    return min((canvas for canvas, scale in scales.items() if scale == best_scale), key=math.prod)
 
 
 def crops(medium: Medium, *, side: int, crop: int, patch: int, largest: int = 3024) -> Cut:
@@ -254,8 +254,8 @@ def crops(medium: Medium, *, side: int, crop: int, patch: int, largest: int = 30
     one behind it. `_plan_patches` of transformers, step3p7/image_processing_step3p7.py.
     """
     down, across = crop_grid(medium.width, medium.height, side=side, crop=crop, largest=largest)
-    sequences = tuple((many, (side // patch) ** 2) for many, side in ((1, side), (down * across, crop)) if many)
-    tokens = sum(many * (math.ceil(math.sqrt(rows) / 4) ** 2 + 2) for many, rows in sequences)
+    sequences = tuple((count, (side // patch) ** 2) for count, side in ((1, side), (down * across, crop)) if count)
+    tokens = sum(count * (math.ceil(math.sqrt(rows) / 4) ** 2 + 2) for count, rows in sequences)
     return Cut(sequences=sequences, tokens=tokens + max(0, down - 1))
 
 
@@ -274,7 +274,7 @@ def crop_grid(width: int, height: int, *, side: int, crop: int, largest: int) ->
     if long <= 1.5 * short and long <= side:
         return 0, 0
     window = short if long <= side else min(short, crop) if long > 4 * short else crop
-    down, across = (each // window + (each % window > 0.2 * window) if each >= window else 1 for each in (height, width))
+    down, across = (edge // window + (edge % window > 0.2 * window) if edge >= window else 1 for edge in (height, width))
     return down, across
 
 

@@ -78,14 +78,14 @@ def _share(text: str) -> float:
 
 
 def _blocks(text: str) -> tuple[int, int]:
-    size, _, chosen = text.partition("x")
-    return _count(size), _count(chosen)
+    size, _, blocks = text.partition("x")
+    return _count(size), _count(blocks)
 
 
 def _format(text: str) -> str:
-    known = [name for name in KV_FORMATS if name in FORMATS]
-    if text not in known:
-        raise UnknownName("KV format", text, known, "Known: " + ", ".join(known) + ".")
+    formats = [name for name in KV_FORMATS if name in FORMATS]
+    if text not in formats:
+        raise UnknownName("KV format", text, formats, "Known: " + ", ".join(formats) + ".")
     return text
 
 
@@ -138,22 +138,22 @@ def parse_technique(text: str) -> tuple[Change, ...]:
     >>> [change.name for change in parse_technique("window=1024@5of6+share=2+kv=int8")]
     ['window', 'share', 'kv']
     """
-    found = tuple(_change(part, text) for part in text.replace(" ", "").split("+"))
+    changes = tuple(_change(part, text) for part in text.replace(" ", "").split("+"))
     for name in ONCE:
-        if sum(change.name == name for change in found) > 1:
+        if sum(change.name == name for change in changes) > 1:
             raise InputError(f"{shown(text)} names {name} twice; once is what can be made of it")
-    return found
+    return changes
 
 
-def _change(part: str, whole: str) -> Change:
-    name, equals, rest = part.partition("=")
+def _change(part: str, technique: str) -> Change:
+    name, equals, setting = part.partition("=")
     if name not in WAYS:
         raise UnknownName(
             "technique", name[:40], WAYS, f"Known: {', '.join(WAYS)}; several joined by '+', as in window=1024@5of6+kv=int8."
         )
-    figures, at, scope = rest.partition("@")
-    if not equals or not figures or (at and not scope):
-        raise InputError(f"{shown(part)} in {shown(whole)} needs {name}={WAYS[name].figures.upper().replace(' ', '_')}")
+    figures, separator, scope = setting.partition("@")
+    if not equals or not figures or (separator and not scope):
+        raise InputError(f"{shown(part)} in {shown(technique)} needs {name}={WAYS[name].figures.upper().replace(' ', '_')}")
     try:
         WAYS[name].read(figures)
     except InputError as error:
@@ -168,10 +168,10 @@ def _fraction(scope: str) -> float:
     """Return the share of layers that a scope names; 1 for all, and for kinds of layers."""
     if scope in ("", "full", "local"):
         return 1.0
-    found = PARTS.fullmatch(scope)
-    if found is None or not 0 < int(found[1][:9]) <= int(found[2][:9]):
+    parts = PARTS.fullmatch(scope)
+    if parts is None or not 0 < int(parts[1][:9]) <= int(parts[2][:9]):
         raise InputError(f"@{scope[:40]} names no layers; known: @full, @local, and @5of6 for five of six")
-    return int(found[1]) / int(found[2])
+    return int(parts[1]) / int(parts[2])
 
 
 def with_techniques(model: ModelLike, technique: str) -> Model:
@@ -185,13 +185,17 @@ def with_techniques(model: ModelLike, technique: str) -> Model:
     >>> kv_bytes_per_token(with_techniques("llama-3.3-70b", "kv_heads=1+share=2+kv=fp8"))
     10240.0
     """
-    found = model_of(model)
+    changed_model = model_of(model)
     expect("a technique", technique, str, "a text such as 'window=1024@5of6+kv=int8'")
-    for change in sorted(parse_technique(technique), key=lambda one: list(WAYS).index(one.name)) if technique.strip() else ():
-        found = _in_formats(found, change) if change.name == "kv" else _changed(found, change)
-    if found is model or not technique.strip():
-        return found
-    return replace(found, name=f"{found.name}, {technique}", checkpoint=replace(found.checkpoint, place="", bytes=0, held=None))
+    for change in sorted(parse_technique(technique), key=lambda item: list(WAYS).index(item.name)) if technique.strip() else ():
+        changed_model = _in_formats(changed_model, change) if change.name == "kv" else _changed(changed_model, change)
+    if changed_model is model or not technique.strip():
+        return changed_model
+    return replace(
+        changed_model,
+        name=f"{changed_model.name}, {technique}",
+        checkpoint=replace(changed_model.checkpoint, place="", bytes=0, held=None),
+    )
 
 
 def words_of(technique: str) -> str:
@@ -204,20 +208,20 @@ def words_of(technique: str) -> str:
 
 
 def _words(change: Change) -> str:
-    way = WAYS[change.name]
-    value = way.read(change.figures)
+    kind = WAYS[change.name]
+    value = kind.read(change.figures)
     figures = value if isinstance(value, tuple) else (value,)
-    told = way.words.format(*(f"{one:,}" if isinstance(one, int) else one for one in figures))
+    text = kind.words.format(*(f"{figure:,}" if isinstance(figure, int) else figure for figure in figures))
     places = {"": "", "full": " in layers without windows", "local": " in layers with windows"}
     part = PARTS.fullmatch(change.scope)
-    told = told.replace("1 KV heads", "1 KV head") if value == 1 else told
-    return told + (f" in {part[1]} of {part[2]} layers" if part else places[change.scope])
+    text = text.replace("1 KV heads", "1 KV head") if value == 1 else text
+    return text + (f" in {part[1]} of {part[2]} layers" if part else places[change.scope])
 
 
 def caveats_of(technique: str) -> tuple[str, ...]:
     """Return what to mind of each change of a technique, with its source."""
-    told = [one for one in parse_technique(technique) if one.name != "kv" or number_format(one.figures).bytes < 1]
-    return tuple(f"{one.name}: {WAYS[one.name].caveat} ({WAYS[one.name].source})" for one in told)
+    lossy = [change for change in parse_technique(technique) if change.name != "kv" or number_format(change.figures).bytes < 1]
+    return tuple(f"{change.name}: {WAYS[change.name].caveat} ({WAYS[change.name].source})" for change in lossy)
 
 
 def _changed(model: Model, change: Change) -> Model:
@@ -225,49 +229,56 @@ def _changed(model: Model, change: Change) -> Model:
     value = WAYS[change.name].read(change.figures)
     meant = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
     counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, meant, strict=True)]
-    made = [_made(model, change, layer, mixers, value) for (layer, _), mixers in zip(model.layers, meant, strict=True)]
-    same = [one == (layer.ops, layer.attention) for one, (layer, _) in zip(made, model.layers, strict=True)]
+    layer_changes = [
+        _changed_layer(model, change, layer, mixers, value) for (layer, _), mixers in zip(model.layers, meant, strict=True)
+    ]
+    same = [
+        layer_change == (layer.ops, layer.attention)
+        for layer_change, (layer, _) in zip(layer_changes, model.layers, strict=True)
+    ]
     layers: list[tuple[Layer, int]] = []
-    for (layer, n), (ops, attention), some in zip(model.layers, made, _taken(change, value, counts, same), strict=True):
-        if some:
+    for (layer, n), (ops, attention), changed in zip(
+        model.layers, layer_changes, _changed_counts(change, value, counts, same), strict=True
+    ):
+        if changed:
             name = f"{layer.name}, {_words(replace(change, scope=''))}"
-            layers.append((replace(layer, name=name, ops=ops, attention=attention), some))
-        if n > some:
-            layers.append((layer, n - some))
+            layers.append((replace(layer, name=name, ops=ops, attention=attention), changed))
+        if n > changed:
+            layers.append((layer, n - changed))
     if tuple(layers) == model.layers:
         raise InputError(f"{change.name}={change.figures} changes nothing in {model.name}: {_why_nothing(meant)}")
     return replace(model, layers=tuple(layers), notes=(*model.notes, _words(change)))
 
 
-def _made(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> Made:
+def _changed_layer(model: Model, change: Change, layer: Layer, mixers: tuple[Attention, ...], value: Any) -> Made:
     """Return what a change makes of a layer: of its operators once, of each of the mixers that are meant."""
     apply = WAYS[change.name].apply
     ops, attention = layer.ops, layer.attention
     for number, mixer in enumerate(mixers):
         assert apply is not None
         try:
-            found, left = apply(replace(layer, attention=attention), mixer, value)
+            changed_ops, changed_mixers = apply(replace(layer, attention=attention), mixer, value)
         except InputError as error:
             raise InputError(f"{change.name}={change.figures} does not suit {model.name}: {error}") from None
-        ops = found if not number else (*ops, *found[len(layer.ops) :])
-        attention = left
+        ops = changed_ops if not number else (*ops, *changed_ops[len(layer.ops) :])
+        attention = changed_mixers
     return ops, attention
 
 
-def _taken(change: Change, value: Any, counts: list[int], same: list[bool]) -> list[int]:
+def _changed_counts(change: Change, value: Any, counts: list[int], same: list[bool]) -> list[int]:
     """Return how many layers of each kind change: the share that is asked for, those counted in that are so already.
 
     Of `share` layers that read one cache, one of each kind keeps it.
     """
-    taken = _dealt(counts, _fraction(change.scope))
+    shares = _spread(counts, _fraction(change.scope))
     if change.name == "share":
-        return [n - math.ceil(n / value) for n in taken]
-    already = sum(n for n, one in zip(counts, same, strict=True) if one)
+        return [n - math.ceil(n / value) for n in shares]
+    already = sum(n for n, is_same in zip(counts, same, strict=True) if is_same)
     if already and PARTS.fullmatch(change.scope):
-        others = [0 if one else n for n, one in zip(counts, same, strict=True)]
-        wanted = max(0, sum(taken) - already)
-        return _dealt(others, wanted / sum(others)) if sum(others) else others
-    return [0 if one else n for n, one in zip(taken, same, strict=True)]
+        candidates = [0 if is_same else n for n, is_same in zip(counts, same, strict=True)]
+        count = max(0, sum(shares) - already)
+        return _spread(candidates, count / sum(candidates)) if sum(candidates) else candidates
+    return [0 if is_same else n for n, is_same in zip(shares, same, strict=True)]
 
 
 def _in_formats(model: Model, change: Change) -> Model:
@@ -278,31 +289,31 @@ def _in_formats(model: Model, change: Change) -> Model:
     counts = [n if _mixers(layer, change.scope, stored=False) else 0 for layer, n in model.layers]
     if not any(counts):
         raise InputError(f"kv={change.figures} changes nothing in {model.name}: {_why_nothing([])}")
-    own = then.name if change.scope else ""
+    format_name = then.name if change.scope else ""
 
-    def kept(a: Attention) -> Attention:
+    def with_format(a: Attention) -> Attention:
         if a.name == "buffer" or not a.kv_bytes or (a.name in INDEXES and a.kv_format):
             return a
-        return replace(in_format(a, number_format(a.kv_format or model.kv_format), then), kv_format=own)
+        return replace(in_format(a, number_format(a.kv_format or model.kv_format), then), kv_format=format_name)
 
     layers: list[tuple[Layer, int]] = []
-    for (layer, n), some in zip(model.layers, _dealt(counts, _fraction(change.scope)), strict=True):
-        if some:
-            layers.append((replace(layer, attention=tuple(map(kept, layer.attention))), some))
-        if n > some:
-            layers.append((layer, n - some))
+    for (layer, n), count in zip(model.layers, _spread(counts, _fraction(change.scope)), strict=True):
+        if count:
+            layers.append((replace(layer, attention=tuple(map(with_format, layer.attention))), count))
+        if n > count:
+            layers.append((layer, n - count))
     notes = (*model.notes, _words(change))
     if change.scope:
         return replace(model, layers=tuple(layers), notes=notes)
-    draft = tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in model.draft)
+    draft = tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in model.draft)
     return replace(model, layers=tuple(layers), draft=draft, kv_format=then.name, kv_told=True, notes=notes)
 
 
 def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:
     """Return what of a layer keeps or reads keys and values, or a latent, if a scope means it; stored: keeps them alone."""
-    found = [a for a in layer.attention if a.name == "attention" and a.kv_bytes and (a.stored or not stored)]
+    mixers = [a for a in layer.attention if a.name == "attention" and a.kv_bytes and (a.stored or not stored)]
     windowed = {"full": False, "local": True}.get(scope)
-    return tuple(a for a in found if windowed is None or math.isfinite(a.window) is windowed)
+    return tuple(a for a in mixers if windowed is None or math.isfinite(a.window) is windowed)
 
 
 def _why_nothing(meant: Iterable[tuple[Attention, ...]]) -> str:
@@ -311,7 +322,7 @@ def _why_nothing(meant: Iterable[tuple[Attention, ...]]) -> str:
     return "its layers are so already, or too few for it"
 
 
-def _dealt(counts: list[int], part: float) -> list[int]:
+def _spread(counts: list[int], part: float) -> list[int]:
     """Return how many of each kind of layer are changed, in all `part` of them, spread evenly.
 
     >>> _dealt([3, 58], 5 / 6), _dealt([80], 0.5), _dealt([0, 4], 1.0)
@@ -319,7 +330,7 @@ def _dealt(counts: list[int], part: float) -> list[int]:
     """
     total = round(sum(counts) * part)
     exact = [n * part for n in counts]
-    taken = [math.floor(value) for value in exact]
-    for at in sorted(range(len(counts)), key=lambda i: taken[i] - exact[i])[: total - sum(taken)]:
-        taken[at] += 1
-    return taken
+    floors = [math.floor(value) for value in exact]
+    for index in sorted(range(len(counts)), key=lambda i: floors[i] - exact[i])[: total - sum(floors)]:
+        floors[index] += 1
+    return floors

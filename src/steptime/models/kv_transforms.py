@@ -21,14 +21,14 @@ Made = tuple[tuple[Op, ...], tuple[Attention, ...]]
 """The operators and mixers of a layer."""
 
 
-def _others(layer: Layer, a: Attention) -> tuple[Attention, ...]:
-    return tuple(other for other in layer.attention if other is not a)
+def _other_mixers(layer: Layer, a: Attention) -> tuple[Attention, ...]:
+    return tuple(mixer for mixer in layer.attention if mixer is not a)
 
 
 def _ops(layer: Layer, changed: Mapping[str, Op | None], added: Iterable[Op] = ()) -> tuple[Op, ...]:
     """Return the operators of a layer with some of them changed or, where None stands for them, left out."""
-    kept = (changed.get(op.name, op) if op.term in ("projections", "norms") else op for op in layer.ops)
-    return (*(op for op in kept if op is not None), *added)
+    ops = (changed.get(op.name, op) if op.term in ("projections", "norms") else op for op in layer.ops)
+    return (*(op for op in ops if op is not None), *added)
 
 
 def _sized(op: Op, share: float, *, limit: float | None = None) -> Op:
@@ -39,11 +39,11 @@ def _sized(op: Op, share: float, *, limit: float | None = None) -> Op:
     )  # fmt: skip
 
 
-def _named(layer: Layer, name: str) -> Op:
-    found = next((op for op in layer.ops if op.name == name), None)
-    if found is None:
+def _op(layer: Layer, name: str) -> Op:
+    match = next((op for op in layer.ops if op.name == name), None)
+    if match is None:
         raise InputError(f"its attention has no {name}, which the change needs")
-    return found
+    return match
 
 
 def _is_latent(layer: Layer) -> bool:
@@ -57,16 +57,17 @@ def _grouped_alone(layer: Layer) -> None:
 
 def windowed(layer: Layer, a: Attention, tokens: int) -> Made:
     """Return a layer that keeps so many tokens, its index too."""
-    kept = (
-        replace(one, window=min(one.window, tokens / one.stride)) if one.name in INDEXES else one for one in _others(layer, a)
+    mixers = (
+        replace(mixer, window=min(mixer.window, tokens / mixer.stride)) if mixer.name in INDEXES else mixer
+        for mixer in _other_mixers(layer, a)
     )
-    return layer.ops, (replace(a, window=min(a.window, tokens)), *kept)
+    return layer.ops, (replace(a, window=min(a.window, tokens)), *mixers)
 
 
 def reading_another(layer: Layer, a: Attention, _: int) -> Made:
     """Return a layer that reads the cache of the one before it, and makes no keys and values; an index stays its own."""
-    kept = {op.name: None for op in layer.ops if op.name in KEYS}
-    return _ops(layer, kept), (replace(a, stored=False), *_others(layer, a))
+    dropped_ops = {op.name: None for op in layer.ops if op.name in KEYS}
+    return _ops(layer, dropped_ops), (replace(a, stored=False), *_other_mixers(layer, a))
 
 
 def with_kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
@@ -76,22 +77,27 @@ def with_kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
         raise InputError(f"{heads} KV heads do not divide its {a.heads} query heads")
     share = heads / a.kv_shards
     changed = {op.name: _sized(op, share, limit=heads) for op in layer.ops if op.name in ("k_proj", "v_proj")}
-    return _ops(layer, changed), (replace(a, kv_bytes=a.kv_bytes * share, kv_shards=heads), *_others(layer, a))
+    return _ops(layer, changed), (replace(a, kv_bytes=a.kv_bytes * share, kv_shards=heads), *_other_mixers(layer, a))
 
 
 def with_latent(layer: Layer, a: Attention, rank: int) -> Made:
     """Return a layer that keeps a latent and a rotary key for all heads, of `rank` values where it does so already."""
     if _is_latent(layer):
-        return _narrower(layer, a, rank)
+        return _with_lower_rank(layer, a, rank)
     heads = a.heads
     key, value = a.query_values / heads, a.output_values / heads
     if rank > heads * (key + value):
         raise InputError(f"a latent of {rank:,} values is more than the {heads * (key + value):,.0f} that its heads have")
-    q, k = _named(layer, "q_proj"), next((op for op in layer.ops if op.name == "k_proj"), _named(layer, "q_proj"))
+    q, k = _op(layer, "q_proj"), next((op for op in layer.ops if op.name == "k_proj"), _op(layer, "q_proj"))
     entry = a.kv_bytes / (a.kv_shards * (key + value))  # bytes of a value
-    down, up, more = q.inputs * (rank + ROTARY), rank * heads * (key + value), q.inputs * heads * ROTARY
-    q = replace(q, weights=q.weights + more, flops_per_row=q.flops_per_row + 2 * more, outputs=q.outputs + heads * ROTARY)
-    made = replace(
+    down, up, rotary_weights = q.inputs * (rank + ROTARY), rank * heads * (key + value), q.inputs * heads * ROTARY
+    q = replace(
+        q,
+        weights=q.weights + rotary_weights,
+        flops_per_row=q.flops_per_row + 2 * rotary_weights,
+        outputs=q.outputs + heads * ROTARY,
+    )
+    down_projection = replace(
         k, name="kv_a_proj_with_mqa", weights=down, flops_per_row=2 * down, outputs=rank + ROTARY, split="replicated",
         split_limit=math.inf,
     )  # fmt: skip
@@ -108,30 +114,30 @@ def with_latent(layer: Layer, a: Attention, rank: int) -> Made:
         query_values=heads * (rank + ROTARY), output_values=heads * rank, summed=0.0, gathered=0.0,
     )  # fmt: skip
     gone: dict[str, Op | None] = {"k_proj": None, "v_proj": None, "q_norm": None, "k_norm": None}
-    added = (made, norm, expand) if a.stored else (expand,)
-    return _ops(layer, {"q_proj": q, **gone}, added), (mixer, *_others(layer, a))
+    added = (down_projection, norm, expand) if a.stored else (expand,)
+    return _ops(layer, {"q_proj": q, **gone}, added), (mixer, *_other_mixers(layer, a))
 
 
-def _narrower(layer: Layer, a: Attention, rank: int) -> Made:
+def _with_lower_rank(layer: Layer, a: Attention, rank: int) -> Made:
     """Return a layer of latent attention with a latent of another rank."""
     heads, before = a.heads, a.output_values / a.heads
     rotary = a.query_values / heads - before
-    share, whole = rank / before, (rank + rotary) / (before + rotary)
-    down, up = _named(layer, "kv_a_proj_with_mqa"), _named(layer, "kv_b_proj")
-    norm = _named(layer, "kv_a_norm")
+    share, entry_share = rank / before, (rank + rotary) / (before + rotary)
+    down, up = _op(layer, "kv_a_proj_with_mqa"), _op(layer, "kv_b_proj")
+    norm = _op(layer, "kv_a_norm")
     changed = {
-        down.name: _sized(down, whole),
+        down.name: _sized(down, entry_share),
         up.name: replace(up, weights=up.weights * share, flops_per_row=up.flops_per_row * share, inputs=rank),
         norm.name: replace(norm, weights=norm.weights * share, inputs=rank, outputs=rank),
     }
     absorbed = a.flops_per_pair_prefill == a.flops_per_pair_decode
     decode = 2 * heads * (2 * rank + rotary)
     mixer = replace(
-        a, kv_bytes=a.kv_bytes * whole, flops_per_pair_decode=decode, expand_flops=a.expand_flops * share,
+        a, kv_bytes=a.kv_bytes * entry_share, flops_per_pair_decode=decode, expand_flops=a.expand_flops * share,
         flops_per_pair_prefill=decode if absorbed else a.flops_per_pair_prefill,
         query_values=heads * (rank + rotary), output_values=heads * rank,
     )  # fmt: skip
-    return _ops(layer, changed), (mixer, *_others(layer, a))
+    return _ops(layer, changed), (mixer, *_other_mixers(layer, a))
 
 
 def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
@@ -142,10 +148,10 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
     """
     _grouped_alone(layer)
     key, value = a.query_values / a.heads, a.output_values / a.heads
-    k, v, o = _named(layer, "k_proj"), _named(layer, "v_proj"), _named(layer, "o_proj")
-    again = a.kv_shards * share * key * key  # parameters of the keys' second factor
+    k, v, o = _op(layer, "k_proj"), _op(layer, "v_proj"), _op(layer, "o_proj")
+    factor_weights = a.kv_shards * share * key * key  # parameters of the keys' second factor
     changed = {
-        "k_proj": replace(_sized(k, share), weights=k.weights * share + again),
+        "k_proj": replace(_sized(k, share), weights=k.weights * share + factor_weights),
         "v_proj": _sized(v, share),
         "o_proj": replace(o, weights=o.weights * share, flops_per_row=o.flops_per_row * share, inputs=o.inputs * share),
     }
@@ -154,7 +160,7 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
         a, kv_bytes=a.kv_bytes * share, flops_per_pair_decode=a.flops_per_pair_decode + added,
         output_values=a.output_values * share,
     )  # fmt: skip
-    return _ops(layer, changed), (mixer, *_others(layer, a))
+    return _ops(layer, changed), (mixer, *_other_mixers(layer, a))
 
 
 def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
@@ -165,11 +171,11 @@ def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
     if _is_latent(layer):  # prefill runs in the latent space too, as each query has tokens of its own
         main = replace(main, flops_per_pair_prefill=a.flops_per_pair_decode, expand_flops=0.0)
     if math.isfinite(a.selected):  # by an index of its own, or by that of an earlier layer
-        return layer.ops, (main, *_others(layer, a))
-    query = next((op for op in layer.ops if op.name == "q_b_proj"), _named(layer, "q_proj") if not _is_latent(layer) else None)
-    width = query.inputs if query is not None else _named(layer, "kv_a_proj_with_mqa").inputs
-    stream = _named(layer, "o_proj").outputs
-    like = _named(layer, "o_proj")
+        return layer.ops, (main, *_other_mixers(layer, a))
+    query = next((op for op in layer.ops if op.name == "q_b_proj"), _op(layer, "q_proj") if not _is_latent(layer) else None)
+    width = query.inputs if query is not None else _op(layer, "kv_a_proj_with_mqa").inputs
+    stream = _op(layer, "o_proj").outputs
+    like = _op(layer, "o_proj")
 
     def matrix(name: str, inputs: float, outputs: float) -> Op:
         return replace(
@@ -188,13 +194,13 @@ def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
         name="indexer", kv_bytes=INDEX_BYTES, flops_per_pair_decode=flops, flops_per_pair_prefill=flops, window=a.window,
         query_values=INDEX_HEADS * INDEX_DIM, arithmetic=number_format("fp8").arithmetic, kv_format="fp8", stored=a.stored,
     )  # fmt: skip
-    return (*layer.ops, *added), (main, *_others(layer, a), index)
+    return (*layer.ops, *added), (main, *_other_mixers(layer, a), index)
 
 
 def selecting_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> Made:
     """Return a layer that reads the best blocks, by the score of one mean key a block, as MoBA does (arXiv 2502.13189)."""
-    size, chosen = figures
-    if a.window <= size * chosen or math.isfinite(a.selected):
+    size, blocks = figures
+    if a.window <= size * blocks or math.isfinite(a.selected):
         return layer.ops, layer.attention
     value = next((op.outputs for op in layer.ops if op.name == "v_proj"), 0.0)
     key = next((op.outputs for op in layer.ops if op.name == "k_proj"), value)
@@ -205,4 +211,4 @@ def selecting_blocks(layer: Layer, a: Attention, figures: tuple[int, int]) -> Ma
         flops_per_pair_prefill=scores, stride=float(size), window=a.window / size, heads=a.heads,
         query_values=a.query_values, arithmetic=a.arithmetic, stored=a.stored,
     )  # fmt: skip
-    return layer.ops, (replace(a, selected=min(a.selected, size * chosen)), *_others(layer, a), index)
+    return layer.ops, (replace(a, selected=min(a.selected, size * blocks)), *_other_mixers(layer, a), index)

@@ -76,8 +76,8 @@ class Op(Result):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its parameters and their format."""
-        each = f"{self.experts} x " if self.experts > 1 else ""
-        return f"Op {self.name} ({self.term}): {each}{show(self.weights)} parameters in {self.format.name}", {}
+        multiplier = f"{self.experts} x " if self.experts > 1 else ""
+        return f"Op {self.name} ({self.term}): {multiplier}{show(self.weights)} parameters in {self.format.name}", {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,12 +357,12 @@ def with_kv(model: Model, format: Format) -> Model:
     """
     now = number_format(model.kv_format)
 
-    def kept(a: Attention) -> Attention:
-        own = a.name == "buffer" or a.kv_format or not a.kv_bytes
-        return a if own else in_format(a, now, format)
+    def with_format(a: Attention) -> Attention:
+        keeps_format = a.name == "buffer" or a.kv_format or not a.kv_bytes
+        return a if keeps_format else in_format(a, now, format)
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
-        return tuple((replace(layer, attention=tuple(map(kept, layer.attention))), n) for layer, n in layers)
+        return tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in layers)
 
     return replace(model, layers=changed(model.layers), draft=changed(model.draft), kv_format=format.name)
 
@@ -409,6 +409,6 @@ def stored_formats(model: Model) -> tuple[str, str]:
     for layer, n in model.layers:
         for op in layer.ops:
             if op.term in STORED and op.name != "router":
-                kept = routed if op.rows == "routed" else dense
-                kept[op.format.name] = kept.get(op.format.name, 0.0) + n * op.total_weights
+                format = routed if op.rows == "routed" else dense
+                format[op.format.name] = format.get(op.format.name, 0.0) + n * op.total_weights
     return max(dense, key=lambda name: dense[name], default=""), max(routed, key=lambda name: routed[name], default="")

@@ -46,25 +46,25 @@ def read_model(
     Raises ConfigError, which names the field, or UnknownName, which lists the families, for an architecture that
     steptime does not know.
     """
-    named = (fields.get(key) for key in ("_name_or_path", "model_type"))
-    name = name or next(filter(is_entry_name, named), "model")
+    names = (fields.get(key) for key in ("_name_or_path", "model_type"))
+    name = name or next(filter(is_entry_name, names), "model")
     if kv_format and kv_format not in KV_FORMATS:
         raise UnknownName("KV format", kv_format, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")
-    fields, doubts = _believed(fields, name, headers)
+    fields, doubts = _reliable_fields(fields, name, headers)
     outer = Config(fields, name=name, kv_format="" if kv_format == LATENT_FP8_MIXED else kv_format, asked=asked)
     outer.kv_name = kv_format
     family = family_of(outer)
     c = family.text(outer)
-    each = () if headers is None else tuple(family.each(c))
+    plain_layers = () if headers is None else tuple(family.each(c))
     layers = family.layers(c) if headers is None else ()
     stem, draft, checkpoint, notes = (*family.stem(c), *family.vision(outer)), family.draft(c), Checkpoint(), family.notes(c)
     if headers is not None:
         from steptime.models.checkpoint import fitted
 
-        told = fitted(each, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
-        layers, stem, draft, notes = told.layers, told.stem, told.draft, (*notes, *doubts, *told.notes)
-        checkpoint = Checkpoint(bytes=0 if headers.missing else told.held.bytes, held=told.held)
-    found = Model(
+        fit = fitted(plain_layers, stem, draft, headers, vocabulary=c.vocabulary, bits=_bits(c), named=renamed)
+        layers, stem, draft, notes = fit.layers, fit.stem, fit.draft, (*notes, *doubts, *fit.notes)
+        checkpoint = Checkpoint(bytes=0 if headers.missing else fit.held.bytes, held=fit.held)
+    model = Model(
         name=name,
         family=c.text("model_type", default=outer.text("model_type", default=type(family).__name__)),
         layers=layers,
@@ -79,33 +79,35 @@ def read_model(
         notes=notes,
         towers=family.towers(outer),
     )
-    dense, routed = stored_formats(found)
+    dense, routed = stored_formats(model)
     kv, code = c.quantization.kv_format or "bf16", "auto_map" in fields
-    return replace(found, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
+    return replace(model, checkpoint=replace(checkpoint, weights=dense, experts=routed, kv=kv, remote_code=code))
 
 
 def _bits(c: Config) -> int:
     """Return the bits of an integer, where integers of several fill a word: as MLX tells them, else as other tools do."""
     mlx = c.raw("quantization", default=None)
-    told = mlx.get("bits") if isinstance(mlx, Mapping) else None
-    return told if told in (2, 3, 4, 6, 8) else c.quantization.bits
+    bits = mlx.get("bits") if isinstance(mlx, Mapping) else None
+    return bits if bits in (2, 3, 4, 6, 8) else c.quantization.bits
 
 
-def _believed(fields: Mapping[str, Any], name: str, headers: Headers | None) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _reliable_fields(
+    fields: Mapping[str, Any], name: str, headers: Headers | None
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Return the fields without a quantisation that cannot be read, where the files tell formats, and a note of it."""
     if headers is None or headers.missing:
         return fields, ()
     inner = fields.get("text_config")
     if isinstance(inner, Mapping):
-        believed, notes = _believed(inner, name, headers)
+        believed, notes = _reliable_fields(inner, name, headers)
         fields = {**fields, "text_config": believed} if notes else fields
     else:
         notes = ()
     try:
         Config(fields, name=name)
     except ConfigError as problem:
-        kept = {key: value for key, value in fields.items() if key != "quantization_config"}
-        return kept, (*notes, f"{problem}. Formats are those of the files")
+        other_fields = {key: value for key, value in fields.items() if key != "quantization_config"}
+        return other_fields, (*notes, f"{problem}. Formats are those of the files")
     return fields, notes
 
 
@@ -125,16 +127,18 @@ def kind_of(c: Config) -> str:
     for kind in kinds:
         if isinstance(kind, str) and (family_named(kind) is not None or kind in known_families()):
             return kind
-    known = known_families()
+    families = known_families()
     if not any(isinstance(kind, str) and kind for kind in kinds):
-        raise c.error("model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(known)))
+        raise c.error(
+            "model_type", "is missing or no text: it says which family this is; known: " + ", ".join(sorted(families))
+        )
     kind = next(kind for kind in kinds if isinstance(kind, str) and kind)
     refuse(c)
     hint = (
-        f"The catalogue knows {len(known)} by their families; 'transformers:' before a path or an id reads others from code, "
-        "and `steptime models --new` guesses."
+        f"The catalogue knows {len(families)} by their families; 'transformers:' before a path or an id reads others from code"
+        ", and `steptime models --new` guesses."
     )
-    raise UnknownName("architecture", kind[:60], known, hint)
+    raise UnknownName("architecture", kind[:60], families, hint)
 
 
 def load_model(
@@ -184,17 +188,17 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
     if _is_gguf(path):
         from steptime.models.gguf_config import file_of, model_of_file
 
-        chosen = file_of(path)
-        return model_of_file(chosen, signature(chosen), kv_format)
+        gguf_file = file_of(path)
+        return model_of_file(gguf_file, signature(gguf_file), kv_format)
     direct = _holds_weights(path)
     config = _config_at(path)
-    given = is_file(config)
-    config = config if given else _find(str(name), catalog)
+    is_given = is_file(config)
+    config = config if is_given else _find(str(name), catalog)
     in_folder = config.name == "config.json"
     weights = path if direct else config.parent
-    held = signature(weights) if in_folder else ()
-    model = _load(config, config.stat().st_mtime, kv_format, weights, held)
-    if not given and in_folder:  # fetched into a folder that is named by a hash
+    file_stats = signature(weights) if in_folder else ()
+    model = _load(config, config.stat().st_mtime, kv_format, weights, file_stats)
+    if not is_given and in_folder:  # fetched into a folder that is named by a hash
         model = _placed(replace(model, name=str(name)), str(name))
     return model
 
@@ -211,10 +215,10 @@ def _holds_weights(path: Path) -> bool:
 
 def _config_at(path: Path) -> Path:
     """Return the config that a path means: that of a folder, that beside a file of weights, or the path itself."""
-    return path / "config.json" if is_dir(path) else _beside(path) if _holds_weights(path) else path
+    return path / "config.json" if is_dir(path) else _config_path(path) if _holds_weights(path) else path
 
 
-def _beside(weights: Path) -> Path:
+def _config_path(weights: Path) -> Path:
     """Return the config.json beside a file of weights; raise DataFileError where either is not there."""
     if not is_file(weights):
         raise DataFileError(weights, "no such file")
@@ -237,8 +241,8 @@ def _from_code(
 
     place = _trusted_place(name) if trusted else ""
     fields = name if isinstance(name, Mapping) else config_of(name, catalog)
-    given = next(filter(is_entry_name, (fields.get("_name_or_path"), fields.get("model_type"))), "model")
-    label = given if isinstance(name, Mapping) else label_of(name)
+    config_name = next(filter(is_entry_name, (fields.get("_name_or_path"), fields.get("model_type"))), "model")
+    label = config_name if isinstance(name, Mapping) else label_of(name)
     return read_from_code(fields, name=label, kv_format=kv_format, trusted_place=place)
 
 
@@ -309,7 +313,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tuple[Any, ...]) -> Model:
+def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stats: tuple[Any, ...]) -> Model:
     data = _read_config(path)
     if not data:
         raise DataFileError(path, "is empty, and no model's config.json")
@@ -318,11 +322,11 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tup
         raise DataFileError(path, f"is no model's config.json: it looks like {kind}")
     if "config" not in data:
         in_folder = path.name == "config.json"
-        headers = read_headers(weights, held) if held else None
-        asked: set[str] = set()
+        headers = read_headers(weights, file_stats) if file_stats else None
+        read_fields: set[str] = set()
         name = path.parent.name if in_folder else path.stem
-        model = read_model(data, name=name, kv_format=kv_format, headers=headers, asked=asked)
-        if note := _unread_note(data, asked):
+        model = read_model(data, name=name, kv_format=kv_format, headers=headers, asked=read_fields)
+        if note := _unread_note(data, read_fields):
             model = replace(model, notes=(*model.notes, note))
         return _placed(model, str(path.parent.resolve())) if in_folder else model
     if not isinstance(data["config"], dict):
@@ -337,17 +341,17 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, held: tup
     return _placed(model, model.name) if "/" in model.name else model
 
 
-def _unread_note(fields: Mapping[str, Any], asked: set[str]) -> str:
+def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:
     """Return a note about the fields of a config that were not read and may be architecture; "" without any."""
     from steptime.models.config_coverage import ignored_fields
 
-    unread = [one.name for one in ignored_fields(fields, asked) if one.doubtful]
+    unread = [entry.name for entry in ignored_fields(fields, read_fields) if entry.doubtful]
     if not unread:
         return ""
-    more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
+    suffix = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
     return (
         f"its config has {counted(len(unread), 'field')} that may be architecture and {'is' if len(unread) == 1 else 'are'} "
-        f"not read: {', '.join(unread[:4])}{more}; `steptime models --new` shows the values"
+        f"not read: {', '.join(unread[:4])}{suffix}; `steptime models --new` shows the values"
     )
 
 
@@ -374,18 +378,18 @@ def fetch(name: str) -> Path | str:
         from huggingface_hub import errors, hf_hub_download
     except ImportError:
         return "with `pip install 'steptime[hub]'` and a network any Hugging Face id"
-    known = "any Hugging Face id, but"
+    hint = "any Hugging Face id, but"
     try:
         return Path(hf_hub_download(name, "config.json"))
     except errors.GatedRepoError:
-        return f"{known} this one is open only to those whom its owner lets in: ask there, and log in by `hf auth login`"
+        return f"{hint} this one is open only to those whom its owner lets in: ask there, and log in by `hf auth login`"
     except errors.RepositoryNotFoundError:
-        return f"{known} Hugging Face has none of this name, or keeps it private (`hf auth login`)"
+        return f"{hint} Hugging Face has none of this name, or keeps it private (`hf auth login`)"
     except errors.LocalEntryNotFoundError:
-        return f"{known} Hugging Face did not answer"
+        return f"{hint} Hugging Face did not answer"
     except errors.EntryNotFoundError:
-        return f"{known} this one has no config.json"
+        return f"{hint} this one has no config.json"
     except errors.HFValidationError:
-        return f"{known} this is none"
+        return f"{hint} this is none"
     except Exception as error:  # whatever a network, a proxy or a full disk may raise
-        return f"{known} asking for this one ended with {type(error).__name__}"
+        return f"{hint} asking for this one ended with {type(error).__name__}"

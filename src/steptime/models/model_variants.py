@@ -76,15 +76,15 @@ def variant(
 @lru_cache(maxsize=512)
 def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, experts: str, kv: str, catalog: str | None) -> Model:
     changes = dict(frozen)
-    equal, by = changes.pop(EQUAL, None), changes.pop(BY, None)
+    equal, balance_field = changes.pop(EQUAL, None), changes.pop(BY, None)
     formats: dict[str, Any] = {"weights": weights, "experts": experts, "kv": kv}
-    whole = dict(config_of(name, catalog))
+    base_config = dict(config_of(name, catalog))
     base = load_model(name, **formats, catalog=catalog)
-    inner = INNER in whole and isinstance(whole[INNER], dict)
-    config = dict(whole[INNER]) if inner else whole
+    inner = INNER in base_config and isinstance(base_config[INNER], dict)
+    config = dict(base_config[INNER]) if inner else base_config
 
     def built(changed: Mapping[str, Any]) -> Model:
-        return _made(base, {**whole, INNER: dict(changed)} if inner else changed, changes, formats)
+        return _load_variant(base, {**base_config, INNER: dict(changed)} if inner else changed, changes, formats)
 
     started = changes.get(ATTENTION)
     if started is not None and inner:
@@ -100,26 +100,32 @@ def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, exper
             raise InputError(f"{field} {shown(value)} changes nothing in {base.name}: its layers do not follow from that field")
         config, plain = changed, built(changed)
     if equal is None:
-        if by is not None:
-            raise RangeError(f"by={shown(by)} makes up for a change of parameters; it needs equal=total or equal=active")
+        if balance_field is not None:
+            raise RangeError(
+                f"by={shown(balance_field)} makes up for a change of parameters; it needs equal=total or equal=active"
+            )
         return plain
     if equal not in COUNTED:
         raise UnknownName("count of parameters", equal, COUNTED, "Known: total, active.")
-    return _made_equal(base, config, built, equal, _maker(config, changes, by))
+    return _balanced(base, config, built, equal, _balance_field(config, changes, balance_field))
 
 
-def _same(one: Model, other: Model) -> bool:
-    return (one.layers, one.stem, one.draft) == (other.layers, other.stem, other.draft)
+def _same(first: Model, second: Model) -> bool:
+    return (first.layers, first.stem, first.draft) == (second.layers, second.stem, second.draft)
 
 
 def _has(config: Mapping[str, Any], field: str) -> bool:
     return any(key in config for key in KEYS[field])
 
 
-def _made(base: Model, config: Mapping[str, Any], changes: Mapping[str, Any], formats: Mapping[str, Any]) -> Model:
+def _load_variant(base: Model, config: Mapping[str, Any], changes: Mapping[str, Any], formats: Mapping[str, Any]) -> Model:
     """Return the model of a config, under the name of the one that it differs from, whose measured drafts it has."""
-    told = ", ".join(f"{key} {value}" for key, value in sorted(changes.items()))
-    return replace(load_model(config, **formats), name=base.name, notes=(f"it has {told} in place of its own",) if told else ())
+    change_text = ", ".join(f"{key} {value}" for key, value in sorted(changes.items()))
+    return replace(
+        load_model(config, **formats),
+        name=base.name,
+        notes=(f"it has {change_text} in place of its own",) if change_text else (),
+    )
 
 
 def _key(config: Mapping[str, Any], field: str) -> str:
@@ -147,11 +153,11 @@ def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any
         changed["num_key_value_heads"] = value
     if field == "layers":
         before = config[key]
-        for name, each in config.items():
-            listed = isinstance(each, list) and len(each) == before
+        for name, field_value in config.items():
+            listed = isinstance(field_value, list) and len(field_value) == before
             if listed and name == "layer_types":
-                changed[name] = [each[i % before] for i in range(value)]
-            elif listed or (isinstance(each, str) and name.endswith(("_pattern", "_enum"))):
+                changed[name] = [field_value[i % before] for i in range(value)]
+            elif listed or (isinstance(field_value, str) and name.endswith(("_pattern", "_enum"))):
                 raise InputError(f"layers cannot be changed where {name} tells each layer apart")
         if ONE_BY_ONE.search(str(config.get("quantization_config", ""))):
             raise InputError(
@@ -160,18 +166,18 @@ def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any
     return changed
 
 
-def _with_attention(config: dict[str, Any], asked: str, name: str) -> dict[str, Any]:
+def _with_attention(config: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
     """Return a config with grouped or with latent attention, all else as it is."""
-    if asked not in (GROUPED, LATENT):
-        raise UnknownName("attention", asked, (GROUPED, LATENT), f"Known: {GROUPED}, {LATENT}.")
+    if kind not in (GROUPED, LATENT):
+        raise UnknownName("attention", kind, (GROUPED, LATENT), f"Known: {GROUPED}, {LATENT}.")
     is_latent = "kv_lora_rank" in config
-    if asked == GROUPED and is_latent:
+    if kind == GROUPED and is_latent:
         if config.get("model_type") not in DEEPSEEK:
             raise InputError(f"attention=grouped in place of a latent is for models of DeepSeek's kind, which {name} is not")
         head = config.get("qk_nope_head_dim", 128)
-        kept = {key: value for key, value in config.items() if key not in OF_LATENT}
-        return {**kept, "head_dim": head, "num_key_value_heads": USUAL_HEADS}
-    if asked == LATENT and not is_latent:
+        other_fields = {key: value for key, value in config.items() if key not in OF_LATENT}
+        return {**other_fields, "head_dim": head, "num_key_value_heads": USUAL_HEADS}
+    if kind == LATENT and not is_latent:
         return _latent(config, name)
     return config
 
@@ -191,51 +197,57 @@ def _latent(config: dict[str, Any], name: str) -> dict[str, Any]:
             f"attention=latent is for models whose layers are alike and attend to the whole context, of the kinds "
             f"{', '.join((*DENSE, *SPARSE))} and DeepSeek's, and not for {name}"
         )
-    told: dict[str, Any] = {
+    latent_fields: dict[str, Any] = {
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],
     }
     if sparse:
-        told |= {"first_k_dense_replace": 0, "n_routed_experts": config["num_experts"], "n_shared_experts": 0}
+        latent_fields |= {"first_k_dense_replace": 0, "n_routed_experts": config["num_experts"], "n_shared_experts": 0}
     else:
         # Longer than any model, since the number of layers may change afterwards.
-        told["mlp_layer_types"] = ["dense"] * MOST_LAYERS
-    return {**config, **told, **of_latent}
+        latent_fields["mlp_layer_types"] = ["dense"] * MOST_LAYERS
+    return {**config, **latent_fields, **of_latent}
 
 
-def _maker(config: Mapping[str, Any], changes: Mapping[str, Any], by: str | None) -> str:
+def _balance_field(config: Mapping[str, Any], changes: Mapping[str, Any], balance_field: str | None) -> str:
     """Return the field that makes up for a change; raise InputError for one that was asked for, or that cannot."""
-    if by is None:
+    if balance_field is None:
         for field in MAKES_UP:
             if field not in changes and _has(config, field):
                 return field
         raise InputError("no field is left that could make up for the change; name one with by")
-    if by not in MAKES_UP:
-        raise UnknownName("field that makes up for a change", by, MAKES_UP, f"Known: {', '.join(MAKES_UP)}.")
-    taken = [field for field in (by, *(("ffn", "expert_width") if by == "width" else ())) if field in changes]
-    if taken:
-        raise InputError(f"{taken[0]} was asked for, and by={by} would change it; name another field with by")
-    return by
+    if balance_field not in MAKES_UP:
+        raise UnknownName("field that makes up for a change", balance_field, MAKES_UP, f"Known: {', '.join(MAKES_UP)}.")
+    changed_fields = [
+        field for field in (balance_field, *(("ffn", "expert_width") if balance_field == "width" else ())) if field in changes
+    ]
+    if changed_fields:
+        raise InputError(
+            f"{changed_fields[0]} was asked for, and by={balance_field} would change it; name another field with by"
+        )
+    return balance_field
 
 
-def _made_equal(base: Model, config: dict[str, Any], built: Callable[[Mapping[str, Any]], Model], equal: str, by: str) -> Model:
-    """Return the variant whose field `by` brings its parameters back, by halving; width takes feed-forward blocks along."""
-    count, key = COUNTED[equal], _key(config, by)
-    aim, step = count(base), 1 if by == "layers" else ROUNDED
+def _balanced(
+    base: Model, config: dict[str, Any], built: Callable[[Mapping[str, Any]], Model], equal: str, balance_field: str
+) -> Model:
+    """Return the variant whose `balance_field` restores its parameters, by halving; width takes feed-forward blocks along."""
+    count, key = COUNTED[equal], _key(config, balance_field)
+    aim, step = count(base), 1 if balance_field == "layers" else ROUNDED
 
-    def made(steps: int) -> Model:
+    def model_at(steps: int) -> Model:
         value = steps * step
-        changed = _with_field(config, by, value)
-        if by == "width":
+        changed = _with_field(config, balance_field, value)
+        if balance_field == "width":
             for name in ("intermediate_size", "moe_intermediate_size"):
                 if name in config:
                     changed[name] = max(step, round(config[name] * value / config[key] / step) * step)
         return built(changed)
 
-    low, high = 1, max(2, MOST_LAYERS if by == "layers" else 16 * int(config[key]) // step)
-    if not count(made(low)) <= aim <= count(made(high)):
-        raise InputError(f"no {by} brings {equal} parameters back to those of {base.name}")
+    low, high = 1, max(2, MOST_LAYERS if balance_field == "layers" else 16 * int(config[key]) // step)
+    if not count(model_at(low)) <= aim <= count(model_at(high)):
+        raise InputError(f"no {balance_field} brings {equal} parameters back to those of {base.name}")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if count(made(middle)) <= aim else (low, middle)
-    return min((made(low), made(high)), key=lambda model: abs(count(model) - aim))
+        low, high = (middle, high) if count(model_at(middle)) <= aim else (low, middle)
+    return min((model_at(low), model_at(high)), key=lambda model: abs(count(model) - aim))

@@ -41,15 +41,15 @@ class Patterns:
 
     def first(self, module: str) -> int | None:
         """Return the position of the first pattern that names `module`, or None."""
-        found = [self._names[name] for name in _named_by(module) if name in self._names] if self._names else []
-        rank = min(found, default=None)
+        ranks = [self._names[name] for name in _name_suffixes(module) if name in self._names] if self._names else []
+        rank = min(ranks, default=None)
         for position, expression in self._expressions:
             if rank is not None and position > rank:
                 break
             begun = time.process_time()
-            named = any(map(expression.fullmatch, _candidates(module)))
+            is_match = any(map(expression.fullmatch, _candidates(module)))
             self._count(time.process_time() - begun)
-            if named:
+            if is_match:
                 return position
         return rank
 
@@ -69,7 +69,7 @@ def _candidates(module: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8192)
-def _named_by(module: str) -> frozenset[str]:
+def _name_suffixes(module: str) -> frozenset[str]:
     """Every plain name that means `module`: its own behind any prefix, those of its parents, and its endings."""
     words = module.split(".")
     endings = (".".join(words[start:]) for start in range(1, len(words)))
@@ -105,26 +105,26 @@ def ways(expression: str) -> float:
     >>> ways("layers.(?:1|2).*"), ways("(a+)+"), ways("(a|a)*")
     (202.0, inf, inf)
     """
-    total, repeats, position = _ways(expression, 0, 0)
+    total, repeats, position = _match_count(expression, 0, 0)
     if position < len(expression):
         return 0.0  # a bracket that closes nothing: the compiler says so
     return total * comb(LONGEST_MODULE + repeats, repeats) if repeats <= LONGEST_MODULE else inf
 
 
-def _ways(text: str, position: int, depth: int) -> tuple[float, int, int]:
+def _match_count(text: str, position: int, depth: int) -> tuple[float, int, int]:
     """Return (ways without repeats, number of repeats, position of the end) of the alternatives that begin at `position`."""
     if depth > DEEPEST_GROUP:
         return inf, 0, len(text)
-    branches, most = 0.0, 0  # of the alternatives so far: the sum of their ways, the most repeats of one
+    branches, most_repeats = 0.0, 0  # of the alternatives so far: the sum of their ways, the most repeats of one
     branch, repeats = 1.0, 0
     while position < len(text) and text[position] != ")":
         if text[position] == "|":
-            branches, most = branches + branch, max(most, repeats)
+            branches, most_repeats = branches + branch, max(most_repeats, repeats)
             branch, repeats, position = 1.0, 0, position + 1
             continue
         inner, within = 1.0, 0
         if text[position] == "(":
-            inner, within, position = _ways(text, _group_start(text, position), depth + 1)
+            inner, within, position = _match_count(text, _group_start(text, position), depth + 1)
             position += 1
         else:
             atom = _ATOM.match(text, position)
@@ -141,7 +141,7 @@ def _ways(text: str, position: int, depth: int) -> tuple[float, int, int]:
             repeat = _REPEAT.match(text, position)
         branch *= inner
         repeats += within
-    return branches + branch, max(most, repeats), position
+    return branches + branch, max(most_repeats, repeats), position
 
 
 def _group_start(text: str, position: int) -> int:

@@ -31,7 +31,7 @@ class Reading:
     @property
     def sequences(self) -> tuple[tuple[int, int], ...]:
         """Sequences of all of them in the tower, as (how many, of how many rows)."""
-        return tuple((self.medium.count * many, rows) for many, rows in self.cut.sequences)
+        return tuple((self.medium.count * count, rows) for count, rows in self.cut.sequences)
 
 
 def read_media(model: Model, images: str | Iterable[str] = (), audio: str | Iterable[str] = ()) -> tuple[Reading, ...]:
@@ -50,9 +50,9 @@ def _reading(model: Model, medium: Medium) -> Reading:
 
 def tower_of(model: Model, kind: str) -> Tower:
     """Return the tower of a model that reads "image" or "audio"; raise InputError, which says what it lacks."""
-    found = next((tower for tower in model.towers if tower.kind == kind), None)
-    if found is not None:
-        return found
+    tower_or_none = next((tower for tower in model.towers if tower.kind == kind), None)
+    if tower_or_none is not None:
+        return tower_or_none
     if any(op.term == "vision" for op in model.stem) and not model.towers:
         size = show(sum(op.total_weights for op in model.stem if op.term == "vision"))
         raise InputError(f"{model.name}: the {size} parameters of its towers are counted, but not how they read {WHAT[kind]}")
@@ -63,12 +63,12 @@ def tower_of(model: Model, kind: str) -> Tower:
 
 def tower_flops(reading: Reading) -> float:
     """FLOPs of a tower for all images or recordings of a reading: of every sequence those of a pass over its rows."""
-    return sum(many * float(prefill_flops(reading.tower.model, rows)) for many, rows in reading.sequences)
+    return sum(count * float(prefill_flops(reading.tower.model, rows)) for count, rows in reading.sequences)
 
 
 def tower_parameters(readings: Iterable[Reading]) -> float:
     """Parameters of the towers that read, each once."""
-    return sum(total_parameters(tower.model) for tower in {one.tower.kind: one.tower for one in readings}.values())
+    return sum(total_parameters(tower.model) for tower in {reading.tower.kind: reading.tower for reading in readings}.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +82,15 @@ class Media:
     def words(self) -> str:
         """Return what a prompt holds in words."""
         sizes = (
-            (counted(one.medium.count, "image" if one.medium.kind == "image" else "recording"), one.medium.what)
-            for one in self.readings
+            (counted(reading.medium.count, "image" if reading.medium.kind == "image" else "recording"), reading.medium.what)
+            for reading in self.readings
         )
-        return " and ".join(f"{many} of {size}" for many, size in sizes)
+        return " and ".join(f"{count} of {size}" for count, size in sizes)
 
 
 def media_tokens(readings: Iterable[Reading]) -> int:
     """Tokens of a prompt that its images and recordings become."""
-    return sum(one.tokens for one in readings)
+    return sum(reading.tokens for reading in readings)
 
 
 def with_media(model: Model, readings: tuple[Reading, ...], text: float) -> Model:
@@ -108,7 +108,7 @@ def with_media(model: Model, readings: tuple[Reading, ...], text: float) -> Mode
 
 def media_notes(media: Media) -> tuple[str, ...]:
     """Say how many tokens of a prompt are images, by which settings they are cut, and how sure their time is."""
-    towers = {one.tower.name: one.tower.rule.settings for one in media.readings}
+    towers = {reading.tower.name: reading.tower.rule.settings for reading in media.readings}
     settings = "; ".join(dict.fromkeys(text for text in towers.values() if text))
     return (
         f"each prompt of {media.tokens:,.0f} tokens holds {media.words}: {media_tokens(media.readings):,} of the tokens"

@@ -67,8 +67,8 @@ class Quantization:
 
     def format_of(self, module: str) -> Format | None:
         """Return the format of `module`, or None for the base format."""
-        if self._layers and (found := self._by_module.first(module)) is not None:
-            return self._listed[found]
+        if self._layers and (rank := self._by_module.first(module)) is not None:
+            return self._listed[rank]
         if self._default is None or module.rpartition(".")[2] in NEVER or module.startswith("visual"):
             return None
         return self._default if self._kept.first(module) is None else None
@@ -200,12 +200,12 @@ class Quantization:
                 raise self._error(f"quantization_config.config_groups.{name}.weights", f"must be a table, not {shown(weights)}")
             inputs = group.get("input_activations")
             fixed = isinstance(inputs, Mapping) and not inputs.get("dynamic", False)
-            found = self._scheme(weights, f"quantization_config.config_groups.{name}.weights", inputs=inputs, fixed=fixed)
+            format = self._scheme(weights, f"quantization_config.config_groups.{name}.weights", inputs=inputs, fixed=fixed)
             targets = self._strings(group, "targets")
             if not targets or "Linear" in targets:
-                self._default = self._default or found
+                self._default = self._default or format
             else:
-                self._layers |= dict.fromkeys(targets, found)
+                self._layers |= dict.fromkeys(targets, format)
 
     def _scheme(self, weights: Mapping[str, Any], place: str, *, inputs: Any, fixed: bool) -> Format:
         """Return the format of a group; `inputs`: how activations are quantised, `fixed`: whether their scales are stored."""
@@ -222,10 +222,10 @@ class Quantization:
                 else dtype_assignment.small_blocks("nvfp4", scalars=1 + bool(inputs))
             )
         if bits == 4:
-            whole = weights.get("strategy") == "channel"
+            is_per_channel = weights.get("strategy") == "channel"
             ordered = weights.get("actorder") in ("group", True)
             zeros = weights.get("symmetric") is False
-            return dtype_assignment.integers(4, 0 if whole else group or 128, zeros=zeros, index=ordered, fixed=16)
+            return dtype_assignment.integers(4, 0 if is_per_channel else group or 128, zeros=zeros, index=ordered, fixed=16)
         raise self._error(f"{place}.num_bits", f"must be 4 or 8, not {shown(bits)}")
 
     def _eight_bits(self, name: str, weights: Mapping[str, Any], *, fixed: bool) -> Format:

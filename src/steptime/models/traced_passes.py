@@ -55,7 +55,7 @@ def trace(torch: Any, model: Any, device: Callable[[], AbstractContextManager[An
     names = short[1].keys() | long[1].keys()
     pairs = {n: (long[1].get(n, 0) - LONG / SHORT * short[1].get(n, 0)) / (LONG**2 - SHORT * LONG) for n in names}
     tokens = {n: short[1].get(n, 0) / SHORT - SHORT * pairs[n] for n in names}
-    caches = tuple(_kept(*both) for both in zip(short[2], long[2], strict=True))
+    caches = tuple(_cache(*both) for both in zip(short[2], long[2], strict=True))
     return Trace(calls=short[0], per_token=tokens, per_pair=pairs, caches=caches)
 
 
@@ -69,7 +69,7 @@ def _run(
     try:
         with _counted(model, calls, tokens), torch.no_grad(), device(), counter:
             prompt = torch.zeros(1, tokens, dtype=torch.long)
-            found = model(prompt, use_cache=True)
+            output = model(prompt, use_cache=True)
     except Exception as problem:
         first = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise InputError(
@@ -81,7 +81,7 @@ def _run(
     for name, by_operator in counter.get_flop_counts().items():
         module = name.removeprefix(prefix)
         flops[module] = sum(n for operator, n in by_operator.items() if str(operator).rpartition(".")[2] in PLAIN)
-    return calls, flops, _layers(torch, found)
+    return calls, flops, _layers(torch, output)
 
 
 @contextmanager
@@ -89,8 +89,8 @@ def _counted(model: Any, calls: dict[str, Calls], tokens: int) -> Iterator[None]
     """Count the calls of every module, and the rows of those that have a weight."""
 
     def count(name: str, inputs: float) -> Callable[..., None]:
-        def hook(_module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            first = next((v for v in (*given, *named.values()) if hasattr(v, "numel")), None)
+        def hook(_module: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            first = next((v for v in (*positional, *keywords.values()) if hasattr(v, "numel")), None)
             rows = first.numel() / inputs if first is not None and inputs else float(tokens)
             before = calls.get(name, Calls(0, 0.0))
             calls[name] = Calls(before.count + 1, before.rows + rows / tokens)
@@ -116,17 +116,17 @@ def inputs_of(module: Any) -> int:
     return int(weight.shape[0] if type(module).__name__ == "Conv1D" else weight.shape[1])
 
 
-def _layers(torch: Any, found: Any) -> list[dict[str, Any]]:
+def _layers(torch: Any, output: Any) -> list[dict[str, Any]]:
     """Return the tensors that each layer of a cache holds, by name, and its window."""
     names = ("past_key_values", "cache_params", "state")
-    cache = next((getattr(found, name) for name in names if getattr(found, name, None) is not None), None)
+    cache = next((getattr(output, name) for name in names if getattr(output, name, None) is not None), None)
     if cache is None:
         return []
     listed = getattr(cache, "layers", None)
     if listed is None:  # one tensor a kind, each of all layers
         parts = cache if isinstance(cache, list | tuple) else list(vars(cache).values())
-        whole = {str(i): {"values": part} for i, part in enumerate(_tensors(torch, parts))}
-        return [{"tensors": {f"{k}.{n}": v for k, t in whole.items() for n, v in t.items()}, "window": None, "all": True}]
+        layers = {str(i): {"values": part} for i, part in enumerate(_tensors(torch, parts))}
+        return [{"tensors": {f"{k}.{n}": v for k, t in layers.items() for n, v in t.items()}, "window": None, "all": True}]
     return [
         {
             "tensors": {str(i): value for i, value in enumerate(_tensors(torch, vars(layer)))},
@@ -155,7 +155,7 @@ def _position(stored: Any) -> float:
     return float(stored.numel() / stored.shape[-2]) if getattr(stored, "ndim", 0) == 4 and stored.shape[-2] else 0.0
 
 
-def _kept(short: Mapping[str, Any], long: Mapping[str, Any]) -> Kept:
+def _cache(short: Mapping[str, Any], long: Mapping[str, Any]) -> Kept:
     per_token, state = 0.0, 0.0
     for name, tensor in long["tensors"].items():
         before = short["tensors"].get(name)

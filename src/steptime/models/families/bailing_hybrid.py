@@ -57,7 +57,7 @@ class BailingHybrid(Family):
     def _delta(self, c: Config, module: str) -> blocks.Block:
         heads, dim = c.integer("linear_num_heads", default=c.heads), c.integer("linear_head_dim", "head_dim", default=128)
         inner, term = heads * dim, "projections"
-        convolution, decays, kept = blocks_state_space.delta(
+        convolution, decays, state = blocks_state_space.delta(
             c,
             key_heads=heads,
             value_heads=heads,
@@ -77,7 +77,7 @@ class BailingHybrid(Family):
             blocks.norm(c, "output_norm", inner, weights=dim),
             blocks.linear(c, f"{module}.o_proj", inner, c.width, term=term),
         )
-        return blocks.Block(ops, (kept,))
+        return blocks.Block(ops, (state,))
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

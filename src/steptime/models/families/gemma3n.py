@@ -74,19 +74,19 @@ class Gemma3n(Family):
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the towers for images and sound with their embedders, as far as the config has them."""
-        text, found = self.text(c).width, []
+        text, towers = self.text(c).width, []
         if c.has("vision_config"):
             v = c.inner("vision_config")
             name = v.text("architecture", default="mobilenetv5_300m_enc")
             if name not in TOWERS:
                 raise v.error("architecture", f"is {name!r:.60}; known: {', '.join(TOWERS)}")
             stem = (stored(v, "convolutions", TOWERS[name]), *self._embedder(v, text))
-            found.append(
+            towers.append(
                 tower(v, "image", rule(untimed, reason=f"{c.name or 'this model'}: {CONVOLUTIONS}"), width=v.width, stem=stem)
             )
         if c.has("audio_config"):
-            found.append(self._audio(c, c.inner("audio_config"), text))
-        return tuple(found)
+            towers.append(self._audio(c, c.inner("audio_config"), text))
+        return tuple(towers)
 
     def _altup(self, c: Config) -> Op:
         """Predict and correct the streams: two maps of a router's outputs, and a product with all streams."""

@@ -34,8 +34,8 @@ class Gemma4(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms, a feed-forward block, and experts and the layer's input where the model has them."""
         module, hidden = f"layers.{index}", c.integer("intermediate_size")
-        own = index < c.depth - c.integer("num_kv_shared_layers", default=0, least=0)
-        if not own and c.flag("use_double_wide_mlp", default=False):
+        has_cache = index < c.depth - c.integer("num_kv_shared_layers", default=0, least=0)
+        if not has_cache and c.flag("use_double_wide_mlp", default=False):
             hidden *= 2
         feed_forward, norms = blocks.gated(c, f"{module}.mlp", hidden), NORMS
         if c.flag("enable_moe_block", default=False):
@@ -47,7 +47,7 @@ class Gemma4(Family):
             projection = blocks.linear(c, f"{module}.per_layer_projection", inputs, c.width, term="feed-forward")
             feed_forward += blocks.Block((gate, projection))
             norms += ("per_layer_input_norm",)
-        return blocks_decoder.decoder(c, self._attention(c, index, own=own), feed_forward, norms=norms)
+        return blocks_decoder.decoder(c, self._attention(c, index, has_cache=has_cache), feed_forward, norms=norms)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embeddings, of tokens and for each layer, the final norm and the head."""
@@ -58,17 +58,17 @@ class Gemma4(Family):
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return the towers for images and sound with their embedders, as far as the config has them."""
         unified, text = c.text("model_type", default="gemma4") == "gemma4_unified", self.text(c).width
-        found: list[Tower] = []
+        towers: list[Tower] = []
         if c.has("vision_config"):
             v = c.inner("vision_config")
             tokens = c.integer("vision_soft_tokens_per_image", default=280)
-            found.append(self._patches(v, text) if unified else self._vision(v, text, tokens))
+            towers.append(self._patches(v, text) if unified else self._vision(v, text, tokens))
         if c.has("audio_config"):
             a = c.inner("audio_config")
-            found.append(self._samples(a, text) if unified else self._audio(a, text))
-        return tuple(found)
+            towers.append(self._samples(a, text) if unified else self._audio(a, text))
+        return tuple(towers)
 
-    def _attention(self, c: Config, index: int, *, own: bool) -> blocks.Block:
+    def _attention(self, c: Config, index: int, *, has_cache: bool) -> blocks.Block:
         window, bias = blocks_decoder.window(c, index, period=6), c.flag("attention_bias", default=False)
         local = math.isfinite(window)
         same = not local and c.flag("attention_k_eq_v", default=False)
@@ -84,7 +84,7 @@ class Gemma4(Family):
             output_bias=bias,
             qk_norm=head_dim,
             window=window,
-            stored=own,
+            stored=has_cache,
             shared_key_value=same,
         )
 

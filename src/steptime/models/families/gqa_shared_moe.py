@@ -57,10 +57,10 @@ class ExpertsBeside(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, norms, and a dense block or experts."""
-        named = c.text("model_type")
-        if named not in KINDS:
-            raise c.error("model_type", f"is {named!r}; known: {', '.join(KINDS)}")
-        kind, module = KINDS[named], f"layers.{index}"
+        model_type = c.text("model_type")
+        if model_type not in KINDS:
+            raise c.error("model_type", f"is {model_type!r}; known: {', '.join(KINDS)}")
+        kind, module = KINDS[model_type], f"layers.{index}"
         heads = blocks_decoder.entry(c, "num_attention_heads_per_layer", index, default=c.heads)
         if heads % c.kv_heads:
             raise c.error("num_attention_heads_per_layer", f"must be multiples of the {c.kv_heads} KV heads, not {heads}")
@@ -109,7 +109,7 @@ class ExpertsBeside(Family):
         return block + blocks.Block((blocks.small(c, "balance", count, term="experts"),)) if kind.balance else block
 
     def _sparse(self, c: Config, index: int) -> bool:
-        alone = c.indices("mlp_only_layers", default=())
-        if index in alone or index < c.integer("num_dense_layers", default=0, least=0):
+        dense_layers = c.indices("mlp_only_layers", default=())
+        if index in dense_layers or index < c.integer("num_dense_layers", default=0, least=0):
             return False
         return blocks_decoder.is_sparse(c, index) and (index + 1) % c.integer("decoder_sparse_step", default=1) == 0

@@ -71,6 +71,6 @@ class GraniteHybrid(Family):
         )
 
     def _full(self, c: Config, index: int) -> bool:
-        known = ("mamba", "attention", "linear_attention", "full_attention")
-        kinds = c.choices("layer_types", "layers_block_type", known=known, length=index + 1)
+        mixers = ("mamba", "attention", "linear_attention", "full_attention")
+        kinds = c.choices("layer_types", "layers_block_type", known=mixers, length=index + 1)
         return kinds[index] in ("attention", "full_attention")

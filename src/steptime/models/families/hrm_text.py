@@ -34,8 +34,8 @@ class HrmText(Family):
     def each(self, c: Config) -> Iterator[Layer]:
         """Yield the layers of both stacks, and as many more with weights stored before as run again."""
         first, stored = self.layer(c, 0), 2 * self._stack(c)
-        again = replace(first, name=f"{first.name}, again", ops=tuple(replace(op, stored=False) for op in first.ops))
-        return chain(repeat(first, stored), repeat(again, self.depth(c) - stored))
+        repeated_layer = replace(first, name=f"{first.name}, again", ops=tuple(replace(op, stored=False) for op in first.ops))
+        return chain(repeat(first, stored), repeat(repeated_layer, self.depth(c) - stored))
 
     def layer(self, c: Config, index: int) -> Layer:  # noqa: ARG002 - all are alike
         """Return gated attention and a gated feed-forward block."""

@@ -10,7 +10,7 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
-KNOWN = ("hybrid", "hybrid_sliding")
+LAYER_TYPES = ("hybrid", "hybrid_sliding")
 
 
 @final
@@ -25,7 +25,7 @@ class Inkling(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, convolutions, and a dense block or experts."""
-        kinds = c.choices("layer_types", known=KNOWN, length=index + 1)
+        kinds = c.choices("layer_types", known=LAYER_TYPES, length=index + 1)
         local, module = kinds[index] == "hybrid_sliding", f"layers.{index}"
         attention = self._attention(c, f"{module}.self_attn", local=local)
         if blocks_decoder.is_sparse(c, index):
@@ -72,10 +72,10 @@ class Inkling(Family):
             table,
             blocks_state_space.convolution(c, channels, kernel),
         )
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c, heads=kv_heads, values=0, flops_per_value=0, channels=channels, kernel=kernel, name="convolution"
         )
-        return block + blocks.Block(ops, (kept,))
+        return block + blocks.Block(ops, (state,))
 
     def _experts(self, c: Config, module: str) -> blocks.Block:
         hidden, shared = c.integer("moe_intermediate_size"), c.integer("n_shared_experts", default=0, least=0)

@@ -20,8 +20,8 @@ class Jamba(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention or Mamba, two norms, and a dense block or experts."""
         module = f"layers.{index}"
-        full = self._chosen(c, "attn_layer", index, (8, 4))
-        sparse = c.integer("num_experts", default=16) > 1 and self._chosen(c, "expert_layer", index, (2, 1))
+        full = self._is_selected(c, "attn_layer", index, (8, 4))
+        sparse = c.integer("num_experts", default=16) > 1 and self._is_selected(c, "expert_layer", index, (2, 1))
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
         if full:
             block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
@@ -50,7 +50,7 @@ class Jamba(Family):
             norms=True,
         )
 
-    def _chosen(self, c: Config, name: str, index: int, default: tuple[int, int]) -> bool:
+    def _is_selected(self, c: Config, name: str, index: int, default: tuple[int, int]) -> bool:
         period = c.integer(f"{name}_period", default=default[0])
         offset = c.integer(f"{name}_offset", default=default[1], least=0)
         if offset >= period:

@@ -10,7 +10,7 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
-KNOWN = ("conv", "full_attention", "sliding_attention")
+LAYER_TYPES = ("conv", "full_attention", "sliding_attention")
 
 
 @final
@@ -63,10 +63,10 @@ class Lfm(Family):
             blocks_state_space.convolution(c, c.width, taps, bias=bias),
             blocks.linear(c, f"{module}.out_proj", c.width, c.width, term="projections", bias=bias),
         )
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c, heads=c.width, values=0, flops_per_value=0, channels=c.width, kernel=taps, name="convolution"
         )
-        return blocks.Block(ops, (kept,))
+        return blocks.Block(ops, (state,))
 
     def _feed_forward(self, c: Config, module: str, index: int) -> blocks.Block:
         kind = c.text("model_type", default="lfm2")
@@ -89,7 +89,7 @@ class Lfm(Family):
 
     def _kind(self, c: Config, index: int) -> str:
         if c.has("layer_types"):
-            return c.choices("layer_types", known=KNOWN, length=index + 1)[index]
+            return c.choices("layer_types", known=LAYER_TYPES, length=index + 1)[index]
         full = c.indices("full_attn_idxs", default=range(c.depth))
         return "full_attention" if index in full else "conv"
 

@@ -10,7 +10,7 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
-KNOWN = ("indexed_attention", "full_attention", "sliding_attention")
+LAYER_TYPES = ("indexed_attention", "full_attention", "sliding_attention")
 
 
 @final
@@ -35,14 +35,14 @@ class LatentSparse(Family):
             block += blocks.Block((self._mixer(c, "attn_hc"), self._mixer(c, "ffn_hc")))
         if sparse:
             hidden = c.integer("moe_intermediate_size")
-            each = c.integer("shared_experts_intermediate_size", default=hidden)
+            expert_width = c.integer("shared_experts_intermediate_size", default=hidden)
             feed_forward = blocks_decoder.shared_and_routed(
                 c,
                 f"{module}.mlp",
                 hidden,
                 count=c.integer("n_routed_experts", "num_local_experts"),
                 active=c.integer("num_experts_per_tok"),
-                shared=c.integer("n_shared_experts", default=0, least=0) * each,
+                shared=c.integer("n_shared_experts", default=0, least=0) * expert_width,
                 groups=(c.integer("n_group", default=1), c.integer("topk_group", default=1)),
             )
         else:
@@ -68,9 +68,11 @@ class LatentSparse(Family):
         else:
             outputs = values if kind == "hy_v4" else c.heads
             gate = blocks.linear(c, f"{module}.g_proj", c.width, outputs, term=term, split_limit=c.heads)
-            beside = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
-            block += blocks.Block((gate, beside))
-        listed = c.choices("layer_types", known=KNOWN, length=index + 1)[index] if c.has("layer_types") else KNOWN[0]
+            extra = blocks.small(c, "sinks", c.heads) if kind == "hy_v4" else blocks.norm(c, "k_norm", self._rotary(c))
+            block += blocks.Block((gate, extra))
+        listed = (
+            c.choices("layer_types", known=LAYER_TYPES, length=index + 1)[index] if c.has("layer_types") else LAYER_TYPES[0]
+        )
         if listed == "sliding_attention":
             return blocks.Block(block.ops, (replace(block.attention[0], window=c.integer("sliding_window")),))
         if listed == "full_attention":

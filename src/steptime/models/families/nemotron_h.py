@@ -47,8 +47,10 @@ class NemotronH(Family):
         count = c.integer("num_nextn_predict_layers", default=0, least=0)
         if not count:
             return ()
-        named = c.has("mtp_layers_block_type") or c.has("mtp_hybrid_override_pattern")
-        kinds = self._kinds(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if named else ["attention", "moe"]
+        has_mtp_kinds = c.has("mtp_layers_block_type") or c.has("mtp_hybrid_override_pattern")
+        kinds = (
+            self._kinds(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") if has_mtp_kinds else ["attention", "moe"]
+        )
         joined = (
             blocks.linear(c, "mtp.layers.0.eh_proj", 2 * c.width, c.width, term="projections"),
             *(blocks.norm(c, name, c.width) for name in ("enorm", "hnorm", "final_norm")),
@@ -67,8 +69,8 @@ class NemotronH(Family):
 
     def _kinds(self, c: Config, listed: str, pattern: str) -> list[str]:
         if c.has(listed) or not c.has(pattern):
-            known = (*MARKS.values(), *NAMES)
-            kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, known=known)]
+            kind_names = (*MARKS.values(), *NAMES)
+            kinds = [NAMES.get(kind, kind) for kind in c.choices(listed, known=kind_names)]
         else:
             marks = c.text(pattern)
             if unknown := set(marks) - set(MARKS):

@@ -24,8 +24,8 @@ class NemotronNas(Family):
         field = f"block_configs[{index}]"
         block = Config({field: c.items("block_configs", length=index + 1)[index]}, name=c.name, asked=c.asked).inner(field)
         attention, norms = self._attention(c, block.inner("attention"), f"layers.{index}.self_attn")
-        feed_forward, more = self._feed_forward(c, block.inner("ffn"), f"layers.{index}.mlp")
-        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms + more)
+        feed_forward, feed_forward_norms = self._feed_forward(c, block.inner("ffn"), f"layers.{index}.mlp")
+        return blocks_decoder.decoder(c, attention, feed_forward, norms=norms + feed_forward_norms)
 
     def _attention(self, c: Config, a: Config, module: str) -> tuple[blocks.Block, tuple[str, ...]]:
         if a.flag("no_op", default=False):

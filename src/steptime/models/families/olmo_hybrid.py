@@ -47,7 +47,7 @@ class OlmoHybrid(Family):
             raise c.error("linear_num_value_heads", f"must be a multiple of the {key_heads} key heads, not {value_heads}")
         key_dim, value_dim = c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim")
         keys, values, term = key_heads * key_dim, value_heads * value_dim, "projections"
-        convolution, decays, kept = blocks_state_space.delta(
+        convolution, decays, state = blocks_state_space.delta(
             c,
             key_heads=key_heads,
             value_heads=value_heads,
@@ -67,7 +67,7 @@ class OlmoHybrid(Family):
             blocks.norm(c, "output_norm", values, weights=value_dim),
             blocks.linear(c, f"{module}.o_proj", values, c.width, term=term),
         )
-        return blocks.Block(ops, (kept,))
+        return blocks.Block(ops, (state,))
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):

@@ -9,7 +9,7 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
-KNOWN = ("mamba", "attention", "linear_attention", "full_attention")
+LAYER_TYPES = ("mamba", "attention", "linear_attention", "full_attention")
 
 
 @final
@@ -66,6 +66,6 @@ class MambaBeside(Family):
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layer_types") or c.has("layers_block_type"):
-            kinds = c.choices("layer_types", "layers_block_type", known=KNOWN, length=index + 1)
+            kinds = c.choices("layer_types", "layers_block_type", known=LAYER_TYPES, length=index + 1)
             return kinds[index] in ("attention", "full_attention")
         return index in c.indices("attn_layer_indices", default=())

@@ -87,8 +87,8 @@ class Qwen(Family):
         width, hidden, heads = v.width, v.integer("intermediate_size"), v.integer("num_heads", default=16)
         patch, merge, depth = v.integer("patch_size"), v.integer("spatial_merge_size"), v.integer("depth")
         side = max(1, v.integer("window_size", default=112) // patch)
-        whole = v.indices("fullatt_block_indexes", default=(7, 15, 23, 31))
-        full = len({index for index in whole if index < depth})
+        full_attention_layers = v.indices("fullatt_block_indexes", default=(7, 15, 23, 31))
+        full = len({index for index in full_attention_layers if index < depth})
         layers = tuple(
             (encoder(v, width, hidden, heads, norm_bias=False, gated=True, window=window), count)
             for window, count in ((side**2, depth - full), (math.inf, full))

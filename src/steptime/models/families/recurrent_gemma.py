@@ -9,7 +9,7 @@ from steptime.models.config import Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer
 
-KNOWN = ("recurrent", "attention", "linear_attention", "sliding_attention")
+LAYER_TYPES = ("recurrent", "attention", "linear_attention", "sliding_attention")
 
 
 @final
@@ -64,7 +64,7 @@ class RecurrentGemma(Family):
             blocks.small(c, "recurrent_param", channels, split="group"),
             blocks.linear(c, f"{module}.linear_out", channels, c.width, term=term, bias=True),
         )
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c,
             heads=c.heads,
             values=channels,
@@ -72,14 +72,14 @@ class RecurrentGemma(Family):
             channels=channels,
             kernel=kernel,
         )
-        return blocks.Block(ops, (kept,))
+        return blocks.Block(ops, (state,))
 
     def _window(self, c: Config) -> int:
         return c.integer("attention_window_size", "sliding_window", default=2048)
 
     def _full(self, c: Config, index: int) -> bool:
         if c.has("layers_block_type") or c.has("_block_types") or c.has("block_types"):
-            kinds = c.choices("layers_block_type", "_block_types", "block_types", known=KNOWN)
+            kinds = c.choices("layers_block_type", "_block_types", "block_types", known=LAYER_TYPES)
             if not kinds:
                 raise c.error("block_types", "must name at least one kind of layer")
             return kinds[index % len(kinds)] in ("attention", "sliding_attention")

@@ -51,7 +51,7 @@ class Rwkv(Family):
             blocks.linear(c, f"{module}.output", inner, c.width, term=term),
             blocks.small(c, "decay, bonus and mixing", 2 * inner + 3 * c.width, split="group"),
         )
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c,
             heads=inner,
             values=SUMS * inner,
@@ -59,7 +59,7 @@ class Rwkv(Family):
             channels=2 * c.width,
             kernel=2,
         )
-        return blocks.Block(ops, (kept,))
+        return blocks.Block(ops, (state,))
 
     def _channel_mix4(self, c: Config, module: str) -> blocks.Block:
         hidden, term = c.integer("intermediate_size", default=4 * c.width), "feed-forward"
@@ -86,10 +86,10 @@ class Rwkv(Family):
             blocks.linear(c, f"{module}.{name}_proj", width, width, term=term, split_limit=width // dim) for name in "rkvo"
         )
         vectors = (blocks.small(c, "mixing, keys and bonus", 9 * width), blocks.norm(c, "g_norm", width, bias=True))
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c, heads=width // dim, values=width * dim, flops_per_value=GENERALISED, channels=2 * width, kernel=2
         )
-        return blocks.Block((*wide, *narrow, *vectors), (kept,))
+        return blocks.Block((*wide, *narrow, *vectors), (state,))
 
     def _channel_mix7(self, c: Config, module: str) -> blocks.Block:
         hidden = c.integer("intermediate_size", default=math.ceil(c.number("hidden_ratio", default=4) * c.width))

@@ -69,18 +69,22 @@ class StepFun(Family):
         pixels, heads = v.integer("num_channels", default=3) * patch**2, v.integer("heads", "num_attention_heads", default=16)
         if older:
             hidden, out = v.integer("intermediate_size", default=3072), v.integer("output_hidden_size", default=4096)
-            convolutions, merged, more = ((4 * width, out), (9 * out, 2 * out)), 2 * out, (stored(v, "class_embedding", width),)
+            convolutions, merged, extra_ops = (
+                ((4 * width, out), (9 * out, 2 * out)),
+                2 * out,
+                (stored(v, "class_embedding", width),),
+            )
         else:
             hidden = int(width * v.number("mlp_ratio", default=8960 / 1536))
             convolutions, merged = ((9 * width, 2 * width), (9 * 2 * width, 4 * width)), 4 * width
-            more = (norm(v, "pre_norm", width),)
+            extra_ops = (norm(v, "pre_norm", width),)
         layer = encoder(v, width, hidden, heads)
         if not older:
             layer = replace(layer, ops=(*layer.ops, stored(v, "layer scales", 2 * width)))
         stem = (
             matrix(v, "patch_embedding", pixels, width, bias=older, term="patches"),
             positions(v, (patches + older) * width, width),
-            *more,
+            *extra_ops,
             *(
                 matrix(v, f"downsampler{i + 1}", *sizes, share=4.0 ** -(i + 1), term="merger")
                 for i, sizes in enumerate(convolutions)
@@ -136,10 +140,10 @@ class StepFun(Family):
     def _gated(self, c: Config, module: str, *, local: bool) -> blocks.Block:
         heads, kv_heads = c.heads, c.integer("num_attention_groups", "num_key_value_heads")
         if local and c.has("attention_other_setting"):
-            other = c.inner("attention_other_setting")
+            window_heads = c.inner("attention_other_setting")
             heads, kv_heads = (
-                other.integer("num_attention_heads"),
-                other.integer("num_attention_groups", default=kv_heads),
+                window_heads.integer("num_attention_heads"),
+                window_heads.integer("num_attention_groups", default=kv_heads),
             )
         elif local:
             heads = c.integer("num_sliding_attention_heads", default=heads)

@@ -58,13 +58,13 @@ class Xlstm(Family):
             blocks.norm(c, "multihead_norm", values, bias=bias),
             blocks.linear(c, f"{module}.out_proj", values, c.width, term=term, bias=bias),
         )
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c,
             heads=heads,
             values=keys * values / heads + keys + heads,
             flops_per_value=blocks_state_space.DECAY + blocks_state_space.OUTER + blocks_state_space.READ,
         )
-        return blocks.Block(ops, (kept,))
+        return blocks.Block(ops, (state,))
 
     def _hidden(self, c: Config) -> int:
         unit = c.integer("ffn_round_up_to_multiple_of", default=64)

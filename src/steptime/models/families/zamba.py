@@ -12,7 +12,7 @@ from steptime.models.config import DEEPEST, Config
 from steptime.models.family_registry import Family
 from steptime.models.model import Layer, Op
 
-KNOWN = ("mamba", "linear_attention", "hybrid")
+LAYER_TYPES = ("mamba", "linear_attention", "hybrid")
 
 
 @final
@@ -32,10 +32,10 @@ class Zamba(Family):
 
     def each(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; a hybrid layer stores a shared block where it is the block's first."""
-        blocks, seen = c.integer("num_mem_blocks", default=1) if self._second(c) else 1, 0
+        blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self._second(c) else 1, 0
         for index, kind in enumerate(self._kinds(c)):
-            yield self._layer(c, index, hybrid=kind == "hybrid", stored=seen < blocks)
-            seen += kind == "hybrid"
+            yield self._layer(c, index, hybrid=kind == "hybrid", stored=hybrid_layers < blocks)
+            hybrid_layers += kind == "hybrid"
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return Mamba, and in hybrid layers the shared block before it."""
@@ -109,7 +109,7 @@ class Zamba(Family):
 
     def _kinds(self, c: Config) -> list[str]:
         if c.has("layers_block_type") or c.has("layer_types"):
-            return c.choices("layers_block_type", "layer_types", known=KNOWN, length=c.depth)[: c.depth]
+            return c.choices("layers_block_type", "layer_types", known=LAYER_TYPES, length=c.depth)[: c.depth]
         if self._second(c):
             hybrid = c.indices("hybrid_layer_ids")
             return ["hybrid" if index in hybrid else "mamba" for index in range(c.depth)]

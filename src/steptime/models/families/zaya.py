@@ -60,11 +60,11 @@ class Zaya(Family):
             blocks.small(c, "key scale", c.kv_heads, split="group"),
             blocks.small(c, "residual scales", 8 * c.width),
         )
-        kept = blocks_state_space.state(
+        state = blocks_state_space.state(
             c, heads=c.kv_heads, values=0, flops_per_value=0, channels=channels, kernel=first + second - 1, name="convolution"
         )
-        delayed = kept.state_bytes + c.width * c.base_format.bytes
-        return block + blocks.Block(ops, (replace(kept, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
+        delayed = state.state_bytes + c.width * c.base_format.bytes
+        return block + blocks.Block(ops, (replace(state, state_bytes=delayed, state_flops_per_token=2 * channels * first),))
 
     def _experts(self, c: Config, module: str, *, first: bool) -> blocks.Block:
         narrow, term = c.integer("router_hidden_size", default=256), "experts"
