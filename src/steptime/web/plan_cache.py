@@ -69,7 +69,7 @@ def _planned(shared: Shared, wanted: Wanted) -> Found:
     subject = subject_of(shared)
     workload = Workload(input_tokens=wanted.prompt, output_tokens=wanted.output)
     limits = Slo(tpot=1 / wanted.speed, ttft=wanted.ttft)
-    given: dict[str, Any] = {"chips": wanted.chips or None, "engine": subject.engine, "levers": False, "worth": False}
+    given: dict[str, Any] = {"chips": wanted.chips or None, "engine": subject.engine, "levers": False, "elasticities": False}
     try:
         return Found(wanted=wanted, plan=plan(subject.model, subject.system, workload, limits, **given))
     except Impossible as problem:
