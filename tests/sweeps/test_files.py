@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import shutil
 import subprocess
+from contextlib import chdir
 
 import numpy as np
 import pytest
@@ -13,6 +16,10 @@ import steptime as st
 from steptime.errors import DataFileError, InputError
 from tests.sweeps.test_formulas import worked_out
 
+SMALL = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 100,
+}  # fmt: skip
 STEP = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
 
@@ -130,3 +137,47 @@ def test_a_file_that_cannot_be_written_is_named(steps, tmp_path):
     steps.save(str(place))
     assert place.read_text().startswith("batch,")
     assert [one.name for one in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_csv_text_of_a_formula_is_text(tmp_path, monkeypatch, many):
+    if many:
+        pytest.importorskip("pyarrow")
+        monkeypatch.setattr("steptime.sweeps.export.FEW_POINTS", 0)
+    formula_named_sweep(tmp_path).save(str(tmp_path / "a.csv"))
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert rows[0]["model"].startswith("'=")
+    assert rows[0]["model"].endswith("\ufffd")
+    assert float(rows[0]["time_s"]) > 0
+
+
+def test_spreadsheet_text_of_a_formula_is_text(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    formula_named_sweep(tmp_path).save(str(tmp_path / "a.xlsx"))
+    cell = openpyxl.load_workbook(tmp_path / "a.xlsx")["sweep"]["A2"]
+    assert (cell.data_type, cell.value[0], cell.value[-1]) == ("s", "=", "\ufffd")
+
+
+def formula_named_sweep(folder):
+    """Return a sweep over a model whose path is a formula with an escape character, as seen from its folder."""
+    name = "=1+1\x1b"
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps(SMALL))
+    with chdir(folder):
+        return st.sweep("step", {"model": [name, "llama-3.1-8b"], "batch": [1]}, system="hgx-h100")
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "xlsx"])
+def test_save_full_disk_keeps_the_old_file(steps, tmp_path, monkeypatch, ending):
+    if ending == "xlsx":
+        pytest.importorskip("openpyxl")
+    place = tmp_path / f"a.{ending}"
+    place.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataFileError, match="No space left"):
+        steps.save(str(place))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(place.name, "old")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -223,8 +222,6 @@ def main() -> None:
         code = _answered()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    # the answer is out: Ctrl-C must not break into the end of the program
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     left = unwritten() if sys.stdout is not None else ""
     if left:
         say(f"steptime: {left}")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PICTURES: Final = (".svg", ".png", ".pdf")
 MOST_ROWS: Final = 1_048_575  # of a spreadsheet, below its header
+# up to which a .csv file is written without pyarrow
+FEW_POINTS: Final = 20_000
 CHUNK: Final = 1_000_000  # points of a piece of a .zarr folder, and of a row group of a .parquet file
 
 
@@ -66,7 +68,7 @@ def replace_with(path: str, write: Callable[[str], None]) -> None:
 
 
 def _csv(sweep: Sweep, path: str) -> None:
-    if sweep.points > 20_000 and find_spec("pyarrow") is not None:
+    if sweep.points > FEW_POINTS and find_spec("pyarrow") is not None:
         import pyarrow
         from pyarrow import csv
 
