@@ -47,23 +47,29 @@ def fitted(
     if headers.missing:
         from steptime.models.family_registry import grouped
 
-        return Fitted(layers=grouped(plain_layers), stem=stem, draft=draft, held=summary, notes=(_partial(headers),))
+        return Fitted(layers=grouped(plain_layers), stem=stem, draft=draft, held=summary, notes=(_missing_files_note(headers),))
     fit = Fit()
-    weights, wider = _as_served(weights, headers)
+    weights, dtype_differences = _weights_in_bf16(weights, headers)
     layer_weights = [w for w in weights if w.layer >= 0 and w.group not in (DRAFT, VISION)]
-    around = [w for w in weights if w.group == VISION or (w.layer < 0 and w.group != DRAFT)]
+    other_weights = [w for w in weights if w.group == VISION or (w.layer < 0 and w.group != DRAFT)]
     fitted_kinds = fitted_layers(plain_layers, layer_weights, fit)
-    ends = fitted_ops(stem, around, fit)
-    ahead = fitted_draft(draft, [w for w in weights if w.group == DRAFT], fit)
-    mismatches = tuple(sorted((*differences(fit), *wider), key=lambda mismatch: -abs(mismatch.bytes)))
+    fitted_stem = fitted_ops(stem, other_weights, fit)
+    fitted_draft_layers = fitted_draft(draft, [w for w in weights if w.group == DRAFT], fit)
+    mismatches = tuple(sorted((*differences(fit), *dtype_differences), key=lambda mismatch: -abs(mismatch.bytes)))
     notes = (
-        *_layers(layer_weights, len(plain_layers)),
-        *_beyond(fit, len(plain_layers)),
-        *_vocabulary(headers, vocabulary, named),
-        *_lacking(fit),
+        *_missing_layers_note(layer_weights, len(plain_layers)),
+        *_extra_layers_note(fit, len(plain_layers)),
+        *_vocabulary_note(headers, vocabulary, named),
+        *_unmatched_ops_note(fit),
     )
-    notes = (*notes, *_stated(headers))
-    return Fitted(layers=fitted_kinds, stem=ends, draft=ahead, held=replace(summary, differences=mismatches), notes=notes)
+    notes = (*notes, *_index_size_note(headers))
+    return Fitted(
+        layers=fitted_kinds,
+        stem=fitted_stem,
+        draft=fitted_draft_layers,
+        held=replace(summary, differences=mismatches),
+        notes=notes,
+    )
 
 
 def _summary(headers: Headers, weights: Iterable[Weight]) -> Held:
@@ -94,7 +100,7 @@ def _summary(headers: Headers, weights: Iterable[Weight]) -> Held:
     )
 
 
-def _partial(headers: Headers) -> str:
+def _missing_files_note(headers: Headers) -> str:
     lacking = counted(len(headers.missing), "file")
     total_text = f", of {show(headers.total, 'B')} in all" if headers.total else ""
     return (
@@ -105,46 +111,48 @@ def _partial(headers: Headers) -> str:
 
 
 def _first_names(names: Iterable[object]) -> str:
-    every = [str(name) for name in names]
-    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
+    texts = [str(name) for name in names]
+    return ", ".join(texts[:SHOWN]) + (f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else "")
 
 
-def _as_served(weights: list[Weight], headers: Headers) -> tuple[list[Weight], tuple[Difference, ...]]:
+def _weights_in_bf16(weights: list[Weight], headers: Headers) -> tuple[list[Weight], tuple[Difference, ...]]:
     """Return the weights of a checkpoint in fp32 as engines serve it, in bf16, and what that leaves out."""
-    wide = [weight for weight in weights if weight.format == "fp32"]
-    if headers.kind == "gguf" or 2 * sum(w.parameters for w in wide) <= sum(w.parameters for w in weights):
+    fp32_weights = [weight for weight in weights if weight.format == "fp32"]
+    if headers.kind == "gguf" or 2 * sum(w.parameters for w in fp32_weights) <= sum(w.parameters for w in weights):
         return weights, ()
-    narrow = [replace(w, format="bf16", bytes=w.bytes // 2) if w.format == "fp32" else w for w in weights]
-    saved_bytes = sum(weight.bytes - weight.bytes // 2 for weight in wide)
-    words = "values in fp32, which engines serve in bf16"
-    return narrow, (Difference(what=words, group="all", count=len(wide), bytes=saved_bytes),)
+    bf16_weights = [replace(w, format="bf16", bytes=w.bytes // 2) if w.format == "fp32" else w for w in weights]
+    saved_bytes = sum(weight.bytes - weight.bytes // 2 for weight in fp32_weights)
+    label = "values in fp32, which engines serve in bf16"
+    return bf16_weights, (Difference(what=label, group="all", count=len(fp32_weights), bytes=saved_bytes),)
 
 
-def _layers(weights: Iterable[Weight], depth: int) -> tuple[str, ...]:
+def _missing_layers_note(weights: Iterable[Weight], depth: int) -> tuple[str, ...]:
     """Say which layers of the config the files do not hold."""
     stored_layers = {weight.layer for weight in weights}
-    lacking = [number for number in range(depth) if number not in stored_layers]
-    if not lacking:
+    missing_layers = [number for number in range(depth) if number not in stored_layers]
+    if not missing_layers:
         return ()
-    return (f"the config tells of {depth} layers, and the files lack {len(lacking)} of them: {_first_names(lacking)}",)
+    return (
+        f"the config tells of {depth} layers, and the files lack {len(missing_layers)} of them: {_first_names(missing_layers)}",
+    )
 
 
-def _beyond(fit: Fit, depth: int) -> tuple[str, ...]:
+def _extra_layers_note(fit: Fit, depth: int) -> tuple[str, ...]:
     """Say which layers the files hold that the model does not have."""
-    further = sorted({weight.layer for weight in fit.over if weight.layer >= depth and weight.part == "norms"})
-    if not further:
+    extra_layers = sorted({weight.layer for weight in fit.over if weight.layer >= depth and weight.part == "norms"})
+    if not extra_layers:
         return ()
-    return (f"the config tells of {depth} layers, and the files hold {len(further)} more: {_first_names(further)}",)
+    return (f"the config tells of {depth} layers, and the files hold {len(extra_layers)} more: {_first_names(extra_layers)}",)
 
 
-def _stated(headers: Headers) -> tuple[str, ...]:
+def _index_size_note(headers: Headers) -> tuple[str, ...]:
     """Say where an index states another sum of bytes than its files hold, as some do."""
     if headers.total in (0, headers.bytes):
         return ()
     return (f"the index states {headers.total:,} B of tensors, and the files hold {headers.bytes:,} B",)
 
 
-def _vocabulary(headers: Headers, vocabulary: int, rename: Callable[[str], str]) -> tuple[str, ...]:
+def _vocabulary_note(headers: Headers, vocabulary: int, rename: Callable[[str], str]) -> tuple[str, ...]:
     """Say where the embedding has other rows than the config."""
     for tensor in headers.tensors:
         module = rename(tensor.name.removesuffix(".weight")).rpartition(".")[2]
@@ -157,7 +165,7 @@ def _of_vision(tensor: Tensor) -> bool:
     return any(word in tensor.name for word in ("vision", "visual", "audio"))
 
 
-def _lacking(fit: Fit) -> tuple[str, ...]:
+def _unmatched_ops_note(fit: Fit) -> tuple[str, ...]:
     """Say which operators of the config no tensors make, whose formats are therefore guesses by what is near."""
     if not fit.short:
         return ()

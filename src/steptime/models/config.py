@@ -144,11 +144,11 @@ class Config:
         """Return the config as layer `index` reads it: some give a layer fields of its own under `per_layer_config`."""
         if not self.has("per_layer_config"):
             return self
-        every = self.raw("per_layer_config")
-        if not isinstance(every, Mapping):
-            raise self._error("per_layer_config", f"must be a table of layers, not {shown(every)}")
+        layer_tables = self.raw("per_layer_config")
+        if not isinstance(layer_tables, Mapping):
+            raise self._error("per_layer_config", f"must be a table of layers, not {shown(layer_tables)}")
         layer_fields = next(
-            (fields for layer, fields in every.items() if str(layer).lstrip("0") == (str(index).lstrip("0"))), None
+            (fields for layer, fields in layer_tables.items() if str(layer).lstrip("0") == (str(index).lstrip("0"))), None
         )
         if layer_fields is None:
             return self

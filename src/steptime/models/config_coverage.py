@@ -92,10 +92,10 @@ def understand(fields: Mapping[str, Any], *, name: str = "", headers: Headers | 
     Raises InputError where no family reads it, with the reason of the family that its kind names.
     """
     understanding = _known_or_guessed(fields, name)
-    return understanding if headers is None or headers.missing else _held_to(understanding, fields, headers)
+    return understanding if headers is None or headers.missing else _compared_with_headers(understanding, fields, headers)
 
 
-def _held_to(understanding: Understanding, fields: Mapping[str, Any], headers: Headers) -> Understanding:
+def _compared_with_headers(understanding: Understanding, fields: Mapping[str, Any], headers: Headers) -> Understanding:
     """Return what was understood, held to the tensors of the files: equal ones make a guess likely, others nothing exact."""
     summary = read_model(
         _as_kind(fields, understanding.read_as), name=understanding.model.name, headers=headers
@@ -126,22 +126,22 @@ def _as_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
     try:
-        return _understood(fields, name)
+        return _understanding(fields, name)
     except UnknownName as unknown:
         if unknown.args and "architecture" not in str(unknown):
             raise
         inner = fields.get("text_config")
         if isinstance(inner, Mapping) and inner.get("model_type") in known_families():
-            understanding = _understood(inner, name)
+            understanding = _understanding(inner, name)
             problem = f"{shown(fields.get('model_type'))} is no kind that steptime knows, and what else it holds is not counted"
             return replace(understanding, sure=LIKELY, why=f"{problem}; its text_config says {understanding.read_as!r}")
-        guesses = sorted(_guesses(fields, name), key=_likeness)
+        guesses = sorted(_family_guesses(fields, name), key=_likeness)
         if not guesses:
             raise
         best = guesses[0]
-        best = _understood({**_as_kind(fields, best.read_as), "architectures": None}, name)
-        near = [guess for guess in guesses[1 : 1 + MOST_GUESSED] if len(guess.doubtful) == len(best.doubtful)]
-        alternatives = tuple(f"{guess.read_as} ({show(total_parameters(guess.model))})" for guess in near)
+        best = _understanding({**_as_kind(fields, best.read_as), "architectures": None}, name)
+        close_guesses = [guess for guess in guesses[1 : 1 + MOST_GUESSED] if len(guess.doubtful) == len(best.doubtful)]
+        alternatives = tuple(f"{guess.read_as} ({show(total_parameters(guess.model))})" for guess in close_guesses)
         kind = shown(fields.get("model_type"))
         why = f"{kind} is no kind that steptime knows; its fields read as those of {best.read_as!r}"
         why += f", and leave {_count(len(best.doubtful))} unread that may be architecture" if best.doubtful else ""
@@ -150,11 +150,11 @@ def _known_or_guessed(fields: Mapping[str, Any], name: str) -> Understanding:
 
 def _likeness(guess: Understanding) -> tuple[int, ...]:
     """Return how little a guess is like a config: fields it does not read, those its kind has else, how few were compared."""
-    unread = [it for it in guess.ignored if not is_trifle(it.name.rpartition(".")[2])]
+    unread = [entry for entry in guess.ignored if not is_trifle(entry.name.rpartition(".")[2])]
     return len(guess.doubtful), len(unread), guess.lacking, -guess.compared
 
 
-def _understood(fields: Mapping[str, Any], name: str) -> Understanding:
+def _understanding(fields: Mapping[str, Any], name: str) -> Understanding:
     understanding, c = _understood_fields(fields, name), Config(fields, name=name)
     return replace(understanding, kinds=_kinds(family_of(c), c, understanding.model))
 
@@ -167,8 +167,8 @@ def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     ignored = tuple(ignored_fields(fields, read_fields))
     compared = _facts()["compared"].get(kind, 0)
     doubtful = sum(entry.doubtful for entry in ignored)
-    lacking = _lacking(fields, read_fields, kind)
-    unseen = f"lacks {', '.join(lacking[:3])}" if lacking else _unseen(fields, read_fields, kind)
+    lacking = _missing_fields(fields, read_fields, kind)
+    unseen = f"lacks {', '.join(lacking[:3])}" if lacking else _uncompared_switch(fields, read_fields, kind)
     if not compared:
         sure, why = LIKELY, f"no config of {kind!r} was compared with the code of transformers"
     elif doubtful:
@@ -187,7 +187,7 @@ def _understood_fields(fields: Mapping[str, Any], name: str) -> Understanding:
     )  # fmt: skip
 
 
-def _guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
+def _family_guesses(fields: Mapping[str, Any], name: str) -> Iterator[Understanding]:
     """Yield what each family makes of a config, those that read it at all."""
     for family in {id(family_class): family_class for family_class in known_families().values()}.values():
         kind = max(
@@ -261,7 +261,7 @@ def plain(value: Any) -> str:
     return json.dumps(value, sort_keys=True)[:80]
 
 
-def _lacking(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> list[str]:
+def _missing_fields(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> list[str]:
     """Return the fields that all compared configs of a kind have and this one lacks: its silence was not compared."""
     compared_fields = _facts()["read"].get(kind, {})
     return [
@@ -271,19 +271,19 @@ def _lacking(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> lis
     ]
 
 
-def _unseen(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> str:
+def _uncompared_switch(fields: Mapping[str, Any], read_fields: set[str], kind: str) -> str:
     """Say which switch no compared config of a kind sets as this one does; "" for none."""
     compared_fields = _facts()["read"].get(kind, {})
     for name, values in compared_fields.items():
         value = _field_value(fields, name)
         if isinstance(value, bool | str) and values and plain(value) not in values:
             return f"has {name} {plain(value)}"
-    strange = [
+    uncompared_switches = [
         name
         for name in read_fields
         if name not in compared_fields and isinstance(_field_value(fields, name), bool) and not is_trifle(name)
     ]
-    return f"has {min(strange)}" if strange else ""
+    return f"has {min(uncompared_switches)}" if uncompared_switches else ""
 
 
 def _field_value(fields: Mapping[str, Any], name: str) -> Any:

@@ -155,8 +155,8 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
             formats[index] = _format(open_ops[index], matches)
         for index in indices:
             del open_ops[index]
-        gone = set(map(id, matches))
-        pool[:] = [weight for weight in pool if id(weight) not in gone]
+        used_ids = set(map(id, matches))
+        pool[:] = [weight for weight in pool if id(weight) not in used_ids]
 
     def meet(of_op: Callable[[Op], str], of_weight: Callable[[Weight], str]) -> None:
         """Give each set of operators the weights of its name, where their parameters are equal."""
@@ -168,7 +168,7 @@ def fitted_ops(ops: Sequence[Op], weights: Iterable[Weight], fit: Fit, layer: in
             by_name.setdefault(of_weight(weight), []).append(weight)
         for name, indices in sets.items():
             parameters = sum(open_ops[index].total_weights for index in indices)
-            if matches := _equal(by_name.get(name, ()), parameters):
+            if matches := _weights_with_parameters(by_name.get(name, ()), parameters):
                 give(indices, matches)
 
     meet(lambda op: f"{part_of(op)}.{op.name}", lambda weight: f"{weight.part}.{weight.module.rpartition('.')[2]}")
@@ -192,16 +192,18 @@ def _with_parameters(weights: Iterable[Weight]) -> list[Weight]:
     for weight in all_weights:
         if weight.parameters:
             continue
-        near = next((i for i, candidate in enumerate(parameter_weights) if candidate.part == weight.part), None)
-        if near is None:
+        position = next((i for i, candidate in enumerate(parameter_weights) if candidate.part == weight.part), None)
+        if position is None:
             parameter_weights.append(weight)
         else:
-            joined = parameter_weights[near]
-            parameter_weights[near] = replace(joined, bytes=joined.bytes + weight.bytes, beside=joined.beside + weight.beside)
+            target = parameter_weights[position]
+            parameter_weights[position] = replace(
+                target, bytes=target.bytes + weight.bytes, beside=target.beside + weight.beside
+            )
     return parameter_weights
 
 
-def _equal(weights: Sequence[Weight], parameters: float) -> list[Weight]:
+def _weights_with_parameters(weights: Sequence[Weight], parameters: float) -> list[Weight]:
     """Return the weights that have as many parameters as that: all, or all but one; none where that cannot be."""
     total = sum(weight.parameters for weight in weights)
     if not weights or total < parameters:

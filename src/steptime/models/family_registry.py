@@ -143,9 +143,9 @@ def family_named(kind: str) -> Family | None:
     ('deepseek', None)
     """
     words = kind.split("_")
-    begins = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    prefixes = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
     names = {module.name for module in pkgutil.iter_modules(families.__path__)}
-    for name in dict.fromkeys(stem for begin in begins for stem in (begin, begin.rstrip("0123456789"))):
+    for name in dict.fromkeys(stem for begin in prefixes for stem in (begin, begin.rstrip("0123456789"))):
         if name in names and kind in (families_by_kind := _families_in(name)):
             return families_by_kind[kind]
     return None

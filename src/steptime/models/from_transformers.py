@@ -62,7 +62,7 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
     refuse(c)
     if unseen := sorted(key for key in _text(c).fields if COMPRESSED.search(key)):
         raise c.error(unseen[0], "makes entries of many tokens, which prompts as short as those traced do not show")
-    torch, transformers = _imported()
+    torch, transformers = _torch_and_transformers()
     model, tree_trace = _traced_model(torch, transformers, fields, trusted_place)
     tree = Tree(_text(c), model, tree_trace, _container(model), _head(model))
     if not tree_trace.caches and any(
@@ -91,7 +91,7 @@ def read_from_code(fields: Mapping[str, Any], *, name: str, kv_format: str = "",
     return replace(model_read, checkpoint=checkpoint, notes=_notes(transformers, tree, model_read, active))
 
 
-def _imported() -> tuple[Any, Any]:
+def _torch_and_transformers() -> tuple[Any, Any]:
     try:
         import torch
         import transformers
@@ -122,11 +122,11 @@ def _traced_model(torch: Any, transformers: Any, fields: Mapping[str, Any], trus
     raise refused or InputError("no way to follow the code")
 
 
-def _written(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Return a value of a config.json as Python has it: transformers writes infinities as tables."""
     if isinstance(value, Mapping):
-        return float(value["__float__"]) if "__float__" in value else {key: _written(part) for key, part in value.items()}
-    return [_written(part) for part in value] if isinstance(value, list) else value
+        return float(value["__float__"]) if "__float__" in value else {key: _as_json(part) for key, part in value.items()}
+    return [_as_json(part) for part in value] if isinstance(value, list) else value
 
 
 def _check_code_places(fields: Any, place: str) -> None:
@@ -163,7 +163,7 @@ def _built(
     trusted = bool(trusted_place)
     # A config must not say where code comes from, so fields that transformers takes as a place are left out.
     left_out = ("quantization_config", "auto_map", "_name_or_path", "name_or_path")
-    plain = {key: _written(value) for key, value in fields.items() if key not in left_out}
+    plain = {key: _as_json(value) for key, value in fields.items() if key not in left_out}
     kind = plain.pop("model_type", None)
     if not isinstance(kind, str) or (kind not in transformers.CONFIG_MAPPING and not trusted):
         raise InputError(
@@ -314,8 +314,8 @@ def _experts(tree: Tree, name: str, base: Op, parameters: Mapping[str, Any]) -> 
         outputs=tree.c.width,
         format=tree.c.weight_format(f"{name.removeprefix('model.')}.0.up_proj"),
     )
-    spare = (replace(base, name="not used", weights=other_parameters, rows="none", active=0),) if other_parameters else ()
-    return [routed, *spare]
+    unused_ops = (replace(base, name="not used", weights=other_parameters, rows="none", active=0),) if other_parameters else ()
+    return [routed, *unused_ops]
 
 
 def _term(tree: Tree, name: str) -> str:
@@ -332,10 +332,12 @@ def _layer(tree: Tree, index: int, ops: tuple[Op, ...], depth: int) -> Layer:
     caches = tree.trace.caches
     if len(caches) == 1 and depth > 1:  # one tensor for all layers, as RWKV keeps them
         caches = (replace(caches[0], per_token=caches[0].per_token / depth, state_bytes=caches[0].state_bytes / depth),) * depth
-    per = len(caches) // depth if depth and len(caches) % depth == 0 else 0
-    mine = caches[index * per : (index + 1) * per] if per else caches[index : index + 1]
+    caches_per_layer = len(caches) // depth if depth and len(caches) % depth == 0 else 0
+    layer_caches = (
+        caches[index * caches_per_layer : (index + 1) * caches_per_layer] if caches_per_layer else caches[index : index + 1]
+    )
     name = f"{tree.container}.{index}"
-    mixers = tuple(mixer for cache in mine for mixer in _mixers(tree, name, cache, len(mine)))
+    mixers = tuple(mixer for cache in layer_caches for mixer in _mixers(tree, name, cache, len(layer_caches)))
     module = tree.model.get_submodule(name)
     window = next((f", window {m.window:.0f}" for m in mixers if math.isfinite(m.window)), "")
     return Layer(name=f"{type(module).__name__}{window}", ops=ops, attention=mixers)
@@ -387,8 +389,8 @@ def _class(tree: Tree, name: str) -> str:
 
 def _notes(transformers: Any, tree: Tree, model: Model, traced: float) -> tuple[str, ...]:
     summary = f"read from code: {type(tree.model).__name__} of transformers {transformers.__version__}, without weights"
-    ours = matmul_flops_per_token(model)
-    deviation = traced / ours - 1 if ours else 0.0
+    counted_flops = matmul_flops_per_token(model)
+    deviation = traced / counted_flops - 1 if counted_flops else 0.0
     checked = "a traced prompt has the FLOPs of its matrices"
     if abs(deviation) > AGREES:
         checked = f"a traced prompt has {deviation:+.1%} FLOPs against its matrices: mixers that the code computes as matrices"

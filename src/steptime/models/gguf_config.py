@@ -162,13 +162,13 @@ def _qwen_moe(kind: str) -> Callable[[Meta], Fields]:
     return fields
 
 
-def _mixture(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]:
+def _moe(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fields]:
     """Leading dense layers, then shared and routed experts, as DeepSeek has them; layers that predict further tokens last."""
 
     def fields(m: Meta) -> Fields:
         experts = _experts(m, count)
         shared, hidden = m.rows(_first(m, "ffn_up_shexp.weight"), 0), experts["moe_intermediate_size"]
-        ahead = m.whole("nextn_predict_layers", 0)
+        draft_layers = m.whole("nextn_predict_layers", 0)
         return {
             **experts,
             "model_type": kind,
@@ -176,8 +176,8 @@ def _mixture(kind: str, count: str = "n_routed_experts") -> Callable[[Meta], Fie
             "first_k_dense_replace": m.whole("leading_dense_block_count", 0),
             "n_group": m.whole("expert_group_count", 1) or 1,
             "topk_group": m.whole("expert_group_used_count", 1) or 1,
-            "num_nextn_predict_layers": ahead,
-            "num_hidden_layers": m.whole("block_count") - ahead,
+            "num_nextn_predict_layers": draft_layers,
+            "num_hidden_layers": m.whole("block_count") - draft_layers,
             "use_qk_norm": m.any("attn_q_norm.weight"),
         }
 
@@ -189,7 +189,7 @@ def _deepseek(m: Meta) -> Fields:
     rope = m.whole("rope.dimension_count")
     ranks = {"q_lora_rank": m.whole("attention.q_lora_rank")} if m.whole("attention.q_lora_rank", 0) else {}
     return {
-        **_mixture("deepseek_v3")(m),
+        **_moe("deepseek_v3")(m),
         **ranks,
         "head_dim": None,
         "num_key_value_heads": m.whole("attention.head_count"),
@@ -259,12 +259,12 @@ ARCHITECTURES: Final[dict[str, Callable[[Meta], Fields]]] = {
     "seed_oss": lambda m: {"model_type": "seed_oss", "attention_out_bias": m.any("attn_output.bias")},
     "qwen2": lambda m: {"model_type": "qwen2", "qkv_bias": m.any("attn_q.bias")}, "qwen2moe": _qwen_moe("qwen2_moe"),
     "qwen3": _plain("qwen3"), "qwen3moe": _qwen_moe("qwen3_moe"), "gemma": _plain("gemma"), "gemma2": _plain("gemma2"),
-    "gemma3": _plain("gemma3_text"), "phi3": _plain("phi3"), "deepseek": _mixture("deepseek"), "deepseek2": _deepseek,
-    "glm4": _plain("glm4"), "chatglm": _plain("glm"), "glm4moe": _mixture("glm4_moe"), "gpt-oss": _gpt_oss,
+    "gemma3": _plain("gemma3_text"), "phi3": _plain("phi3"), "deepseek": _moe("deepseek"), "deepseek2": _deepseek,
+    "glm4": _plain("glm4"), "chatglm": _plain("glm"), "glm4moe": _moe("glm4_moe"), "gpt-oss": _gpt_oss,
     "starcoder2": _plain("starcoder2"), "starcoder": _gpt2("gpt_bigcode"), "gpt2": _gpt2("gpt2"),
     "gptneox": _plain("gpt_neox"), "command-r": _cohere, "cohere2": _plain("cohere2"), "olmo": _plain("olmo"), "olmo2": _olmo,
     "olmoe": lambda m: {"model_type": "olmoe", **_experts(m, "num_experts", width="intermediate_size")},
-    "falcon": _falcon, "stablelm": _stablelm, "exaone4": _plain("exaone4"), "dots1": _mixture("dots1"),
+    "falcon": _falcon, "stablelm": _stablelm, "exaone4": _plain("exaone4"), "dots1": _moe("dots1"),
     "ernie4_5": _plain("ernie4_5"), "ernie4_5-moe": _ernie, "hunyuan-moe": _hunyuan, "nemotron": _plain("nemotron"),
     "arcee": _plain("arcee"), "minimax-m2": lambda m: {
         "model_type": "minimax_m2", **_experts(m, "num_local_experts", width="intermediate_size"),

@@ -172,14 +172,14 @@ def _gguf_file(cursor: _Cursor) -> GgufFile:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
         raise DataFileError(cursor.path, f"general.alignment must be a power of two, not {shown(alignment)}")
-    begin = -(-cursor.at // alignment) * alignment
-    _check(cursor, tensor_places, begin, alignment)
+    data_offset = -(-cursor.at // alignment) * alignment
+    _check(cursor, tensor_places, data_offset, alignment)
     return GgufFile(
         version=version,
         big_endian=cursor.order == ">",
         metadata=metadata,
         tensors=tuple(tensor for tensor, _ in tensor_places),
-        header_bytes=begin,
+        header_bytes=data_offset,
     )
 
 
@@ -229,14 +229,14 @@ def shards_of(path: Path) -> list[Path]:
             raise DataFileError(path if len(str(path)) < LONGEST_PATH else shown(str(path)), "no such file")
         return [path]
     width = len(numbered[2])
-    every = [path.with_name(f"{numbered[1]}-{n:0{width}d}-of-{numbered[3]}.gguf") for n in range(1, int(numbered[3]) + 1)]
-    lacking = [file.name for file in every if not is_file(file)]
+    shards = [path.with_name(f"{numbered[1]}-{n:0{width}d}-of-{numbered[3]}.gguf") for n in range(1, int(numbered[3]) + 1)]
+    lacking = [file.name for file in shards if not is_file(file)]
     if lacking:
         suffix = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        are = f"{len(lacking)} of which {'is' if len(lacking) == 1 else 'are'} not there"
-        problem = f"is one of {len(every)} files, {are}: {', '.join(lacking[:3])}{suffix}"
+        missing_count = f"{len(lacking)} of which {'is' if len(lacking) == 1 else 'are'} not there"
+        problem = f"is one of {len(shards)} files, {missing_count}: {', '.join(lacking[:3])}{suffix}"
         raise DataFileError(path, problem)
-    return every
+    return shards
 
 
 def read_shards(path: Path) -> tuple[Mapping[str, Any], tuple[Tensor, ...], int]:

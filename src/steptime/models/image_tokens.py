@@ -116,7 +116,7 @@ def _image(text: str) -> Medium:
     width, height, count = int(match[1]), int(match[2]), int(match[3] or 1)
     if not 1 <= min(width, height) <= max(width, height) <= LONGEST_SIDE:
         raise RangeError(f"the sides of an image are 1 to {LONGEST_SIDE:,} pixels, not {shown(text)}")
-    return Medium(kind="image", count=_counted(count, text), width=width, height=height)
+    return Medium(kind="image", count=_media_count(count, text), width=width, height=height)
 
 
 def _recording(text: str) -> Medium:
@@ -126,10 +126,10 @@ def _recording(text: str) -> Medium:
     seconds, count = float(match[1]), int(match[2] or 1)
     if not 0 < seconds <= LONGEST_RECORDING:
         raise RangeError(f"a recording lasts more than 0 and at most {LONGEST_RECORDING:,.0f} seconds, not {shown(text)}")
-    return Medium(kind="audio", count=_counted(count, text), seconds=seconds)
+    return Medium(kind="audio", count=_media_count(count, text), seconds=seconds)
 
 
-def _counted(count: int, text: str) -> int:
+def _media_count(count: int, text: str) -> int:
     if not 1 <= count <= MOST_MEDIA:
         raise RangeError(f"a prompt holds 1 to {MOST_MEDIA:,} of one size, not {shown(text)}")
     return count
@@ -291,7 +291,7 @@ def frames(medium: Medium, *, longest: float = 30.0, most: int = 750) -> Cut:
     `_compute_audio_num_tokens` of transformers, gemma4/processing_gemma4.py. A longer recording than `longest` [s] is cut off
     by the processor, and refused here.
     """
-    _short_enough(medium, longest)
+    _check_length(medium, longest)
     rows = (round(medium.seconds * SAMPLES) + FRAME // 2 - (FRAME + 1)) // HOP + 1
     for _ in range(2):
         rows = (rows + 2 - 3) // 2 + 1
@@ -302,14 +302,14 @@ def frames(medium: Medium, *, longest: float = 30.0, most: int = 750) -> Cut:
 
 def padded(medium: Medium, *, tokens: int, reduced: int, longest: float = 30.0) -> Cut:
     """Gemma 3n: a recording of any length up to `longest` [s] is a fixed number of tokens, each of `reduced` rows."""
-    _short_enough(medium, longest)
+    _check_length(medium, longest)
     rows = math.ceil(medium.seconds * SAMPLES / HOP / 4)
     return whole(min(rows, tokens * reduced), tokens)
 
 
 def samples(medium: Medium, *, samples: int, longest: float = 30.0) -> Cut:
     """Gemma 4 without a tower for sound: a token for each so many samples."""
-    _short_enough(medium, longest)
+    _check_length(medium, longest)
     rows = math.ceil(medium.seconds * SAMPLES / samples)
     return whole(rows, rows)
 
@@ -319,7 +319,7 @@ def untimed(_: Medium, *, reason: str) -> Cut:
     raise RangeError(reason)
 
 
-def _short_enough(medium: Medium, longest: float) -> None:
+def _check_length(medium: Medium, longest: float) -> None:
     if medium.seconds > longest:
         raise RangeError(
             f"the processor hears at most {longest:g} seconds of a recording, not {medium.what}; give its parts, "

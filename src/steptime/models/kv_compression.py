@@ -188,7 +188,7 @@ def with_techniques(model: ModelLike, technique: str) -> Model:
     changed_model = model_of(model)
     expect("a technique", technique, str, "a text such as 'window=1024@5of6+kv=int8'")
     for change in sorted(parse_technique(technique), key=lambda item: list(WAYS).index(item.name)) if technique.strip() else ():
-        changed_model = _in_formats(changed_model, change) if change.name == "kv" else _changed(changed_model, change)
+        changed_model = _with_kv_format(changed_model, change) if change.name == "kv" else _with_change(changed_model, change)
     if changed_model is model or not technique.strip():
         return changed_model
     return replace(
@@ -224,13 +224,14 @@ def caveats_of(technique: str) -> tuple[str, ...]:
     return tuple(f"{change.name}: {WAYS[change.name].caveat} ({WAYS[change.name].source})" for change in lossy)
 
 
-def _changed(model: Model, change: Change) -> Model:
+def _with_change(model: Model, change: Change) -> Model:
     """Return the model with a change in the layers that it means, as many of each kind."""
     value = WAYS[change.name].read(change.figures)
-    meant = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
-    counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, meant, strict=True)]
+    mixers_by_layer = [_mixers(layer, change.scope, stored=change.name == "share") for layer, _ in model.layers]
+    counts = [n if mixers else 0 for (_, n), mixers in zip(model.layers, mixers_by_layer, strict=True)]
     layer_changes = [
-        _changed_layer(model, change, layer, mixers, value) for (layer, _), mixers in zip(model.layers, meant, strict=True)
+        _changed_layer(model, change, layer, mixers, value)
+        for (layer, _), mixers in zip(model.layers, mixers_by_layer, strict=True)
     ]
     same = [
         layer_change == (layer.ops, layer.attention)
@@ -246,7 +247,9 @@ def _changed(model: Model, change: Change) -> Model:
         if n > changed:
             layers.append((layer, n - changed))
     if tuple(layers) == model.layers:
-        raise InputError(f"{change.name}={change.figures} changes nothing in {model.name}: {_why_nothing(meant)}")
+        raise InputError(
+            f"{change.name}={change.figures} changes nothing in {model.name}: {_unchanged_reason(mixers_by_layer)}"
+        )
     return replace(model, layers=tuple(layers), notes=(*model.notes, _words(change)))
 
 
@@ -281,20 +284,20 @@ def _changed_counts(change: Change, value: Any, counts: list[int], same: list[bo
     return [0 if is_same else n for n, is_same in zip(shares, same, strict=True)]
 
 
-def _in_formats(model: Model, change: Change) -> Model:
+def _with_kv_format(model: Model, change: Change) -> Model:
     """Return the model with the caches of all layers, or of those that are meant, in another format; indexes keep theirs."""
     if model.kv_format not in FORMATS:
         raise InputError(f"kv={change.figures}: the cache of {model.name} is in {model.kv_format}; load it without --kv")
-    then = number_format(change.figures)
+    new_format = number_format(change.figures)
     counts = [n if _mixers(layer, change.scope, stored=False) else 0 for layer, n in model.layers]
     if not any(counts):
-        raise InputError(f"kv={change.figures} changes nothing in {model.name}: {_why_nothing([])}")
-    format_name = then.name if change.scope else ""
+        raise InputError(f"kv={change.figures} changes nothing in {model.name}: {_unchanged_reason([])}")
+    format_name = new_format.name if change.scope else ""
 
     def with_format(a: Attention) -> Attention:
         if a.name == "buffer" or not a.kv_bytes or (a.name in INDEXES and a.kv_format):
             return a
-        return replace(in_format(a, number_format(a.kv_format or model.kv_format), then), kv_format=format_name)
+        return replace(in_format(a, number_format(a.kv_format or model.kv_format), new_format), kv_format=format_name)
 
     layers: list[tuple[Layer, int]] = []
     for (layer, n), count in zip(model.layers, _spread(counts, _fraction(change.scope)), strict=True):
@@ -306,7 +309,7 @@ def _in_formats(model: Model, change: Change) -> Model:
     if change.scope:
         return replace(model, layers=tuple(layers), notes=notes)
     draft = tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in model.draft)
-    return replace(model, layers=tuple(layers), draft=draft, kv_format=then.name, kv_told=True, notes=notes)
+    return replace(model, layers=tuple(layers), draft=draft, kv_format=new_format.name, kv_told=True, notes=notes)
 
 
 def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:
@@ -316,8 +319,8 @@ def _mixers(layer: Layer, scope: str, *, stored: bool) -> tuple[Attention, ...]:
     return tuple(a for a in mixers if windowed is None or math.isfinite(a.window) is windowed)
 
 
-def _why_nothing(meant: Iterable[tuple[Attention, ...]]) -> str:
-    if not any(meant):
+def _unchanged_reason(mixers_by_layer: Iterable[tuple[Attention, ...]]) -> str:
+    if not any(mixers_by_layer):
         return "none of the layers that are meant keeps keys and values"
     return "its layers are so already, or too few for it"
 

@@ -31,7 +31,7 @@ def _ops(layer: Layer, changed: Mapping[str, Op | None], added: Iterable[Op] = (
     return (*(op for op in ops if op is not None), *added)
 
 
-def _sized(op: Op, share: float, *, limit: float | None = None) -> Op:
+def _scaled(op: Op, share: float, *, limit: float | None = None) -> Op:
     """Return an operator with `share` of its outputs."""
     return replace(
         op, weights=op.weights * share, flops_per_row=op.flops_per_row * share, outputs=op.outputs * share,
@@ -50,7 +50,7 @@ def _is_latent(layer: Layer) -> bool:
     return any(op.name == "kv_a_proj_with_mqa" for op in layer.ops)
 
 
-def _grouped_alone(layer: Layer) -> None:
+def _check_grouped(layer: Layer) -> None:
     if _is_latent(layer):
         raise InputError("it keeps one latent for all heads, no keys and values; latent=R makes that smaller")
 
@@ -72,11 +72,11 @@ def reading_another(layer: Layer, a: Attention, _: int) -> Made:
 
 def with_kv_heads(layer: Layer, a: Attention, heads: int) -> Made:
     """Return a layer with another number of KV heads."""
-    _grouped_alone(layer)
+    _check_grouped(layer)
     if a.heads % heads:
         raise InputError(f"{heads} KV heads do not divide its {a.heads} query heads")
     share = heads / a.kv_shards
-    changed = {op.name: _sized(op, share, limit=heads) for op in layer.ops if op.name in ("k_proj", "v_proj")}
+    changed = {op.name: _scaled(op, share, limit=heads) for op in layer.ops if op.name in ("k_proj", "v_proj")}
     return _ops(layer, changed), (replace(a, kv_bytes=a.kv_bytes * share, kv_shards=heads), *_other_mixers(layer, a))
 
 
@@ -126,7 +126,7 @@ def _with_lower_rank(layer: Layer, a: Attention, rank: int) -> Made:
     down, up = _op(layer, "kv_a_proj_with_mqa"), _op(layer, "kv_b_proj")
     norm = _op(layer, "kv_a_norm")
     changed = {
-        down.name: _sized(down, entry_share),
+        down.name: _scaled(down, entry_share),
         up.name: replace(up, weights=up.weights * share, flops_per_row=up.flops_per_row * share, inputs=rank),
         norm.name: replace(norm, weights=norm.weights * share, inputs=rank, outputs=rank),
     }
@@ -146,13 +146,13 @@ def in_low_rank(layer: Layer, a: Attention, share: float) -> Made:
     Values' second factor is part of the output projection; keys are made again for each entry that is read, since positions
     turn them: 2 x rank x key FLOPs for each KV head.
     """
-    _grouped_alone(layer)
+    _check_grouped(layer)
     key, value = a.query_values / a.heads, a.output_values / a.heads
     k, v, o = _op(layer, "k_proj"), _op(layer, "v_proj"), _op(layer, "o_proj")
     factor_weights = a.kv_shards * share * key * key  # parameters of the keys' second factor
     changed = {
-        "k_proj": replace(_sized(k, share), weights=k.weights * share + factor_weights),
-        "v_proj": _sized(v, share),
+        "k_proj": replace(_scaled(k, share), weights=k.weights * share + factor_weights),
+        "v_proj": _scaled(v, share),
         "o_proj": replace(o, weights=o.weights * share, flops_per_row=o.flops_per_row * share, inputs=o.inputs * share),
     }
     added = 2 * a.kv_shards * share * key * key + 2 * a.heads * value * (share - 1)
@@ -175,11 +175,11 @@ def selecting(layer: Layer, a: Attention, tokens: int) -> Made:
     query = next((op for op in layer.ops if op.name == "q_b_proj"), _op(layer, "q_proj") if not _is_latent(layer) else None)
     width = query.inputs if query is not None else _op(layer, "kv_a_proj_with_mqa").inputs
     stream = _op(layer, "o_proj").outputs
-    like = _op(layer, "o_proj")
+    o_proj = _op(layer, "o_proj")
 
     def matrix(name: str, inputs: float, outputs: float) -> Op:
         return replace(
-            like, name=name, weights=inputs * outputs, flops_per_row=2 * inputs * outputs, inputs=inputs, outputs=outputs,
+            o_proj, name=name, weights=inputs * outputs, flops_per_row=2 * inputs * outputs, inputs=inputs, outputs=outputs,
             split="replicated", split_limit=math.inf,
         )  # fmt: skip
 

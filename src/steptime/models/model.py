@@ -355,11 +355,11 @@ def with_kv(model: Model, format: Format) -> Model:
 
     Caches in a format of their own keep it (most indexes of sparse attention), as buffers do.
     """
-    now = number_format(model.kv_format)
+    old_format = number_format(model.kv_format)
 
     def with_format(a: Attention) -> Attention:
         keeps_format = a.name == "buffer" or a.kv_format or not a.kv_bytes
-        return a if keeps_format else in_format(a, now, format)
+        return a if keeps_format else in_format(a, old_format, format)
 
     def changed(layers: tuple[tuple[Layer, int], ...]) -> tuple[tuple[Layer, int], ...]:
         return tuple((replace(layer, attention=tuple(map(with_format, layer.attention))), n) for layer, n in layers)

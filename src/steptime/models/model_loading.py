@@ -148,7 +148,7 @@ def load_model(
     experts: str = "",
     kv: str = "",
     catalog: str | os.PathLike[str] | None = None,
-    via: str = "",
+    source: str = "",
     trust_remote_code: bool = False,
 ) -> Model:
     """Return the model of a catalogue name, a Hugging Face id, a path, or a dict of the fields of a config.json.
@@ -166,9 +166,9 @@ def load_model(
     if isinstance(name, str) and not name.strip():
         raise RangeError("a model needs a name or a path; this one is empty")
     if isinstance(name, str) and name.startswith(CODE):
-        name, via = name.removeprefix(CODE), "transformers"
-    if via:
-        model = _from_code(name, via, kv, catalog, trust_remote_code)
+        name, source = name.removeprefix(CODE), "transformers"
+    if source:
+        model = _from_code(name, source, kv, catalog, trust_remote_code)
     elif isinstance(name, Mapping):
         model = read_model(name, kv_format=kv)
     else:
@@ -193,13 +193,13 @@ def _from_path(name: str | os.PathLike[str], kv_format: str, catalog: str | os.P
     direct = _holds_weights(path)
     config = _config_at(path)
     is_given = is_file(config)
-    config = config if is_given else _find(str(name), catalog)
+    config = config if is_given else _config_path_by_name(str(name), catalog)
     in_folder = config.name == "config.json"
     weights = path if direct else config.parent
     file_stats = signature(weights) if in_folder else ()
     model = _load(config, config.stat().st_mtime, kv_format, weights, file_stats)
     if not is_given and in_folder:  # fetched into a folder that is named by a hash
-        model = _placed(replace(model, name=str(name)), str(name))
+        model = _with_place(replace(model, name=str(name)), str(name))
     return model
 
 
@@ -283,7 +283,7 @@ def config_of(name: str | os.PathLike[str], catalog: str | os.PathLike[str] | No
 
         return fields_of_file(file_of(path))
     path = _config_at(path)
-    data = _read_config(path if is_file(path) else _find(str(name), catalog))
+    data = _read_config(path if is_file(path) else _config_path_by_name(str(name), catalog))
     config = data.get("config", data)
     if not isinstance(config, dict):
         raise DataFileError(path, "config: must be a table of fields")
@@ -328,7 +328,7 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
         model = read_model(data, name=name, kv_format=kv_format, headers=headers, asked=read_fields)
         if note := _unread_note(data, read_fields):
             model = replace(model, notes=(*model.notes, note))
-        return _placed(model, str(path.parent.resolve())) if in_folder else model
+        return _with_place(model, str(path.parent.resolve())) if in_folder else model
     if not isinstance(data["config"], dict):
         raise DataFileError(path, "config: must be a table of fields")
     for key in ("source", "published", "remote_code"):
@@ -338,7 +338,7 @@ def _load(path: Path, _modified: float, kv_format: str, weights: Path, file_stat
     model = read_model(data["config"], name=name, kv_format=kv_format)
     trusted = replace(model.checkpoint, remote_code=model.checkpoint.remote_code or bool(data.get("remote_code")))
     model = replace(model, source=data.get("source", {}), published=data.get("published", {}), checkpoint=trusted)
-    return _placed(model, model.name) if "/" in model.name else model
+    return _with_place(model, model.name) if "/" in model.name else model
 
 
 def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:
@@ -355,11 +355,11 @@ def _unread_note(fields: Mapping[str, Any], read_fields: set[str]) -> str:
     )
 
 
-def _placed(model: Model, place: str) -> Model:
+def _with_place(model: Model, place: str) -> Model:
     return replace(model, checkpoint=replace(model.checkpoint, place=place))
 
 
-def _find(name: str, catalog: str | os.PathLike[str] | None) -> Path:
+def _config_path_by_name(name: str, catalog: str | os.PathLike[str] | None) -> Path:
     try:
         return find("models", name, catalog)
     except UnknownName as unknown:

@@ -86,10 +86,10 @@ def _variant(name: str, frozen: tuple[tuple[str, Any], ...], weights: str, exper
     def built(changed: Mapping[str, Any]) -> Model:
         return _load_variant(base, {**base_config, INNER: dict(changed)} if inner else changed, changes, formats)
 
-    started = changes.get(ATTENTION)
-    if started is not None and inner:
-        raise InputError(f"attention={started} is for models of text alone; {base.name} has other inputs too")
-    config = _with_attention(config, started, base.name) if started is not None else config
+    attention_kind = changes.get(ATTENTION)
+    if attention_kind is not None and inner:
+        raise InputError(f"attention={attention_kind} is for models of text alone; {base.name} has other inputs too")
+    config = _with_attention(config, attention_kind, base.name) if attention_kind is not None else config
     plain = built(config)
     for field, value in changes.items():
         if field == ATTENTION:
@@ -135,8 +135,8 @@ def _key(config: Mapping[str, Any], field: str) -> str:
     for key in KEYS[field]:
         if key in config:
             return key
-    has = [name for name, keys in KEYS.items() if any(key in config for key in keys)]
-    raise UnknownName("field of this model", field, has, f"Its config has {', '.join(has)}.")
+    fields_present = [name for name, keys in KEYS.items() if any(key in config for key in keys)]
+    raise UnknownName("field of this model", field, fields_present, f"Its config has {', '.join(fields_present)}.")
 
 
 def _with_field(config: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _balanced(
 ) -> Model:
     """Return the variant whose `balance_field` restores its parameters, by halving; width takes feed-forward blocks along."""
     count, key = COUNTED[equal], _key(config, balance_field)
-    aim, step = count(base), 1 if balance_field == "layers" else ROUNDED
+    target, step = count(base), 1 if balance_field == "layers" else ROUNDED
 
     def model_at(steps: int) -> Model:
         value = steps * step
@@ -245,9 +245,9 @@ def _balanced(
         return built(changed)
 
     low, high = 1, max(2, MOST_LAYERS if balance_field == "layers" else 16 * int(config[key]) // step)
-    if not count(model_at(low)) <= aim <= count(model_at(high)):
+    if not count(model_at(low)) <= target <= count(model_at(high)):
         raise InputError(f"no {balance_field} brings {equal} parameters back to those of {base.name}")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if count(model_at(middle)) <= aim else (low, middle)
-    return min((model_at(low), model_at(high)), key=lambda model: abs(count(model) - aim))
+        low, high = (middle, high) if count(model_at(middle)) <= target else (low, middle)
+    return min((model_at(low), model_at(high)), key=lambda model: abs(count(model) - target))

@@ -33,9 +33,9 @@ class Patterns:
         self._refuse, self._spent = refuse, 0.0
         for rank, pattern in enumerate(patterns):
             if pattern.startswith("re:") or "*" in pattern or "?" in pattern:
-                begun = time.process_time()
+                start_time = time.process_time()
                 self._expressions.append((rank, compiled(pattern, refuse)))
-                self._count(time.process_time() - begun)
+                self._count(time.process_time() - start_time)
             else:
                 self._names.setdefault(pattern, rank)
 
@@ -46,9 +46,9 @@ class Patterns:
         for position, expression in self._expressions:
             if rank is not None and position > rank:
                 break
-            begun = time.process_time()
+            start_time = time.process_time()
             is_match = any(map(expression.fullmatch, _candidates(module)))
-            self._count(time.process_time() - begun)
+            self._count(time.process_time() - start_time)
             if is_match:
                 return position
         return rank

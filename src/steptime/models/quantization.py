@@ -241,8 +241,8 @@ class Quantization:
         return dtype_assignment.per_matrix(name, scales=1 + fixed, scale=self._scalar)
 
     def _read_quark(self, fields: Mapping[str, Any]) -> None:
-        every = fields.get("global_quant_config")
-        weight = every.get("weight") if isinstance(every, Mapping) else None
+        scheme = fields.get("global_quant_config")
+        weight = scheme.get("weight") if isinstance(scheme, Mapping) else None
         dtype = weight.get("dtype") if isinstance(weight, Mapping) else None
         self._default = number_format("mxfp4" if isinstance(dtype, str) and "fp4" in dtype else "fp8")
         self._skipped = self._strings(fields, "exclude")

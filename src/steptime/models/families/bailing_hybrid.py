@@ -28,7 +28,7 @@ class BailingHybrid(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return delta or latent attention, two norms, and a dense block or experts."""
-        module, full, sparse = f"layers.{index}", self._full(c, index), blocks_decoder.is_sparse(c, index, dense=2)
+        module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks_decoder.is_sparse(c, index, dense=2)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
         if sparse:
@@ -79,7 +79,7 @@ class BailingHybrid(Family):
         )
         return blocks.Block(ops, (state,))
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention"
         return (index + 1) % c.integer("layer_group_size", default=6) == 0

@@ -34,7 +34,7 @@ class DeepSeek(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, and a dense block or experts."""
-        return self._layer(c, index, sparse=self._sparse(c, index))
+        return self._layer(c, index, sparse=self._is_sparse(c, index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
@@ -73,7 +73,7 @@ class DeepSeek(Family):
         mixer = "latent attention" if latent else "attention"
         return blocks_decoder.decoder(c, attention, feed_forward, norms=norms, mixer=mixer)
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         return c.fields.get("model_type") not in DENSE and blocks_decoder.is_sparse(c, index)
 
     def _dense(self, c: Config, module: str) -> blocks.Block:

@@ -28,7 +28,7 @@ class DeepSeekSparse(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return latent attention with or without an indexer, two norms, and a dense block or experts."""
-        return self._layer(c, index, full=self._full(c, index), sparse=blocks_decoder.is_sparse(c, index, dense=3))
+        return self._layer(c, index, full=self._is_full_attention(c, index), sparse=blocks_decoder.is_sparse(c, index, dense=3))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: two norms, a projection of two widths to one, and a full layer."""
@@ -60,7 +60,7 @@ class DeepSeekSparse(Family):
         block = blocks_decoder.selecting(blocks.latent(c, module), c.integer("index_topk"))
         return block + blocks_decoder.indexer(c, f"{module}.indexer") if full else block
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("indexer_types"):
             return c.choices("indexer_types", known=("full", "shared"), length=index + 1)[index] == "full"
         if c.has("index_topk_pattern"):

@@ -32,7 +32,7 @@ class Ernie(Family):
             bias=bias,
             output_bias=bias,
         )
-        if not self._sparse(c, index):
+        if not self._is_sparse(c, index):
             return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size"), bias=bias))
         hidden, count = c.integer("moe_intermediate_size"), c.integer("moe_num_experts")
         experts = blocks_decoder.shared_and_routed(
@@ -53,7 +53,7 @@ class Ernie(Family):
         moe = c.text("model_type", default="ernie4_5_moe") == "ernie4_5_moe"
         return embedding, norm, blocks.head(c, bias=moe and c.flag("use_bias", default=False))
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         if c.text("model_type", default="ernie4_5_moe") == "ernie4_5":
             return False
         last = c.raw("moe_layer_end_index", default=-1)

@@ -19,11 +19,11 @@ class GptNeox(Family):
 
     def tied(self, c: Config) -> bool:
         """The Japanese NeoX shares embedding and head where its config is silent."""
-        return c.flag("tie_word_embeddings", default=self._japanese(c))
+        return c.flag("tie_word_embeddings", default=self._is_japanese(c))
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a plain feed-forward block, all with biases."""
-        japanese = self._japanese(c)
+        japanese = self._is_japanese(c)
         bias = not japanese and c.flag("attention_bias", default=True)
         attention = blocks.grouped_query(
             c,
@@ -41,5 +41,5 @@ class GptNeox(Family):
         feed_forward = blocks.plain(c, f"layers.{index}.mlp", hidden, bias=not japanese)
         return blocks_decoder.decoder(c, attention, feed_forward, norm_bias=True)
 
-    def _japanese(self, c: Config) -> bool:
+    def _is_japanese(self, c: Config) -> bool:
         return c.text("model_type", default="gpt_neox") == "gpt_neox_japanese"

@@ -91,7 +91,7 @@ class ExpertsBeside(Family):
 
     def _feed_forward(self, c: Config, module: str, index: int, kind: Kind) -> blocks.Block:
         bias = c.flag("mlp_bias", default=False)
-        if not self._sparse(c, index):
+        if not self._is_sparse(c, index):
             return blocks.gated(c, module, c.integer("intermediate_size"), bias=bias)
         hidden = c.integer("moe_intermediate_size", "intermediate_size")
         count = c.integer(*COUNT)
@@ -108,7 +108,7 @@ class ExpertsBeside(Family):
         )
         return block + blocks.Block((blocks.small(c, "balance", count, term="experts"),)) if kind.balance else block
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         dense_layers = c.indices("mlp_only_layers", default=())
         if index in dense_layers or index < c.integer("num_dense_layers", default=0, least=0):
             return False

@@ -18,7 +18,7 @@ class GraniteHybrid(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return Mamba-2 or attention, two norms, the shared block and, unless there are none, experts."""
-        module, full = f"layers.{index}", self._full(c, index)
+        module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
             bias = c.flag("attention_bias", default=False)
@@ -70,7 +70,7 @@ class GraniteHybrid(Family):
             bias=c.flag("mamba_proj_bias", default=False),
         )
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         mixers = ("mamba", "attention", "linear_attention", "full_attention")
         kinds = c.choices("layer_types", "layers_block_type", known=mixers, length=index + 1)
         return kinds[index] in ("attention", "full_attention")

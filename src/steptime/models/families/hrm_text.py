@@ -53,8 +53,8 @@ class HrmText(Family):
             c, "layers.self_attn.gate_proj", c.width, inner, term="projections", bias=bias, split_limit=c.heads
         )
         feed_forward = blocks.gated(c, "layers.mlp", c.integer("intermediate_size"), bias=c.flag("mlp_bias", default=False))
-        both = block + blocks.Block((gate,)) + feed_forward
-        return Layer(name="gated attention + feed-forward", ops=both.ops, attention=both.attention)
+        block_and_mlp = block + blocks.Block((gate,)) + feed_forward
+        return Layer(name="gated attention + feed-forward", ops=block_and_mlp.ops, attention=block_and_mlp.attention)
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, the first state of the low stack, and head."""

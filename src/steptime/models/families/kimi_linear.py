@@ -37,7 +37,7 @@ class KimiLinear(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return delta or latent attention, two norms, and a dense block or experts."""
-        module, full, sparse = f"layers.{index}", self._full(c, index), blocks_decoder.is_sparse(c, index, dense=1)
+        module, full, sparse = f"layers.{index}", self._is_full_attention(c, index), blocks_decoder.is_sparse(c, index, dense=1)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += blocks.Block((*self._residual(c, "attention_res"), *self._residual(c, "mlp_res")))
         block += self._latent(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.self_attn")
@@ -144,8 +144,8 @@ class KimiLinear(Family):
         down = blocks.linear(c, f"{module}.routed_expert_down_proj", c.width, latent, term="experts")
         up = blocks.linear(c, f"{module}.routed_expert_up_proj", latent, c.width, term="experts")
         norms = (blocks.norm(c, "latent_norm", latent),) if c.flag("latent_moe_use_norm", default=False) else ()
-        wrapped = (replace(op, format=c.base_format) for op in (down, up))  # the checkpoint packs the routed experts only
-        return block + blocks.Block((*wrapped, *norms))
+        projections = (replace(op, format=c.base_format) for op in (down, up))  # the checkpoint packs the routed experts only
+        return block + blocks.Block((*projections, *norms))
 
     def _residual(self, c: Config, name: str) -> tuple[Op, ...]:
         if not c.has("attn_res_block_size"):
@@ -153,7 +153,7 @@ class KimiLinear(Family):
         c.integer("attn_res_block_size")
         return (blocks.norm(c, name, c.width, weights=2 * c.width),)
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             kinds = c.choices("layer_types", known=("linear_attention", "full_attention"), length=index + 1)
             return bool(kinds[index] == "full_attention")

@@ -33,13 +33,13 @@ class Lfm(Family):
         module, kind = f"layers.{index}", self._kind(c, index)
         mixer = self._convolution(c, f"{module}.conv") if kind == "conv" else self._attention(c, f"{module}.self_attn", kind)
         norms: tuple[str, ...] = ("operator_norm", "ffn_norm")
-        if self._third(c) and c.flag("use_sandwich_norm", default=True):
+        if self._is_version_3(c) and c.flag("use_sandwich_norm", default=True):
             norms += ("post_operator_norm", "post_ffn_norm")
         name = "convolution" if kind == "conv" else "attention"
         return blocks_decoder.decoder(c, mixer, self._feed_forward(c, f"{module}.feed_forward", index), norms=norms, mixer=name)
 
     def _attention(self, c: Config, module: str, kind: str) -> blocks.Block:
-        bias = self._third(c) and c.flag("attention_bias", default=False)
+        bias = self._is_version_3(c) and c.flag("attention_bias", default=False)
         block = blocks.grouped_query(
             c,
             module,
@@ -52,7 +52,7 @@ class Lfm(Family):
             window=c.integer("sliding_window") if kind == "sliding_attention" else math.inf,
         )
         gate: tuple[Op, ...] = ()
-        if self._third(c) and c.flag("use_attention_gate", default=True):
+        if self._is_version_3(c) and c.flag("use_attention_gate", default=True):
             gate = (blocks.linear(c, f"{module}.g_proj", c.width, c.heads, term="projections", split_limit=c.heads),)
         return block + blocks.Block(gate)
 
@@ -93,5 +93,5 @@ class Lfm(Family):
         full = c.indices("full_attn_idxs", default=range(c.depth))
         return "full_attention" if index in full else "conv"
 
-    def _third(self, c: Config) -> bool:
+    def _is_version_3(self, c: Config) -> bool:
         return c.text("model_type", default="lfm2") == "lfm3"

@@ -34,7 +34,7 @@ class Llama4(Family):
             ),
         )
         module, hidden = f"layers.{index}.feed_forward", c.integer("intermediate_size")
-        if not self._sparse(c, index):
+        if not self._is_sparse(c, index):
             return blocks_decoder.decoder(c, attention, blocks.gated(c, module, c.integer("intermediate_size_mlp")))
         experts = blocks_decoder.shared_and_routed(
             c,
@@ -88,7 +88,7 @@ class Llama4(Family):
         chunk = c.integer("attention_chunk_size")
         return (f"chunked attention counts as a sliding window of {chunk} tokens; a query in mid-chunk reads fewer",)
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("moe_layers"):
             return index in c.items("moe_layers")
         return (index + 1) % c.integer("interleave_moe_layer_step", default=1) == 0

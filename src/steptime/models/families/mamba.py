@@ -26,16 +26,16 @@ class Mamba(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return one norm and the mixer."""
-        module, second = f"layers.{index}.mixer", self._second_kind(c)
+        module, second = f"layers.{index}.mixer", self._is_mamba2(c)
         block = blocks.Block((blocks.norm(c, "norm", c.width),))
-        block += self._second(c, module) if second else self._first(c, module)
+        block += self._mamba2(c, module) if second else self._mamba1(c, module)
         return Layer(name="Mamba-2" if second else "Mamba", ops=block.ops, attention=block.attention)
 
     def heads(self, c: Config) -> int:
         """Heads of the state; those of the first Mamba are its channels."""
-        return c.integer("num_heads", default=128) if self._second_kind(c) else self._inner(c)
+        return c.integer("num_heads", default=128) if self._is_mamba2(c) else self._inner(c)
 
-    def _first(self, c: Config, module: str) -> blocks.Block:
+    def _mamba1(self, c: Config, module: str) -> blocks.Block:
         automatic = c.raw("time_step_rank", default="auto") == "auto"
         return blocks_state_space.mamba1(
             c,
@@ -48,7 +48,7 @@ class Mamba(Family):
             bias=c.flag("use_bias", default=False),
         )
 
-    def _second(self, c: Config, module: str) -> blocks.Block:
+    def _mamba2(self, c: Config, module: str) -> blocks.Block:
         heads, head_dim = c.integer("num_heads", default=128), c.integer("head_dim", default=64)
         inner = c.integer("expand", default=2) * c.width
         if heads * head_dim != inner:
@@ -68,5 +68,5 @@ class Mamba(Family):
     def _inner(self, c: Config) -> int:
         return c.integer("intermediate_size", default=c.integer("expand", default=2) * c.width)
 
-    def _second_kind(self, c: Config) -> bool:
+    def _is_mamba2(self, c: Config) -> bool:
         return c.text("model_type", default="mamba") == "mamba2"

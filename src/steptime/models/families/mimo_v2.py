@@ -23,7 +23,7 @@ class MiMoV2(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return full or window attention, two norms, and a dense block or experts."""
-        module, local, sparse = f"layers.{index}", self._local(c, index), self._sparse(c, index)
+        module, local, sparse = f"layers.{index}", self._is_local(c, index), self._is_sparse(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", local=local)
         if sparse:
@@ -64,7 +64,7 @@ class MiMoV2(Family):
         name = "add_swa_attention_sink_bias" if local else "add_full_attention_sink_bias"
         return block + blocks.Block((blocks.small(c, "sinks", heads),)) if c.flag(name, default=local) else block
 
-    def _local(self, c: Config, index: int) -> bool:
+    def _is_local(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             kinds = c.choices("layer_types", known=("full_attention", "sliding_attention"), length=index + 1)
             return bool(kinds[index] == "sliding_attention")
@@ -72,7 +72,7 @@ class MiMoV2(Family):
             return c.marked("hybrid_layer_pattern", index)
         return index > 0 and (index + 1) % 6 != 0
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("moe_layer_freq") and not c.has("mlp_layer_types"):
             return c.marked("moe_layer_freq", index)
         return blocks_decoder.is_sparse(c, index, dense=1)

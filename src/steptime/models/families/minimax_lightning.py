@@ -25,7 +25,7 @@ class MiniMaxLightning(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return lightning or softmax attention, two norms, and experts."""
-        module, full = f"layers.{index}", self._full(c, index)
+        module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "post_norm", c.width)))
         if full:
             block += blocks.grouped_query(c, f"{module}.self_attn", heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
@@ -61,7 +61,7 @@ class MiniMaxLightning(Family):
             ops, (replace(state, summed=1.0),)
         )  # of its norm: vLLM 0.19, linear_attn.py, MiniMaxText01RMSNormTP
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return bool(c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention")
         return c.marked("attn_type_list", index)  # 0 is lightning, 1 is softmax

@@ -29,7 +29,7 @@ class MiniMaxM3(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return full or block-sparse attention, two norms, and a dense block or experts."""
         module = f"layers.{index}"
-        indexed, sparse = self._indexed(c, index), self._sparse(c, index)
+        indexed, sparse = self._is_indexed(c, index), self._is_sparse(c, index)
         block = parts.Block((parts.norm(c, "input_norm", c.width), parts.norm(c, "post_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn", indexed=indexed)
         if sparse:
@@ -113,7 +113,7 @@ class MiniMaxM3(Family):
         stored = c.weight_format(f"{module}.experts.0.w1")
         return parts.Block(tuple(replace(op, format=stored) if op.rows == "routed" else op for op in block.ops))
 
-    def _indexed(self, c: Config, index: int) -> bool:
+    def _is_indexed(self, c: Config, index: int) -> bool:
         if not c.has("sparse_attention_config"):
             kinds = ("full_attention", "minimax_m3_sparse")
             listed = c.choices("layer_types", known=kinds, length=index + 1) if c.has("layer_types") else None
@@ -121,7 +121,7 @@ class MiniMaxM3(Family):
         s = c.inner("sparse_attention_config")
         return s.flag("use_sparse_attention", default=True) and s.marked("sparse_attention_freq", index)
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         if c.has("mlp_layer_types") or not c.has("moe_layer_freq"):
             return blocks_decoder.is_sparse(c, index)
         return c.marked("moe_layer_freq", index)

@@ -78,7 +78,7 @@ class LatentSparse(Family):
         if listed == "full_attention":
             return block
         block = blocks_decoder.selecting(block, c.integer("index_topk"))
-        return block + blocks_decoder.indexer(c, f"{module}.indexer") if self._full(c, index) else block
+        return block + blocks_decoder.indexer(c, f"{module}.indexer") if self._is_full_attention(c, index) else block
 
     def _gated_norms(self, c: Config, *, count: int) -> tuple[Op, ...]:
         rank = c.integer("gated_norm_rank", default=16)
@@ -109,7 +109,7 @@ class LatentSparse(Family):
     def _rotary(self, c: Config) -> int:
         return c.integer("qk_rope_head_dim")
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if not c.has("indexer_types"):
             return True
         return c.choices("indexer_types", known=("full", "shared"), length=index + 1)[index] == "full"

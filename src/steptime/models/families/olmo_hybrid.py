@@ -20,7 +20,7 @@ class OlmoHybrid(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return DeltaNet or attention, two norms and a gated feed-forward block."""
-        module, full = f"layers.{index}", self._full(c, index)
+        module, full = f"layers.{index}", self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "first_norm", c.width), blocks.norm(c, "second_norm", c.width)))
         block += self._attention(c, f"{module}.self_attn") if full else self._delta(c, f"{module}.linear_attn")
         block += blocks.gated(c, f"{module}.mlp", c.integer("intermediate_size"))
@@ -69,7 +69,7 @@ class OlmoHybrid(Family):
         )
         return blocks.Block(ops, (state,))
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention"
         return index % 4 == 3

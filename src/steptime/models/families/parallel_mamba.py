@@ -21,7 +21,7 @@ class MambaBeside(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return Mamba-2, attention or both, two norms, and a gated feed-forward block."""
         module, parallel = f"layers.{index}", c.text("model_type", default="bamba") == "falcon_h1"
-        full = parallel or self._full(c, index)
+        full = parallel or self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "input_norm", c.width), blocks.norm(c, "pre_ff_norm", c.width)))
         if parallel or not full:
             block += self._mamba(c, f"{module}.mamba", parallel=parallel)
@@ -64,7 +64,7 @@ class MambaBeside(Family):
             gated_norm=not parallel or c.flag("mamba_rms_norm", default=False),
         )
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types") or c.has("layers_block_type"):
             kinds = c.choices("layer_types", "layers_block_type", known=LAYER_TYPES, length=index + 1)
             return kinds[index] in ("attention", "full_attention")

@@ -18,7 +18,7 @@ class Phi(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block or experts."""
-        moe, bias = self._moe(c), c.flag("attention_bias", default=False)
+        moe, bias = self._is_moe(c), c.flag("attention_bias", default=False)
         attention = blocks.grouped_query(
             c,
             f"layers.{index}.self_attn",
@@ -39,12 +39,12 @@ class Phi(Family):
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return the embedding, the final norm and the head; the mixture of experts has biases on both."""
-        moe = self._moe(c)
+        moe = self._is_moe(c)
         return (
             blocks.embedding(c, tied=self.tied(c)),
             blocks.norm(c, "final_norm", c.width, bias=moe),
             blocks.head(c, bias=moe and c.flag("lm_head_bias", default=False)),
         )
 
-    def _moe(self, c: Config) -> bool:
+    def _is_moe(self, c: Config) -> bool:
         return c.text("model_type", default="phi3") == "phimoe"

@@ -24,7 +24,7 @@ class Qwen(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms and a feed-forward block."""
-        third = self._third(c)
+        third = self._is_version_3(c)
         bias = c.flag("attention_bias", default=False) if third else c.flag("qkv_bias", default=True)
         attention = blocks.grouped_query(
             c,
@@ -50,9 +50,9 @@ class Qwen(Family):
         if not c.has("vision_config"):
             return ()
         v = c.inner("vision_config")
-        return (third_tower(v) if self._third(c) else self._second_tower(v),)
+        return (third_tower(v) if self._is_version_3(c) else self._second_tower(v),)
 
-    def _third(self, c: Config) -> bool:
+    def _is_version_3(self, c: Config) -> bool:
         return c.text("model_type", default="qwen3").startswith("qwen3")
 
     def _feed_forward(self, c: Config, module: str, index: int) -> blocks.Block:

@@ -28,14 +28,14 @@ class QwenHybrid(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return DeltaNet or gated attention, two norms, and a dense block or experts."""
-        return self._layer(c, f"layers.{index}", full=self._full(c, index), sparse=self._sparse(c, index))
+        return self._layer(c, f"layers.{index}", full=self._is_full_attention(c, index), sparse=self._is_sparse(c, index))
 
     def draft(self, c: Config) -> tuple[tuple[Layer, int], ...]:
         """Return the multi-token-prediction layers: attention layers behind a projection of two widths to one."""
         count = c.integer("mtp_num_hidden_layers", default=0, least=0)
         if not count:
             return ()
-        layer = self._layer(c, "mtp.layers.0", full=True, sparse=self._sparse(c, c.depth - 1))
+        layer = self._layer(c, "mtp.layers.0", full=True, sparse=self._is_sparse(c, c.depth - 1))
         joined = blocks.linear(c, "mtp.fc", 2 * c.width, c.width, term="projections")
         norms = tuple(blocks.norm(c, name, c.width) for name in ("embedding_norm", "hidden_norm", "mtp_norm"))
         first = replace(layer, name=f"multi-token prediction: {layer.name}", ops=(joined, *norms, *layer.ops))
@@ -123,12 +123,12 @@ class QwenHybrid(Family):
         gate = blocks.linear(c, f"{module}.shared_expert_gate", c.width, 1, term="shared experts", split="replicated")
         return block + blocks.Block((gate,))
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layer_types"):
             return bool(c.choices("layer_types", known=KINDS, length=index + 1)[index] == "full_attention")
         return (index + 1) % c.integer("full_attention_interval", default=4) == 0
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         if not c.has("num_experts") or index in c.items("mlp_only_layers", default=()):
             return False
         return (index + 1) % c.integer("decoder_sparse_step", default=1) == 0

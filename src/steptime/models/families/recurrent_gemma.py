@@ -29,7 +29,7 @@ class RecurrentGemma(Family):
     def layer(self, c: Config, index: int) -> Layer:
         """Return the recurrence or attention, two norms, and a gated feed-forward block."""
         module = f"layers.{index}"
-        full = self._full(c, index)
+        full = self._is_full_attention(c, index)
         block = blocks.Block((blocks.norm(c, "temporal_norm", c.width), blocks.norm(c, "channel_norm", c.width)))
         block += self._attention(c, f"{module}.temporal_block") if full else self._recurrent(c, f"{module}.temporal_block")
         block += blocks.gated(c, f"{module}.mlp_block", c.integer("intermediate_size") // 2, bias=True)
@@ -77,7 +77,7 @@ class RecurrentGemma(Family):
     def _window(self, c: Config) -> int:
         return c.integer("attention_window_size", "sliding_window", default=2048)
 
-    def _full(self, c: Config, index: int) -> bool:
+    def _is_full_attention(self, c: Config, index: int) -> bool:
         if c.has("layers_block_type") or c.has("_block_types") or c.has("block_types"):
             kinds = c.choices("layers_block_type", "_block_types", "block_types", known=LAYER_TYPES)
             if not kinds:

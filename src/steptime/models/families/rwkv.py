@@ -30,14 +30,14 @@ class Rwkv(Family):
 
     def heads(self, c: Config) -> int:
         """Heads of the state; RWKV-4 has one a channel."""
-        return c.width // c.integer("head_dim", default=64) if self._seventh(c) else self._inner(c)
+        return c.width // c.integer("head_dim", default=64) if self._is_version_7(c) else self._inner(c)
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return the recurrence, norms and the feed-forward block; the first layer normalises the embedding, too."""
         module = f"blocks.{index}"
         names = ("ln1", "ln2", "ln0") if index == 0 else ("ln1", "ln2")
         block = blocks.Block(tuple(blocks.norm(c, name, c.width, bias=True) for name in names))
-        if self._seventh(c):
+        if self._is_version_7(c):
             block += self._time_mix7(c, f"{module}.attention", first=index == 0)
             block += self._channel_mix7(c, f"{module}.feed_forward")
         else:
@@ -104,7 +104,7 @@ class Rwkv(Family):
     def _inner(self, c: Config) -> int:
         return c.integer("attention_hidden_size", default=c.width)
 
-    def _seventh(self, c: Config) -> bool:
+    def _is_version_7(self, c: Config) -> bool:
         return c.text("model_type", default="rwkv") == "rwkv7"
 
     def stem(self, c: Config) -> tuple[Op, ...]:

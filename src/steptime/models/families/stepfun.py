@@ -33,7 +33,7 @@ class StepFun(Family):
 
     def layer(self, c: Config, index: int) -> Layer:
         """Return attention, two norms, and a dense block or experts."""
-        return self._layer(c, index, self._sparse(c, index))
+        return self._layer(c, index, self._is_sparse(c, index))
 
     def each(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; the list of layers with experts is read once."""
@@ -105,7 +105,7 @@ class StepFun(Family):
         if c.has("share_q_dim"):
             block += self._factorised(c, f"{module}.self_attn")
         else:
-            block += self._gated(c, f"{module}.self_attn", local=self._local(c, index))
+            block += self._gated(c, f"{module}.self_attn", local=self._is_local(c, index))
         if sparse:
             shared = c.integer("share_expert_dim", "share_expert_dims", default=0, least=0)
             block += blocks.experts(
@@ -166,13 +166,13 @@ class StepFun(Family):
         gate = blocks.linear(c, f"{module}.g_proj", c.width, heads, term="projections", split_limit=heads)
         return block + blocks.Block((gate,))
 
-    def _local(self, c: Config, index: int) -> bool:
+    def _is_local(self, c: Config, index: int) -> bool:
         if not c.has("layer_types"):
             return False
         kinds = c.choices("layer_types", known=KINDS, length=min(index + 1, c.depth))
         return index < len(kinds) and kinds[index] == "sliding_attention"
 
-    def _sparse(self, c: Config, index: int) -> bool:
+    def _is_sparse(self, c: Config, index: int) -> bool:
         return index in self._sparse_layers(c)
 
     def _sparse_layers(self, c: Config) -> frozenset[int]:

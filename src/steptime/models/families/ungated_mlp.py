@@ -44,14 +44,14 @@ class Plain(Family):
         mlp_bias = fused or c.flag("mlp_bias", default=kind == "jais2")
         feed_forward = blocks.plain(c, f"{module}.mlp", c.integer("intermediate_size"), bias=mlp_bias)
         norms = () if kind == "nanochat" else blocks_decoder.PRE
-        return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=self._layer_norms(c))
+        return blocks_decoder.decoder(c, block, feed_forward, norms=norms, norm_bias=self._has_layer_norms(c))
 
     def stem(self, c: Config) -> tuple[Op, ...]:
         """Return embedding, final norm and head; nanochat's norm has no gains."""
         ends = (blocks.embedding(c, tied=self.tied(c)), blocks.head(c))
         if self._kind(c) == "nanochat":
             return ends
-        return ends[0], blocks.norm(c, "final_norm", c.width, bias=self._layer_norms(c)), ends[1]
+        return ends[0], blocks.norm(c, "final_norm", c.width, bias=self._has_layer_norms(c)), ends[1]
 
     def towers(self, c: Config) -> tuple[Tower, ...]:
         """Return Fuyu's map of patches, which it has instead of a tower."""
@@ -62,7 +62,7 @@ class Plain(Family):
         cuts = rule(lines, patch=patch, height=1080, width=1920, settings="a screen of 1920x1080, as its processor has it")
         return (tower(c, "image", cuts, width=text, stem=(matrix(c, "vision_embed_tokens", values, text, term="patches"),)),)
 
-    def _layer_norms(self, c: Config) -> bool:
+    def _has_layer_norms(self, c: Config) -> bool:
         return self._kind(c) in ("nemotron", "jais2", "persimmon")
 
     def _kind(self, c: Config) -> str:

@@ -32,7 +32,7 @@ class Zamba(Family):
 
     def each(self, c: Config) -> Iterator[Layer]:
         """Yield the layers; a hybrid layer stores a shared block where it is the block's first."""
-        blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self._second(c) else 1, 0
+        blocks, hybrid_layers = c.integer("num_mem_blocks", default=1) if self._is_version_2(c) else 1, 0
         for index, kind in enumerate(self._kinds(c)):
             yield self._layer(c, index, hybrid=kind == "hybrid", stored=hybrid_layers < blocks)
             hybrid_layers += kind == "hybrid"
@@ -42,7 +42,7 @@ class Zamba(Family):
         return self._layer(c, index, hybrid=self._kinds(c)[index] == "hybrid", stored=True)
 
     def _layer(self, c: Config, index: int, *, hybrid: bool, stored: bool) -> Layer:
-        module, second = f"layers.{index}", self._second(c)
+        module, second = f"layers.{index}", self._is_version_2(c)
         block = parts.Block((parts.norm(c, "input_norm", c.width),))
         block += self._mamba2(c, f"{module}.mamba") if second else self._mamba1(c, f"{module}.mamba")
         if hybrid:
@@ -61,7 +61,7 @@ class Zamba(Family):
         )
         output = parts.linear(c, f"{module}.o_proj", c.heads * head_dim, c.width, term="projections")
         ops = (*(op for op in attention.ops if op.name != "o_proj"), output)
-        bias = c.flag("add_bias_linear", default=False) and self._second(c)
+        bias = c.flag("add_bias_linear", default=False) and self._is_version_2(c)
         hidden = c.integer("ffn_hidden_size", "intermediate_size")
         norms = parts.Block((parts.norm(c, "shared_norm", wide), parts.norm(c, "pre_ff_norm", c.width)))
         return norms + parts.Block(ops, attention.attention) + parts.gated(c, f"{module}.feed_forward", hidden, bias=bias)
@@ -110,12 +110,12 @@ class Zamba(Family):
     def _kinds(self, c: Config) -> list[str]:
         if c.has("layers_block_type") or c.has("layer_types"):
             return c.choices("layers_block_type", "layer_types", known=LAYER_TYPES, length=c.depth)[: c.depth]
-        if self._second(c):
+        if self._is_version_2(c):
             hybrid = c.indices("hybrid_layer_ids")
             return ["hybrid" if index in hybrid else "mamba" for index in range(c.depth)]
         period = c.integer("attn_layer_period", default=6, most=DEEPEST)
         offset = c.integer("attn_layer_offset", default=4, least=0)
         return ["hybrid" if i == 2 or (i > 2 and (i - 3) % period == offset) else "mamba" for i in range(c.depth)]
 
-    def _second(self, c: Config) -> bool:
+    def _is_version_2(self, c: Config) -> bool:
         return c.text("model_type", default="zamba2") == "zamba2"
