@@ -38,7 +38,7 @@ def both(auto: Any, kind: str) -> tuple[st.Model, st.Model]:
     """Return a small model read from code and by its family, from what the reference's config says of itself."""
     fields = as_transformers(SMALL[kind] | {"model_type": kind})
     config = auto.configuration_auto.AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
-    return st.load_model(config, source="transformers"), st.load_model(config)
+    return st.load_model(config, via="transformers"), st.load_model(config)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_kind_that_no_family_reads(auto: Any) -> None:
     config = BASE | {"model_type": "doge", "num_key_value_heads": 2}
     with pytest.raises(st.InputError, match="'transformers:' before a path"):
         st.load_model(config)
-    model = st.load_model(config, source="transformers")
+    model = st.load_model(config, via="transformers")
     assert kv_bytes_per_token(model) == 4 * 2 * 2 * 16 * 2
     matrices = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 32 * 2 + 3 * 64 * 96) + 128 * 64
     assert matmul_flops_per_token(model) == 2 * matrices
@@ -83,19 +83,19 @@ def test_a_kind_that_no_family_reads(auto: Any) -> None:
 @pytest.mark.slow
 def test_what_cannot_be_read_says_why(auto: Any) -> None:
     with pytest.raises(st.InputError, match=r"no code for the architecture 'tandem'.*trust_remote_code"):
-        st.load_model(BASE | {"model_type": "tandem"}, source="transformers")
+        st.load_model(BASE | {"model_type": "tandem"}, via="transformers")
     with pytest.raises(st.InputError, match="cannot be followed without weights"):
-        st.load_model(BASE | {"model_type": "jetmoe", "kv_channels": 16}, source="transformers")
+        st.load_model(BASE | {"model_type": "jetmoe", "kv_channels": 16}, via="transformers")
     with pytest.raises(st.InputError, match="returns no cache"):
-        st.load_model(GPT | {"model_type": "openai-gpt"}, source="transformers")
+        st.load_model(GPT | {"model_type": "openai-gpt"}, via="transformers")
     with pytest.raises(st.InputError, match="builds no llama from this config"):
-        st.load_model(BASE | {"model_type": "llama", "hidden_size": "wide"}, source="transformers")
+        st.load_model(BASE | {"model_type": "llama", "hidden_size": "wide"}, via="transformers")
 
 
 def test_a_wrong_way_and_an_encoder_are_refused() -> None:
     with pytest.raises(st.InputError, match="unknown way to read a model 'torch'"):
-        st.load_model("llama-3.1-8b", source="torch")
+        st.load_model("llama-3.1-8b", via="torch")
     with pytest.raises(st.InputError, match="encoder"):
-        st.load_model({"model_type": "bert"}, source="transformers")
+        st.load_model({"model_type": "bert"}, via="transformers")
     with pytest.raises(st.InputError, match=r"compress_ratios.*entries of many tokens"):
-        st.load_model(GPT | {"model_type": "deepseek_v4", "compress_ratios": [4]}, source="transformers")
+        st.load_model(GPT | {"model_type": "deepseek_v4", "compress_ratios": [4]}, via="transformers")

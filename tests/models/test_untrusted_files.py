@@ -178,7 +178,7 @@ def test_config_of_a_known_kind_brings_no_place_of_code():
 @pytest.mark.parametrize("name", [{"model_type": "own", "_name_or_path": "attacker/repo"}, "llama-3.1-8b", "../x/y", "a/b/c"])
 def test_trust_without_a_place_of_code_is_refused(name):
     with pytest.raises(InputError, match="trust_remote_code: needs the place of the code"):
-        load_model(name, source="transformers", trust_remote_code=True)
+        load_model(name, via="transformers", trust_remote_code=True)
 
 
 @pytest.mark.parametrize(("field", "value"), [("first_k_dense_replace", 100), ("n_group", 7), ("topk_group", 9)])

@@ -148,7 +148,7 @@ def load_model(
     experts: str = "",
     kv: str = "",
     catalog: str | os.PathLike[str] | None = None,
-    source: str = "",
+    via: str = "",
     trust_remote_code: bool = False,
 ) -> Model:
     """Return the model of a catalogue name, a Hugging Face id, a path, or a dict of the fields of a config.json.
@@ -166,9 +166,9 @@ def load_model(
     if isinstance(name, str) and not name.strip():
         raise RangeError("a model needs a name or a path; this one is empty")
     if isinstance(name, str) and name.startswith(CODE):
-        name, source = name.removeprefix(CODE), "transformers"
-    if source:
-        model = _from_code(name, source, kv, catalog, trust_remote_code)
+        name, via = name.removeprefix(CODE), "transformers"
+    if via:
+        model = _from_code(name, via, kv, catalog, trust_remote_code)
     elif isinstance(name, Mapping):
         model = read_model(name, kv_format=kv)
     else:
