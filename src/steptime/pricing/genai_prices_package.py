@@ -43,12 +43,12 @@ def _fetched() -> Any:
     from genai_prices import UpdatePrices
 
     try:
-        found = UpdatePrices().fetch()
+        snapshot = UpdatePrices().fetch()
     except Exception as problem:  # whatever the network does
         raise InputError(f"--update could not fetch prices: {problem}; leave it out for those that are installed") from None
-    if found is None:
+    if snapshot is None:
         raise InputError("--update found no prices; leave it out for those that are installed")
-    return found
+    return snapshot
 
 
 def version() -> str:
@@ -63,13 +63,13 @@ def find(provider: str, model: str, at: datetime, *, update: bool = False) -> Pr
 
     A match that the normaliser tells to be another model (the package matches beginnings of names) is none.
     """
-    wanted = {package for package, ours in NAMES.items() if ours == provider} | {provider}
+    seller_names = {package for package, ours in NAMES.items() if ours == provider} | {provider}
     for seller in snapshot(update=update).providers:
-        if seller.id in wanted:
-            found = seller.find_model(model)
-            if found is None or (family_of(found.id)[0] and family_of(found.id) != family_of(model)):
+        if seller.id in seller_names:
+            package_model = seller.find_model(model)
+            if package_model is None or (family_of(package_model.id)[0] and family_of(package_model.id) != family_of(model)):
                 return None
-            return list_of(seller, found, at)
+            return list_of(seller, package_model, at)
     return None
 
 
@@ -78,8 +78,8 @@ def of_family(family: str, at: datetime, *, update: bool = False) -> Iterator[tu
     for seller in snapshot(update=update).providers:
         for model in seller.models:
             name, variant = family_of(model.id)
-            if name == family and (found := list_of(seller, model, at)) is not None:
-                yield variant, found
+            if name == family and (price_list := list_of(seller, model, at)) is not None:
+                yield variant, price_list
 
 
 def list_of(seller: Any, model: Any, at: datetime) -> PriceList | None:

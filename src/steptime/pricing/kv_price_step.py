@@ -27,8 +27,8 @@ from steptime.units import MILLION
 def usd_per_byte(share: float | Array) -> Array:
     """Return USD to read a byte on each system that margins are calibrated on, at a share of its bandwidth."""
     machines = [load_system(name) for name in HOPPER]
-    rents = np.array([float(one.rent.typical) for one in machines])
-    widths = np.array([float(one.chip.hbm.bandwidth) for one in machines])
+    rents = np.array([float(machine.rent.typical) for machine in machines])
+    widths = np.array([float(machine.chip.hbm.bandwidth) for machine in machines])
     return np.asarray(usd_per_byte_read(rents, widths, np.asarray(share)[..., None]))
 
 

@@ -69,14 +69,14 @@ def holds(
     """Return each tier for a model of known bytes: remake and read are USD per million tokens, or not a number."""
     return tuple(
         Hold(
-            tier=one.name,
-            usd_per_mtok_hour=kv_bytes_per_token * one.usd_per_byte_second * HOUR * MILLION,
-            break_even=float(hold_seconds(remake_usd_per_million / MILLION, kv_bytes_per_token, one.usd_per_byte_second)),
-            hit_pays=float(hold_seconds(read_usd_per_million / MILLION, kv_bytes_per_token, one.usd_per_byte_second)),
-            drain=one.drain,
-            grade=one.grade,
+            tier=tier.name,
+            usd_per_mtok_hour=kv_bytes_per_token * tier.usd_per_byte_second * HOUR * MILLION,
+            break_even=float(hold_seconds(remake_usd_per_million / MILLION, kv_bytes_per_token, tier.usd_per_byte_second)),
+            hit_pays=float(hold_seconds(read_usd_per_million / MILLION, kv_bytes_per_token, tier.usd_per_byte_second)),
+            drain=tier.drain,
+            grade=tier.grade,
         )
-        for one in memory
+        for tier in memory
     )
 
 

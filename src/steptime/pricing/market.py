@@ -90,9 +90,11 @@ def uncounted(found: Market) -> list[str]:
     return [f"shown, and not in the median: {'; '.join(told)}"] if told else []
 
 
-def _alike(one: Offer, other: Offer) -> bool:
+def _alike(offer: Offer, other_offer: Offer) -> bool:
     """Whether two offers are the same to 1 %."""
-    return math.isclose(one.input, other.input, rel_tol=0.01) and math.isclose(one.output, other.output, rel_tol=0.01)
+    return math.isclose(offer.input, other_offer.input, rel_tol=0.01) and math.isclose(
+        offer.output, other_offer.output, rel_tol=0.01
+    )
 
 
 FAR = 32_768  # tokens of context at which bytes of a cache are told for holding it
@@ -129,13 +131,13 @@ def read_mix(text: str) -> Mix:
         if not 2 <= len(parts) <= 3:
             raise ValueError
         share = float(parts[2]) if len(parts) == 3 else 0.0
-        found = Mix(
+        mix = Mix(
             input_tokens=float(count(parts[0], "--mix")), output_tokens=float(count(parts[1], "--mix")), cached_share=share
         )
     except ValueError:
         raise RangeError(f"--mix takes prompt, answer and cached share as 4096:1024:0.5, not {shown(text)}") from None
-    found.workload()
-    return found
+    mix.workload()
+    return mix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +194,13 @@ class Market(Tabular):
     @property
     def counted(self) -> tuple[int, ...]:
         """Places of the offers that the median is of: those that count, or where there are none all of the product."""
-        same = tuple(at for at, one in enumerate(self.offers) if one.variant == self.variant)
+        same = tuple(at for at, offer in enumerate(self.offers) if offer.variant == self.variant)
         return self.sold or same or tuple(range(len(self.offers)))
 
     @property
     def median_price(self) -> float:
         """USD of a request at the median seller."""
-        return float(np.median([self.prices[at] for at in self.counted]))
+        return float(np.median([self.prices[index] for index in self.counted]))
 
     @property
     def product(self) -> str:
@@ -251,16 +253,16 @@ class Market(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the sentence and the cheapest offers."""
-        first = sorted(self.counted, key=lambda at: self.prices[at])[:5]
+        first = sorted(self.counted, key=lambda index: self.prices[index])[:5]
         title = f"Prices of {self.product} at {counted(len(first), 'seller')} of {len(self.counted)}"
-        return title, {self.offers[at].provider: f"{usd(self.prices[at])} a request" for at in first}
+        return title, {self.offers[index].provider: f"{usd(self.prices[index])} a request" for index in first}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each offer."""
         best = self.best
         cost = math.nan if best is None else best.usd_per_request
-        found = table_of(Offer, self.offers) | {"usd_per_request": list(self.prices)}
-        return found | {
+        columns = table_of(Offer, self.offers) | {"usd_per_request": list(self.prices)}
+        return columns | {
             "margin": [price / cost for price in self.prices],
             "margin_on": ["" if best is None else best.system] * len(self.prices),
         }
@@ -346,13 +348,13 @@ def family_named(model: str) -> Named:
     if rows:
         if variant == spelled(rows[0].catalogue)[1]:  # its only release
             variant = ""
-        known = {row.variant for row in rows}
-        known |= {family_of(row.model)[1] for row in dated_rows() if row.family == family}
-        if variant not in known:
-            others = ", ".join(sorted(known - {""})) or "none"
+        known_variants = {row.variant for row in rows}
+        known_variants |= {family_of(row.model)[1] for row in dated_rows() if row.family == family}
+        if variant not in known_variants:
+            other_variants = ", ".join(sorted(known_variants - {""})) or "none"
             raise InputError(
                 f"no seller of the variant {variant} of {family} is known, and it is another product than {family} itself; "
-                f"variants that are sold: {others}"
+                f"variants that are sold: {other_variants}"
             )
         return Named(family, rows[0].weights, rows[0].catalogue, variant)
     names = sorted({row.family for row in open_rows()})
@@ -383,11 +385,11 @@ def family_named(model: str) -> Named:
 
 
 def _of_seller(offers: tuple[Offer, ...], provider: str, family: str) -> tuple[Offer, ...]:
-    found = tuple(one for one in offers if one.provider == provider.strip().casefold())
-    if not found:
-        sellers = sorted({one.provider for one in offers})
+    seller_offers = tuple(offer for offer in offers if offer.provider == provider.strip().casefold())
+    if not seller_offers:
+        sellers = sorted({offer.provider for offer in offers})
         raise UnknownName(f"seller of {family}", provider, sellers, f"It is sold by {', '.join(sellers)}.")
-    return found
+    return seller_offers
 
 
 def margins_of(found: Market) -> list[Margins]:
@@ -418,11 +420,11 @@ def margins_of(found: Market) -> list[Margins]:
 def rent_on(chip: str, day: date, catalog: str | None = None) -> tuple[float, str]:
     """Return the newest rent of a chip up to a day [USD/s], with its date; not a number before the first."""
     mine = [(d, figure.value) for quote, d, figure in quotes(catalog) if quote.chip == chip and quote.kind in RENTED]
-    known = sorted((d, value) for d, value in mine if date.fromisoformat(d) <= day)
-    if not known:
+    known_rents = sorted((d, value) for d, value in mine if date.fromisoformat(d) <= day)
+    if not known_rents:
         return math.nan, min((d for d, _ in mine), default="")
-    last = known[-1][0]
-    return float(np.median([value for d, value in known if d == last])), last
+    last = known_rents[-1][0]
+    return float(np.median([value for d, value in known_rents if d == last])), last
 
 
 def _at_rents(

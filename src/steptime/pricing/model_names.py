@@ -54,19 +54,19 @@ def whole_names() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def known_names() -> Mapping[str, str]:
     """Return the family of each spelling that is known."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for row in open_rows():
-        found.setdefault(spelled(row.family)[0], row.family)
-    for family, others in table("names")["families"].items():
-        for other in others:
-            found.setdefault(spelled(other)[0], family)
+        names.setdefault(spelled(row.family)[0], row.family)
+    for family, aliases in table("names")["families"].items():
+        for alias in aliases:
+            names.setdefault(spelled(alias)[0], family)
     catalogued: dict[str, set[str]] = {}
     for row in open_rows():
         catalogued.setdefault(spelled(row.catalogue)[0], set()).add(row.family)
     for name, families in catalogued.items():
         if len(families) == 1:
-            found.setdefault(name, next(iter(families)))
-    return found
+            names.setdefault(name, next(iter(families)))
+    return names
 
 
 def family_of(name: str) -> tuple[str, str]:

@@ -38,8 +38,8 @@ class Margin:
         """Return margins at standard normal scores."""
         if self.values:
             shares = (np.arange(len(self.values)) + 0.5) / len(self.values)
-            found: Array = np.exp(np.interp(_share_below(normal), shares, np.log(self.values)))
-            return found
+            margins: Array = np.exp(np.interp(_share_below(normal), shares, np.log(self.values)))
+            return margins
         below, above = math.log(self.median / self.low), math.log(self.high / self.median)
         spread: Array = self.median * np.exp(np.where(normal < 0, below, above) * normal / Z90)
         return spread
@@ -78,7 +78,7 @@ def read_margin(text: str | float | Margin | None) -> Margin:
         ends = [float(part) for part in parts] if all(re.fullmatch(r"[0-9.eE+-]+", part) for part in parts) else []
     except ValueError:
         ends = []
-    if not ends or not all(1e-6 < one < 1e6 for one in ends):
+    if not ends or not all(1e-6 < end < 1e6 for end in ends):
         raise RangeError(f"a margin is price over cost, such as 2, or a 90 % range such as 1.2..7, not {shown(text)}")
     low, high = ends[0], ends[-1]
     if low > high:
@@ -122,8 +122,8 @@ def _twice(values: Array) -> Array:
 
 def assumed(name: str) -> tuple[float, float]:
     """Return the ends of what readings assume of a figure."""
-    found = next(one for one in table("facts")["assumed"] if one["name"] == name)
-    return float(found["low"]), float(found["high"])
+    assumption = next(one for one in table("facts")["assumed"] if one["name"] == name)
+    return float(assumption["low"]), float(assumption["high"])
 
 
 def interval(values: Array) -> tuple[float, float]:

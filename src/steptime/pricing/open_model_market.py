@@ -49,27 +49,27 @@ class Family:
 
 def mean_of_hopper(costs: Mapping[str, float]) -> float:
     """Return the geometric mean of costs on Hopper, of those that there are."""
-    known = [costs[name] for name in HOPPER if math.isfinite(costs.get(name, math.nan))]
-    return math.exp(math.fsum(map(math.log, known)) / len(known)) if known else math.nan
+    known_costs = [costs[name] for name in HOPPER if math.isfinite(costs.get(name, math.nan))]
+    return math.exp(math.fsum(map(math.log, known_costs)) / len(known_costs)) if known_costs else math.nan
 
 
 def one_each(rows: list[Row]) -> list[Row]:
     """Return one standard row of each seller that is no reseller: the model itself before a variant of it."""
-    found: dict[str, Row] = {}
+    row_by_provider: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (row.variant != "", row.variant)):
         current = row.service == "standard" and not row.above_tokens and row.as_of > CURRENT
         if current and row.role != RESELLER:
-            found.setdefault(row.provider, row)
-    return list(found.values())
+            row_by_provider.setdefault(row.provider, row)
+    return list(row_by_provider.values())
 
 
 @lru_cache(maxsize=1)
 def costs_by_model() -> Mapping[tuple[str, str], Mapping[str, Mapping[str, str]]]:
     """Return the shipped costs by model and format of its weights, then by system."""
-    found: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
+    costs: dict[tuple[str, str], dict[str, Mapping[str, str]]] = defaultdict(dict)
     for row in model_costs():
-        found[row["catalogue"], row["weights"]][row["system"]] = row
-    return found
+        costs[row["catalogue"], row["weights"]][row["system"]] = row
+    return costs
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ def families() -> tuple[Family, ...]:
     grouped: dict[str, list[Row]] = defaultdict(list)
     for row in open_rows():
         grouped[row.family].append(row)
-    return tuple(one for name, rows in grouped.items() if (one := _family(name, rows)) is not None)
+    return tuple(family for name, rows in grouped.items() if (family := _family(name, rows)) is not None)
 
 
 def known_figures(family: str) -> dict[str, float]:

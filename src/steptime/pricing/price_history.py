@@ -68,13 +68,13 @@ class PriceHistory(Tabular):
     def _pairs(self) -> list[tuple[Dated, Dated]]:
         """Return prices of one id at one seller that follow one another."""
         newest: dict[tuple[str, str], Dated] = {}
-        found = []
+        pairs = []
         for row in self.rows:
             before = newest.get((row.provider, row.model))
             if before is not None:
-                found.append((before, row))
+                pairs.append((before, row))
             newest[row.provider, row.model] = row
-        return found
+        return pairs
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the sentence and the last five prices."""
@@ -108,16 +108,16 @@ def price_history(
         raise InputError(f"no dated price of {family} is known{elsewhere}")
     cost = _cost(family, request, speed, catalog) if any(row.family == family for row in open_rows()) else math.nan
     now = float(load_system(HOPPER[0], catalog).rent.typical)
-    found = tuple(_dated(row, request, cost, now, catalog) for row in rows)
+    dated_prices = tuple(_dated(row, request, cost, now, catalog) for row in rows)
     notes = ["rents before the first dated list are not known, and margins before it are left out"] if any(
-        not math.isfinite(one.rent) for one in found
+        not math.isfinite(dated_price.rent) for dated_price in dated_prices
     ) else []  # fmt: skip
     if math.isfinite(cost):
         notes.append(
             "margins: the present engine's cost, of the cheaper of aggregated and disaggregated mode, at the rent of the day; "
             "engines of the day were slower"
         )
-    return PriceHistory(name=family, rows=found, notes=tuple(notes))
+    return PriceHistory(name=family, rows=dated_prices, notes=tuple(notes))
 
 
 def _cost(family: str, mix: Mix, speed: float, catalog: str | None) -> float:
@@ -127,12 +127,12 @@ def _cost(family: str, mix: Mix, speed: float, catalog: str | None) -> float:
     machines = [load_system(name, catalog) for name in HOPPER]
     slo = limits(speed=positive("--speed", speed, "tok/s"))
     costs = token_costs(loaded, machines, mix.workload(), slo, front=False)
-    return mean_of_hopper({one.system: one.usd_per_request for one in costs if one.feasible})
+    return mean_of_hopper({cost.system: cost.usd_per_request for cost in costs if cost.feasible})
 
 
 def _dated(row: Row, mix: Mix, cost: float, now: float, catalog: str | None) -> Dated:
-    read = row.cache_read if np.isfinite(row.cache_read) else row.input
-    price = mix.price(row.input, row.output, read)
+    cache_read = row.cache_read if np.isfinite(row.cache_read) else row.input
+    price = mix.price(row.input, row.output, cache_read)
     rent, listed = rent_on(CHIP, date.fromisoformat(row.since), catalog)
     return Dated(
         day=row.since, provider=row.provider, model=row.model, input=row.input, output=row.output, usd_per_request=price,

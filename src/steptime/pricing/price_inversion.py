@@ -50,12 +50,12 @@ class PriceReading(Tabular):
     draws: int = field(metadata=unit("", "how many"))
 
     def __getitem__(self, name: str) -> Reading:
-        found = {one.name: one for one in self.readings}
-        if name not in found:
+        readings = {reading.name: reading for reading in self.readings}
+        if name not in readings:
             from steptime.errors import UnknownName
 
-            raise UnknownName("reading", name, found, f"There are {', '.join(found)}.")
-        return found[name]
+            raise UnknownName("reading", name, readings, f"There are {', '.join(readings)}.")
+        return readings[name]
 
     @property
     def text(self) -> str:
@@ -66,7 +66,7 @@ class PriceReading(Tabular):
             told.append(f"{active.ends} active parameters")
         if kv.identifiable and kv.interval:
             told.append(f"{kv.ends} of KV cache a token in BF16 (at most {kv.written(kv.bound)}; such bounds {kv.bound_held})")
-        blind = sum(not one.identifiable for one in self.readings)
+        blind = sum(not reading.identifiable for reading in self.readings)
         said = " and ".join(told) or "nothing of the model's size"
         return f"{self.list.name} says {said} (90 %); {blind} of {len(self.readings)} readings are not identifiable."
 
@@ -79,15 +79,15 @@ class PriceReading(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each reading, an interval by its two ends."""
-        found = {
+        columns = {
             name: values
             for name, values in table_of(Reading, self.readings).items()
             if name not in ("interval", "held", "words")
         }
         for end, name in enumerate(("low", "high")):
-            found[name] = [math.nan if one.interval is None else one.interval[end] for one in self.readings]
-        found["held"] = [str(one.held or "") for one in self.readings]
-        return found | {"words": ["; ".join(one.words) for one in self.readings]}
+            columns[name] = [math.nan if reading.interval is None else reading.interval[end] for reading in self.readings]
+        columns["held"] = [str(reading.held or "") for reading in self.readings]
+        return columns | {"words": ["; ".join(reading.words) for reading in self.readings]}
 
 
 def read_prices(

@@ -106,11 +106,11 @@ class PriceList(Tabular):
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return its name and its standard rates."""
-        found = {}
+        rows = {}
         for line in self.of():
-            where = f"above {line.above_tokens:,.0f} tokens" if line.above_tokens else "standard"
-            found[where] = f"{usd(line.input)} in, {usd(line.output)} out per million tokens"
-        return f"Price list of {self.name}" + (f", {self.at}" if self.at else ""), found
+            tier_name = f"above {line.above_tokens:,.0f} tokens" if line.above_tokens else "standard"
+            rows[tier_name] = f"{usd(line.input)} in, {usd(line.output)} out per million tokens"
+        return f"Price list of {self.name}" + (f", {self.at}" if self.at else ""), rows
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each line."""
@@ -145,25 +145,30 @@ def in_order(found: Iterable[float], place: str) -> None:
 
 
 def _check_line(name: str, line: Rates, *, asks: bool) -> None:
-    where = f"{name}, {line.service}" + (f" above {line.above_tokens:,.0f} tokens" if line.above_tokens else "")
-    for what in PRICES:
-        value = getattr(line, what)
-        if what in ("input", "output") and math.isnan(value):
-            raise RangeError(f"{where}: {what} is missing or not a number; a list needs it in USD per million tokens")
+    tier_name = f"{name}, {line.service}" + (f" above {line.above_tokens:,.0f} tokens" if line.above_tokens else "")
+    for price_name in PRICES:
+        value = getattr(line, price_name)
+        if price_name in ("input", "output") and math.isnan(value):
+            raise RangeError(f"{tier_name}: {price_name} is missing or not a number; a list needs it in USD per million tokens")
         if value < 0 or math.isinf(value):
-            raise RangeError(f"{where}: {what} must be a price of 0 or more USD per million tokens, not {shown(value)}")
+            raise RangeError(
+                f"{tier_name}: {price_name} must be a price of 0 or more USD per million tokens, not {shown(value)}"
+            )
     if line.input == 0 and line.output == 0:
-        raise RangeError(f"{where}: free is not a price; a free tier says nothing of what tokens cost. Give the paid one")
+        raise RangeError(f"{tier_name}: free is not a price; a free tier says nothing of what tokens cost. Give the paid one")
     if asks:
-        for what in ("input", "output"):
-            value = getattr(line, what)
+        for price_name in ("input", "output"):
+            value = getattr(line, price_name)
             if 0 < value < LEAST or value > MOST_USD:
                 raise RangeError(
-                    f"{where}: {what} {value:g} is no price per million tokens that sellers ask ({LEAST:g} to {MOST_USD:g}); "
+                    f"{tier_name}: {price_name} {value:g} is no price per million tokens "
+                    f"that sellers ask ({LEAST:g} to {MOST_USD:g}); "
                     f"which unit is it? Say unit = {PER_TOKEN!r}, {PER_THOUSAND!r} or {PER_MILLION!r}"
                 )
     if line.cache_read > line.input:
-        raise RangeError(f"{where}: a cached token at {usd(line.cache_read)} is dearer than a fresh one at {usd(line.input)}")
+        raise RangeError(
+            f"{tier_name}: a cached token at {usd(line.cache_read)} is dearer than a fresh one at {usd(line.input)}"
+        )
 
 
 DOCUMENTED = "vendor"  # grade of a dated row that the maker's own page states
@@ -202,31 +207,31 @@ def _filled(lead: PriceList, other: PriceList) -> PriceList:
     lines, lacked, differ = list[Rates](), dict[str, list[str]](), list[str]()
     for line in lead.rates:
         twins = [one for one in other.rates if _same(line, one.service, one.above_tokens)]
-        whole, names = _with(line, twins)
-        lines.append(whole)
+        completed_rates, names = _with(line, twins)
+        lines.append(completed_rates)
         for name in names:
             lacked.setdefault(f"{WORDS.get(name, name)} ({twins[0].source})", []).append(line.service)
         if twins and _paid(twins[0]) != _paid(line):
             differ.append(_differ(lead, other, line.service, line, twins[0]))
-    more = [one for one in other.rates if not any(_same(one, line.service, line.above_tokens) for line in lead.rates)]
-    told = [f"{name} of {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
-    told += dict.fromkeys(_named(one) for one in more)
-    notes = [f"not in {lead.source}, of the shipped rows: {'; '.join(told)}"] if told else []
+    extra_rates = [one for one in other.rates if not any(_same(one, line.service, line.above_tokens) for line in lead.rates)]
+    source_notes = [f"{name} of {', '.join(dict.fromkeys(services))}" for name, services in lacked.items()]
+    source_notes += dict.fromkeys(_named(one) for one in extra_rates)
+    notes = [f"not in {lead.source}, of the shipped rows: {'; '.join(source_notes)}"] if source_notes else []
     alone = [
         one for one in lead.of() if one.above_tokens and not any(_same(one, r.service, r.above_tokens) for r in other.of())
     ]
     differ += [f"{other.source} has no tier above {one.above_tokens:,.0f} tokens, {lead.source} has" for one in alone]
-    rates = sorted((*lines, *more), key=lambda one: (one.service != STANDARD, one.service, one.above_tokens))
+    rates = sorted((*lines, *extra_rates), key=lambda one: (one.service != STANDARD, one.service, one.above_tokens))
     return replace(lead, rates=tuple(rates), notes=(*lead.notes, *other.notes, *differ, *notes))
 
 
 def _with(line: Rates, twins: list[Rates] | list[Row]) -> tuple[Rates, list[str]]:
     """Return a line with the prices that it lacks of the first twin that costs the same, and their names."""
-    for one in twins:
-        lacks = [name for name in PRICES if math.isnan(getattr(line, name)) and math.isfinite(getattr(one, name))]
-        if lacks and (one.input, one.output) == _paid(line):
-            source = "; ".join(filter(None, (line.source, f"{', '.join(WORDS.get(n, n) for n in lacks)}: {one.source}")))
-            return replace(line, source=source, **{name: getattr(one, name) for name in lacks}), lacks
+    for twin in twins:
+        lacks = [name for name in PRICES if math.isnan(getattr(line, name)) and math.isfinite(getattr(twin, name))]
+        if lacks and (twin.input, twin.output) == _paid(line):
+            source = "; ".join(filter(None, (line.source, f"{', '.join(WORDS.get(n, n) for n in lacks)}: {twin.source}")))
+            return replace(line, source=source, **{name: getattr(twin, name) for name in lacks}), lacks
     return line, []
 
 
@@ -250,11 +255,11 @@ def _near(row: Row, line: Rates) -> bool:
 
 def _differ(lead: PriceList, other: PriceList, service: str = "", *lines: Rates) -> str:
     """Return the note of two sources that disagree, with their dates, the one that is taken first."""
-    said = [
-        f"{one.source} of {one.as_of} says {line.input:g}/{line.output:g}"
-        for one, line in zip((lead, other), lines or (lead.base, other.base), strict=True)
+    differences = [
+        f"{price_list.source} of {price_list.as_of} says {line.input:g}/{line.output:g}"
+        for price_list, line in zip((lead, other), lines or (lead.base, other.base), strict=True)
     ]
-    return f"sources disagree{f' on {service}' if service else ''}: {said[0]} USD/M (taken), {said[1]}"
+    return f"sources disagree{f' on {service}' if service else ''}: {differences[0]} USD/M (taken), {differences[1]}"
 
 
 KEYS: Final = ("provider", "model", "unit", "currency", "tiers", "services", "hold", "hold_long", "storage", "longest", *PRICES)
@@ -292,19 +297,22 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
         raise RangeError(f"prices are in USD here, not {shown(data['currency'])}; give them in USD")
     factor = UNITS.get(written, UNITS[PER_MILLION])
     tiers, services = _tables(data, "tiers", TIER_KEYS), _tables(data, "services", SERVICE_KEYS)
-    in_order([_amount(one, "above_tokens", "tiers") for one in tiers if one.get("service", STANDARD) == STANDARD], "tiers")
+    in_order(
+        [_amount(service, "above_tokens", "tiers") for service in tiers if service.get("service", STANDARD) == STANDARD],
+        "tiers",
+    )
     lines = [_line(data, factor, STANDARD)]
-    lines += [_line(one, factor, str(one.get("service", STANDARD))) for one in tiers]
-    for one in services:
-        if not isinstance(one.get("name"), str) or one["name"] == STANDARD:
+    lines += [_line(service, factor, str(service.get("service", STANDARD))) for service in tiers]
+    for service in services:
+        if not isinstance(service.get("name"), str) or service["name"] == STANDARD:
             raise RangeError("services: each needs a name, such as fast or batch; the standard prices stand above")
-        lines.append(_line(one, factor, one["name"]))
+        lines.append(_line(service, factor, service["name"]))
     longest = _amount(data, "longest", "longest")
     if longest <= max(line.above_tokens for line in lines):
         raise RangeError(
             f"longest: {shown(longest)} tokens are not above the last tier; it is the longest context that is sold"
         )
-    found = PriceList(
+    price_list = PriceList(
         provider=str(data.get("provider", "own")),
         model=str(data.get("model", "model")),
         rates=tuple(lines),
@@ -312,27 +320,27 @@ def list_from(data: Mapping[str, Any]) -> PriceList:
         hold_long=_seconds(data, "hold_long"),
         storage=_amount(data, "storage", "storage"),
         longest=longest,
-        speeds={one["name"]: _speed(one) for one in services if "speed" in one},
+        speeds={service["name"]: _speed(service) for service in services if "speed" in service},
         source="given",
         grade="given",
     )
-    return checked(found, written_in=written)
+    return checked(price_list, written_in=written)
 
 
-def _known(data: Mapping[str, Any], keys: Sequence[str], what: str) -> None:
+def _known(data: Mapping[str, Any], keys: Sequence[str], section: str) -> None:
     for name in data:
         if name not in keys:
-            raise UnknownName(f"key of {what}", name, keys)
+            raise UnknownName(f"key of {section}", name, keys)
 
 
 def _tables(data: Mapping[str, Any], name: str, keys: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the tables of a name; none where it is not given."""
-    found = data.get(name, ())
-    if not isinstance(found, list | tuple) or not all(isinstance(one, Mapping) for one in found):
-        raise RangeError(f"{name} is a list of tables, [[{name}]], not {shown(found)}")
-    for one in found:
-        _known(one, keys, name)
-    return list(found)
+    entries = data.get(name, ())
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise RangeError(f"{name} is a list of tables, [[{name}]], not {shown(entries)}")
+    for entry in entries:
+        _known(entry, keys, name)
+    return list(entries)
 
 
 def _amount(data: Mapping[str, Any], name: str, place: str) -> float:

@@ -73,21 +73,21 @@ def _split(name: str, provider: str | None) -> tuple[str, str]:
     front, _, model = name.strip().partition("/") if "/" in name else ("", "", name.strip())
     rows = closed_rows()
     sellers = {row.provider for row in (*rows, *open_rows(), *dated_rows())}
-    asked = (provider or front).strip().casefold().replace("x-ai", "xai")
-    if provider and front and front.casefold() not in (asked, provider.casefold()):
+    seller = (provider or front).strip().casefold().replace("x-ai", "xai")
+    if provider and front and front.casefold() not in (seller, provider.casefold()):
         model = name.strip()
-    if not asked:
+    if not seller:
         having = sorted({row.provider for row in rows if row.model == model.casefold()})
         if having:
             return having[0] if len(having) == 1 else _maker(having, model), model.casefold()
         if family_of(name)[0]:
             return _maker_of(family_of(name)[0]), name.strip()
         raise _unknown_model(name, rows)
-    if asked not in sellers:
+    if seller not in sellers:
         raise UnknownName(
             "provider", provider or front, sellers, f"Known: {len(sellers)} sellers, such as openai, anthropic, google."
         )
-    return asked, model.casefold() if any(row.provider == asked for row in rows) else model
+    return seller, model.casefold() if any(row.provider == seller for row in rows) else model
 
 
 def _maker(having: list[str], model: str) -> str:
@@ -107,24 +107,24 @@ def _maker_of(family: str) -> str:
 
 
 def _unknown_model(name: str, rows: Iterable[Row]) -> UnknownName:
-    known = {f"{row.provider}/{row.model}" for row in rows} | {row.family for row in open_rows()}
-    known |= {f"{row.provider}/{row.model}" for row in dated_rows()}
+    known_names = {f"{row.provider}/{row.model}" for row in rows} | {row.family for row in open_rows()}
+    known_names |= {f"{row.provider}/{row.model}" for row in dated_rows()}
     return UnknownName(
-        "model with a price", name, known, "Closed models are named as openai/gpt-6-sol, open ones as deepseek-v3."
+        "model with a price", name, known_names, "Closed models are named as openai/gpt-6-sol, open ones as deepseek-v3."
     )
 
 
 def _from_package(seller: str, model: str, time: datetime | None, *, update: bool) -> PriceList | None:
     """Return the package's list, but not of times before the model's first row: the package has its first price for ever."""
-    found = genai_prices_package.find(seller, model, time or _NOON, update=update)
+    price_list = genai_prices_package.find(seller, model, time or _NOON, update=update)
     first = first_day(seller, model)
-    if found is None or (time is not None and first and time.date() < date.fromisoformat(first)):
+    if price_list is None or (time is not None and first and time.date() < date.fromisoformat(first)):
         return None
-    ruled = any(one["provider"] == seller and model in one["models"] for one in table("facts")["hours"])
+    ruled = any(fact["provider"] == seller and model in fact["models"] for fact in table("facts")["hours"])
     if ruled:  # the package knows the hours and no weekends: the shipped rule takes their place
         return None
-    read = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
-    return replace(found, at="" if time is None else found.at, as_of=read)
+    read_date = datetime.now(UTC).date().isoformat() if update else str(NEWEST)[:7]
+    return replace(price_list, at="" if time is None else price_list.at, as_of=read_date)
 
 
 def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
@@ -139,8 +139,8 @@ def _from_rows(seller: str, model: str, time: datetime | None) -> PriceList:
     if (time is None and rows) or (time is not None and not first):
         since = min((row.since for row in rows if row.since), default="")
         if time is not None and (not since or time.date() < date.fromisoformat(since)):
-            told = f"its price is known from {since}" if since else "only its present price is known"
-            raise RangeError(f"no price of {seller}/{model} is known on {time.date()}: {told}")
+            reason = f"its price is known from {since}" if since else "only its present price is known"
+            raise RangeError(f"no price of {seller}/{model} is known on {time.date()}: {reason}")
         return _listed(seller, model, rows)
     at = time or _NOON
     rates, newest = on_day(seller, dated, at)
@@ -166,11 +166,11 @@ def _listed(seller: str, model: str, rows: list[Row]) -> PriceList:
         near = next((key for key in best if key[0] == row.service and 0 < abs(key[1] - row.above_tokens) <= 1), None)
         best.setdefault(near or (row.service, row.above_tokens), row)
     best = {key: row for key, row in best.items() if not _outvoted(key, best)}
-    chosen = [best[key] for key in sorted(best)]
-    first = best.get((STANDARD, 0.0), chosen[0])
-    notes = [f"other sources say {row.disagreeing} USD/M" for row in chosen if row.disagreeing]
+    chosen_offers = [best[key] for key in sorted(best)]
+    first = best.get((STANDARD, 0.0), chosen_offers[0])
+    notes = [f"other sources say {row.disagreeing} USD/M" for row in chosen_offers if row.disagreeing]
     return PriceList(
-        provider=seller, model=model, rates=tuple(map(rates_of, chosen)), source=first.source, as_of=first.as_of,
+        provider=seller, model=model, rates=tuple(map(rates_of, chosen_offers)), source=first.source, as_of=first.as_of,
         grade=first.grade, notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
@@ -179,33 +179,36 @@ def _outvoted(key: tuple[str, float], best: Mapping[tuple[str, float], Row]) -> 
     """Whether a tier stands at another threshold in more sources, with the same prices."""
     row = best[key]
     return any(
-        other != key and other[0] == key[0] and key[1] > 0 and (one.input, one.output) == (row.input, row.output)
-        and one.agreeing > row.agreeing
-        for other, one in best.items()
+        other_key != key and other_key[0] == key[0] and key[1] > 0 and (offer.input, offer.output) == (row.input, row.output)
+        and offer.agreeing > row.agreeing
+        for other_key, offer in best.items()
     )  # fmt: skip
 
 
-def _completed(found: PriceList, at: datetime) -> PriceList:
+def _completed(price_list: PriceList, at: datetime) -> PriceList:
     """Return a list with what only the shipped facts tell: lifetimes, storage, promised speeds, its age."""
     facts, notes = table("facts"), list[str]()
-    life: Mapping[str, Any] = next((one for one in facts["caches"] if one["provider"] == found.provider), {})
+    life: Mapping[str, Any] = next(
+        (cache_fact for cache_fact in facts["caches"] if cache_fact["provider"] == price_list.provider), {}
+    )
     storage = next(
-        (o["usd"] for o in facts["storage"] if o["provider"] == found.provider and found.model in o["models"]), math.nan
+        (o["usd"] for o in facts["storage"] if o["provider"] == price_list.provider and price_list.model in o["models"]),
+        math.nan,
     )
     speeds = {
         o["service"]: float(o["times"])
         for o in facts["speeds"]
-        if o["provider"] == found.provider and found.model in o["models"]
+        if o["provider"] == price_list.provider and price_list.model in o["models"]
     }
     if at.date() > NEWEST:
         notes.append(f"prices were collected on {NEWEST}, {(at.date() - NEWEST).days} days before")
     return replace(
-        found,
+        price_list,
         hold=parse(life["hold"], "s") if "hold" in life else math.nan,
         hold_long=parse(life["hold_long"], "s") if "hold_long" in life else math.nan,
         storage=storage,
-        speeds=speeds | found.speeds,
-        notes=(*found.notes, *notes),
+        speeds=speeds | price_list.speeds,
+        notes=(*price_list.notes, *notes),
     )
 
 
@@ -217,10 +220,10 @@ def offers_of(family: str, at: str | datetime | None = None, *, update: bool = F
     time = read_time(at)
     if update:
         genai_prices_package.snapshot(update=True)
-    found = [_offer(row) for row in open_rows() if _standard(row, family)] if time is None else _dated_offers(family, time)
+    offers = [_offer(row) for row in open_rows() if _standard(row, family)] if time is None else _dated_offers(family, time)
     if genai_prices_package.installed() and (time is None or time.date() >= NEWEST.replace(day=1)):
-        found += _others(family, time, found, update=update)
-    return tuple(sorted(found, key=lambda one: (one.role == RESELLER, one.input + one.output, one.provider)))
+        offers += _others(family, time, offers, update=update)
+    return tuple(sorted(offers, key=lambda offer: (offer.role == RESELLER, offer.input + offer.output, offer.provider)))
 
 
 def _standard(row: Row, family: str) -> bool:
@@ -243,8 +246,8 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
         if date.fromisoformat(row.since) <= time.date():
             newest[row.provider, row.model] = row
     if not newest:
-        told = f"the first row is of {rows[0].since}" if rows else "it has no dated rows"
-        raise RangeError(f"no price of {family} is known on {time.date()}: {told}; leave --at out for the newest")
+        reason = f"the first row is of {rows[0].since}" if rows else "it has no dated rows"
+        raise RangeError(f"no price of {family} is known on {time.date()}: {reason}; leave --at out for the newest")
     roles = {row.provider: row.role for row in open_rows()}
     return [
         Offer(
@@ -266,14 +269,14 @@ def _dated_offers(family: str, time: datetime) -> list[Offer]:
 def _others(family: str, time: datetime | None, have: list[Offer], *, update: bool) -> list[Offer]:
     at = time or _NOON
     roles = {row.provider: row.role for row in open_rows()}
-    known = {(one.provider, one.variant, one.input, one.output) for one in have}
-    found = []
+    known_offers = {(offer.provider, offer.variant, offer.input, offer.output) for offer in have}
+    other_offers = []
     for variant, listed in genai_prices_package.of_family(family, at, update=update):
         base = listed.base
-        if (listed.provider, variant, base.input, base.output) in known:
+        if (listed.provider, variant, base.input, base.output) in known_offers:
             continue
         role = roles.get(listed.provider, RESELLER if listed.provider.startswith("huggingface") else "host")
-        found.append(
+        other_offers.append(
             Offer(
                 provider=listed.provider,
                 role=role,
@@ -286,4 +289,4 @@ def _others(family: str, time: datetime | None, have: list[Offer], *, update: bo
                 as_of=str(NEWEST)[:7],
             )
         )
-    return found
+    return other_offers

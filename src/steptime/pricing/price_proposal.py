@@ -84,7 +84,7 @@ class Proposal(Tabular):
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the sentence and the prices."""
         title = f"Proposed prices of {self.model} on {self.system} at margin {self.margin:g}"
-        return title, {one.name: one.written for one in self.lines[:5]}
+        return title, {line.name: line.written for line in self.lines[:5]}
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each price."""
@@ -117,20 +117,20 @@ def propose_prices(
     base, *longer = map_in_processes(ask, work)
     if not base.feasible:
         raise Impossible(f"{loaded.name} is not served on {machine.name} at {speed:g} tok/s: {base.reason}")
-    made = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
-    lines, rates = made.plain(tiers(hold))
+    maker = _Maker(margin=margin, busy=busy, base=base, machine=machine, model=loaded, request=request)
+    lines, rates = maker.plain(tiers(hold))
     points = points_of(work[1:], longer)
-    steps_ = made.long(points, rates)
-    refused = next((one.input_tokens for one in work[1 + len(points) :]), math.nan)
-    lines += made.told(points, steps_, refused, speed)
+    steps_ = maker.long(points, rates)
+    refused_tokens = next((workload.input_tokens for workload in work[1 + len(points) :]), math.nan)
+    lines += maker.told(points, steps_, refused_tokens, speed)
     services = list[Rates]()
-    for cost, paid in ((base, rates), *((step.cost, paid) for step, paid in steps_)):
-        more, beside = made.modes(cost, paid, speed, services)
+    for cost, paid_rates in ((base, rates), *((step.cost, paid_rates) for step, paid_rates in steps_)):
+        more, beside = maker.modes(cost, paid_rates, speed, services)
         lines += more
         services += beside
     listed = PriceList(
-        provider="proposed", model=loaded.name, rates=(rates, *(paid for _, paid in steps_), *services), hold=LIVES[0][0],
-        hold_long=LIVES[1][0], longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER}, source="computed",
+        provider="proposed", model=loaded.name, rates=(rates, *(paid_rates for _, paid_rates in steps_), *services),
+        hold=LIVES[0][0], hold_long=LIVES[1][0], longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER}, source="computed",
         grade="given",
     )  # fmt: skip
     notes = (
@@ -159,9 +159,9 @@ def _loaded(model: ModelLike, catalog: str | None) -> Model:
 
 def _works(request: Mix, model: Model) -> list[Workload]:
     """Return the request, and the same with longer prompts: doublings, up to the longest that the model takes."""
-    most = longest_prompt(model, request)
-    doublings = takewhile(lambda size: size < most, (request.input_tokens * 2**power for power in count(1)))
-    longer = [*doublings, most] if most > request.input_tokens else []
+    max_prompt_tokens = longest_prompt(model, request)
+    doublings = takewhile(lambda size: size < max_prompt_tokens, (request.input_tokens * 2**power for power in count(1)))
+    longer = [*doublings, max_prompt_tokens] if max_prompt_tokens > request.input_tokens else []
     return [request.workload(), *(Workload(input_tokens=size, output_tokens=request.output_tokens) for size in longer)]
 
 
@@ -188,27 +188,27 @@ class _Maker:
     def plain(self, memory: tuple[Tier, ...]) -> tuple[list[Line], Rates]:
         """Return input, output, cached input, writes and holding."""
         times = self.margin / self.busy
-        each = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
+        multiplier = f"x {self.margin:g} / {100 * self.busy:.0f} % busy"
         bytes_ = float(cache_bytes_read(self.model, 32_768.0)) / 32_768
         host = self.machine.tiers[0] if self.machine.tiers else None
         width = float(host.bandwidth) if host is not None else float(self.machine.scale_up.link.bandwidth)
         load = bytes_ / width * float(self.machine.rent.typical) * MILLION
-        paid = {"input": self.fresh, "output": self.base.output_usd_per_million}
+        prices = {"input": self.fresh, "output": self.base.output_usd_per_million}
         lines = [
-            Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {each}")
-            for name, cost in paid.items()
+            Line(name=name, usd=cost * times, reason=f"chip-time of {name} tokens {usd(cost)} {multiplier}")
+            for name, cost in prices.items()
         ]
         stays = held_by_life(memory)
-        held = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
-        back = self.margin * load + held[0]
+        hold_prices = [self.margin * bytes_ * usd_per_byte * MILLION for usd_per_byte, _ in stays]
+        back = self.margin * load + hold_prices[0]
         hit = min(back, lines[0].usd)
         way = (
             f"{show(bytes_, 'B')} a token back to the chip at {show(width, 'B/s')}, paid for as if it waited, and {stays[0][1]}"
         )
         dearer = f"no less than input: {way} cost {usd(back)}"
         lines.append(Line(name="cached input", usd=hit, reason=way if hit == back else dearer))
-        writes = [lines[0].usd + one for one in held]
-        for (_, name), price, one, (_, where) in zip(LIVES, writes, held, stays, strict=True):
+        writes = [lines[0].usd + one for one in hold_prices]
+        for (_, name), price, one, (_, where) in zip(LIVES, writes, hold_prices, stays, strict=True):
             lines.append(Line(name=f"cache write, {name}", usd=price, reason=f"input and {where} ({usd(one)})"))
         for tier in memory:
             hourly = self.margin * bytes_ * tier.usd_per_byte_second * HOUR * MILLION
@@ -228,7 +228,7 @@ class _Maker:
     def long(self, points: list[Point], base: Rates) -> list[tuple[Step, Rates]]:
         """Return the tiers of long contexts: each paid for at its dearest context, and none where all cost as the base."""
         times = self.margin / self.busy
-        found = []
+        step_rates = []
         for step in steps(Point(self.request.input_tokens, self.fresh, self.base.output_usd_per_million, self.base), points):
             paid = step.input * times
             rates = Rates(
@@ -239,8 +239,8 @@ class _Maker:
                 cache_write=paid + base.cache_write - base.input,
                 cache_write_long=paid + base.cache_write_long - base.input,
             )
-            found.append((step, rates))
-        return found
+            step_rates.append((step, rates))
+        return step_rates
 
     def told(self, points: list[Point], found: list[tuple[Step, Rates]], refused: float, speed: float) -> list[Line]:
         """Return the prices of long contexts with their reasons, and up to where any are sold; refused: one not served."""
@@ -329,22 +329,22 @@ def steps(base: Point, points: list[Point]) -> list[Step]:
     A tier holds the contexts up to the next one that costs `TURNED` times as much as its first, and is paid for at the dearest
     of them, so that no request in it earns less. The base's own rates hold on while a context costs the same to `ALIKE`.
     """
-    found: list[Step] = []
+    price_steps: list[Step] = []
     above, first = base.tokens, base
     for point in points:
-        open_ = found[-1] if found else None
+        open_ = price_steps[-1] if price_steps else None
         if open_ is None and point.input <= ALIKE * base.input and point.output <= ALIKE * base.output:
             above = point.tokens
         elif open_ is None or max(point.input / first.input, point.output / first.output) >= TURNED:
             first = point
             lower = (0.0, 0.0) if open_ is None else (open_.input, open_.output)
-            found.append(Step(above, point.tokens, max(point.input, lower[0]), max(point.output, lower[1]), point.cost))
+            price_steps.append(Step(above, point.tokens, max(point.input, lower[0]), max(point.output, lower[1]), point.cost))
             above = point.tokens
         else:
             dearest = max(point.input, open_.input), max(point.output, open_.output)
-            found[-1] = Step(open_.above, point.tokens, *dearest, point.cost)
+            price_steps[-1] = Step(open_.above, point.tokens, *dearest, point.cost)
             above = point.tokens
-    return found
+    return price_steps
 
 
 def longest_prompt(model: Model, request: Mix) -> float:
@@ -354,7 +354,7 @@ def longest_prompt(model: Model, request: Mix) -> float:
 
 def points_of(works: Sequence[Workload], costs: Sequence[TokenCost]) -> list[Point]:
     """Return what contexts cost, up to the first that is not served."""
-    served = takewhile(lambda one: one[1].feasible, zip(works, costs, strict=True))
+    served = takewhile(lambda pair: pair[1].feasible, zip(works, costs, strict=True))
     return [
         Point(float(work.input_tokens), cost.input_usd_per_million, cost.output_usd_per_million, cost) for work, cost in served
     ]

@@ -69,25 +69,25 @@ def first_day(provider: str, model: str) -> str:
 
 
 def _facts(kind: str, provider: str, model: str) -> Iterable[Mapping[str, Any]]:
-    return (one for one in table("facts").get(kind, ()) if one["provider"] == provider and model in one["models"])
+    return (fact for fact in table("facts").get(kind, ()) if fact["provider"] == provider and model in fact["models"])
 
 
 def on_time(provider: str, model: str, rates: tuple[Rates, ...], at: datetime) -> tuple[tuple[Rates, ...], list[str]]:
     """Return rates with what the shipped facts say of a time: tiers that went, promotions that ended, peak hours."""
     notes = []
-    for one in _facts("dropped", provider, model):
-        if at.date() >= date.fromisoformat(one["date"]) and any(r.above_tokens == one["above_tokens"] for r in rates):
-            rates = tuple(r for r in rates if r.above_tokens != one["above_tokens"])
-            notes.append(f"{one['note']} ({one['date']})")
-    for one in _facts("changes", provider, model):
-        if at.date() >= date.fromisoformat(one["from"]):
-            rates = tuple(_changed(r, one) for r in rates)
-            notes.append(f"{one['note']}; these are the prices from {one['from']}")
+    for fact in _facts("dropped", provider, model):
+        if at.date() >= date.fromisoformat(fact["date"]) and any(r.above_tokens == fact["above_tokens"] for r in rates):
+            rates = tuple(r for r in rates if r.above_tokens != fact["above_tokens"])
+            notes.append(f"{fact['note']} ({fact['date']})")
+    for fact in _facts("changes", provider, model):
+        if at.date() >= date.fromisoformat(fact["from"]):
+            rates = tuple(_changed(r, fact) for r in rates)
+            notes.append(f"{fact['note']}; these are the prices from {fact['from']}")
         else:
-            notes.append(f"{one['note']}; from {one['from']} {one['input']:g} in, {one['output']:g} out USD/M")
-    for one in _facts("hours", provider, model):
-        if at.date() >= date.fromisoformat(one["from"]):
-            times, words = _hour(one, at)
+            notes.append(f"{fact['note']}; from {fact['from']} {fact['input']:g} in, {fact['output']:g} out USD/M")
+    for fact in _facts("hours", provider, model):
+        if at.date() >= date.fromisoformat(fact["from"]):
+            times, words = _hour(fact, at)
             rates = tuple(r.times(times) if r.service == "standard" else r for r in rates)
             notes.append(words)
     return rates, notes

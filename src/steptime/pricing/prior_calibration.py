@@ -40,30 +40,30 @@ def by_input(inputs: Array, _: Array, sizes: Array) -> Fit:
 def by_both(inputs: Array, outputs: Array, sizes: Array) -> Fit:
     """Fit size = constant x input price ** a x output price ** b, by least squares in log10."""
     columns = np.stack([np.ones_like(inputs), np.log10(inputs), np.log10(outputs)], axis=1)
-    found, *_ = np.linalg.lstsq(columns, np.log10(sizes), rcond=None)
-    scatter = np.log10(sizes) - columns @ found
-    return found, float(np.std(scatter, ddof=3))
+    coefficients, *_ = np.linalg.lstsq(columns, np.log10(sizes), rcond=None)
+    scatter = np.log10(sizes) - columns @ coefficients
+    return coefficients, float(np.std(scatter, ddof=3))
 
 
 def predicted(fit: Array, inputs: Array | float, outputs: Array | float) -> Array:
     """Return log10 of a size by a fit."""
-    found: Array = fit[0] + fit[1] * np.log10(inputs) + fit[2] * np.log10(outputs)
-    return found
+    log_sizes: Array = fit[0] + fit[1] * np.log10(inputs) + fit[2] * np.log10(outputs)
+    return log_sizes
 
 
 def left_out(fit: Callable[[Array, Array, Array], Fit], sizes: Array) -> Held:
     """Return how many families' sizes lay in the 90 % interval of a fit to the others."""
     inputs, outputs = _prices()
-    held = 0
-    for at in range(len(sizes)):
-        others = np.arange(len(sizes)) != at
-        found, scatter = fit(inputs[others], outputs[others], sizes[others])
-        held += bool(abs(math.log10(sizes[at]) - predicted(found, inputs[at], outputs[at])) <= Z90 * scatter)
-    return Held(held=held, of=len(sizes))
+    hits = 0
+    for index in range(len(sizes)):
+        is_other = np.arange(len(sizes)) != index
+        coefficients, scatter = fit(inputs[is_other], outputs[is_other], sizes[is_other])
+        hits += bool(abs(math.log10(sizes[index]) - predicted(coefficients, inputs[index], outputs[index])) <= Z90 * scatter)
+    return Held(held=hits, of=len(sizes))
 
 
 def _prices() -> tuple[Array, Array]:
-    inputs, outputs = np.array([(one.input, one.output) for one in families()]).T
+    inputs, outputs = np.array([(family.input, family.output) for family in families()]).T
     return inputs, outputs
 
 
@@ -78,18 +78,18 @@ def tier_list(provider: str, model: str) -> PriceList:
 
 def known_tiers() -> list[tuple[PriceList, float]]:
     """Return the lists with a step of known models, with the BF16 bytes that a token of context adds to a read."""
-    found = []
-    for one in table("tier_models")["models"]:
-        figures = next(iter(costs_by_model()[one["catalogue"], one["weights"]].values()))
-        found.append((tier_list(one["provider"], one["model"]), float(figures["kv_bytes_read_per_token"])))
-    return found
+    known_models = []
+    for model in table("tier_models")["models"]:
+        figures = next(iter(costs_by_model()[model["catalogue"], model["weights"]].values()))
+        known_models.append((tier_list(model["provider"], model["model"]), float(figures["kv_bytes_read_per_token"])))
+    return known_models
 
 
 def tiers_held(margin: Margin, draws: Draws) -> tuple[Held, Held, list[float]]:
     """Return how many true bytes lay in their interval by a margin prior, how many below the bound, and log10 of errors."""
     held, below, errors = 0, 0, []
-    for one, truth in known_tiers():
-        values, most = calibrated(one, margin, draws)
+    for price_list, truth in known_tiers():
+        values, most = calibrated(price_list, margin, draws)
         low, high = interval(values)
         held += low <= truth <= high
         below += bool(truth <= np.quantile(most, 0.95))
@@ -100,19 +100,19 @@ def tiers_held(margin: Margin, draws: Draws) -> tuple[Held, Held, list[float]]:
 def active_bound_held() -> int:
     """Return of how many families the input price pays at least the arithmetic of their active parameters."""
     usd = usd_per_operation()
-    return sum(bool(one.active <= active_from_input(one.input / MILLION, usd)) for one in families())
+    return sum(bool(family.active <= active_from_input(family.input / MILLION, usd)) for family in families())
 
 
 def of_market() -> Margin:
     """Return the margins of the families on Hopper, recomputed from the shipped rows."""
-    values = tuple(sorted(one.margin for one in families() if math.isfinite(one.margin)))
+    values = tuple(sorted(family.margin for family in families() if math.isfinite(family.margin)))
     low, median, high = np.quantile(values, [0.05, 0.5, 0.95]).tolist()
     return Margin(median=median, low=low, high=high, basis="market", values=values)
 
 
 def within(values: Sequence[float], low: float, high: float) -> Held:
     """Return how many values lie between two."""
-    return Held(held=sum(low <= one <= high for one in values), of=len(values))
+    return Held(held=sum(low <= value <= high for value in values), of=len(values))
 
 
 def rank_correlation(a: Array, b: Array) -> float:
@@ -127,13 +127,15 @@ def explained(known: Array, *by: Array) -> float:
     """Return the share of the variance of log10 that a regression on other logarithms explains."""
     columns = np.stack([np.ones_like(known), *(np.log10(one) for one in by)], axis=1)
     logs = np.log10(known)
-    found, *_ = np.linalg.lstsq(columns, logs, rcond=None)
-    return float(1 - np.var(logs - columns @ found) / np.var(logs))
+    coefficients, *_ = np.linalg.lstsq(columns, logs, rcond=None)
+    return float(1 - np.var(logs - columns @ coefficients) / np.var(logs))
 
 
 def _cost_ratios() -> dict[str, Array]:
     """Return what output tokens cost over input tokens, by family, on each system."""
-    return {name: np.array([one.cost_ratios.get(name, math.nan) for one in families()]) for name in families()[0].cost_ratios}
+    return {
+        name: np.array([family.cost_ratios.get(name, math.nan) for family in families()]) for name in families()[0].cost_ratios
+    }
 
 
 def _steps_at_one_threshold() -> dict[str, float]:
@@ -194,8 +196,8 @@ def spread_of(sizes: Array) -> float:
 def usd_per_operation() -> float:
     """Return the median USD per FP8 operation of plausible systems, at `HALF_BUSY` of their peak."""
     machines, _ = plausible()
-    rents = np.array([float(one.rent.typical) for one in machines])
-    rates = np.array([float(one.chip.peak.get("fp8", math.nan)) for one in machines])
+    rents = np.array([float(machine.rent.typical) for machine in machines])
+    rates = np.array([float(machine.chip.peak.get("fp8", math.nan)) for machine in machines])
     return float(np.nanmedian(usd_per_flop(rents, rates, HALF_BUSY)))
 
 
