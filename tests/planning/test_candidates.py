@@ -16,11 +16,11 @@ from steptime.planning.plan_problem import (
     Candidate,
     Case,
     Table,
+    evaluate_prefill,
+    evaluate_state,
     joined,
     moving,
     pass_limit,
-    prefill_of,
-    state_of,
 )
 from tests.conftest import engine, machine, one_matrix
 
@@ -107,25 +107,25 @@ def test_tables_end_to_end():
 
 def test_a_state_is_that_of_one_replica_at_any_batch():
     """Decode alone: 2.5 ms of weights over two chips, 1,100.5 tokens of 10 kB a sequence over two."""
-    state = state_of(CASE, APART, np.array([1, 10]), 0)
+    state = evaluate_state(CASE, APART, np.array([1, 10]), 0)
     assert state.mixed is None
     expected = [(1e10 + n * 1100.5 * 1e4) / 2 / 4e12 for n in (1, 10)]
     assert state.tpot == pytest.approx(expected)
     assert state.rate == pytest.approx([n / (200 * t) for n, t in zip((1, 10), expected, strict=True)])
-    shared = state_of(CASE, replace(SHARED, layout=Layout(tp=2, replicas=3)), 10, 500)
+    shared = evaluate_state(CASE, replace(SHARED, layout=Layout(tp=2, replicas=3)), 10, 500)
     assert shared.quiet == pytest.approx(1 - (10 - 1 / 3) * 2 / 200, abs=0.006)  # two chunks of a prompt in one slot
     assert shared.tpot > expected[1]
 
 
 def test_a_pool_of_prompts_is_that_of_one_replica():
     """Three prompts of 1,000 tokens of 20 GFLOP at 2 PFLOP/s, in two micro-batches: 30 ms."""
-    assert prefill_of(CASE, SHARED) is None
-    pool = prefill_of(CASE, APART)
+    assert evaluate_prefill(CASE, SHARED) is None
+    pool = evaluate_prefill(CASE, APART)
     assert pool.seats == 3
     assert pool.step.total == pytest.approx(30e-3, rel=1e-3)
     assert pool.rate == pytest.approx(100, rel=1e-3)
     assert pool.most_utilised == pytest.approx(0.9)
-    soon = prefill_of(replace(CASE, slo=st.Slo(ttft=0.0105)), APART)
+    soon = evaluate_prefill(replace(CASE, slo=st.Slo(ttft=0.0105)), APART)
     assert soon.most_utilised < 0.5
 
 

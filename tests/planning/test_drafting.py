@@ -14,7 +14,14 @@ from steptime.models.model import Layer
 from steptime.physics.engine import IDEAL, engine_for
 from steptime.physics.layout import Layout
 from steptime.planning.planner import plan
-from steptime.planning.speculative_config import NONE, Speculation, decode_steps, choose_speculation, known_draftings, step_yield
+from steptime.planning.speculative_config import (
+    NONE,
+    Speculation,
+    choose_speculation,
+    decode_steps,
+    known_draftings,
+    step_yield,
+)
 from steptime.planning.steady_state import aggregated, answer_tokens, decode_pool
 from tests.conftest import engine, machine, matrix, one_matrix
 
@@ -45,7 +52,9 @@ def test_requests_that_live_for_fewer_steps_bring_more_prompts_to_each():
 
 def test_one_token_a_step_and_no_drafts_change_nothing():
     given = {"layout": Layout(), "batch": np.array([1, 8, 64]), "chunk": 250, "engine": engine(seconds_per_step=1e-4)}
-    plain, same = (aggregated(MODEL, machine(), WORK, **given, speculation=d) for d in (NONE, Speculation(drafts=0, acceptance=1.0)))
+    plain, same = (
+        aggregated(MODEL, machine(), WORK, **given, speculation=d) for d in (NONE, Speculation(drafts=0, acceptance=1.0))
+    )
     assert np.array_equal(plain.tpot, same.tpot)
     assert plain.memory.used == pytest.approx(same.memory.used)
 

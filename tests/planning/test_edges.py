@@ -12,7 +12,7 @@ import steptime as st
 from steptime.launch.launch_commands import launch_commands
 from steptime.physics.speculative_step import cache_moved
 from steptime.planning.admission import filled, seated
-from steptime.planning.plan_problem import Candidate, state_of
+from steptime.planning.plan_problem import Candidate, evaluate_state
 from steptime.planning.planner import plan
 from tests.planning.cases import case
 
@@ -79,7 +79,7 @@ def test_decode_pools_of_vllm_have_no_stages():
 def test_seats_are_those_of_all_replicas():
     """A prompt of 1 s and 200 x 1 s of decode: M/D/2 of 201 s, whose tokens are made in 200 of them, wherever the seats are."""
     one = Candidate(mode="aggregated", layout=st.Layout(), batch=2)
-    state = replace(state_of(case(), one, 2, 500), tpot=np.float64(1.0), ttft=np.float64(1.0))
+    state = replace(evaluate_state(case(), one, 2, 500), tpot=np.float64(1.0), ttft=np.float64(1.0))
     share, wait = filled(201.0, 40.0, 2)
     for batch, replicas in ((2, 1), (1, 2)):
         found = seated(case(), state, batch, st.Layout(replicas=replicas), 41.0)

@@ -57,7 +57,7 @@ def worked(text: str) -> float:
 def test_a_formula_times_its_instances_gives_its_seconds(model, system, layout, engine):
     given = {"batch": 64, "context": 1, "prompts": 16, "tokens": 512, "prefix": 1000}
     described, machine = st.load_model(model), st.load_system(system)
-    for line in explain_step(described, machine, given=given, layout=layout, engine=load_engine(engine)):
+    for line in explain_step(described, machine, sizes=given, layout=layout, engine=load_engine(engine)):
         count = re.search(r" x ([\d.e+]+)$", line.name)
         assert worked(line.formula) * (float(count[1]) if count else 1) == pytest.approx(line.seconds, rel=0.01), line
 
@@ -65,7 +65,7 @@ def test_a_formula_times_its_instances_gives_its_seconds(model, system, layout, 
 def test_tokens_that_chips_of_one_expert_share_are_told_apart_from_the_exchange():
     described, machine = st.load_model("deepseek-v3"), st.load_system("hgx-h200")
     layout = st.Layout(tp=2, dp=8, ep=4)
-    lines = explain_step(described, machine, given={"batch": 64, "context": 1}, layout=layout, engine=load_engine("ideal"))
+    lines = explain_step(described, machine, sizes={"batch": 64, "context": 1}, layout=layout, engine=load_engine("ideal"))
     assert {line.name for line in lines if line.term == "dispatch"} == {
         "of tokens to their experts on 4 chips",
         "among the 4 chips that share an expert",

@@ -36,7 +36,7 @@ def test_the_lines_add_up_to_the_step_and_to_each_term(model, layout, engine):
     described, machine, runs_on = st.load_model(model), st.load_system("gb200-nvl72"), load_engine(engine)
     for name, given in GIVEN.items():
         step = mixed_step(described, machine, **given, layout=layout, engine=runs_on)
-        lines = explain_step(described, machine, given=given, layout=layout, engine=runs_on)
+        lines = explain_step(described, machine, sizes=given, layout=layout, engine=runs_on)
         assert sum(line.seconds for line in lines) == pytest.approx(float(step.total), rel=1e-9), name
         for term, seconds in step.terms.items():
             told = sum(line.seconds for line in lines if line.term == term)
@@ -46,7 +46,7 @@ def test_the_lines_add_up_to_the_step_and_to_each_term(model, layout, engine):
 def test_a_formula_holds_the_numbers_of_one_instance():
     """Llama-3.1-8B on one H100: a layer's down projection has 4,096 x 14,336 weights of 2 bytes, 117 MB."""
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    lines = explain_step(model, system, given={"batch": 1, "context": 1}, layout=st.Layout(), engine=load_engine("ideal"))
+    lines = explain_step(model, system, sizes={"batch": 1, "context": 1}, layout=st.Layout(), engine=load_engine("ideal"))
     (down,) = (line for line in lines if line.name.startswith("down_proj"))
     assert down.name == "down_proj x 32"
     assert "117 MFLOP / 990 TFLOP/s" in down.formula or "117 MFLOP / 989 TFLOP/s" in down.formula
@@ -59,7 +59,7 @@ def test_what_hides_behind_operators_is_told_with_no_time():
     model, system = st.load_model("deepseek-v3"), st.load_system("gb200-nvl72")
     layout = st.Layout(dp=72, ep=72, microbatches=2)
     given = {"batch": 72 * 256, "context": 4096}
-    lines = explain_step(model, system, given=given, layout=layout, engine=load_engine("ideal"))
+    lines = explain_step(model, system, sizes=given, layout=layout, engine=load_engine("ideal"))
     exchanged = [line for line in lines if line.term in ("dispatch", "combine")]
     assert exchanged
     assert all(line.seconds == 0 for line in exchanged)

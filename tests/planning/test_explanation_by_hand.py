@@ -119,7 +119,7 @@ GIVEN = {"batch": 64, "context": 4096, "prompts": 2, "tokens": 100, "prefix": 50
 
 def lines_of(model, on, layout):
     step = mixed_step(model, NODES, layout=layout, engine=on, **GIVEN)
-    return step, explain_step(model, NODES, given=GIVEN, layout=layout, engine=on)
+    return step, explain_step(model, NODES, sizes=GIVEN, layout=layout, engine=on)
 
 
 @pytest.mark.parametrize(

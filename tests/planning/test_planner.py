@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import steptime as st
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, prefill_of, state_of
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import fitting, ranked, search
 from steptime.planning.planner import plan
 from steptime.planning.prefill_pool import first_token
@@ -22,7 +22,7 @@ def test_a_shared_pool_delivers_its_steady_state():
     found = shared()
     (pool,) = found.pools
     candidate = Candidate(mode=AGGREGATED, layout=pool.layout, batch=pool.batch, chunk=pool.chunk)
-    state = state_of(case(), candidate, pool.batch, pool.chunk)
+    state = evaluate_state(case(), candidate, pool.batch, pool.chunk)
     sharing = pool.batch * pool.layout.replicas  # sequences that share tokens, of which one is the arrival itself
     rate = float(state.rate) * pool.layout.replicas * (sharing - 1) / sharing
     assert (found.mode, found.layout_text, pool.role) == (AGGREGATED, candidate.text, "serve")
@@ -57,7 +57,7 @@ def test_pools_apart_deliver_what_both_can():
         mode=DISAGGREGATED, layout=server.layout, batch=server.batch, prefill_layout=first.layout,
         prompts=first.batch // first.layout.dp,
     )  # fmt: skip
-    state, prefill = state_of(case(), one, server.batch, 1), prefill_of(case(), one)
+    state, prefill = evaluate_state(case(), one, server.batch, 1), evaluate_prefill(case(), one)
     can, sharing = float(prefill.rate) * first.layout.replicas, server.batch * server.layout.replicas
     serve = float(state.rate) * server.layout.replicas * (sharing - 1) / sharing
     rate = min(0.9 * can, serve)

@@ -9,7 +9,7 @@ import steptime as st
 from steptime.hardware.unit_cost import usd_per_million
 from steptime.physics.layout import Layout
 from steptime.planning.plan_intervals import candidate_ranges
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, evaluate_prefill, evaluate_state
 from steptime.planning.planner import plan
 from steptime.planning.refinement import matched_rate
 from tests.conftest import engine, machine, one_matrix
@@ -27,8 +27,8 @@ def fitted(variance: float, **more):
 
 def ranges(candidate: Candidate, on, system=STREAM, workload=WORK):
     case = Case(model=one_matrix(kv_bytes=1e-6), system=system, workload=workload, slo=st.Slo(), chips=8, engine=on)
-    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
-    prefill = prefill_of(case, candidate, state.tpot)
+    state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    prefill = evaluate_prefill(case, candidate, state.tpot)
     rate, busy = matched_rate(case, candidate, state, prefill)
     found = candidate_ranges(case, candidate, state, prefill, busy)
     cost = usd_per_million(case.rent, rate * workload.output_tokens)
@@ -41,7 +41,7 @@ def shares(batch: int, chunk: int = 2048) -> Candidate:
 
 def test_the_ideal_has_none():
     case = Case(model=one_matrix(), system=STREAM, workload=WORK, slo=st.Slo(), chips=8, engine=st.load_engine("ideal"))
-    state = state_of(case, shares(10), 10, 2048)
+    state = evaluate_state(case, shares(10), 10, 2048)
     found = candidate_ranges(case, shares(10), state, None, 0.5)
     assert found == dict.fromkeys(("tpot_range", "ttft_range", "cost_range", "throughput_range"))
 

@@ -9,10 +9,10 @@ import pytest
 
 import steptime as st
 from steptime.physics.layout import Layout
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, prefill_of, state_of
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import chunk_sizes, fitting, ranked, search
 from steptime.planning.prefill_pool import first_token
-from steptime.planning.refinement import best, first_token_of, matched_rate, prefill_rate, refined, seats_of, within
+from steptime.planning.refinement import best, evaluate_occupancy, first_token_of, matched_rate, prefill_rate, refined, within
 from tests.conftest import engine, machine, one_matrix
 
 WORK = st.Workload(input_tokens=1000, output_tokens=201)
@@ -29,10 +29,10 @@ def case(model=None, system=SMALL, slo=None, chips=4, workload=WORK, on=IDEAL) -
 def test_what_is_within_the_limits():
     given = case(slo=st.Slo(tpot=3e-3, ttft=0.02))
     one = Candidate(mode=AGGREGATED, layout=Layout(), batch=10)
-    good = state_of(given, one, 10, 1000)
+    good = evaluate_state(given, one, 10, 1000)
 
     def good_enough(state):
-        return within(given, state, seats_of(given, state, one, 10), Layout(), None)
+        return within(given, state, evaluate_occupancy(given, state, one, 10), Layout(), None)
 
     assert good_enough(good)
     for changes in ({"tpot": 3.1e-3}, {"ttft": 0.021}, {"utilisation": 0.91}, {"memory": replace(good.memory, capacity=1e9)}):
@@ -52,12 +52,14 @@ def tried(given, candidate, low, high):
     batches = batches[(batches >= low) & (batches <= high)] * unit
     found = []
     for chunk in chunk_sizes(WORK) if candidate.mode == AGGREGATED else [0]:
-        states = [state_of(given, candidate, batch, max(chunk, 1)) for batch in batches]
+        states = [evaluate_state(given, candidate, batch, max(chunk, 1)) for batch in batches]
         slopes = np.diff(np.log([float(state.tpot) for state in states])) / np.diff(np.log(batches))
         load = (np.append(slopes[0], slopes) + np.append(slopes, slopes[-1])) / 2
         for batch, state, loaded in zip(batches, states, load, strict=True):
-            rate = matched_rate(given, replace(candidate, batch=batch), state, prefill_of(given, candidate, state.tpot))[0]
-            seats = seats_of(given, state, candidate, batch)
+            rate = matched_rate(given, replace(candidate, batch=batch), state, evaluate_prefill(given, candidate, state.tpot))[
+                0
+            ]
+            seats = evaluate_occupancy(given, state, candidate, batch)
             good = within(given, state, seats, candidate.layout, candidate.prefill_layout)
             if good and (loaded <= 0.9 or seats.capped):
                 found.append((float(rate), float(state.tpot), float(batch), int(chunk)))
@@ -109,10 +111,10 @@ def test_rates_of_both_pools_are_matched():
     """Four replicas of 60 have 239 of 240 in flight; a prefill pool is busy for nine tenths of the time at most."""
     given = case()
     shared = Candidate(mode=AGGREGATED, layout=Layout(replicas=4), batch=60, chunk=500)
-    state = state_of(given, shared, 60, 500)
+    state = evaluate_state(given, shared, 60, 500)
     assert matched_rate(given, shared, state, None) == (pytest.approx(4 * float(state.rate) * 239 / 240), state.utilisation)
     apart = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=60, prefill_layout=Layout(replicas=1), prompts=1)
-    state, prefill = state_of(given, apart, 60, 1), prefill_of(given, apart)
+    state, prefill = evaluate_state(given, apart, 60, 1), evaluate_prefill(given, apart)
     rate, busy = matched_rate(given, apart, replace(state, rate=1e9), prefill)
     assert (rate, busy) == (pytest.approx(0.9 * float(prefill.rate)), pytest.approx(0.9))
     rate, busy = matched_rate(given, apart, replace(state, rate=1.0), prefill)
@@ -126,10 +128,10 @@ def test_links_that_are_nine_tenths_full_set_the_rate():
     """Caches of 10 MB over one link of 0.1 GB/s: 9 a second of each replica that reads, whose passes take 100 a second."""
     slow = case(system=machine(size=4, capacity=11e9, up=1e8))
     apart = Candidate(mode=DISAGGREGATED, layout=Layout(replicas=3), batch=60, prefill_layout=Layout(replicas=3), prompts=1)
-    prefill = prefill_of(slow, apart)
+    prefill = evaluate_prefill(slow, apart)
     assert prefill_rate(slow, apart, prefill) == pytest.approx(27)
     assert prefill_rate(slow, replace(apart, prefill_layout=Layout(tp=2)), prefill) == pytest.approx(18)
-    state = state_of(slow, apart, 60, 1)
+    state = evaluate_state(slow, apart, 60, 1)
     rate, busy = matched_rate(slow, apart, state, prefill)
     assert (rate, busy) == (pytest.approx(27), pytest.approx(27 / (3 * float(prefill.rate))))
     one = replace(apart, layout=Layout(replicas=1))
@@ -146,9 +148,9 @@ def test_the_best_are_refined_and_the_fastest_of_those_that_cost_the_same_comes_
     assert 1 <= len(found) <= 3
     again = refined(given, found[0]).candidate
     assert abs(again.batch / found[0].batch - 1) < 0.02  # as good as it gets
-    states = [state_of(given, c, c.batch, max(c.chunk, 1)) for c in found]
+    states = [evaluate_state(given, c, c.batch, max(c.chunk, 1)) for c in found]
     rates = [
-        float(matched_rate(given, c, state, prefill_of(given, c, state.tpot))[0])
+        float(matched_rate(given, c, state, evaluate_prefill(given, c, state.tpot))[0])
         for c, state in zip(found, states, strict=True)
     ]
     tpots = [float(state.tpot) for state in states]

@@ -17,7 +17,7 @@ from steptime.physics.layout_rules import reasons
 from steptime.physics.layout_space import legal
 from steptime.planning import pd_matching
 from steptime.planning.pd_matching import batches
-from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Case, prefill_of, state_of
+from steptime.planning.plan_problem import AGGREGATED, COLUMNS, DISAGGREGATED, Case, evaluate_prefill, evaluate_state
 from steptime.planning.plan_search import PROMISING, chunk_sizes, fitting, ranked, search
 from steptime.planning.prefill_pool import first_token, prefill_pool, within_limit
 from steptime.planning.refinement import matched_rate
@@ -194,7 +194,7 @@ def test_pools_apart_are_matched_for_the_highest_rate(slo, up):
         candidate = table.row(i)
         assert candidate.mode == DISAGGREGATED
         size, other = candidate.prefill_layout.chips, candidate.layout.chips
-        state = state_of(given, candidate, candidate.batch, 1)
+        state = evaluate_state(given, candidate, candidate.batch, 1)
 
         def served(replicas: int, batch=candidate.batch, each=float(state.rate)) -> float:
             return each * max(replicas * batch - 1, 0) / batch
@@ -285,9 +285,9 @@ def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that
     slo = st.Slo(tpot=3e-3, ttft=0.05)
     given = case(slo=slo)
     tables = search(given, (AGGREGATED, DISAGGREGATED), fitting(given))
-    promising = ranked(given, tables, most=10**6)
+    promising = ranked(given, tables, limit=10**6)
     monkeypatch.setattr("steptime.planning.plan_search.PROMISING", 0.0)
-    found = ranked(given, tables, most=10**6)
+    found = ranked(given, tables, limit=10**6)
     kept = [
         (float(table.rate[i]), float(table.tpot[i]))
         for table in tables
@@ -301,13 +301,13 @@ def test_candidates_within_the_limits_come_by_cost_and_the_fastest_of_those_that
     apart = [(c, kept[n]) for n, c in enumerate(found) if c.mode == DISAGGREGATED]
     assert apart
     for candidate, (rate, tpot) in apart[:: max(1, len(apart) // 20)]:
-        state = state_of(given, candidate, candidate.batch, 1)
+        state = evaluate_state(given, candidate, candidate.batch, 1)
         assert tpot == pytest.approx(float(state.tpot))
-        sustained, _ = matched_rate(given, candidate, state, prefill_of(given, candidate, state.tpot))
+        sustained, _ = matched_rate(given, candidate, state, evaluate_prefill(given, candidate, state.tpot))
         assert rate == pytest.approx(float(sustained), rel=0.05)  # a search finds utilisation to a fortieth
-    modes = {c.mode for c in ranked(given, tables, most=1)}
+    modes = {c.mode for c in ranked(given, tables, limit=1)}
     assert modes == {AGGREGATED, DISAGGREGATED}
-    assert len(ranked(given, tables, most=3)) == 6
+    assert len(ranked(given, tables, limit=3)) == 6
 
 
 def test_a_batch_that_is_hardly_cheaper_does_not_come_before_a_faster_one():

@@ -211,4 +211,4 @@ def test_without_a_rent_more_is_served_instead_of_cheaper():
 
 def test_what_no_figure_would_bring_is_told_only_where_it_was_worked_out():
     asked = ("llama-3.1-8b", "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=0.02))
-    assert "single figure" not in st.plan(*asked, chips=1, levers=False, worth=False).why
+    assert "single figure" not in st.plan(*asked, chips=1, levers=False, elasticities=False).why

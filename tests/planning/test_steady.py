@@ -19,16 +19,16 @@ from steptime.planning.steady_state import (
     State,
     Transfer,
     aggregated,
-    chunks_of,
     decode_pool,
     decode_steps,
     fresh_tokens,
     grown,
     in_flight,
+    kv_transfer,
     longest_prefix,
     mean_context,
     seats_for,
-    transfer_of,
+    split_chunks,
     ttft_seen,
 )
 from tests.conftest import engine, experts, machine, model_of, one_matrix
@@ -108,7 +108,7 @@ def room(sequences: float, batch: int, state: State, step: float) -> float:
 )
 def test_how_prompts_are_cut(chunk, cut):
     """A prompt of 1,000 tokens: two chunks of 500, three of 334; three prompts in a chunk of 3,000."""
-    assert chunks_of(WORK, chunk) == cut
+    assert split_chunks(WORK, chunk) == cut
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_the_cache_of_a_prompt_moves_over_the_links_of_its_group(near, latency, 
     """1,000 tokens of 10 kB over four chips a group and two stages: 10 MB / 8 at 100 or 10 GB/s, and one message."""
     nodes = machine(up=1e11, out=1e10, latency=1e-6, out_latency=5e-6)
     layout = Layout(tp=4, pp=2, microbatches=2)
-    found = transfer_of(one_matrix(), nodes, WORK, layout=layout, within_domain=near)
+    found = kv_transfer(one_matrix(), nodes, WORK, layout=layout, within_domain=near)
     moving = 1e7 / (8 * bandwidth)
     assert (found.latency, found.moving, found.groups) == (latency, pytest.approx(moving), 1)
     assert found.seconds(1e-9) == pytest.approx(latency + moving)

@@ -44,7 +44,7 @@ def test_the_day_of_deepseek():
         st.Slo(tpot=1 / 21),
         chips=176,
         levers=False,
-        worth=False,
+        elasticities=False,
     )
     low, high = found.cost_range
     assert low < 0.518 < high

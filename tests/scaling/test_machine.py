@@ -68,7 +68,7 @@ def test_what_is_told_was_planned_and_trained(found):
     """The size of least bill is one of those planned; its request costs what the plan says, its training what the run does."""
     machine = found.machine
     one = next(one for one in machine.sizes if one.params == machine.params)
-    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, levers=False, worth=False)
+    plan = st.plan(shaped(one.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, levers=False, elasticities=False)
     assert one.usd_per_request == pytest.approx(float(plan.usd_per_request))
     assert machine.serving_usd == pytest.approx(float(plan.usd_per_request) * 200e12 / 2560)
     run = st.train(shaped(one.params), "hgx-h100", chips=one.training_chips, seq=8192, batch=2048, tokens=one.tokens,
@@ -118,7 +118,9 @@ def test_rollouts_cost_what_outputs_do():
     """Without RL training beside (2 FLOP a token, those of the pass itself) RL is the price of outputs, prompts apart."""
     asked = Demand(served=200e12, rl_tokens=5e12, rl_flop=2.0)
     machine = budget("llama-3.1-8b@15T", asked, law="epoch", machine=SERVING).machine
-    plan = st.plan(shaped(machine.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, levers=False, worth=False)
+    plan = st.plan(
+        shaped(machine.params, 1, 1, "fp8", "fp8"), "gb200-nvl72", WORK, SERVING.slo, levers=False, elasticities=False
+    )
     assert machine.rl_usd == pytest.approx(5e12 * float(plan.decode_usd_per_million_tokens) / 1e6)
     more = budget("llama-3.1-8b@15T", replace(asked, rl_flop=3.0), law="epoch", machine=SERVING).machine
     assert more.rl_usd > machine.rl_usd

@@ -64,7 +64,7 @@ def test_models_stand_side_by_side_on_one_system():
     for name, cost in zip(("llama-3.1-8b", "qwen3-32b"), table["cost"], strict=True):
         own = st.plan(
             name, "hgx-h100", st.Workload(input_tokens=1000, output_tokens=200), st.Slo(tpot=1 / 30, ttft=2), levers=False,
-            worth=False,
+            elasticities=False,
         )  # fmt: skip
         assert cost == pytest.approx(own.usd_per_million_output_tokens, rel=1e-12)
 

@@ -68,7 +68,7 @@ def _lines(values: dict[str, Any]) -> tuple[Any, Any]:
     from steptime.planning.step_explanation import explain_step
 
     inputs, model, system, engine, layout = bind_pass(with_layout(STEP, values))
-    return system, explain_step(model, system, given=pass_sizes(inputs, layout), layout=layout, engine=engine)
+    return system, explain_step(model, system, sizes=pass_sizes(inputs, layout), layout=layout, engine=engine)
 
 
 def _explained(values: dict[str, Any]) -> dict[str, object]:

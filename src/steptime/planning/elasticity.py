@@ -13,10 +13,10 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.hardware.what_if import scale, settable
 from steptime.models.model import Layer, Model
-from steptime.planning.plan_problem import AGGREGATED, Candidate, Case, moving, state_of
+from steptime.planning.plan_problem import AGGREGATED, Candidate, Case, evaluate_state, moving
 from steptime.planning.plan_search import chunk_sizes, readable
-from steptime.planning.refinement import best, planned_prefill, prefill_rate, seats_of, served_by
-from steptime.planning.slo_probability import aims_of
+from steptime.planning.refinement import best, evaluate_occupancy, planned_prefill, prefill_rate, served_by
+from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import MOST_UTILISED, State
 
 NUDGE = 1.1  # how much better a figure is made to see what it is worth
@@ -107,22 +107,22 @@ def binding(case: Case, candidate: Candidate) -> tuple[str, ...]:
     larger = unit * np.array([candidate.batch // unit + 1, math.ceil(candidate.batch * NUDGE / unit)])
     sizes = chunk_sizes(case.workload) if candidate.mode == AGGREGATED else np.ones(1, dtype=np.int64)
     sizes = sizes[readable(case.workload, sizes, candidate.layout)]
-    now = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    now = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     limited = _prefill_limits(case, candidate, now)
     if limited:
         return (limited,)
-    state = state_of(case, candidate, larger[:, None], sizes[None, :])
+    state = evaluate_state(case, candidate, larger[:, None], sizes[None, :])
     stable = state.utilisation <= MOST_UTILISED
     if not np.any(stable[-1]):
         return ("prompt queue",)
     if np.max(np.where(stable[-1], state.rate[-1], 0.0)) < now.rate * (1 + WORTH):
         faster = np.max(np.where(np.isfinite(state.tpot[-1]), state.rate[-1], 0.0)) >= now.rate * (1 + WORTH)
         return ("prompt queue",) if faster else ("saturation",)
-    tpot, ttft = aims_of(case, candidate.layout, candidate.prefill_layout, state.input_share)
+    tpot, ttft = effective_targets(case, candidate.layout, candidate.prefill_layout, state.input_share)
     broken = {
         "speed": state.tpot > tpot,
         "first token": state.ttft > ttft,
-        "memory": ~np.asarray(seats_of(case, state, candidate, larger[:, None]).memory.fits),
+        "memory": ~np.asarray(evaluate_occupancy(case, state, candidate, larger[:, None]).memory.fits),
     }
     best = int(np.argmax(np.where(stable[-1], state.rate[-1], 0.0)))
     for step in range(len(larger)):
@@ -139,7 +139,10 @@ def _prefill_limits(case: Case, candidate: Candidate, state: State) -> str:
         return ""
     can = prefill_rate(case, candidate, prefill)
     takes = moving(case, candidate.layout).most * candidate.layout.replicas
-    if min(can, takes) > state.rate * candidate.layout.replicas * seats_of(case, state, candidate, candidate.batch).share:
+    if (
+        min(can, takes)
+        > state.rate * candidate.layout.replicas * evaluate_occupancy(case, state, candidate, candidate.batch).share
+    ):
         return ""
     reads = prefill.rate * prefill.most_utilised * candidate.prefill_layout.replicas
     return "transfer rate" if min(can, takes) < reads else "prefill rate"

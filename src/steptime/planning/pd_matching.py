@@ -10,12 +10,12 @@ import numpy as np
 
 from steptime.number_checks import Array, Number, distinct
 from steptime.pareto import pareto
-from steptime.physics.layout import Layout, shaped, stacked, taken
+from steptime.physics.layout import Layout, select_layouts, shaped, stacked
 from steptime.physics.replica_placement import pairs
 from steptime.planning.batch_queue import PassTime, passes
 from steptime.planning.plan_problem import DISAGGREGATED, Case, Table, decoding, joined, moving, pass_limit, runs
 from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
-from steptime.planning.slo_probability import aims_of
+from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
     MOST_LOADED,
     MOST_UTILISED,
@@ -23,7 +23,7 @@ from steptime.planning.steady_state import (
     delivered,
     fresh_tokens,
     in_flight,
-    load_of,
+    load_shares,
     ttft_seen,
 )
 
@@ -68,9 +68,11 @@ def _first_tokens(case: Case, found: Table, table: Layout, pools: list[Reader], 
     ways = {f.name: np.array([getattr(pool.time, f.name) for pool in pools])[which] for f in fields(PassTime)}
     late, seats, rate = (np.array([getattr(pool, name) for pool in pools])[which] for name in _FIGURES)
     passed = passes(found.utilisation * rate, PassTime(**ways), seats, replicas=found.prefill_replicas)
-    sent = moving(case, taken(table, found.prefill_layout)).seconds(found.utilisation * rate)
+    sent = moving(case, select_layouts(table, found.prefill_layout)).seconds(found.utilisation * rate)
     read = passed.wait + passed.service * (1 + late) + sent
-    return np.asarray(ttft_seen(case.workload, read, found.tpot, taken(table, found.layout), case.engine, case.drafting))
+    return np.asarray(
+        ttft_seen(case.workload, read, found.tpot, select_layouts(table, found.layout), case.engine, case.drafting)
+    )
 
 
 # --- prefill replicas -----------------------------------------------------------------------------------------------------
@@ -118,10 +120,10 @@ def best_readers(case: Case, table: Layout) -> list[Reader]:
     prompts = batches(most, per_octave=1)
     prompts = prompts[prompts <= most]
     wide = shaped(table, 1)
-    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "drafting": case.drafting, "legal": True}
+    given: dict[str, Any] = {"layout": wide, "engine": case.engine, "speculation": case.drafting, "legal": True}
     pool = prefill_pool(case.model, case.system, case.workload, prompts=prompts[None, :], **given)
     shape = np.shape(pool.rate)
-    aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), aims_of(case, wide, wide)[1])
+    aim = pass_limit(case, wide, wide, min(case.slo.tpot, UNKNOWN), effective_targets(case, wide, wide)[1])
     limit, links, chips, replicas = (
         np.broadcast_to(x, shape).reshape(-1) for x in (aim, moving(case, wide).most, wide.chips, wide.replicas)
     )
@@ -225,7 +227,7 @@ def _best_decoders(case: Case, table: Layout, coarse: State) -> list[_Decoders]:
     """
     wide = shaped(table, 1)
     grid = batches_of(wide)
-    load = load_of(coarse.tpot, grid)
+    load = load_shares(coarse.tpot, grid)
     top, top_load = _largest(case, wide, grid, coarse, load)
     fine = decoding(case, wide, top)
 
@@ -264,7 +266,7 @@ def _largest(case: Case, wide: Layout, grid: Array, state: State, load: Array) -
 
     Read off lines between batches of the grid, in logarithms, which lie above the curve of the times.
     """
-    aim = aims_of(case, wide, wide)[0]
+    aim = effective_targets(case, wide, wide)[0]
     over = np.log(np.maximum(state.tpot / aim, state.memory.used / state.memory.capacity))
     last = np.clip(np.sum(np.logical_and.accumulate(over <= 0, axis=1), axis=1, keepdims=True) - 1, 0, grid.shape[1] - 2)
     (low, high), (size, larger), (at, after) = (

@@ -21,15 +21,15 @@ from steptime.models.model import weight_bytes, with_formats
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.kv_dtype import as_served, with_small_cache
 from steptime.physics.layout import Layout
-from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, state_of
+from steptime.planning.plan_problem import AGGREGATED, DISAGGREGATED, Candidate, Case, evaluate_state
 from steptime.planning.plan_result import Lever, Plan
 from steptime.planning.plan_search import AS_CHEAP, held_by, lawful, ranked, search
 from steptime.planning.refinement import Peak, best, served_by
-from steptime.planning.speculative_config import NONE, Drafting, known_draftings
+from steptime.planning.speculative_config import NONE, Speculation, known_draftings
 
 NEAR: Final = 4  # how far from the chosen layout, on each axis, a choice is searched
 NEARER: Final = 2  # the same where near layouts are many
-FEW: Final = 160  # near layouts, all of which are searched, and in every mode
+MAX_NEARBY_LAYOUTS: Final = 160  # near layouts, all of which are searched, and in every mode
 ROWS: Final = 100  # of a search that are looked at again
 DRAFTS: Final = "--drafts"
 SMALLER: Final = 0.95  # of the weights' bytes: a format that saves less is no choice
@@ -45,27 +45,27 @@ class Choice:
     modes: tuple[str, ...] = ()
 
 
-def choices_of(case: Case, modes: tuple[str, ...]) -> list[Choice]:
+def list_choices(case: Case, modes: tuple[str, ...]) -> list[Choice]:
     """Return the choices that a plan for a case has, which has searched these modes."""
     tries = (*_weights(case), *_cache(case), *_chips(case))
-    found = [Choice(option=option, words=words, case=of) for option, words, of in tries]
-    words_of = {AGGREGATED: "one pool for prompts and output", DISAGGREGATED: "separate pools for prompts and output"}
-    found += [
+    choices = [Choice(option=option, words=words, case=changed_case) for option, words, changed_case in tries]
+    mode_words = {AGGREGATED: "one pool for prompts and output", DISAGGREGATED: "separate pools for prompts and output"}
+    choices += [
         Choice(option=f"--mode {mode}", words=words, case=case, modes=(mode,))
-        for mode, words in words_of.items()
+        for mode, words in mode_words.items()
         if mode not in modes
     ]
-    if not case.drafting.drafts and any(drafting.drafts for drafting in known_draftings(case.model)):
-        found.append(Choice(option=DRAFTS, words="", case=case))  # how many is seen with the chosen candidate
-    return found
+    if not case.drafting.drafts and any(speculation.drafts for speculation in known_draftings(case.model)):
+        choices.append(Choice(option=DRAFTS, words="", case=case))  # how many is seen with the chosen candidate
+    return choices
 
 
-def lever_of(case: Case, chosen: Candidate, modes: tuple[str, ...], choice: Choice) -> Lever | None:
+def evaluate_alternative(case: Case, candidate: Candidate, modes: tuple[str, ...], choice: Choice) -> Lever | None:
     """Return what a choice would do to the cost of a plan's chosen candidate; None where it meets no limits."""
-    tried = _drafted(case, chosen) if choice.option == DRAFTS else choice
-    own = tried.case.chips != case.chips
-    searched, near = _nearby(tried.case if own else case, chosen, modes)
-    return _lever(tried, served_by(case, chosen) / case.chips, _best(tried.case, tried.modes or searched, near))
+    trial = _drafted(case, candidate) if choice.option == DRAFTS else choice
+    changes_chips = trial.case.chips != case.chips
+    searched, near = _nearby(trial.case if changes_chips else case, candidate, modes)
+    return _lever(trial, served_by(case, candidate) / case.chips, _best(trial.case, trial.modes or searched, near))
 
 
 def by_saving(levers: Iterable[Lever | None]) -> tuple[Lever, ...]:
@@ -98,13 +98,13 @@ def _weights(case: Case) -> Iterator[tuple[str, str, Case]]:
     eight = "fp8" if "fp8" in peak else "int8" if "int8" in peak else ""
     tries = [("--weights", eight, "weights")] if eight else []
     tries += [("--experts", "nvfp4", "experts") if routed else ("--weights", "nvfp4", "weights")] if "fp4" in peak else []
-    for option, name, what in tries:
+    for option, name, words in tries:
         stored = number_format(name)
         smaller = with_formats(model, weights=stored if option == "--weights" else None, experts=stored)
         if weight_bytes(smaller) < SMALLER * weight_bytes(model):
             served = as_served(smaller, case.system, case.engine)
             cache = f" and the KV cache in {served.kv_format} with them" if served.kv_format != model.kv_format else ""
-            yield f"{option} {name}", f"{what} in {name}{cache}", replace(case, model=served)
+            yield f"{option} {name}", f"{words} in {name}{cache}", replace(case, model=served)
 
 
 def _cache(case: Case) -> Iterator[tuple[str, str, Case]]:
@@ -118,26 +118,26 @@ def _chips(case: Case) -> Iterator[tuple[str, str, Case]]:
         yield f"--chips {chips}", "twice the chips", replace(case, chips=chips)
 
 
-def _nearby(case: Case, chosen: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
+def _nearby(case: Case, candidate: Candidate, modes: tuple[str, ...]) -> tuple[tuple[str, ...], list[Layout]]:
     """Return the modes and the legal layouts to search about the chosen ones, whether the weights fit or not."""
-    about, every = [layout for layout in (chosen.layout, chosen.prefill_layout) if layout is not None], lawful(case)
+    about, every = [layout for layout in (candidate.layout, candidate.prefill_layout) if layout is not None], lawful(case)
     near = _near(every, about, NEAR)
-    return (modes, near) if len(near) <= FEW else ((chosen.mode,), _near(every, about, NEARER))
+    return (modes, near) if len(near) <= MAX_NEARBY_LAYOUTS else ((candidate.mode,), _near(every, about, NEARER))
 
 
 def _near(layouts: list[Layout], about: list[Layout], factor: int) -> list[Layout]:
     """Return the layouts of which each axis is within a factor of that of one of some."""
     axes = attrgetter("tp", "pp", "dp", "cp")
-    ways = np.array([axes(layout) for layout in layouts]).reshape(-1, 1, 4)
-    others = np.array([axes(layout) for layout in about])
-    near = np.any(np.all((ways <= factor * others) & (others <= factor * ways), axis=-1), axis=-1)
+    degrees = np.array([axes(layout) for layout in layouts]).reshape(-1, 1, 4)
+    other_degrees = np.array([axes(layout) for layout in about])
+    near = np.any(np.all((degrees <= factor * other_degrees) & (other_degrees <= factor * degrees), axis=-1), axis=-1)
     return [layout for layout, good in zip(layouts, near, strict=True) if good]
 
 
 def _best(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Peak | None:
     """Return the best candidate of some modes, and what it serves, among those of some layouts that leave room on a chip."""
-    held = held_by(case, layouts)
-    candidates = ranked(case, search(replace(case, front=False), modes, held), ROWS) if held else []
+    fits = held_by(case, layouts)
+    candidates = ranked(case, search(replace(case, front=False), modes, fits), ROWS) if fits else []
     return best(case, candidates, finalists=1)[0] if candidates else None
 
 
@@ -146,11 +146,11 @@ def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
     if peak is None:
         return None
     case, option = choice.case, choice.option
-    caveat, drafting, rate = "", case.drafting, peak.rate / case.chips
+    caveat, speculation, rate = "", case.drafting, peak.rate / case.chips
     if option.startswith(("--weights", "--experts", "--kv")):
         caveat = "if answers stay good enough"
     elif option.startswith(DRAFTS):
-        caveat = f"if a step yields {drafting.acceptance:.3g} tokens ({drafting.source})"
+        caveat = f"if a step yields {speculation.acceptance:.3g} tokens ({speculation.source})"
     tokens = rate * case.workload.output_tokens
     return Lever(
         option=option,
@@ -163,18 +163,22 @@ def _lever(choice: Choice, base: float, peak: Peak | None) -> Lever | None:
     )
 
 
-def _drafted(case: Case, chosen: Candidate) -> Choice:
+def _drafted(case: Case, candidate: Candidate) -> Choice:
     """Return the drafts by the model's own layers that do most with the batch kept."""
-    tries = [replace(case, drafting=drafting) for drafting in known_draftings(case.model) if drafting.drafts]
-    rates = [float(state_of(of, chosen, chosen.batch, max(chosen.chunk, 1)).rate) for of in tries]
-    most = tries[rates.index(max(rates))]
-    many = most.drafting.drafts
+    tries = [replace(case, drafting=speculation) for speculation in known_draftings(case.model) if speculation.drafts]
+    rates = [
+        float(evaluate_state(changed_case, candidate, candidate.batch, max(candidate.chunk, 1)).rate) for changed_case in tries
+    ]
+    best_trial = tries[rates.index(max(rates))]
+    tokens = best_trial.drafting.drafts
     return Choice(
-        option=f"{DRAFTS} {many}", words=f"{many} draft{'s' * (many > 1)} a step by the model's own layers", case=most
+        option=f"{DRAFTS} {tokens}",
+        words=f"{tokens} draft{'s' * (tokens > 1)} a step by the model's own layers",
+        case=best_trial,
     )
 
 
-def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Drafting:
+def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> Speculation:
     """Return the number of drafts, of those whose acceptance is known, that serves most; the fewest of equals.
 
     All layouts are searched without drafts, and with each number of them those near the layout that was best without: all of
@@ -182,11 +186,11 @@ def best_drafting(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> 
     """
     plain = _best(case, modes, layouts)
     near = (modes, layouts) if plain is None else _nearby(case, plain.candidate, modes)
-    rates: list[tuple[float, Drafting]] = []
-    for drafting in known_draftings(case.model):
-        of = replace(case, drafting=drafting)
-        found = _best(of, *near) if drafting.drafts else plain
-        if found is not None:
-            rates.append((found.rate / of.chips, drafting))
+    rates: list[tuple[float, Speculation]] = []
+    for speculation in known_draftings(case.model):
+        changed_case = replace(case, drafting=speculation)
+        plan_found = _best(changed_case, *near) if speculation.drafts else plain
+        if plan_found is not None:
+            rates.append((plan_found.rate / changed_case.chips, speculation))
     highest = max((rate for rate, _ in rates), default=0.0)
-    return next((drafting for rate, drafting in rates if rate >= highest * (1 - AS_CHEAP)), NONE)
+    return next((speculation for rate, speculation in rates if rate >= highest * (1 - AS_CHEAP)), NONE)

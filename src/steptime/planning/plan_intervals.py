@@ -61,7 +61,9 @@ def candidate_ranges(
 
 def list_distances(case: Case, candidate: Candidate) -> tuple[str, ...]:
     """Say in which ways a candidate is unlike what was measured."""
-    return tuple(flag.words for flag, applies in extrapolation_flags(case, candidate.layout, candidate.prefill_layout) if applies)
+    return tuple(
+        flag.words for flag, applies in extrapolation_flags(case, candidate.layout, candidate.prefill_layout) if applies
+    )
 
 
 def _slowed_rate(

@@ -155,13 +155,19 @@ def evaluate_state(case: Case, candidate: Candidate, batch: Number, chunk: Numbe
     if candidate.mode == DISAGGREGATED:
         return memoize(case, key, lambda: decoding(case, candidate.layout, batch))
     arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "chunk": chunk, "legal": True}
-    arguments |= {"engine": case.engine, "drafting": case.drafting}
+    arguments |= {"engine": case.engine, "speculation": case.drafting}
     return memoize(case, key, lambda: aggregated(case.model, case.system, case.workload, **arguments))
 
 
 def decoding(case: Case, layout: Layout, batch: Number) -> State:
     """Return the steady state of a replica of `layout` that only decodes."""
-    arguments: dict[str, Any] = {"layout": layout, "batch": batch, "engine": case.engine, "drafting": case.drafting, "legal": True}
+    arguments: dict[str, Any] = {
+        "layout": layout,
+        "batch": batch,
+        "engine": case.engine,
+        "speculation": case.drafting,
+        "legal": True,
+    }
     return decode_pool(case.model, case.system, case.workload, **arguments)
 
 
@@ -183,9 +189,11 @@ def evaluate_prefill(case: Case, candidate: Candidate, tpot: Number = 0.0, ttft:
     if candidate.prefill_layout is None:
         return None
     layout, prompts = candidate.prefill_layout, candidate.prompts
-    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "drafting": case.drafting}
+    arguments: dict[str, Any] = {"layout": layout, "prompts": prompts, "engine": case.engine, "speculation": case.drafting}
     arguments["legal"] = True
-    pool = memoize(case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **arguments))
+    pool = memoize(
+        case, ("prefill", layout, prompts), lambda: prefill_pool(case.model, case.system, case.workload, **arguments)
+    )
     limit = pass_limit(case, layout, candidate.layout, tpot, case.slo.ttft if ttft is None else ttft)
     key = ("within", layout, prompts, float(limit)) if np.ndim(limit) == 0 else None
     return memoize(case, key, lambda: within_limit(pool, limit, layout.replicas))

@@ -116,8 +116,8 @@ def search(case: Case, modes: tuple[str, ...], layouts: list[Layout]) -> list[Ta
 def search_aggregated(case: Case, layouts: list[Layout], decode: State, disaggregated: Table | None = None) -> Table:
     """Evaluate every layout with every batch and chunk that can be a steady state, decode and prefill sharing the chips.
 
-    decode: of pools that decode alone, with the batches of `batches_of`; disaggregated: what pools of their own deliver. Where one of
-    those is as fast and serves as many requests as a layout that would read its prompts in no time, chunks are not looked at.
+    decode: of pools that decode alone, with the batches of `batches_of`; disaggregated: what separate pools deliver. Where one
+    of those is as fast and serves as many requests as a layout whose prefill takes no time, no chunks are evaluated.
     """
     workload = case.workload
     table = stacked(layouts)

@@ -77,10 +77,12 @@ def plan(
 
     model and system may be named, as for `load_model` and `load_system`. engine: "ideal" for the bound that physics sets; by
     default a real one, which `default_engine` chooses for the system. electricity: its price, as "0.08/kWh" or in USD/J.
-    levers: whether other choices are looked at too, which takes about as long as a third of the search. elasticities: whether what
-    each figure of the machine is worth is told too (`elasticities`), which takes longer than the search. front: whether what
-    other speeds cost is told too; without it a search leaves out what cannot keep the limits. diagnostics: whether the
-    runner-up, the same layout without losses and what binds are told. sure: probability with which each limit is met, such as
+    levers: whether other choices are looked at too, which takes about as long as a third of the search.
+    elasticities: whether what each figure of the machine is worth is told too (`elasticities`), which takes longer than the
+    search.
+    front: whether what other speeds cost is told too; without it a search leaves out what cannot keep the limits.
+    diagnostics: whether the runner-up, the same layout without losses and what binds are told.
+    sure: probability with which each limit is met, such as
     0.9; by default a plan meets them in the mean, which a machine may miss half the time.
     drafts: tokens that the model's own layers draft for a step, "auto" for the number that serves most; none by default, as
     engines do. acceptance: tokens that a step then yields in the mean, from 1 to drafts + 1; by default as it was measured.
@@ -112,9 +114,15 @@ def plan(
     best_plan = _sure(case, modes, layouts, price, sure, levers=levers, elasticities=elasticities)
     fewer = _symmetric_problem(case, modes)
     if fewer is not None:
-        disaggregated_plan = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False, elasticities=elasticities)
+        disaggregated_plan = _sure(
+            fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=False, elasticities=elasticities
+        )
         if disaggregated_plan.requests_per_second > best_plan.requests_per_second:
-            best_plan = _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True, elasticities=elasticities) if levers else disaggregated_plan
+            best_plan = (
+                _sure(fewer, (DISAGGREGATED,), fitting(fewer), price, sure, levers=True, elasticities=elasticities)
+                if levers
+                else disaggregated_plan
+            )
     return replace(best_plan, search_seconds=time.perf_counter() - started)
 
 
@@ -146,7 +154,14 @@ def _symmetric_problem(case: Case, modes: tuple[str, ...]) -> Case | None:
 
 
 def _sure(
-    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, sure: float | None, *, levers: bool, elasticities: bool
+    case: Case,
+    modes: tuple[str, ...],
+    layouts: list[Layout],
+    price: float,
+    sure: float | None,
+    *,
+    levers: bool,
+    elasticities: bool,
 ) -> Plan:
     """Return the cheapest plan whose times stay within the limits with probability `sure`, or in the mean where it is None.
 
@@ -174,7 +189,9 @@ def _over(deployment: Plan, limits_asked: Slo, name: str, sure: float) -> float:
     return point(getattr(deployment, name), getattr(deployment, f"{name}_range"), sure) / limit if math.isfinite(limit) else 0.0
 
 
-def _planned(case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, elasticities: bool) -> Plan:
+def _planned(
+    case: Case, modes: tuple[str, ...], layouts: list[Layout], price: float, *, levers: bool, elasticities: bool
+) -> Plan:
     """Return the plan for a case, of those layouts."""
     workload = case.workload
     tables = search(case, modes, layouts)
@@ -277,7 +294,8 @@ def _drafted(case: Case, candidate: Candidate) -> tuple[Drafted, ...]:
     batch = distinct([*(unit * 2**n for n in range(MOST_DOUBLINGS)), candidate.batch])
     arguments: dict[str, Any] = {"layout": candidate.layout, "batch": batch, "engine": case.engine}
     plain, drafted = (
-        decode_pool(case.model, case.system, case.workload, speculation=speculation, **arguments) for speculation in (NONE, case.drafting)
+        decode_pool(case.model, case.system, case.workload, speculation=speculation, **arguments)
+        for speculation in (NONE, case.drafting)
     )
     return tuple(
         Drafted(

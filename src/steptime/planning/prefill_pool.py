@@ -113,8 +113,8 @@ def prefill_pool(
     fresh = fresh_tokens(workload)
     seats = np.asarray(prompts * layout.dp)
     arguments: dict[str, Any] = {
-        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": speculation.drafts, "layout": layout, "engine": engine,
-        "legal": legal,
+        "tokens": fresh, "prefix": workload.input_tokens - fresh, "drafts": speculation.drafts, "layout": layout,
+        "engine": engine, "legal": legal,
     }  # fmt: skip
     shape = np.broadcast_shapes(np.shape(seats), np.shape(layout.chips), engine.shape)
     looked_at = _looked_at(layout.dp, np.broadcast_to(seats, shape))

@@ -22,14 +22,14 @@ from steptime.planning.plan_problem import (
     Candidate,
     Case,
     decoding,
+    evaluate_prefill,
+    evaluate_state,
     moving,
     pass_limit,
-    prefill_of,
-    state_of,
 )
 from steptime.planning.plan_search import AS_CHEAP, chunk_sizes, readable
 from steptime.planning.prefill_pool import Prefill, first_token, prefill_pool, within_limit
-from steptime.planning.slo_probability import aims_of
+from steptime.planning.slo_probability import effective_targets
 from steptime.planning.steady_state import (
     MOST_LOADED,
     MOST_UTILISED,
@@ -37,7 +37,7 @@ from steptime.planning.steady_state import (
     aggregated,
     delivered,
     in_flight,
-    load_of,
+    load_shares,
     ttft_seen,
 )
 
@@ -47,16 +47,19 @@ CLOSER, NEAR = 16, 0.03  # of them, at most, that come within this of the best, 
 AROUND = 1.5  # how far around the batch of a search the best one is looked for
 FAR = (*np.geomspace(0.25, 0.9, 16), 1.25, 1.3, 1.4, AROUND)  # times that batch: a search knows less well how loaded a pool is
 CLOSE = np.linspace(0.96, 1.2, 13)  # and nearer, since the batch that a limit allows may lie between two of a search
-FEW, PARTS = 4, 8  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
+FEW_SEQUENCES, PARTS = (
+    4,
+    8,
+)  # sequences of a group and micro-batch below which batches between whole ones count, and in what parts
 HALF = 0.5  # of a sequence that several groups have less than a whole number of each
 FINEST = 128  # sequences below which they count where one group takes all; parts are as large a share of them, or 1 / PARTS
-AT = np.sort([*FAR, *CLOSE])  # the batch itself among them
+BATCH_FACTORS = np.sort([*FAR, *CLOSE])  # the batch itself among them
 NEXT = np.arange(-3.0, 7.0)  # whole sequences of a group beside a batch that is looked at closer
 
 
 def within(case: Case, state: State, seats: Seating, layout: Layout, reader: Layout | None) -> Number:
     """Whether a state of `layout` is where it has to be and fits; `reader`: of the pool that reads its prompts, if another."""
-    tpot, ttft = aims_of(case, layout, reader, state.input_share)
+    tpot, ttft = effective_targets(case, layout, reader, state.input_share)
     return (state.tpot <= tpot) & (state.ttft + seats.wait <= ttft) & seats.memory.fits & (state.utilisation <= MOST_UTILISED)
 
 
@@ -74,32 +77,36 @@ def refined(case: Case, candidate: Candidate) -> Peak:
     Of batches that cost the same to within a quarter of a percent, the fastest for the user; so does `best` of layouts.
     """
     unit = int(candidate.layout.dp * candidate.layout.microbatches)
-    whole = _around(candidate.batch, unit)
-    batch = whole if unit == 1 else _with_less(whole, unit)
+    batches_around = _around(candidate.batch, unit)
+    batch = batches_around if unit == 1 else _with_less(batches_around, unit)
     sizes = np.zeros(1, dtype=np.int64)
     if candidate.mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
         sizes = sizes[readable(case.workload, sizes, candidate.layout)]
-    state = state_of(case, candidate, batch[:, None], sizes[None, :])
-    seats = seats_of(case, state, candidate, batch[:, None])
+    state = evaluate_state(case, candidate, batch[:, None], sizes[None, :])
+    seats = evaluate_occupancy(case, state, candidate, batch[:, None])
     rate = decode_rate(case, state, candidate, batch[:, None], seats)
     prefill = planned_prefill(case, candidate, state.tpot)
     if prefill is not None:
         rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
-    taken = in_flight(batch[:, None], candidate.layout.replicas)
-    steady = _load(np.moveaxis(state.tpot, 0, -1), whole).T * taken <= MOST_LOADED if len(whole) > 1 else np.True_
+    occupied = in_flight(batch[:, None], candidate.layout.replicas)
+    steady = (
+        _load(np.moveaxis(state.tpot, 0, -1), batches_around).T * occupied <= MOST_LOADED
+        if len(batches_around) > 1
+        else np.True_
+    )
     steady = np.logical_or(steady, seats.capped)
-    kept = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
-    rate = np.where(kept, rate, -np.inf)
-    most = np.max(rate)
-    if not np.isfinite(most):
-        state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    is_feasible = np.logical_and(within(case, state, seats, candidate.layout, candidate.prefill_layout), steady) & (rate > 0)
+    rate = np.where(is_feasible, rate, -np.inf)
+    best_rate = np.max(rate)
+    if not np.isfinite(best_rate):
+        state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
         return Peak(served_by(case, candidate), float(state.tpot), candidate)
-    as_cheap = rate >= most * (1 - AS_CHEAP / 2)
-    full = as_cheap & (np.arange(len(batch)) < len(whole))[:, None]
+    as_cheap = rate >= best_rate * (1 - AS_CHEAP / 2)
+    full = as_cheap & (np.arange(len(batch)) < len(batches_around))[:, None]
     i, j = np.unravel_index(int(np.argmin(np.where(full if np.any(full) else as_cheap, state.tpot, np.inf))), rate.shape)
-    at = replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
-    return Peak(float(rate[i, j]), float(np.broadcast_to(state.tpot, rate.shape)[i, j]), at)
+    tuned = replace(candidate, batch=as_whole(batch[i]), chunk=int(sizes[j]))
+    return Peak(float(rate[i, j]), float(np.broadcast_to(state.tpot, rate.shape)[i, j]), tuned)
 
 
 def _around(middle: float, unit: int) -> Array:
@@ -115,9 +122,9 @@ def _around(middle: float, unit: int) -> Array:
     """
     near = max(1, round(middle / unit))
     low, high = max(1, int(near / AROUND)), int(near * AROUND) + 1
-    whole = np.linspace(low, high, min(256, high - low + 1)).astype(np.int64)
-    parts = FINE[(low <= FINE) & (high >= FINE)] if unit == 1 else np.arange(low, min(high, FEW), 1 / PARTS)
-    return unit * distinct(np.concatenate([whole, parts])).astype(np.float64)
+    batches = np.linspace(low, high, min(256, high - low + 1)).astype(np.int64)
+    parts = FINE[(low <= FINE) & (high >= FINE)] if unit == 1 else np.arange(low, min(high, FEW_SEQUENCES), 1 / PARTS)
+    return unit * distinct(np.concatenate([batches, parts])).astype(np.float64)
 
 
 def _with_less(batch: Array, unit: Number) -> Array:
@@ -133,7 +140,7 @@ def _with_less(batch: Array, unit: Number) -> Array:
 
 def _load(tpot: Array, batch: Array) -> Array:
     """Return `load_of` of batches of the last axis, those `_with_less` as loaded as the whole ones: tpot [s] has both."""
-    load = load_of(tpot[..., : batch.shape[-1]], batch)
+    load = load_shares(tpot[..., : batch.shape[-1]], batch)
     return load if tpot.shape[-1] == batch.shape[-1] else np.concatenate([load, load], axis=-1)
 
 
@@ -154,11 +161,11 @@ def _about(middle: Array, unit: Array) -> Array:
 
     Only whole ones can be kept full (`seating`).
     """
-    some = middle / unit * AT
-    near = np.where(np.isin(AT, CLOSE) & (unit == 1), _part(some), 1.0)
-    part = np.where(some < FEW, 1 / PARTS, near)
-    found: Array = unit * np.maximum(1, np.round(some / part) * part)
-    return found
+    batches = middle / unit * BATCH_FACTORS
+    near = np.where(np.isin(BATCH_FACTORS, CLOSE) & (unit == 1), _part(batches), 1.0)
+    part = np.where(batches < FEW_SEQUENCES, 1 / PARTS, near)
+    rounded: Array = unit * np.maximum(1, np.round(batches / part) * part)
+    return rounded
 
 
 def _closer(middle: Array, unit: Array) -> Array:
@@ -168,22 +175,24 @@ def _closer(middle: Array, unit: Array) -> Array:
     [[40.0, 64.0, 88.0, 112.0], [9.625, 10.0, 10.375, 10.75]]
     """
     part = np.where(unit == 1, _part(middle), 1.0)
-    found: Array = unit * np.maximum((np.round(middle / unit / part) + NEXT) * part, 1.0)
-    return found
+    rounded: Array = unit * np.maximum((np.round(middle / unit / part) + NEXT) * part, 1.0)
+    return rounded
 
 
 def planned_prefill(case: Case, candidate: Candidate, tpot: Number) -> Prefill | None:
     """Return the prefill pool of a candidate, as busy as its aim for the first token lets it be; tpot [s] of decode."""
     reader = candidate.prefill_layout
-    return prefill_of(case, candidate, tpot, None if reader is None else aims_of(case, candidate.layout, reader)[1])
+    return evaluate_prefill(
+        case, candidate, tpot, None if reader is None else effective_targets(case, candidate.layout, reader)[1]
+    )
 
 
-def seats_of(case: Case, state: State, candidate: Candidate, batch: Number) -> Seating:
+def evaluate_occupancy(case: Case, state: State, candidate: Candidate, batch: Number) -> Seating:
     """Return how many of `batch` sequences are in flight in a replica of the candidate, and whether requests wait for seats."""
     replicas = candidate.layout.replicas
     if candidate.mode == DISAGGREGATED:
         return open_seats(state, batch, replicas)
-    return seated(case, state, batch, candidate.layout, aims_of(case, candidate.layout, None, state.input_share)[1])
+    return seated(case, state, batch, candidate.layout, effective_targets(case, candidate.layout, None, state.input_share)[1])
 
 
 def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number, seats: Seating) -> Number:
@@ -198,14 +207,14 @@ def decode_rate(case: Case, state: State, candidate: Candidate, batch: Number, s
 def prefill_rate(case: Case, candidate: Candidate, prefill: Prefill) -> Number:
     """Return the most requests per second that all prefill replicas read within the limit, and that their links carry."""
     assert candidate.prefill_layout is not None
-    each = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).most)
-    rate: Number = each * candidate.prefill_layout.replicas
+    rate_per_pool = np.minimum(prefill.rate * prefill.most_utilised, moving(case, candidate.prefill_layout).most)
+    rate: Number = rate_per_pool * candidate.prefill_layout.replicas
     return rate
 
 
 def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefill | None) -> tuple[Number, Number]:
     """Return the requests per second of the whole deployment, and how busy its prompt queue is."""
-    rate = decode_rate(case, state, candidate, candidate.batch, seats_of(case, state, candidate, candidate.batch))
+    rate = decode_rate(case, state, candidate, candidate.batch, evaluate_occupancy(case, state, candidate, candidate.batch))
     if prefill is None or candidate.prefill_layout is None:
         return rate, state.utilisation
     rate = np.minimum(rate, prefill_rate(case, candidate, prefill))
@@ -214,7 +223,7 @@ def matched_rate(case: Case, candidate: Candidate, state: State, prefill: Prefil
 
 def served_by(case: Case, candidate: Candidate) -> float:
     """Return the requests per second that a candidate serves."""
-    state = state_of(case, candidate, candidate.batch, max(candidate.chunk, 1))
+    state = evaluate_state(case, candidate, candidate.batch, max(candidate.chunk, 1))
     return float(matched_rate(case, candidate, state, planned_prefill(case, candidate, state.tpot))[0])
 
 
@@ -222,7 +231,7 @@ def first_token_of(case: Case, candidate: Candidate, state: State, prefill: Pref
     """Return the mean time to first token [s]: of a prompt read beside decode, or in a pool of its own at a utilisation."""
     layout = candidate.prefill_layout
     if prefill is None or layout is None:
-        return state.ttft + seats_of(case, state, candidate, candidate.batch).wait
+        return state.ttft + evaluate_occupancy(case, state, candidate, candidate.batch).wait
     sent = moving(case, layout).seconds(utilisation * prefill.rate)
     return ttft_seen(
         case.workload, first_token(prefill, utilisation, layout.replicas) + sent, state.tpot, candidate.layout, case.engine,
@@ -242,62 +251,69 @@ def best(case: Case, candidates: list[Candidate], finalists: int = FINALISTS) ->
     promise = _promising(case, contenders.values(), closer=False)
     near = [candidate for rate, candidate in promise if rate >= promise[0][0] * (1 - NEAR)][:CLOSER]
     promise = _promising(case, near, closer=True) + promise
-    chosen: dict[object, Candidate] = {}
-    for _, candidate in sorted(promise, key=lambda one: -one[0]):
-        chosen.setdefault(candidate.same, candidate)
-    found = [refined(case, contender) for contender in [*chosen.values()][:finalists]]
-    enough = max(peak.rate for peak in found) * (1 - AS_CHEAP / 2)
-    return sorted(found, key=lambda peak: (peak.tpot, -peak.rate) if peak.rate >= enough else (np.inf, -peak.rate))
+    by_layout: dict[object, Candidate] = {}
+    for _, candidate in sorted(promise, key=lambda entry: -entry[0]):
+        by_layout.setdefault(candidate.same, candidate)
+    finalists_found = [refined(case, contender) for contender in [*by_layout.values()][:finalists]]
+    enough = max(peak.rate for peak in finalists_found) * (1 - AS_CHEAP / 2)
+    return sorted(finalists_found, key=lambda peak: (peak.tpot, -peak.rate) if peak.rate >= enough else (np.inf, -peak.rate))
 
 
 def _promising(case: Case, candidates: Collection[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate with batches about its own, the best first."""
-    found = [one for mode in (AGGREGATED, DISAGGREGATED) for one in _peaks(case, mode, candidates, closer=closer)]
-    return sorted(found, key=lambda one: -one[0])
+    peaks = [peak for mode in (AGGREGATED, DISAGGREGATED) for peak in _peaks(case, mode, candidates, closer=closer)]
+    return sorted(peaks, key=lambda peak: -peak[0])
 
 
 def _peaks(case: Case, mode: str, candidates: Iterable[Candidate], *, closer: bool) -> list[tuple[float, Candidate]]:
     """Return the most requests per second of each candidate of a mode about its batch, with any chunk, from one evaluation."""
-    chosen = [candidate for candidate in candidates if candidate.mode == mode]
-    if not chosen:
+    candidates_of_mode = [candidate for candidate in candidates if candidate.mode == mode]
+    if not candidates_of_mode:
         return []
-    layout = stacked([candidate.layout for candidate in chosen])
+    layout = stacked([candidate.layout for candidate in candidates_of_mode])
     wide = shaped(layout, 1)
     unit = np.asarray(wide.dp * wide.microbatches)
-    middle = np.array([candidate.batch for candidate in chosen], dtype=np.float64)[:, None]
-    whole = _closer(middle, unit) if closer else _about(middle, unit)
-    batch = _with_less(whole, unit) if closer else whole
-    given: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
-    given |= {"drafting": case.drafting, "legal": True}
+    middle = np.array([candidate.batch for candidate in candidates_of_mode], dtype=np.float64)[:, None]
+    batches = _closer(middle, unit) if closer else _about(middle, unit)
+    batch = _with_less(batches, unit) if closer else batches
+    arguments: dict[str, Any] = {"model": case.model, "system": case.system, "workload": case.workload, "engine": case.engine}
+    arguments |= {"speculation": case.drafting, "legal": True}
     if mode == AGGREGATED:
         sizes = chunk_sizes(case.workload)
-        state = aggregated(**given, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
+        state = aggregated(**arguments, layout=shaped(layout, 2), batch=batch[:, :, None], chunk=sizes[None, None, :])
         replicas = shaped(layout, 2).replicas
-        aim = aims_of(case, shaped(layout, 2), None, state.input_share)[1]
+        aim = effective_targets(case, shaped(layout, 2), None, state.input_share)[1]
         seats = seated(case, state, batch[:, :, None], shaped(layout, 2), aim)
         rate = state.rate * replicas * seats.share
         rate = np.where(readable(case.workload, sizes[None, None, :], shaped(layout, 2)), rate, 0.0)
     else:
         state = decoding(case, wide, batch)
         seats = open_seats(state, batch, wide.replicas)
-        readers = stacked([candidate.prefill_layout for candidate in chosen if candidate.prefill_layout is not None])
-        prompts = np.array([candidate.prompts for candidate in chosen])
-        limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), aims_of(case, layout, readers)[1])
-        prefill = within_limit(prefill_pool(**given, layout=readers, prompts=prompts), limit, readers.replicas)
+        readers = stacked(
+            [candidate.prefill_layout for candidate in candidates_of_mode if candidate.prefill_layout is not None]
+        )
+        prompts = np.array([candidate.prompts for candidate in candidates_of_mode])
+        limit = pass_limit(case, readers, layout, min(case.slo.tpot, UNKNOWN), effective_targets(case, layout, readers)[1])
+        prefill = within_limit(prefill_pool(**arguments, layout=readers, prompts=prompts), limit, readers.replicas)
         can = np.minimum(prefill.rate * prefill.most_utilised, moving(case, readers).most) * readers.replicas
         served = delivered(state.rate, batch, wide.replicas, moving(case, wide).most)
         rate = np.minimum(served, np.asarray(can)[:, None])
     around = shaped(layout, rate.ndim - 1)
     reading = None if mode == AGGREGATED else shaped(readers, rate.ndim - 1)
     tpot = state.tpot if mode == DISAGGREGATED else np.moveaxis(state.tpot, 1, -1)
-    load = _load(tpot, whole if mode == DISAGGREGATED else whole[:, None, :])
+    load = _load(tpot, batches if mode == DISAGGREGATED else batches[:, None, :])
     load = load if mode == DISAGGREGATED else np.moveaxis(load, -1, 1)
-    taken = in_flight(batch, wide.replicas)
-    steady = load * (taken if mode == DISAGGREGATED else taken[:, :, None]) <= MOST_LOADED
+    occupied = in_flight(batch, wide.replicas)
+    steady = load * (occupied if mode == DISAGGREGATED else occupied[:, :, None]) <= MOST_LOADED
     steady = np.logical_or(steady, seats.capped)
     rate = np.where(np.logical_and(within(case, state, seats, around, reading), steady), rate, 0.0)
     by_batch = rate if mode == DISAGGREGATED else np.max(rate, axis=2)
     top = np.argmax(by_batch, axis=1)
-    rows = np.arange(len(chosen))
-    peaks = zip(by_batch[rows, top].tolist(), np.broadcast_to(batch, by_batch.shape)[rows, top].tolist(), chosen, strict=True)
-    return [(peak, replace(candidate, batch=as_whole(at))) for peak, at, candidate in peaks]
+    rows = np.arange(len(candidates_of_mode))
+    peaks = zip(
+        by_batch[rows, top].tolist(),
+        np.broadcast_to(batch, by_batch.shape)[rows, top].tolist(),
+        candidates_of_mode,
+        strict=True,
+    )
+    return [(peak, replace(candidate, batch=as_whole(best_batch))) for peak, best_batch, candidate in peaks]

@@ -38,7 +38,7 @@ from steptime.physics.speculative_step import cache_moved, drafted_memory, draft
 from steptime.physics.step import Step
 from steptime.planning.batch_queue import queue_wait
 from steptime.planning.chunked_prefill import read_beside, reading
-from steptime.planning.speculative_config import NONE, Drafting, decode_steps, step_yield
+from steptime.planning.speculative_config import NONE, Speculation, decode_steps, step_yield
 from steptime.planning.workload import Workload
 
 SPARE_DEVIATIONS = 3.0  # standard deviations of the cache's fill that a deployment keeps free
@@ -107,7 +107,7 @@ def grown(decode: Step, seconds: Number, batch: Number) -> Number:
     return (1 - fixed / seconds) * in_flight(batch, 1)
 
 
-def chunks_of(workload: Workload, chunk: Number) -> tuple[Array, Array, Array]:
+def split_chunks(workload: Workload, chunk: Number) -> tuple[Array, Array, Array]:
     """Return how prompts are cut into chunks of `chunk` tokens: tokens read at once, chunks of a prompt, prompts in a chunk."""
     fresh = fresh_tokens(workload)
     tokens = np.minimum(chunk, fresh)
@@ -134,7 +134,7 @@ def aggregated(
     batch: Number,
     chunk: Number,
     engine: Engine,
-    drafting: Drafting = NONE,
+    speculation: Speculation = NONE,
     quick: bool = False,
     legal: bool = False,
 ) -> State:
@@ -144,84 +144,94 @@ def aggregated(
     steps have the chunks that they would have if arrivals did not depend on steps, $a / (1 - e^{-a})$, for a search.
     legal: whether layouts and sizes are known to be sound.
     """
-    tokens, chunks, together = chunks_of(workload, chunk)
-    steps, slots = decode_steps(workload, drafting), layout.dp * together
-    others = np.maximum(batch * in_flight(batch, layout.replicas), 1e-6)  # that decode, whose prompts are read
-    coming = others * chunks / steps  # chunks that a step brings
-    given: dict[str, Any] = {
-        "batch": batch, "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine,
+    tokens, chunks, together = split_chunks(workload, chunk)
+    steps, slots = decode_steps(workload, speculation), layout.dp * together
+    decode_sequences = np.maximum(batch * in_flight(batch, layout.replicas), 1e-6)  # that decode, whose prompts are read
+    coming = decode_sequences * chunks / steps  # chunks that a step brings
+    arguments: dict[str, Any] = {
+        "batch": batch, "context": mean_context(workload), "drafts": speculation.drafts, "layout": layout, "engine": engine,
         "legal": legal,
     }  # fmt: skip
-    alone = drafted_step(model, system, **given)
+    decode_only = drafted_step(model, system, **arguments)
 
     def slow(reads: Number) -> Step:
         prefix = longest_prefix(workload, tokens, reads)
-        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **given, parts=np.ndim(coming) == 0)
+        return drafted_step(model, system, prompts=reads, tokens=tokens, prefix=prefix, **arguments, parts=np.ndim(coming) == 0)
 
     def beside(read: Step) -> tuple[Array, Array]:
         """Return the share of steps that read where one prompt is read at once, as tokens see it, and the load of all steps."""
-        times: list[Any] = [others, steps, chunks, alone.total, read.total, layout.replicas, slots, coming]
-        *some, at_once, load = np.broadcast_arrays(*times)
-        one = at_once <= 1
-        seen, load = np.ones(load.shape), load.copy()
-        if np.any(one):
-            *given, replicas = (x[one] for x in some)
-            seen[one], load[one] = read_beside(*given, replicas=replicas)
-        return seen, load
+        times: list[Any] = [decode_sequences, steps, chunks, decode_only.total, read.total, layout.replicas, slots, coming]
+        *samples, at_once, load = np.broadcast_arrays(*times)
+        is_single = at_once <= 1
+        observed, load = np.ones(load.shape), load.copy()
+        if np.any(is_single):
+            *arguments, replicas = (x[is_single] for x in samples)
+            observed[is_single], load[is_single] = read_beside(*arguments, replicas=replicas)
+        return observed, load
 
     if quick or not np.any(np.asarray(slots) > 1):
         reads = np.clip(coming / -np.expm1(-coming), 1.0, slots)
         first = slow(reads)
-        more = np.where(np.asarray(layout.dp) == 1, (first.total - alone.total) / reads, 0.0)  # groups read side by side
-        seen, load = beside(first)
-        found = reading(load, slots, chunks, alone.total, first.total - more * (reads - 1), more, replicas=layout.replicas)
+        extra_per_chunk = np.where(
+            np.asarray(layout.dp) == 1, (first.total - decode_only.total) / reads, 0.0
+        )  # groups read side by side
+        observed, load = beside(first)
+        found = reading(
+            load,
+            slots,
+            chunks,
+            decode_only.total,
+            first.total - extra_per_chunk * (reads - 1),
+            extra_per_chunk,
+            replicas=layout.replicas,
+        )
         seconds = found.slow
     else:
-        one = slow(1.0)
-        seen, load = beside(one)
-        found = reading(load, slots, chunks, alone.total, one.total, 0.0, replicas=layout.replicas)
+        is_single = slow(1.0)
+        observed, load = beside(is_single)
+        found = reading(load, slots, chunks, decode_only.total, is_single.total, 0.0, replicas=layout.replicas)
         reads = np.minimum(found.reads, slots)
-        more = np.where(reads > 1, (slow(reads).total - one.total) / np.maximum(reads - 1, 1e-9), 0.0)
-        found = reading(load, slots, chunks, alone.total, one.total, more, replicas=layout.replicas)
+        extra_per_chunk = np.where(reads > 1, (slow(reads).total - is_single.total) / np.maximum(reads - 1, 1e-9), 0.0)
+        found = reading(load, slots, chunks, decode_only.total, is_single.total, extra_per_chunk, replicas=layout.replicas)
         first = slow(np.minimum(found.reads, slots))  # all chunks that come are read: reads x slow steps
         seconds = first.total
-    quiet = np.where(np.asarray(slots) > 1, found.quiet, 1 - seen)
+    quiet = np.where(np.asarray(slots) > 1, found.quiet, 1 - observed)
 
     def mean(a: Array, b: Array) -> Array:
         mixed: Array = quiet * a + (1 - quiet) * b
         return mixed
 
-    step, gained = mean(alone.total, seconds), step_yield(workload, drafting)
+    step, gained = mean(decode_only.total, seconds), step_yield(workload, speculation)
     tpot = step / gained
-    growing = grown(alone, step, batch)
+    growing = grown(decode_only, step, batch)
     seats = seats_for(workload, batch + np.minimum(load, slots), growing)
     memory = drafted_memory(
         model,
         system,
-        drafts=drafting.drafts,
+        drafts=speculation.drafts,
         batch=seats,
         context=mean_context(workload),
         layout=layout,
         engine=engine,
-        step_tokens=(batch * (drafting.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
+        step_tokens=(batch * (speculation.drafts + 1) / layout.dp + tokens * together) / layout.microbatches,
         legal=legal,
     )
     return State(
         tpot=tpot,
         ttft=np.asarray(
-            ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine, drafting)
+            ttft_seen(workload, found.wait + found.service + (first.latency - first.total), tpot, layout, engine, speculation)
         ),
         rate=np.asarray(batch / (steps * step)),
         utilisation=found.utilisation,
         quiet=quiet,
         reads=found.reads,
-        input_share=(1 - quiet) * (seconds - alone.total) / step,
+        input_share=(1 - quiet) * (seconds - decode_only.total) / step,
         seats=seats,
         growing=growing,
         memory=memory,
-        lower=mean(alone.lower, first.lower) / gained,
-        upper=mean(alone.upper, first.upper) / gained,
-        decode=alone,
+        lower=mean(decode_only.lower, first.lower) / gained,
+        upper=mean(decode_only.upper, first.upper) / gained,
+        decode=decode_only,
         mixed=first,
     )
 
@@ -234,22 +244,22 @@ def decode_pool(
     layout: Layout,
     batch: Number,
     engine: Engine,
-    drafting: Drafting = NONE,
+    speculation: Speculation = NONE,
     legal: bool = False,
 ) -> State:
     """Return the steady state of a replica that only decodes. legal: whether layouts and sizes are known to be sound."""
-    given: dict[str, Any] = {
-        "context": mean_context(workload), "drafts": drafting.drafts, "layout": layout, "engine": engine, "legal": legal,
+    arguments: dict[str, Any] = {
+        "context": mean_context(workload), "drafts": speculation.drafts, "layout": layout, "engine": engine, "legal": legal,
     }  # fmt: skip
-    step, gained = drafted_step(model, system, batch=batch, **given), step_yield(workload, drafting)
+    step, gained = drafted_step(model, system, batch=batch, **arguments), step_yield(workload, speculation)
     nothing = np.zeros_like(step.total)
     growing = grown(step, step.total, batch)
     seats = seats_for(workload, batch, growing)
-    memory = drafted_memory(model, system, batch=seats, **given)
+    memory = drafted_memory(model, system, batch=seats, **arguments)
     return State(
         tpot=step.total / gained,
         ttft=nothing,
-        rate=batch / (decode_steps(workload, drafting) * step.total),
+        rate=batch / (decode_steps(workload, speculation) * step.total),
         utilisation=nothing,
         quiet=nothing + 1,
         reads=nothing,
@@ -264,7 +274,7 @@ def decode_pool(
     )
 
 
-def load_of(tpot: Array, batch: Number) -> Array:
+def load_shares(tpot: Array, batch: Number) -> Array:
     r"""Share of the rate that ever larger batches tend to, at each batch of the last axis: $d \log t / d \log B$.
 
     A step that takes $\beta + \alpha B$ delivers at most $1 / \alpha$ tokens a second, and at $B$ the share
@@ -277,16 +287,18 @@ def load_of(tpot: Array, batch: Number) -> Array:
     [0.5, 0.5, 0.5, 0.5]
     """
     step = np.diff(np.broadcast_to(np.log(batch), np.shape(tpot)), axis=-1)
-    apart = step > 0
-    slope = np.where(apart, np.diff(np.log(tpot), axis=-1) / np.where(apart, step, 1.0), 0.0)
+    has_step = step > 0
+    slope = np.where(has_step, np.diff(np.log(tpot), axis=-1) / np.where(has_step, step, 1.0), 0.0)
     place, last = np.arange(slope.shape[-1]), slope.shape[-1] - 1
-    before = np.maximum.accumulate(np.where(apart, place, 0), axis=-1)  # the nearest slope at or before each, and at or after
-    after = np.minimum.accumulate(np.where(apart, place, last)[..., ::-1], axis=-1)[..., ::-1]
-    found = np.take_along_axis(apart, before, axis=-1), np.take_along_axis(apart, after, axis=-1)
-    earlier, later = (np.take_along_axis(slope, at, axis=-1) for at in (before, after))
-    earlier, later = np.where(found[0], earlier, later), np.where(found[1], later, earlier)
-    left, right = np.concatenate([later[..., :1], earlier], axis=-1), np.concatenate([later, earlier[..., -1:]], axis=-1)
-    load: Array = (left + right) / 2
+    before = np.maximum.accumulate(
+        np.where(has_step, place, 0), axis=-1
+    )  # the nearest slope at or before each, and at or after
+    after = np.minimum.accumulate(np.where(has_step, place, last)[..., ::-1], axis=-1)[..., ::-1]
+    slopes = np.take_along_axis(has_step, before, axis=-1), np.take_along_axis(has_step, after, axis=-1)
+    earlier, later = (np.take_along_axis(slope, position, axis=-1) for position in (before, after))
+    earlier, later = np.where(slopes[0], earlier, later), np.where(slopes[1], later, earlier)
+    left_slopes, right = np.concatenate([later[..., :1], earlier], axis=-1), np.concatenate([later, earlier[..., -1:]], axis=-1)
+    load: Array = (left_slopes + right) / 2
     return load
 
 
@@ -304,15 +316,15 @@ def in_flight(batch: Number, replicas: Number) -> Array:
 
 
 def ttft_seen(
-    workload: Workload, read: Number, tpot: Number, layout: Layout, engine: Engine, drafting: Drafting = NONE
+    workload: Workload, prefill_seconds: Number, tpot: Number, layout: Layout, engine: Engine, speculation: Speculation = NONE
 ) -> Number:
-    """Return the time to first token [s] that a user sees where a prompt is `read` [s] after it is in the queue.
+    """Return the time to first token [s] that a user sees where a prompt is `prefill_seconds` [s] after it is in the queue.
 
     An engine adds the time before the queue and the decode steps until a token is seen: those of the simulator. A step takes
     as long as its tokens, of `tpot` [s] each. layout: of the replica that decodes. All of it is as much longer as own runs say.
     """
-    made = before_queue(workload, engine) + read + answer_tokens(workload, layout, engine, drafting) * tpot
-    return made * waited(engine)
+    latency = before_queue(workload, engine) + prefill_seconds + answer_tokens(workload, layout, engine, speculation) * tpot
+    return latency * waited(engine)
 
 
 def waited(engine: Engine) -> float:
@@ -326,14 +338,14 @@ def before_queue(workload: Workload, engine: Engine) -> Number:
     return wait.seconds_before_queue + wait.seconds_before_queue_per_token * workload.input_tokens
 
 
-def answer_tokens(workload: Workload, layout: Layout, engine: Engine, drafting: Drafting = NONE) -> Number:
+def answer_tokens(workload: Workload, layout: Layout, engine: Engine, speculation: Speculation = NONE) -> Number:
     """Tokens of a request that decode steps yield from the end of its prompt until its first is seen, at most all."""
     wait = engine.scheduler
     steps = wait.steps_before_answer + wait.steps_to_balance * (np.asarray(layout.dp) > 1)
-    return np.minimum(steps * step_yield(workload, drafting), workload.output_tokens - 1)
+    return np.minimum(steps * step_yield(workload, speculation), workload.output_tokens - 1)
 
 
-def delivered(rate: Number, batch: Number, replicas: Number, most: Number = np.inf) -> Number:
+def delivered(rate: Number, batch: Number, replicas: Number, maximum: Number = np.inf) -> Number:
     """Return the requests/s of all `replicas` of a decode pool: what those in flight of `batch` make of `rate` in each.
 
     most [requests/s]: that the links into one replica take caches in.
@@ -341,8 +353,8 @@ def delivered(rate: Number, batch: Number, replicas: Number, most: Number = np.i
     >>> float(delivered(10.0, 4, 2)), float(delivered(10.0, 4, 2, 5.0))
     (17.5, 10.0)
     """
-    found: Number = replicas * np.minimum(rate * in_flight(batch, replicas), most)
-    return found
+    rate_delivered: Number = replicas * np.minimum(rate * in_flight(batch, replicas), maximum)
+    return rate_delivered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +378,7 @@ class Transfer:
         return MOST_UTILISED * self.groups / self.moving
 
 
-def transfer_of(
+def kv_transfer(
     model: Model, system: System, workload: Workload, *, layout: Layout, within_domain: bool, drafts: int = 0
 ) -> Transfer:
     """Return how caches leave a prefill replica of `layout`: each over all links of the attention group that made it."""

@@ -162,13 +162,16 @@ def step_given(pool: Pool, workload: Workload, *, mixed: bool, drafts: int = 0) 
     return sizes
 
 
-def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: float, speculation: Speculation = NONE) -> list[str]:
+def equations(
+    model: Model, pool: Pool, workload: Workload, *, utilisation: float, speculation: Speculation = NONE
+) -> list[str]:
     """Return the equations that join the step to the plan's figures, with their numbers; utilisation of its prompt queue."""
     step = mean = float(pool.step.total)
     unit_word, owed = ("step", "((output - 1) / accepted)") if speculation.drafts else ("token", "(output - 1)")
     sequences_per_rank, groups = float(busiest(pool.batch, pool.layout.dp)), int(pool.layout.dp)
     lines = [
-        f"batch {pool.batch:,} = {sequences_per_rank:,.6g} sequence{'s' * (sequences_per_rank != 1)} x {counted(groups, 'attention group')}"
+        f"batch {pool.batch:,} = {sequences_per_rank:,.6g} sequence{'s' * (sequences_per_rank != 1)}"
+        f" x {counted(groups, 'attention group')}"
         + (f", in {int(pool.layout.microbatches)} micro-batches" if pool.layout.microbatches > 1 else ""),
         f"mean context {mean_context(workload):,.0f} = input + output / 2",
     ]
@@ -188,7 +191,10 @@ def equations(model: Model, pool: Pool, workload: Workload, *, utilisation: floa
         ]
     if speculation.drafts and pool.role != "prefill":
         gained = float(step_yield(workload, speculation))
-        lines += [f"drafts: {speculation.text}", f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}"]
+        lines += [
+            f"drafts: {speculation.text}",
+            f"time per token = {show(mean, 's')} / {gained:.3g} = {show(mean / gained, 's')}",
+        ]
     if pool.layout.pp > 1:
         lines.append(
             f"the fullest of {int(pool.layout.pp)} stages holds {float(stage_share(model, pool.layout)):.1%} of the layers"

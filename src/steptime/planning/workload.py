@@ -57,13 +57,13 @@ class Slo:
             object.__setattr__(self, "tpot", 1 / positive("speed", speed, "tok/s", least=1 / LONGEST_TPOT))
         limit("the TTFT limit", self.ttft)
         limit("the TPOT limit", self.tpot)
-        for name, value, most, fix in (
+        for name, value, maximum, fix in (
             ("tpot", self.tpot, LONGEST_TPOT, "for a speed in tok/s give Slo(speed=...)"),
             ("ttft", self.ttft, DAY, "it is a time in s; for a speed in tok/s give Slo(speed=...)"),
         ):
             longest = np.max(value, where=np.isfinite(value), initial=0.0)
-            if longest > most * SLACK:
-                raise InputError(f"{name} must be at most {most:g} s, got {longest:g}; {fix}")
+            if longest > maximum * SLACK:
+                raise InputError(f"{name} must be at most {maximum:g} s, got {longest:g}; {fix}")
 
 
 def limits(*, speed: float | None = None, ttft: float | None = None) -> Slo:

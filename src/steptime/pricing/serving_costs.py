@@ -148,7 +148,16 @@ def cost_on(
     """
     told: dict[str, Any] = {"system": system.name, "rent": system.rent}
     searched = partial(
-        plan, model, system, workload, slo, chips=chips_of(system), engine=engine, levers=False, worth=False, beside=False
+        plan,
+        model,
+        system,
+        workload,
+        slo,
+        chips=chips_of(system),
+        engine=engine,
+        levers=False,
+        elasticities=False,
+        diagnostics=False,
     )
     try:
         found = searched(modes=modes, front=front)

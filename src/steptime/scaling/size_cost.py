@@ -125,7 +125,7 @@ def served_size(model: Model, known: dict[str, float], serving: Serving, system:
     for domains in DOMAINS:
         try:
             found = plan(model, system, serving.workload, serving.slo, chips=system.chips * domains, engine=serving.engine,
-                         levers=False, worth=False)  # fmt: skip
+                         levers=False, elasticities=False)  # fmt: skip
         except DoesNotFit:
             reason = f"{show(known['params'])} parameters do not fit {system.chips * domains} chips"
             continue

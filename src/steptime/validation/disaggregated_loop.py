@@ -176,7 +176,7 @@ def _odd_chips(row: Mapping[str, str], pools: Pools, at: int) -> str:
 
 def closed_pools(pools: Pools, engine: Engine) -> dict[str, Array]:
     """Return TPOT, mean and median TTFT [s], output tokens a second and what binds decode steps, arrays of shape (runs,)."""
-    given: dict[str, Any] = {"engine": engine, "drafting": pools.drafting}
+    given: dict[str, Any] = {"engine": engine, "speculation": pools.drafting}
     work, replicas = pools.workload, pools.decode.replicas
     most = np.maximum(np.minimum(_seats(pools, engine), pools.concurrency / replicas), 1.0)
     levels = LEVELS if math.isinf(engine.kernels.latent_contexts) else CLOSER * LEVELS
