@@ -337,7 +337,7 @@ def keys_page() -> str:
     lines += [
         "## Errors",
         "",
-        "Instead of a result, with exit code 2. Schema `steptime.error/1`.",
+        "Instead of a result, with exit code 2. Schema `steptime.error/2`.",
         "",
         "| key | unit | type | meaning |",
         "|---|---|---|---|",

@@ -374,7 +374,7 @@ def test_an_empty_list_keeps_its_columns():
     found = model_table("no-such-model")
     assert found.to_csv().splitlines() == [",".join(found.columns())]
     assert "kv_bytes_per_token" in found.columns()
-    assert found.to_dict() == {"schema": "steptime.models/1", "models": []}
+    assert found.to_dict() == {"schema": "steptime.models/2", "models": []}
 
 
 def test_more_goes_behind_a_result(made):
@@ -403,7 +403,7 @@ def test_errors_as_data():
     with pytest.raises(UnknownName) as caught:
         st.load_model("lama-3.1-8b")
     found = problem(caught.value)
-    assert (found["schema"], found["error"]) == ("steptime.error/1", "UnknownName")
+    assert (found["schema"], found["error"]) == ("steptime.error/2", "UnknownName")
     assert "meta-llama/Llama-3.1-8B" in found["nearest"]
     assert found["message"] == str(caught.value)
     with pytest.raises(DoesNotFit) as caught:

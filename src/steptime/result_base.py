@@ -112,10 +112,10 @@ def problem(error: SteptimeError) -> dict[str, Any]:
     The class tells the kind of slip (`errors` draws the tree); nearest: valid choices near a name that is unknown.
 
     >>> problem(InputError("no such file"))
-    {'schema': 'steptime.error/1', 'error': 'InputError', 'message': 'no such file', 'nearest': []}
+    {'schema': 'steptime.error/2', 'error': 'InputError', 'message': 'no such file', 'nearest': []}
     """
     nearest = list(getattr(error, "nearest", ()))
-    return {"schema": "steptime.error/1", "error": type(error).__name__, "message": str(error), "nearest": nearest}
+    return {"schema": "steptime.error/2", "error": type(error).__name__, "message": str(error), "nearest": nearest}
 
 
 class Result(ABC):

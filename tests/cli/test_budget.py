@@ -57,7 +57,7 @@ def test_json_is_what_python_answers():
     told = json.loads(run(f"{SPOKEN} --law epoch --json").stdout)
     made = st.budget("100B@200T", st.Demand(served=200e12, lifetime=60 * 86400.0), law="epoch").to_dict()
     assert told == json.loads(json.dumps(made))
-    assert told["schema"] == "steptime.budget/1"
+    assert told["schema"] == "steptime.budget/2"
     assert told["choices"][0]["params"] == pytest.approx(124.1e9, rel=0.01)
     assert set(told["choices"][0]["ranges"]) >= {"params", "tokens"}
     assert json.loads(run("laws epoch --json").stdout)["constants"]["alpha"] == 0.3478

@@ -250,7 +250,7 @@ def test_every_command_speaks_json(words):
             "requests must be at most 50,000,000",
         ),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --max-sequences 1000000000", "max_num_seqs must be at most 1,048,576"),
-        ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "token budget must be at most"),
+        ("simulate llama-3.1-8b hgx-h100 --rate 1 --token-budget 100000000000", "max_num_batched_tokens must be at most"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1e-300", "a rate must be at least 1e-06 requests/s"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --arrivals gamma --burst inf", "burst must be a finite number"),
         ("simulate llama-3.1-8b hgx-h100 --rate 1 --lengths lognormal --spread inf", "spread must be a finite number"),

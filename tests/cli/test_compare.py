@@ -36,7 +36,7 @@ def test_the_answer_comes_first_then_a_table_a_picture_and_what_would_flip_it(co
 def test_json_and_csv_hold_the_same_figures(tmp_path):
     found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'}")
     data = json.loads(found.stdout)
-    assert data["schema"] == "steptime.ranking/1"
+    assert data["schema"] == "steptime.ranking/2"
     assert [one["system"] for one in data["standings"]] == ["hgx-b200", "hgx-h100", "l4-8"]
     rows = (tmp_path / "a.csv").read_text().splitlines()
     assert len(rows) == 4

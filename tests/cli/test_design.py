@@ -30,7 +30,7 @@ def test_a_plan_is_asked_unless_a_step_is():
         "design llama-3.1-8b hgx-h100 --over arch.kv_heads=2,8 --arch.equal total --chips 1 --speed 40 --input 2k --output 200"
     )
     data = json.loads(run(words + " --json").stdout)
-    assert data["schema"] == "steptime.design/1"
+    assert data["schema"] == "steptime.design/2"
     assert data["sweep"]["question"] == "plan"
     assert data["front"][0]["arch.kv_heads"] == 2
     assert data["text"].endswith("with kv_heads 2")

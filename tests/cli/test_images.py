@@ -17,7 +17,7 @@ def test_a_model_says_what_images_become():
     for words in ("1,024", "2,224", "5.80 TFLOP", "576,388,336"):
         assert words in shown
     data = json.loads(run("models google/gemma-4-E2B-it --audio 30 --json").stdout)
-    assert (data["schema"], data["prompt_tokens"], data["media"][0]["kind"]) == ("steptime.image-cost/1", 750, "audio")
+    assert (data["schema"], data["prompt_tokens"], data["media"][0]["kind"]) == ("steptime.image-cost/2", 750, "audio")
 
 
 def test_a_step_has_the_tower_as_a_term():

@@ -106,7 +106,7 @@ def test_the_highest_rate_of_a_trace_is_one_the_trace_meets(trace, columns):
     assert at["good"]
     assert at["scale"] == found["scale"]
     again = json.loads(run(f"{asked} --rate-scale {found['scale']!r} --json", folder=trace).stdout)
-    assert again["limits"]["met"]
+    assert again["limits"]["is_met"]
     assert again["limits"]["ttft_s"] == pytest.approx(at["ttft_s"])
 
 

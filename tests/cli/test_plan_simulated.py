@@ -75,7 +75,7 @@ def test_a_plan_that_holds_as_json():
     assert found["feasible"] is True
     assert found["reason"] == found["simulated"]["reason"] == ""
     assert set(found["launch"]) == {"vllm", "sglang", "trtllm"}
-    assert found["simulated"]["limits"]["met"]
+    assert found["simulated"]["limits"]["is_met"]
     assert found["simulated"]["planned_requests_per_s"] == found["requests_per_s"]
 
 

@@ -55,7 +55,7 @@ def test_stacks_show_a_table_and_a_picture(width):
     for words in ("Kept for the backward pass", "reversible", "+33.3%", "by depth", "bfloat16"):
         assert words in found.stdout
     data = json.loads(run("reversible stacks --depth 2 --width 32 --rows 4 --json").stdout)
-    assert data["schema"] == "steptime.reversible/1"
+    assert data["schema"] == "steptime.reversible/2"
     assert data["streams_bytes"] == 4 * 32 * 4
 
 

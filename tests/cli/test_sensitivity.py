@@ -48,7 +48,7 @@ def test_json_csv_and_the_picture_hold_the_same(tmp_path):
     pytest.importorskip("matplotlib")
     found = run(f"{ASKED} --json --csv {tmp_path / 'a.csv'} --plot {tmp_path / 'a.svg'}")
     data = json.loads(found.stdout)
-    assert data["schema"] == "steptime.sensitivity/1"
+    assert data["schema"] == "steptime.sensitivity/2"
     assert data["order"] == ["scatter", "rent", "batch", "context"]
     rows = (tmp_path / "a.csv").read_text().splitlines()
     assert len(rows) == 1 + len(data["swings"])

@@ -41,7 +41,7 @@ def test_many_points_are_ends_and_a_picture(columns):
 def test_files_and_json_hold_the_same_figures(tmp_path):
     found = run(f"{FEW} --json --out {tmp_path / 'a.csv'} --out {tmp_path / 'a.xlsx'} --plot {tmp_path / 'a.svg'}")
     data = json.loads(found.stdout)
-    assert data["schema"] == "steptime.sweep/1"
+    assert data["schema"] == "steptime.sweep/2"
     rows = (tmp_path / "a.csv").read_text().splitlines()
     assert len(rows) == 15
     assert rows[0].split(",")[:3] == ["batch", "context_tokens", "time_s"]

@@ -73,7 +73,7 @@ def test_a_pipeline_is_drawn_by_stage():
 def test_json_and_the_page_say_the_same():
     found = answer(DENSE)
     step = found["step"]
-    assert found["schema"] == "steptime.training/1"
+    assert found["schema"] == "steptime.training/2"
     assert step["total_s"] == pytest.approx(sum(step["terms_s"].values()))
     rate = step["tokens_per_s_per_chip"]
     assert rate == pytest.approx(512 * 8192 / 512 / step["total_s"])

@@ -38,7 +38,7 @@ def test_tables_and_cards_keep_to_the_width(words, columns):
 
 def test_the_comparison_has_every_figure():
     found = json.loads(shown("models --table deepseek-v3 google/gemma-3-27b-it --context 100000 --json"))
-    assert found["schema"] == "steptime.comparison/1"
+    assert found["schema"] == "steptime.comparison/2"
     deepseek, gemma = found["models"]
     assert deepseek["kv_bytes_per_token"] == 70_272
     assert deepseek["cache_bytes_at_context"] == 70_272 * 100_000

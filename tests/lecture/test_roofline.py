@@ -72,7 +72,7 @@ def test_command(columns):
     assert done.exit_code == 0, done.output
     assert max(len(line) for line in done.output.splitlines()) <= int(columns)
     told = json.loads(CliRunner().invoke(app_for(words), [*words, "--json"]).output)
-    assert told["schema"] == "steptime.roofline/1"
+    assert told["schema"] == "steptime.roofline/2"
     assert told["context_tokens"] == 32_000
 
 

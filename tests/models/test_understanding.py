@@ -122,7 +122,7 @@ def test_as_a_user_types_it(tmp_path):
     assert "read as llama: likely; 1 field" in " ".join(shown.stdout.split())
     assert "num_memory_slots = 64" in shown.stdout
     told = json.loads(run(f"models --new {place} --json").stdout)
-    assert (told["schema"], told["sure"], told["layers"][0]["layers"]) == ("steptime.config/1", "likely", "0-31")
+    assert (told["schema"], told["sure"], told["layers"][0]["layers"]) == ("steptime.config/2", "likely", "0-31")
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_an_engine_without_a_name_or_overlap():
 def test_facts_that_are_not_told_forbid_nothing():
     """One KV head, a cache, and machines and engines without end."""
     facts = Facts(heads=8, depth=8, experts=8, domain=8)
-    assert reasons(Layout(cp=2, pp=8, replicas=10**6, microbatches=16), facts) == []
+    assert reasons(Layout(cp=2, pp=8, replicas=10**5, microbatches=16), facts) == []
     assert reasons(Layout(), Facts(heads=1, depth=1, domain=1)) == []
 
 

@@ -374,7 +374,7 @@ def test_one_list_read_backward_in_text_and_json(monkeypatch):
         for words in ("Not identifiable", "held for", "H HBM D DRAM F flash K disk", "sections 13 and 14 cannot both"):
             assert words in " ".join(found.output.split())
     told = json.loads(run("openai/gpt-6-sol", "--read", "--json").stdout)
-    assert told["schema"] == "steptime.price-reading/1"
+    assert told["schema"] == "steptime.price-reading/2"
     kv = next(one for one in told["readings"] if one["name"] == "kv_bytes_per_token")
     assert kv["unit"] == "B"
     assert kv["interval"][0] < kv["value"] < kv["interval"][1]
@@ -407,7 +407,7 @@ def test_sellers_are_drawn(monkeypatch):
         ):
             assert words in found.output
     told = json.loads(run("llama-3.3-70b", "--json").stdout)
-    assert told["schema"] == "steptime.prices/1"
+    assert told["schema"] == "steptime.prices/2"
     assert len(told["usd_per_request"]) == len(told["offers"])
 
 

@@ -42,7 +42,7 @@ def test_csv_and_json(steps, tmp_path):
     assert lines[1].startswith("1,hgx-h100,")
     steps.save(str(tmp_path / "a.json"))
     data = json.loads((tmp_path / "a.json").read_text())
-    assert data["schema"] == "steptime.sweep/1"
+    assert data["schema"] == "steptime.sweep/2"
     assert data["table"]["time_s"] == steps.answers["time"].values.ravel().tolist()
 
 

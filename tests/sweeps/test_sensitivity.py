@@ -264,7 +264,7 @@ def test_the_result_is_a_table(step):
     table = step.to_dataframe()
     assert list(table["name"]) == [one.name for one in step.swings]
     data = step.to_dict()
-    assert data["schema"] == "steptime.sensitivity/1"
+    assert data["schema"] == "steptime.sensitivity/2"
     assert data["swings"][0]["name"] == step.swings[0].name
     assert data["text"] == step.text
     assert usd(step.base)

@@ -38,7 +38,7 @@ class ConfigLayers:
 class ConfigCard(Tabular):
     """What `steptime models --new FILE` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.config/1"
+    SCHEMA: ClassVar[str] = "steptime.config/2"
 
     name: str = field(metadata=unit("", "of the model"))
     read_as: str = field(metadata=unit("", "kind of model (`model_type`) that it was read as"))

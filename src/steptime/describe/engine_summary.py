@@ -16,7 +16,7 @@ from steptime.result_base import Result, Tabular, unit
 class EngineCard(Result):
     """Everything that `steptime engines NAME` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.engine/1"
+    SCHEMA: ClassVar[str] = "steptime.engine/2"
 
     name: str = field(metadata=unit("", "name in the catalogue"))
     title: str = field(metadata=unit("", "what it is"))
@@ -40,7 +40,7 @@ class EngineCard(Result):
 class EngineTable(Tabular):
     """The engines of the catalogue: what `steptime engines` lists; as a table, one row an engine and a column a constant."""
 
-    SCHEMA: ClassVar[str] = "steptime.engines/1"
+    SCHEMA: ClassVar[str] = "steptime.engines/2"
 
     engines: tuple[EngineCard, ...] = field(metadata=unit("", "one card each"))
 

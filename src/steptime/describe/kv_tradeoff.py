@@ -56,7 +56,7 @@ class HeldContext:
 class CacheTrade(Tabular):
     """KV caches as memory for arithmetic: what `steptime reversible cache` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.cache-trade/1"
+    SCHEMA: ClassVar[str] = "steptime.cache-trade/2"
 
     system: str = field(metadata=unit("", "name of the system"))
     held: tuple[HeldContext, ...] = field(metadata=unit("", "one each model and context"))

@@ -17,7 +17,7 @@ from steptime.scaling.scaling_laws import Law, fitted_to
 class LawCard(Result):
     """Everything that `steptime laws NAME` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.law/1"
+    SCHEMA: ClassVar[str] = "steptime.law/2"
 
     name: str = field(metadata=unit("", "name in the catalogue"))
     title: str = field(metadata=unit("", "what it is"))
@@ -52,7 +52,7 @@ class LawCard(Result):
 class LawTable(Tabular):
     """The laws of the catalogue: what `steptime laws` lists; as a table, one row a law."""
 
-    SCHEMA: ClassVar[str] = "steptime.laws/1"
+    SCHEMA: ClassVar[str] = "steptime.laws/2"
 
     laws: tuple[LawCard, ...] = field(metadata=unit("", "one card each"))
 

@@ -100,7 +100,7 @@ class SmallestSystem:
 class ModelCard(Result):
     """Everything that `steptime models NAME` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.model/1"
+    SCHEMA: ClassVar[str] = "steptime.model/2"
 
     name: str = field(metadata=NAME)
     family: str = field(metadata=FAMILY)
@@ -189,7 +189,7 @@ class ModelRow:
 class ModelTable(Tabular):
     """Models of the catalogue: what `steptime models` lists."""
 
-    SCHEMA: ClassVar[str] = "steptime.models/1"
+    SCHEMA: ClassVar[str] = "steptime.models/2"
 
     models: tuple[ModelRow, ...] = field(metadata=unit("", "one line each"))
 
@@ -206,7 +206,7 @@ class ModelTable(Tabular):
 class Comparison(Tabular):
     """Models side by side: what `steptime models A B` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.comparison/1"
+    SCHEMA: ClassVar[str] = "steptime.comparison/2"
 
     models: tuple[ComparisonRow, ...] = field(metadata=unit("", "one line each"))
 

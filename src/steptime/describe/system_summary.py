@@ -47,7 +47,7 @@ class SystemRow(Result):
 class SystemTable(Tabular):
     """The systems of the catalogue: what `steptime systems` lists."""
 
-    SCHEMA: ClassVar[str] = "steptime.systems/1"
+    SCHEMA: ClassVar[str] = "steptime.systems/2"
 
     systems: tuple[SystemRow, ...] = field(metadata=unit("", "one line each"))
 
@@ -99,7 +99,7 @@ class Links:
 class SystemCard(SystemRow):
     """Everything that `steptime systems NAME` shows: its line in the list, and more."""
 
-    SCHEMA: ClassVar[str] = "steptime.system/1"
+    SCHEMA: ClassVar[str] = "steptime.system/2"
 
     title: str = field(metadata=unit("", "what it is"))
     chip_title: str = field(metadata=unit("", "what its chip is"))

@@ -37,7 +37,7 @@ class Row:
 class Verdicts(Tabular):
     """Every number of the lecture with its verdict."""
 
-    SCHEMA: ClassVar[str] = "steptime.lecture-verdicts/1"
+    SCHEMA: ClassVar[str] = "steptime.lecture-verdicts/2"
 
     rows: tuple[Row, ...] = field(metadata=unit("", "one each number"))
 
@@ -71,7 +71,7 @@ class Title:
 class Lecture(Tabular):
     """The sections of the lecture."""
 
-    SCHEMA: ClassVar[str] = "steptime.lecture/1"
+    SCHEMA: ClassVar[str] = "steptime.lecture/2"
 
     sections: tuple[Title, ...] = field(metadata=unit("", "in their order"))
 

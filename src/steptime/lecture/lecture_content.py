@@ -114,7 +114,7 @@ class Picture:
 class Section(Result):
     """A section of the lecture: what was said, its formula, its numbers, and where the claim fails."""
 
-    SCHEMA: ClassVar[str] = "steptime.lecture-section/1"
+    SCHEMA: ClassVar[str] = "steptime.lecture-section/2"
 
     number: int = field(metadata=unit("", "of the section"))
     title: str = field(metadata=unit("", "what it is about"))

@@ -54,7 +54,7 @@ class Answer:
 class Roofline(Tabular):
     """The lecture's blackboard for one model on one scale-up domain."""
 
-    SCHEMA: ClassVar[str] = "steptime.roofline/1"
+    SCHEMA: ClassVar[str] = "steptime.roofline/2"
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))

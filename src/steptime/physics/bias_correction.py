@@ -144,7 +144,7 @@ class Anchor(Result):
 class Anchors(Tabular):
     """Anchors of all groups that some files hold runs of; as a table, one row a group."""
 
-    SCHEMA: ClassVar[str] = "steptime.anchors/1"
+    SCHEMA: ClassVar[str] = "steptime.anchors/2"
 
     source: str = field(metadata=unit("", "files that the runs are from"))
     anchors: tuple[Anchor, ...] = field(metadata=unit("", "one for each model, system, engine and version"))

@@ -33,7 +33,7 @@ ACTIVATION_BYTES = 2.0  # engines keep activations in 16 bits
 class Memory(Tabular):
     """The bytes of one chip by part, arrays that broadcast alike; `capacity` is what the engine may use of its memory."""
 
-    SCHEMA: ClassVar[str] = "steptime.memory/1"
+    SCHEMA: ClassVar[str] = "steptime.memory/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "used": unit("B", "bytes in use: the sum of the parts"),
         "fits": unit("", "whether they are within the capacity", kind="true or false, or list"),

@@ -72,7 +72,7 @@ class Step(Tabular):
     follow one another. All share one broadcast shape.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.step/1"
+    SCHEMA: ClassVar[str] = "steptime.step/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "bound": unit("", "resource that takes the most", kind="text or list")
     }

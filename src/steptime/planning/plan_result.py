@@ -125,7 +125,7 @@ class Plan(Tabular):
     As a table it is its `front`.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.plan/1"
+    SCHEMA: ClassVar[str] = "steptime.plan/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "likely": unit("", "probability that the plan meets each limit: tpot, ttft"),
         "idle_chips": unit("", "chips that are rented and in no pool"),

@@ -158,7 +158,7 @@ class Margins:
 class Market(Tabular):
     """A model at its sellers. As a table it is its offers, a row each, with the margin on the cheapest system."""
 
-    SCHEMA: ClassVar[str] = "steptime.prices/1"
+    SCHEMA: ClassVar[str] = "steptime.prices/2"
 
     model: str = field(metadata=unit("", "name of the model in the catalogue"))
     family: str = field(metadata=unit("", "what price rows call it"))

@@ -29,7 +29,7 @@ class Reading(Result):
     Not identifiable: no value and no interval, and `reason` says why; `ideal` is then still what the lecture's formula gives.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.reading/1"
+    SCHEMA: ClassVar[str] = "steptime.reading/2"
 
     name: str = field(metadata=unit("", "name, such as kv_bytes_per_token"))
     what: str = field(metadata=unit("", "the quantity in words"))

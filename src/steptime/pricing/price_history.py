@@ -46,7 +46,7 @@ class Dated:
 class PriceHistory(Tabular):
     """A model's dated prices, the oldest first. As a table it is its rows."""
 
-    SCHEMA: ClassVar[str] = "steptime.price-history/1"
+    SCHEMA: ClassVar[str] = "steptime.price-history/2"
 
     name: str = field(metadata=unit("", "of the model"))
     rows: tuple[Dated, ...] = field(metadata=unit("", "the oldest first"))

@@ -35,7 +35,7 @@ from steptime.result_base import Tabular, table_of, unit
 class PriceReading(Tabular):
     """A price list and all that was read from it. As a table it is its readings."""
 
-    SCHEMA: ClassVar[str] = "steptime.price-reading/1"
+    SCHEMA: ClassVar[str] = "steptime.price-reading/2"
 
     list: PriceList = field(metadata=unit("", "what was read"))
     readings: tuple[Reading, ...] = field(metadata=unit("", "what holds first, then what is not identifiable"))

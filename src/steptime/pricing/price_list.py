@@ -70,7 +70,7 @@ class PriceList(Tabular):
     holding a million tokens for an hour; speeds: how many times as fast a service is promised to be, by service.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.price-list/1"
+    SCHEMA: ClassVar[str] = "steptime.price-list/2"
 
     provider: str = field(metadata=unit("", "who sells"))
     model: str = field(metadata=unit("", "id at the seller"))

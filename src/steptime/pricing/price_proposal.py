@@ -59,7 +59,7 @@ class Line:
 class Proposal(Tabular):
     """A list at a target margin. As a table it is its lines."""
 
-    SCHEMA: ClassVar[str] = "steptime.price-proposal/1"
+    SCHEMA: ClassVar[str] = "steptime.price-proposal/2"
 
     model: str = field(metadata=unit("", "name of the model"))
     system: str = field(metadata=unit("", "name of the system"))

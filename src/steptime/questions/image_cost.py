@@ -32,7 +32,7 @@ class MediumRow:
 class ImageCost(Tabular):
     """What the images and recordings of a prompt cost: what `steptime models NAME --image 1024x1024` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.image-cost/1"
+    SCHEMA: ClassVar[str] = "steptime.image-cost/2"
 
     model: str = field(metadata=unit("", "name of the model"))
     media: tuple[MediumRow, ...] = field(metadata=unit("", "images and recordings by size"))

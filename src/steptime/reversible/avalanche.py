@@ -60,7 +60,7 @@ class Curve(Tabular):
 class Mixing(Tabular):
     """Ciphers and networks side by side: what `steptime reversible mixing` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.mixing/1"
+    SCHEMA: ClassVar[str] = "steptime.mixing/2"
 
     curves: tuple[Curve, ...] = field(metadata=unit("", "avalanche of each"))
     trained: Trained = field(metadata=unit("", "a network before and after training"))

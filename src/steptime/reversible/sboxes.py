@@ -104,7 +104,7 @@ def nonlinearity(sbox: Sequence[int] | Array) -> int:
 class SboxCard(Tabular):
     """An S-box with its tables: what `steptime reversible sboxes` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.sbox/1"
+    SCHEMA: ClassVar[str] = "steptime.sbox/2"
 
     name: str = field(metadata=unit("", "of the S-box, or own"))
     bits: int = field(metadata=unit("", "of input and output"))

@@ -44,7 +44,7 @@ class ErrorPoint:
 class Stacks(Tabular):
     """Plain, checkpointed and reversible stacks of the same blocks, measured: what `steptime reversible` shows."""
 
-    SCHEMA: ClassVar[str] = "steptime.reversible/1"
+    SCHEMA: ClassVar[str] = "steptime.reversible/2"
 
     depth: int = field(metadata=unit("", "blocks of the deepest stack"))
     width: int = field(metadata=unit("", "values of a row, both streams together"))

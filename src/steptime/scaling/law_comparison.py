@@ -40,7 +40,7 @@ class Told:
 class Losses(Tabular):
     """A dense model by several laws; a row for each."""
 
-    SCHEMA: ClassVar[str] = "steptime.losses/1"
+    SCHEMA: ClassVar[str] = "steptime.losses/2"
 
     params: float = field(metadata=unit("", "parameters of the model"))
     tokens: float = field(metadata=unit("tokens", "training tokens"))

@@ -31,7 +31,7 @@ QUANTILES: Final = (0.05, 0.95)  # of a 90 % interval
 class Refit(Result):
     """Constants fitted to points, with what bootstraps tell of their errors."""
 
-    SCHEMA: ClassVar[str] = "steptime.refit/1"
+    SCHEMA: ClassVar[str] = "steptime.refit/2"
 
     constants: Mapping[str, float] = field(metadata=unit("", "A, B, E, alpha and beta of L = E + A / N^alpha + B / D^beta"))
     errors: Mapping[str, float] = field(metadata=unit("", "standard errors of the constants, by bootstrap"))

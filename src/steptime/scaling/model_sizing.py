@@ -88,7 +88,7 @@ class Choice:
 class Budget(Tabular):
     """How large a model, on how many tokens: a choice by each law, the first of them first."""
 
-    SCHEMA: ClassVar[str] = "steptime.budget/1"
+    SCHEMA: ClassVar[str] = "steptime.budget/2"
 
     target: Target = field(metadata=unit("", "what is aimed at"))
     demand: Demand = field(metadata=unit("", "what the model will do"))

@@ -62,7 +62,7 @@ class MoeRow:
 class MoeBoard(Tabular):
     """Mixtures of some active parameters by several laws; a row for each law and number of experts."""
 
-    SCHEMA: ClassVar[str] = "steptime.moe/1"
+    SCHEMA: ClassVar[str] = "steptime.moe/2"
 
     active: float = field(metadata=unit("", "parameters that a token passes through"))
     tokens: float = field(metadata=unit("tokens", "training tokens of all, dense and mixed"))

@@ -44,7 +44,7 @@ PACKED: Final = 64  # tokens of which a training sequence is a multiple
 class RlStep(Result):
     """One step of RL in its parts."""
 
-    SCHEMA: ClassVar[str] = "steptime.rl/1"
+    SCHEMA: ClassVar[str] = "steptime.rl/2"
 
     model: str = field(metadata=unit("", "the model"))
     system: str = field(metadata=unit("", "the machine"))

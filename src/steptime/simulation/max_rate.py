@@ -52,7 +52,7 @@ class HighestRate(Tabular):
     rate is what they bring.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.highest-rate/1"
+    SCHEMA: ClassVar[str] = "steptime.highest-rate/2"
 
     rate: float = field(
         metadata=unit("requests/s", "highest at which the limits hold; 0 where none does", key="requests_per_s")

@@ -42,7 +42,7 @@ STEADY = 20.0  # lifetimes of a request over which others come, that a cost is j
 class Replay(Result):
     """A plan under random arrivals: the run that meets the limits at `percentile`, its seats and rate, and how many tries."""
 
-    SCHEMA: ClassVar[str] = "steptime.replay/1"
+    SCHEMA: ClassVar[str] = "steptime.replay/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "reason": unit("", "why the limits do not hold; empty where they do"),
         "limits": unit("", "the last run against the limits"),

@@ -47,7 +47,7 @@ class Compared(Result):
     `made_ttft` are the tokens as the server makes them. Errors are relative standard errors of the replay's means.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.compared/1"
+    SCHEMA: ClassVar[str] = "steptime.compared/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "tpot_ratio": unit("", "mean TPOT that users see, replay over plan"),
         "made_tpot_ratio": unit("", "mean TPOT as tokens are made, replay over plan"),

@@ -48,7 +48,7 @@ class Simulation(Tabular):
     As a table it has a row for each request.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.simulation/1"
+    SCHEMA: ClassVar[str] = "steptime.simulation/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "over_time": unit(
             "", f"about {POINTS} points: time_s, sequences decoding, kv_share taken, requests waiting", key="timeline"

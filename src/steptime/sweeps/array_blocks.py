@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.errors import RangeError
 from steptime.number_checks import Array, whole
-from steptime.physics.chunked_evaluation import BLOCK, Whole, in_threads
+from steptime.physics.chunked_evaluation import BLOCK, Assembly, in_threads
 
 
 def in_blocks(
@@ -34,7 +34,7 @@ def in_blocks(
     arrays = {name: np.asarray(values) for name, values in points.items()}
     total = _length(arrays)
     size, threads = whole("block", block), None if workers is None else whole("workers", workers)
-    found = Whole(total)
+    found = Assembly(total)
     lock, done = threading.Lock(), 0
 
     def evaluate(first: int) -> None:

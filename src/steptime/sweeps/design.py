@@ -47,7 +47,7 @@ class Design(Tabular):
     ones the first.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.design/1"
+    SCHEMA: ClassVar[str] = "steptime.design/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "text": unit("", "the answer in a sentence"),
         "front_rows": unit("", "the designs on the front, best in the first aim first", key="front", kind="list of objects"),

@@ -69,7 +69,7 @@ class Ranking(Tabular):
     flips: what would turn the order of the first two round: rent, formats, engine.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.ranking/1"
+    SCHEMA: ClassVar[str] = "steptime.ranking/2"
 
     workload: Workload = field(metadata=unit("", "what is asked"))
     slo: Slo = field(metadata=unit("", "the limits"))

@@ -102,7 +102,7 @@ class Swing:
 class Sensitivity(Tabular):
     """How far unsure inputs swing one answer of a question, the largest swing first."""
 
-    SCHEMA: ClassVar[str] = "steptime.sensitivity/1"
+    SCHEMA: ClassVar[str] = "steptime.sensitivity/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "text": of("", "what to learn first, in a sentence"),
         "order": of("", "inputs in the order in which they are worth measuring", kind="list of texts"),

@@ -42,7 +42,7 @@ class Sweep(Tabular):
     As a table it has a row for each point, the last axis fastest, units in the names of its columns.
     """
 
-    SCHEMA: ClassVar[str] = "steptime.sweep/1"
+    SCHEMA: ClassVar[str] = "steptime.sweep/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "held": unit("", "inputs that did not change, numbers in base units", kind="object"),
         "table": unit("", "columns by name, a value for each point; units in the names", kind="object of lists"),

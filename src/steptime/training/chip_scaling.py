@@ -33,7 +33,7 @@ class ScalingPoint:
 class Scaling(Tabular):
     """Points of strong and of weak scaling."""
 
-    SCHEMA: ClassVar[str] = "steptime.scaling/1"
+    SCHEMA: ClassVar[str] = "steptime.scaling/2"
     points: tuple[ScalingPoint, ...] = field(metadata=unit("", "points", kind="list of points"))
 
     def headline(self) -> tuple[str, dict[str, str]]:

@@ -51,7 +51,7 @@ JOB: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention")
 class Training(Result):
     """A training run: its layout and step, what stands behind the choice, and what the run takes."""
 
-    SCHEMA: ClassVar[str] = "steptime.training/1"
+    SCHEMA: ClassVar[str] = "steptime.training/2"
 
     step: TrainingStep = field(metadata=unit("", "the step", kind="training step"))
     run: TrainingRunCost | None = field(metadata=unit("", "the run, where tokens are given", kind="run, or null"))

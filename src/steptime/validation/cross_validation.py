@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steptime.number_checks import Array
-from steptime.physics.engine import TYPICAL, Engine, named, with_constants
+from steptime.physics.engine import TYPICAL, Engine, label_values, with_constants
 from steptime.physics.engine_parameters import RUN_WAITS
 from steptime.physics.uncertainty import REGIMES
 from steptime.validation.engine_fit import (
@@ -138,7 +138,7 @@ def _refitted(engine: Engine, groups: list[Runs], loops: list[Any], measured: Fi
 
     seen = measured.of(groups)
     pairs = [label_of_pair(runs) for runs in groups]
-    return with_constants(engine, named(RUN_WAITS, first_token.fit(loops, seen.seconds, seen.medians, pairs=pairs)))
+    return with_constants(engine, label_values(RUN_WAITS, first_token.fit(loops, seen.seconds, seen.medians, pairs=pairs)))
 
 
 def intervals(log_errors: Array, regime: Array, chosen: Array) -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from steptime.errors import InputError
 from steptime.number_checks import Array
-from steptime.physics.engine import Engine, constant, named, with_constants
+from steptime.physics.engine import Engine, constant, label_values, with_constants
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, RUN_WAITS
 from steptime.physics.uncertainty import REGIMES, with_variances
 from steptime.validation.predictions import Runs, can_simulate, engine_of, grouped, loops_of, predict_runs
@@ -219,7 +219,7 @@ def with_queue(engine: Engine, groups: list[Runs], measured: FirstTokens, mean: 
         soft = np.sign(errors) * np.sqrt(2 * (np.sqrt(1 + errors**2) - 1))
         return np.concatenate([soft, (logs - mean) / QUEUE_DEVIATIONS])
 
-    return with_constants(engine, named(QUEUE_NAMES, np.exp(least_squares(residuals, mean).x)))
+    return with_constants(engine, label_values(QUEUE_NAMES, np.exp(least_squares(residuals, mean).x)))
 
 
 def with_waits(
@@ -244,10 +244,10 @@ def with_waits(
     constants = np.exp(mean)
     loops: list[Any] = []
     for _ in range(PASSES):
-        engine = with_constants(engine, named(RUN_WAITS, constants))
+        engine = with_constants(engine, label_values(RUN_WAITS, constants))
         loops = [loops_of(runs, engine) for runs in groups]
         constants = first_token.fit(loops, seen.seconds, seen.medians, mean, deviation, pairs)
-    return with_constants(engine, named(RUN_WAITS, constants)), loops
+    return with_constants(engine, label_values(RUN_WAITS, constants)), loops
 
 
 def log_tpot(rows: list[dict[str, str]]) -> Array:
@@ -328,7 +328,7 @@ def engine_file(engine: Engine, source: Mapping[str, str]) -> str:
         if value != DESCRIPTIONS[name]["default"]:
             lines.append(f"{name} = {value:.4g}" if "e" not in f"{value:.4g}" else f"{name} = {value:.3e}")
     for rule in engine.arithmetic:
-        told = {name: getattr(rule, name) for name in ("what", "stored", "chips", "computed", "source")}
+        told = {name: getattr(rule, name) for name in ("operation", "stored", "chips", "computed", "source")}
         lines += ["", "[[arithmetic]]", *(f'{name} = "{value}"' for name, value in told.items() if value)]
     lines += ["", "[fit]", f"runs = {engine.fit['runs']}"]
     lines += [f"{key} = {list(engine.fit[key])}".replace("'", '"') for key in ("vendors", "names") if key in engine.fit]

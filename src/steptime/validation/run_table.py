@@ -17,7 +17,7 @@ from steptime.models.model import Model
 from steptime.models.model_loading import load_model
 from steptime.physics.engine import TYPICAL
 from steptime.physics.layout import Layout
-from steptime.physics.layout_constraints import KNOWN
+from steptime.physics.layout_constraints import READ_ENGINES
 from steptime.physics.layout_rules import check
 from steptime.units import counted
 from steptime.validation.run_kinds import LOOPS, POOLS, PREFILL_WAYS, SAID, kind_of, wrong_kind
@@ -41,7 +41,7 @@ LARGEST_RATE = 1e12  # tokens a second
 POSITIVE = (*MEASURED, "ttft_median_s", *MEANS, REQUESTS, *RATES, *LIMITS)
 CHECKED = (*NUMBERS, "system", "model", "weight_dtype", "expert_dtype", "kv_dtype")
 TOLD_ELSEWHERE = tuple(CHECKED.index(name) for name in ("concurrency", "tp"))  # where a scenario says the load
-ENGINES = (*KNOWN, TYPICAL)  # that others are told from
+ENGINES = (*READ_ENGINES, TYPICAL)  # that others are told from
 
 
 def read_runs(

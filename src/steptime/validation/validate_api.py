@@ -36,7 +36,7 @@ TOLD = {
 class Validation(Tabular):
     """Predictions held against measured runs: errors of each quantity, and every run; as a table, one row a run."""
 
-    SCHEMA: ClassVar[str] = "steptime.validation/1"
+    SCHEMA: ClassVar[str] = "steptime.validation/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {"runs": unit("", "runs that were read")}
 
     rows: tuple[dict[str, str], ...] = field(metadata=unit("", "the runs", left_out=True))
@@ -107,7 +107,7 @@ def _in_words(errors: Mapping[str, float]) -> str:
 class Calibrated(Tabular):
     """An engine fitted to measured runs, beside the one it started from; as a table, one row a constant."""
 
-    SCHEMA: ClassVar[str] = "steptime.calibrated/1"
+    SCHEMA: ClassVar[str] = "steptime.calibrated/2"
     DERIVED: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "runs": unit("", "runs that it was fitted to"),
         "constants": unit("", "fitted constants by name, seconds and shares"),

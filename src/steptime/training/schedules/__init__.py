@@ -1,1 +1,1 @@
-"""Pipeline schedules: each module has one final class that says in which order the devices of a pipeline work."""
+"""Pipeline schedules: each final class is a schedule, the order of work of the devices of a pipeline."""

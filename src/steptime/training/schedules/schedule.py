@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from importlib import import_module
+from inspect import isabstract
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Condition:
 class Schedule(ABC):
     """A schedule of `p` devices that pass `m` micro-batches of a step, each device holding `v` virtual stages.
 
-    A schedule is one file of this package with one final class. Times are those of the whole of a device for one micro-batch
+    A schedule is one final class in a module of this package. Times are those of the whole of a device for one micro-batch
     [s]: f forward, b backward, w the part of b that makes gradients of weights, so that a device works m (f + b) in a step.
 
     name, aliases: as typed, whatever the case; aliases are those of engines. virtual: virtual stages of a device, 0 for any
@@ -189,16 +190,11 @@ def _virtual(schedule: Schedule) -> Condition:
 
 @cache
 def known_schedules() -> dict[str, Schedule]:
-    """Return every schedule by its name; each module of this package may define one."""
+    """Return every schedule by its name; each module of this package may define some."""
     found: dict[str, Schedule] = {}
     for module in pkgutil.iter_modules(schedules.__path__):
         for value in vars(import_module(f"{schedules.__name__}.{module.name}")).values():
-            if (
-                isinstance(value, type)
-                and issubclass(value, Schedule)
-                and value is not Schedule
-                and value.__module__.endswith(module.name)
-            ):
+            if isinstance(value, type) and issubclass(value, Schedule) and not isabstract(value):
                 found[value.name] = value()
     return dict(sorted(found.items()))
 

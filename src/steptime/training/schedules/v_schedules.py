@@ -1,0 +1,190 @@
+"""V-half and V-min: schedules that repeat a building block, the slots of the passes of one micro-batch.
+
+The lifespan of the block, from a forward pass to the gradients of weights, sets how many micro-batches are in flight
+(Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, sections 3 and 4). A slot is the time of one pass of
+one chunk, the same for all kinds. Repeated blocks leave holes at the beginning and the end of a step. Passes there move
+forward into the holes as long as no device holds more activations than in the middle of the step.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from typing import final
+
+import numpy as np
+
+from steptime.number_checks import Array, Number
+from steptime.training.schedules.schedule import Condition, Schedule, longest
+from steptime.training.schedules.work_order import FORWARD, INPUT, WEIGHT, Item, vee
+
+EVERY = 6  # slots from one micro-batch to the next: forward, backward and gradients of weights of two chunks
+Block = Callable[[int, int], tuple[int, int, int, int]]
+Piece = tuple[int, int, int]  # kind, chunk, micro-batch
+PASSES = ((FORWARD, 0), (FORWARD, 1), (INPUT, 1), (INPUT, 0))
+
+
+class Slots:
+    """The slots of one device: what stands in each, and how much the device holds during each."""
+
+    def __init__(self, block: tuple[int, int, int, int], micros: int, length: int) -> None:
+        """Repeat the block; gradients of weights take the free slots that follow, first in first out."""
+        self.slot: dict[Piece, int] = {
+            (kind, chunk, i): at + EVERY * i for (kind, chunk), at in zip(PASSES, block, strict=True) for i in range(micros)
+        }
+        self.taken = np.zeros(length, dtype=bool)
+        self.taken[list(self.slot.values())] = True
+        free, change = 0, np.zeros(length + 1, dtype=np.int64)
+        for at, (kind, chunk, i) in sorted((at, piece) for piece, at in self.slot.items()):
+            change[at] += kind == FORWARD
+            if kind == INPUT:
+                free = max(free, at + 1)
+                while self.taken[free]:
+                    free += 1
+                self.slot[WEIGHT, chunk, i] = free
+                self.taken[free] = True
+                change[free + 1] -= 1
+        self.held: Array = np.cumsum(change)
+
+    def move(self, piece: Piece, since: int, most: int) -> None:
+        """Move a piece of work to the first free slot from `since` on at which the device holds no more than `most`."""
+        old, kind = self.slot[piece], piece[0]
+        for at in range(since, old):
+            if self.taken[at] or (kind == FORWARD and self.held[at:old].max() >= most):
+                continue
+            self.taken[old], self.taken[at] = False, True
+            self.slot[piece] = at
+            if kind == FORWARD:
+                self.held[at:old] += 1
+            elif kind == WEIGHT:
+                self.held[at + 1 : old + 1] -= 1
+            return
+
+
+@lru_cache(maxsize=4)
+def rows(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
+    """Return the work of each device in a step of m micro-batches."""
+    blocks = [block(p, device) for device in range(p)]
+    length = max(map(max, blocks)) + EVERY * m + 2 * m + 2
+    devices = [Slots(one, m, length) for one in blocks]
+    most = max(int(device.held.max()) for device in devices)
+    begun, ending = devices[0].slot[INPUT, 0, 0], devices[0].slot[FORWARD, 0, m - 1]
+    for at, d, piece in sorted((at, d, piece) for d, one in enumerate(devices) for piece, at in one.slot.items()):
+        if not begun < at < ending:
+            devices[d].move(piece, _since(devices, d, piece), most)
+    return tuple(tuple((*piece, -1, -1) for piece in sorted(one.slot, key=one.slot.__getitem__)) for one in devices)
+
+
+def _since(devices: list[Slots], d: int, piece: Piece) -> int:
+    """Return the first slot at which a piece may stand: after what it waits for, and after the one before it of its kind."""
+    kind, chunk, i = piece
+    own = devices[d].slot
+    before = [own[kind, chunk, i - 1]] if i else []
+    if kind == WEIGHT:
+        return max([own[INPUT, chunk, i], *before]) + 1
+    goes_down = (kind == FORWARD) == (chunk == 0)
+    neighbour = d - 1 if goes_down else d + 1
+    if 0 <= neighbour < len(devices):
+        before.append(devices[neighbour].slot[kind, chunk, i])
+    place = PASSES.index((kind, chunk))
+    if place:
+        before.append(own[*PASSES[place - 1], i])
+    return max(before, default=-1) + 1
+
+
+class BuildingBlockSchedule(Schedule):
+    """A schedule that repeats a building block of slots."""
+
+    virtual = 2
+    split = True
+    source = "https://arxiv.org/abs/2405.15362"
+
+    @staticmethod
+    @abstractmethod
+    def block(p: int, device: int) -> tuple[int, int, int, int]:
+        """Return the slots of F 0, F 1, B_in 1 and B_in 0 of micro-batch 0 on a device of p."""
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """At least three devices: two hold as much as with 1F1B."""
+        return (Condition(lambda x: x.p >= 3, lambda x: f"needs at least 3 stages to save memory, not pp={x.p}; take 1f1b"),)
+
+    def paths(self, p: int, v: int) -> Array:
+        """Return the path down and back."""
+        return vee(p)
+
+    def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
+        """Return the building block repeated, moved together at the beginning and the end."""
+        return list(rows(self.block, p, m)[device])
+
+
+@final
+class VHalf(BuildingBlockSchedule):
+    """V-half (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 4)."""
+
+    name = "v-half"
+    aliases = ("vhalf",)
+
+    @staticmethod
+    def block(p: int, device: int) -> tuple[int, int, int, int]:
+        """Return the slots of one micro-batch: two to a device on the way down, one on the way back, and both ways again."""
+        gap = 3 if p % 2 == 0 else 0
+        return 2 * device, 3 * p - device - 2, 3 * p + gap + 2 * device - 1, 6 * p + gap - device - 2
+
+    def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
+        """Return about $(7p-10)/4$ times a pass of a device [s] where $f = b - w = w$: some half of 1F1B's.
+
+        Not published as a formula (arXiv 2405.15362: "~p/2m" of the step): read off the walk, where it is exact from m = p on
+        for equal passes and even p (odd: $7(p-1)/4$). A micro-batch needs $2 max(f, b-w) + w/2$ at the least, as
+        the paper's page has it (huggingface.co/spaces/sail/pipeline-parallelism-with-controllable-memory).
+        """
+        inputs, odd = b - w, p % 2 * 0.75
+        alone = (p - m) * (f + inputs) - (m - 1) * w
+        usual = (p / 2 - 1 + odd) * f + (1.5 * p - 2) * inputs - (p / 4 - 0.5) * w
+        back = m * (inputs - f - w / 2) + (p + 1) * f + (p - 4) * inputs + 1.5 * w
+        ahead = m * (f - inputs - w / 2) - 2.5 * f + (2 * p - 0.5) * inputs + 1.5 * w
+        return np.maximum(longest(usual, back, ahead, alone), 0.0)
+
+    def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
+        """Return $(p+2)/2$, rounded down (arXiv 2405.15362, as its page has it)."""
+        return np.minimum(m, (p + 2) // 2)
+
+    def hops(self, p: Number, m: Number, v: Number) -> Number:
+        """Return the hops of the longest chain where all passes are alike, read off the walk."""
+        return 5 * p - 6 + 0 * m
+
+
+@final
+class VMin(BuildingBlockSchedule):
+    """V-min (Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 4)."""
+
+    name = "v-min"
+    aliases = ("vmin",)
+
+    @staticmethod
+    def block(p: int, device: int) -> tuple[int, int, int, int]:
+        """Return the slots of one micro-batch: as fast as it can go down and back, and again."""
+        gap = 2 if p % 3 == 0 else 0
+        return device, 2 * p - device - 1, 2 * p + gap + device, 4 * p + gap - device - 1
+
+    def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
+        """Return about $2p-5/2$ times a pass of a device [s] where $f = b - w = w$: some two thirds of 1F1B's.
+
+        Not published as a formula (arXiv 2405.15362: "~2p/3m" of the step): read off the walk from m = p on. A micro-batch
+        needs $3 max(f, b-w)$ at the least: the schedule is for equal passes.
+        """
+        inputs = b - w
+        alone = (p - m) * (f + inputs) - (m - 1) * w
+        usual = (p + 1) / 2 * f + (11 * p - 19) / 6 * inputs - (p - 0.5) / 3 * w
+        back = m * (2 * inputs - f - w) + (p + 0.5) * f + (p - 4) * inputs + w
+        ahead = m * (2 * f - inputs - w) - 2.5 * f + (2 * p - 1.5) * inputs + 1.5 * w
+        return np.maximum(longest(usual, back, ahead, alone), 0.0)
+
+    def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
+        """Return $(p+4)/3$, rounded down (arXiv 2405.15362, as its page has it)."""
+        return np.minimum(m, (p + 4) // 3)
+
+    def hops(self, p: Number, m: Number, v: Number) -> Number:
+        """Return the hops of the longest chain where all passes are alike, read off the walk."""
+        return 6 * (p - 1) * m / p + 2.5 * p - 2
