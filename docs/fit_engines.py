@@ -195,7 +195,8 @@ def held(every: list[dict[str, str]], rows: list[dict[str, str]], found: Calibra
 
     every: all rows of the files, of which pools and drafts were never fitted; rows: those that were, which count left out.
     """
-    engine, vendor = np.array([row["engine"] for row in rows]), np.array([resolve_system(row["system"]).chip.vendor for row in rows])
+    engine = np.array([row["engine"] for row in rows])
+    vendor = np.array([resolve_system(row["system"]).chip.vendor for row in rows])
     inside = np.mean([insides(found.left_out[what], "tpot", engine, found) for what in WHOLE], axis=0)
     shares: dict[str, dict[str, list[float]]] = {}
     for name, fitted in found.engines.items():

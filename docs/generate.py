@@ -1,4 +1,4 @@
-"""Writes docs/models.md, json.md, engines.md, training.md, lecture.md and questions.md; `--check` says whether they are up to date.
+"""Writes docs/models.md, json.md, engines.md, training.md, lecture.md and questions.md; `--check` compares them.
 
 Models come from the catalogue, docs/oracle.json and tests/golden; keys of JSON from the metadata of results' fields, and
 constants of engines from that of theirs.
@@ -422,9 +422,9 @@ def questions_page() -> str:
     lines = [
         "# Questions",
         "",
-        "Each question is declared once. Its inputs are options of the command, axes of `steptime sweep`, keywords of `st.ask` and",
-        "keys of `POST /api/questions/NAME`; its answers have one value through all of them. Figures of the machine, such as",
-        "`chip.hbm.bandwidth`, are inputs too where a question has a system.",
+        "Each question is declared once. Its inputs are options of the command, axes of `steptime sweep`, keywords of",
+        "`st.ask` and keys of `POST /api/questions/NAME`. Its answers have one value through all of them. Figures of the",
+        "machine, such as `chip.hbm.bandwidth`, are inputs too where a question has a system.",
     ]
     for name in HOMES:
         question = question_of(name)

@@ -504,7 +504,7 @@ def test_what_a_command_prints_as_json_has_a_schema_and_the_keys_of_the_page(wor
     shown = CliRunner().invoke(app_for(), [*words.format(runs=path).split(), "--json"])
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout, parse_constant=pytest.fail)
-    assert found["schema"] == f"steptime.{schema}/1"
+    assert found["schema"] == f"steptime.{schema}/2"
     assert set(found) >= set(KEYS[found["schema"]].split())
 
 

@@ -111,7 +111,7 @@ def run(phases=None, on=CHIP, chips=1024, asked=None, **more):
     phases = phases or [Phase(tokens=1e12, seq=4096, batch=1024)]
     rely = Reliability(**more)
     return cost_of(
-        model(SMALL), on, asked or job(batch=1024), phases, lambda _: 2.0, chips=chips, sure=(0.9, 1.2), reliability=rely
+        model(SMALL), on, asked or job(batch=1024), phases, lambda _: 2.0, chips=chips, step_range=(0.9, 1.2), reliability=rely
     )
 
 
@@ -153,7 +153,7 @@ def test_energy_is_power_of_a_chip_over_the_run():
 def test_a_checkpoint_of_405b_takes_14_bytes_a_parameter():
     """5.7 TB: weights in 16 bits, master copy and two moments in 32."""
     found = cost_of(
-        model("llama-3.1-405b"), CHIP, job(), [Phase(tokens=1e12, seq=4096, batch=64)], linear, chips=8, sure=(1, 1),
+        model("llama-3.1-405b"), CHIP, job(), [Phase(tokens=1e12, seq=4096, batch=64)], linear, chips=8, step_range=(1, 1),
         reliability=Reliability(),
     )  # fmt: skip
     assert found.checkpoint == 14 * total_parameters(model("llama-3.1-405b"))

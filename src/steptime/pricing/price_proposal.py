@@ -130,7 +130,8 @@ def propose_prices(
         services += beside
     listed = PriceList(
         provider="proposed", model=loaded.name, rates=(rates, *(paid_rates for _, paid_rates in steps_), *services),
-        hold=LIVES[0][0], hold_long=LIVES[1][0], longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER}, source="computed",
+        hold=LIVES[0][0], hold_long=LIVES[1][0],
+        longest=points[-1].tokens if points else math.nan, speeds={"fast": FASTER}, source="computed",
         grade="given",
     )  # fmt: skip
     notes = (

@@ -58,20 +58,31 @@ def scaling_of(
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts)
     fixed = {k: v for k, v in (layout or {}).items() if k != "dp"}
-    found = []
+    points = []
     for kind in ("strong", "weak"):
         for times in TIMES:
-            here = int(chips * times)
+            chip_count = int(chips * times)
             batch = int(job.batch) if kind == "strong" else int(int(job.batch) * times)
-            if here < 1 or batch < 1 or here != chips * times or (system.is_box and here > system.scale_up.size):
+            if (
+                chip_count < 1
+                or batch < 1
+                or chip_count != chips * times
+                or (system.is_box and chip_count > system.scale_up.size)
+            ):
                 continue
-            other = replace(job, batch=batch)
-            tried = search(model, system, other, tuned, chips=here, slower=float(slower), fixed=fixed)
-            best = tried.fastest() if tried.count else None
-            words = show_training_layout(best[0]) if best else "nothing fits" if tried.count else "the batch does not divide"
-            rate = batch * float(job.seq) / here / best[1] if best else float("nan")
-            found.append(
-                ScalingPoint(kind=kind, chips=here, batch=batch, seconds=best[1] if best else float("nan"),
+            scaled_job = replace(job, batch=batch)
+            search_result = search(model, system, scaled_job, tuned, chips=chip_count, slower=float(slower), fixed=fixed)
+            best = search_result.fastest() if search_result.count else None
+            words = (
+                show_training_layout(best[0])
+                if best
+                else "nothing fits"
+                if search_result.count
+                else "the batch does not divide"
+            )
+            rate = batch * float(job.seq) / chip_count / best[1] if best else float("nan")
+            points.append(
+                ScalingPoint(kind=kind, chips=chip_count, batch=batch, seconds=best[1] if best else float("nan"),
                              tokens_per_second_per_chip=rate, layout=words)
             )  # fmt: skip
-    return Scaling(points=tuple(found))
+    return Scaling(points=tuple(points))

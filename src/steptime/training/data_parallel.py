@@ -45,46 +45,51 @@ def copies_sharing(x: TrainingLayout) -> Number:
 
 
 def exposed(
-    held: Held, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, forward: Number,
+    parameters: Held, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, forward: Number,
     backward: Number, microbatches: Number,
 ) -> Number:  # fmt: skip
     """Return the seconds of a step that data-parallel exchanges add; forward, backward [s] of one micro-batch on the stage."""
-    c = engine.constants
-    g = job.gradient_bytes
-    trained = _trained(held, job)
-    every = x.dp * x.cp * 1.0
+    constants = engine.constants
+    gradient_bytes = job.gradient_bytes
+    gradients = _trained(parameters, job)
+    replica_ranks = x.dp * x.cp * 1.0
     ranks, expert_ranks = copies_sharing(x), expert_copies_sharing(x)
 
-    def gathered(bytes_: Number, experts: Number, among: Number, stride: Number = 1) -> Number:
-        dense = network_time.all_gather(system, among, bytes_, x.tp * stride)
-        routed = network_time.all_gather(system, expert_ranks, experts, x.ep * x.etp)
-        return seconds_of(dense, engine) + np.where(np.asarray(experts) > 0, seconds_of(routed, engine), 0.0)
+    def gathered(dense_bytes: Number, expert_bytes: Number, ranks_: Number, stride: Number = 1) -> Number:
+        dense = network_time.all_gather(system, ranks_, dense_bytes, x.tp * stride)
+        routed = network_time.all_gather(system, expert_ranks, expert_bytes, x.ep * x.etp)
+        return seconds_of(dense, engine) + np.where(np.asarray(expert_bytes) > 0, seconds_of(routed, engine), 0.0)
 
     if x.sharding == "zero3":
-        gather = gathered(held.dense * WIDE, held.experts * WIDE, ranks)
-        scatter = gathered(trained.dense * g, trained.experts * g, ranks)
-        ahead = np.maximum(gather - c.data_overlap * forward, 0.0)
-        each = ahead + np.maximum(gather + scatter - c.data_overlap * backward, 0.0)
-        once = ahead + np.maximum(scatter - c.data_overlap * backward, 0.0)
-        found = np.where(np.asarray(x.pp) > 1, once, each * microbatches)  # a pipeline keeps its stage gathered for a step
-        outer = every / ranks
-        if np.any(outer > 1):
-            found = found + np.maximum(
-                2 * gathered(trained.all * g / ranks, 0.0, outer, ranks) - c.data_overlap * backward, 0.0
-            ) * (outer > 1)
-        return found
-    reduce = gathered(trained.dense * g, trained.experts * g, every)
-    back = reduce if x.sharding == "none" else gathered(trained.dense * WIDE, trained.experts * WIDE, every)
+        gather = gathered(parameters.dense * WIDE, parameters.experts * WIDE, ranks)
+        scatter = gathered(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
+        forward_seconds = np.maximum(gather - constants.data_overlap * forward, 0.0)
+        seconds_per_microbatch = forward_seconds + np.maximum(gather + scatter - constants.data_overlap * backward, 0.0)
+        pipeline_seconds = forward_seconds + np.maximum(scatter - constants.data_overlap * backward, 0.0)
+        seconds = np.where(
+            np.asarray(x.pp) > 1, pipeline_seconds, seconds_per_microbatch * microbatches
+        )  # a pipeline keeps its stage gathered for a step
+        groups = replica_ranks / ranks
+        if np.any(groups > 1):
+            seconds = seconds + np.maximum(
+                2 * gathered(gradients.all * gradient_bytes / ranks, 0.0, groups, ranks) - constants.data_overlap * backward,
+                0.0,
+            ) * (groups > 1)
+        return seconds
+    reduce = gathered(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
+    back = reduce if x.sharding == "none" else gathered(gradients.dense * WIDE, gradients.experts * WIDE, replica_ranks)
     if x.sharding == "zero2":  # gradients that are divided are reduced at once: in a pipeline after p micro-batches of a chunk
-        each = np.minimum(x.pp, microbatches)
-        before = np.ceil(microbatches / each) - 1  # the last one hides behind the last micro-batch alone, as any does
-        found = before * np.maximum(reduce - c.data_overlap * backward * each, 0.0)
-        found = found + np.maximum(reduce - c.data_overlap * backward, 0.0)
+        seconds_per_microbatch = np.minimum(x.pp, microbatches)
+        earlier_reductions = (
+            np.ceil(microbatches / seconds_per_microbatch) - 1
+        )  # the last one hides behind the last micro-batch alone, as any does
+        seconds = earlier_reductions * np.maximum(reduce - constants.data_overlap * backward * seconds_per_microbatch, 0.0)
+        seconds = seconds + np.maximum(reduce - constants.data_overlap * backward, 0.0)
     else:
-        found = np.maximum(reduce - c.data_overlap * backward, 0.0)
+        seconds = np.maximum(reduce - constants.data_overlap * backward, 0.0)
     if x.sharding == "none":
-        return np.maximum(reduce + back - c.data_overlap * backward, 0.0)
-    return found + np.maximum(back - c.data_overlap * forward, 0.0)
+        return np.maximum(reduce + back - constants.data_overlap * backward, 0.0)
+    return seconds + np.maximum(back - constants.data_overlap * forward, 0.0)
 
 
 def expert_copies_sharing(x: TrainingLayout) -> Number:
@@ -94,19 +99,19 @@ def expert_copies_sharing(x: TrainingLayout) -> Number:
     return np.where(group > 0, np.minimum(copies, np.maximum(group, 1)), copies) * 1.0
 
 
-def _trained(held: Held, job: TrainingJob) -> Held:
-    return held if job.task != "lora" else Held(0.0 * held.dense, 0.0 * held.experts)
+def _trained(parameters: Held, job: TrainingJob) -> Held:
+    return parameters if job.task != "lora" else Held(0.0 * parameters.dense, 0.0 * parameters.experts)
 
 
-def optimizer_seconds(held: Held, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
+def optimizer_seconds(parameters: Held, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
     """Return the seconds in which the optimizer reads and writes its states, gradients and weights."""
     if job.task == "lora":
-        return 0.0 * held.dense
+        return 0.0 * parameters.dense
     states = job.states
-    each = 2 * (states.master + states.moments) + job.gradient_bytes + WIDE
-    divided = x.sharding != "none"
-    dense = held.dense / (copies_sharing(x) if divided else 1.0)
-    experts = held.experts / (expert_copies_sharing(x) if divided else 1.0)
-    norm = held.all * job.gradient_bytes / (1.0 if x.sharding in ("none", "zero1") else copies_sharing(x))
+    bytes_per_parameter = 2 * (states.master + states.moments) + job.gradient_bytes + WIDE
+    is_sharded = x.sharding != "none"
+    dense = parameters.dense / (copies_sharing(x) if is_sharded else 1.0)
+    experts = parameters.experts / (expert_copies_sharing(x) if is_sharded else 1.0)
+    norm_bytes = parameters.all * job.gradient_bytes / (1.0 if x.sharding in ("none", "zero1") else copies_sharing(x))
     # element-wise passes of an optimizer are one fused kernel: bandwidth of the chip as it is
-    return (each * (dense + experts) + norm) / system.chip.hbm.bandwidth
+    return (bytes_per_parameter * (dense + experts) + norm_bytes) / system.chip.hbm.bandwidth

@@ -28,61 +28,61 @@ def nothing(
     job: TrainingJob,
     engine: TrainingEngine,
     chips: int,
-    given: Mapping[str, Any],
-    found: Searched,
+    fixed_axes: Mapping[str, Any],
+    search_result: Searched,
 ) -> InputError:
     """Return why nothing can be trained so: by how much states and activations are too large, and what would fit."""
-    if not found.count:
-        asked = f" with {', '.join(f'{k}={v}' for k, v in given.items())}" if given else ""
-        rows = proposed(model, system, job, chips, dict(given))
-        if len(rows):  # ways there are, and no schedule for their micro-batches
-            pp, dp, each = (int(rows[:, at].min()) for at in (1, 5, 6))
+    if not search_result.count:
+        fixed_text = f" with {', '.join(f'{k}={v}' for k, v in fixed_axes.items())}" if fixed_axes else ""
+        degree_rows = proposed(model, system, job, chips, dict(fixed_axes))
+        if len(degree_rows):  # ways there are, and no schedule for their micro-batches
+            pp, dp, micro_batch = (int(degree_rows[:, column].min()) for column in (1, 5, 6))
             return LayoutError(
-                f"no schedule of the stack runs {counted(int(job.batch) // (dp * each), 'micro-batch', 'micro-batches')} in "
-                f"{counted(pp, 'stage')}{asked}; try a "
-                f"batch that is a multiple of {pp * dp * each:,}, or another --schedule"
+                f"no schedule of the stack runs {counted(int(job.batch) // (dp * micro_batch), 'micro-batch', 'micro-batches')} in "
+                f"{counted(pp, 'stage')}{fixed_text}; try a "
+                f"batch that is a multiple of {pp * dp * micro_batch:,}, or another --schedule"
             )
         return LayoutError(
-            f"no layout of {counted(chips, 'chip')} divides {counted(int(job.batch), 'sequence')} among its copies{asked}; try a "
+            f"no layout of {counted(chips, 'chip')} divides {counted(int(job.batch), 'sequence')} among its copies{fixed_text}; try a "
             f"batch that is a multiple of {chips:,}, or other chips"
         )
-    layout, used = found.smallest()
+    layout, used_bytes = search_result.smallest()
     capacity = MARGIN * float(system.chip.capacity)
-    words = (
+    message = (
         f"{model.name} with {job.optimizer} does not fit {counted(chips, 'chip')} of {system.name}: the smallest layout "
-        f"({show_training_layout(layout)}) needs {used / 1e9:,.1f} GB of the {capacity / 1e9:,.1f} GB of a chip that may be "
-        f"filled, {(used - capacity) / 1e9:,.1f} GB too much"
+        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB of the {capacity / 1e9:,.1f} GB of a chip that may be "
+        f"filled, {(used_bytes - capacity) / 1e9:,.1f} GB too much"
     )
-    return NothingFits(words + _would_fit(model, system, job, engine, chips, given))
+    return NothingFits(message + _would_fit(model, system, job, engine, chips, fixed_axes))
 
 
 def _would_fit(
-    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, given: Mapping[str, Any]
+    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any]
 ) -> str:
     """Return the smallest change with which something fits."""
 
-    def fits(**other: Any) -> bool:
-        tried = search(model, system, other.get("job", job), other.get("engine", engine), chips=other.get("chips", chips),
-                       fixed=other.get("given", given))  # fmt: skip
-        return bool(tried.count and tried.fastest())
+    def fits(**change_text: Any) -> bool:
+        search_result = search(model, system, change_text.get("job", job), change_text.get("engine", engine), chips=change_text.get("chips", chips),
+                       fixed=change_text.get("given", fixed_axes))  # fmt: skip
+        return bool(search_result.count and search_result.fastest())
 
-    tied = ("pp", "virtual_stages", "layers") if "layers" in given else ()  # layers by chunk say stages too
+    tied_axes = ("pp", "virtual_stages", "layers") if "layers" in fixed_axes else ()  # layers by chunk say stages too
     for name in ("recompute", "sharding", "layers", "pp", "tp", "virtual_stages", "micro_batch"):
-        dropped = tied if name in tied else (name,)
-        if name in given and fits(given={k: v for k, v in given.items() if k not in dropped}):
-            other = "other layers by chunk" if name == "layers" else f"another {name}"
-            return f"; it fits with {other} than {given[name]}"
+        dropped_axes = tied_axes if name in tied_axes else (name,)
+        if name in fixed_axes and fits(given={k: v for k, v in fixed_axes.items() if k not in dropped_axes}):
+            change_text = "other layers by chunk" if name == "layers" else f"another {name}"
+            return f"; it fits with {change_text} than {fixed_axes[name]}"
     if engine.shardings and fits(engine=replace(engine, shardings=())):
         return "; it fits with weights divided too (--sharding zero3, FSDP), which --engine typical has"
     for optimizer in ("adamw-bf16", "adamw-fp8"):
         if job.task != "lora" and job.optimizer == "adamw" and fits(job=replace(job, optimizer=optimizer)):
             return f"; it fits with --optimizer {optimizer}"
     if not system.is_box:
-        loose = {k: v for k, v in given.items() if k != "dp"}
-        for times in MORE_CHIPS:
-            more = replace(job, batch=int(job.batch) * times)
-            if fits(chips=chips * times, job=more, given=loose):
-                return f"; it fits {chips * times:,} chips"
+        axes_without_dp = {k: v for k, v in fixed_axes.items() if k != "dp"}
+        for factor in MORE_CHIPS:
+            larger_job = replace(job, batch=int(job.batch) * factor)
+            if fits(chips=chips * factor, job=larger_job, given=axes_without_dp):
+                return f"; it fits {chips * factor:,} chips"
     if job.task != "lora" and fits(job=replace(job, task="lora")):
         return "; a LoRA fine-tune of it fits (--task lora)"
     return "; take chips of more memory, or a smaller model"

@@ -116,16 +116,16 @@ def sheet_of(layer: Layer, model: Model) -> Sheet:
     norms = [op for op in ops if op.term == "norms" and op.inputs]
     routed = layer.routed
     active = routed.active if routed else 0.0
-    columns = routed.columns if routed else 0.0
-    gated = 3 if routed and routed.flops_per_row >= 5 * width * max(columns, 1) else 2
+    expert_columns = routed.columns if routed else 0.0
+    gated = 3 if routed and routed.flops_per_row >= 5 * width * max(expert_columns, 1) else 2
 
-    def total(of: Callable[[Op], float], chosen: list[Op]) -> float:
-        return float(sum(of(op) for op in chosen))
+    def total(size: Callable[[Op], float], operators: list[Op]) -> float:
+        return float(sum(size(op) for op in operators))
 
     def within(term: str, *, latent: bool | None = None) -> list[Op]:
         return [op for op in matrices if op.term == term and op.rows == "tokens" and (latent is None or _up(op) == latent)]
 
-    kept = {
+    activation_bytes = {
         "attention": WIDE * total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING])
         + SUM_BYTES * sum(a.heads for a in layer.attention if not a.state_bytes),
         "norms": WIDE * total(lambda op: op.outputs, norms),
@@ -133,18 +133,18 @@ def sheet_of(layer: Layer, model: Model) -> Sheet:
         "activation": WIDE * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward")),
         "mla_up_proj": WIDE * total(lambda op: op.outputs, within("projections", latent=True)),
         "shared_experts": WIDE * total(_kept, within("shared experts")),
-        "moe": WIDE * active * (gated - 1) * columns if routed else 0.0,
+        "moe": WIDE * active * (gated - 1) * expert_columns if routed else 0.0,
         "moe_input": WIDE * active * width,
-        "moe_act": WIDE * active * columns,
+        "moe_act": WIDE * active * expert_columns,
     }
-    plain = [op for op in within("projections", latent=False) if op.name not in CLOSING]
+    plain_projections = [op for op in within("projections", latent=False) if op.name not in CLOSING]
     routers = [op for op in matrices if op.name == "router"]
-    kept["rest"] = WIDE * (
-        total(lambda op: op.outputs, plain)
+    activation_bytes["rest"] = WIDE * (
+        total(lambda op: op.outputs, plain_projections)
         + total(lambda op: op.inputs, [op for op in norms if op.inputs == width])
         + total(lambda op: 2 * op.outputs, routers)  # logits and probabilities
     )
-    again = {
+    recompute_work = {
         "attention": (0.0, 0.0),  # its own pass, which `step` knows
         "norms": (0.0, total(lambda op: op.inputs + op.outputs, norms)),
         "mlp": (total(lambda op: op.flops_per_row * (op.name not in CLOSING), within("feed-forward")), 0.0),
@@ -153,19 +153,19 @@ def sheet_of(layer: Layer, model: Model) -> Sheet:
         "shared_experts": (total(lambda op: op.flops_per_row * (op.name not in CLOSING), within("shared experts")), 0.0),
         "moe_input": (0.0, 2 * width * active),
         "moe": ((gated - 1) / gated * active * routed.flops_per_row if routed else 0.0, 4 * width * active),
-        "moe_act": (0.0, 3 * active * columns),
+        "moe_act": (0.0, 3 * active * expert_columns),
     }
     return Sheet(
         products=_products(matrices),
         attention=layer.attention,
         element_values=_element_values(layer, norms, width),
         quantised_values=total(lambda op: op.inputs * (active if op.rows == "routed" else 1), _distinct(matrices))
-        + active * columns,
-        kept=kept,
+        + active * expert_columns,
+        kept=activation_bytes,
         boundary=float(width),
         product_bytes=WIDE * total(lambda op: op.outputs, [op for op in matrices if op.rows == "tokens"]),
         residual=WIDE * total(lambda op: op.inputs, [op for op in norms if op.inputs == width]),
-        again=again,
+        again=recompute_work,
         blocks=bool(layer.attention) + bool(within("feed-forward") or within("shared experts")),
         routed=routed,
         routed_values=4 * width * active,
@@ -174,7 +174,7 @@ def sheet_of(layer: Layer, model: Model) -> Sheet:
         widths=total(lambda op: op.inputs + op.outputs, [op for op in matrices if op.rows == "tokens" and op.name != "router"]),
         orthogonal=(
             total(_newton_schulz, [op for op in matrices if op.rows == "tokens"]),
-            routed.experts * 3 * _newton_schulz_of(width, columns) if routed and columns else 0.0,
+            routed.experts * 3 * _newton_schulz_of(width, expert_columns) if routed and expert_columns else 0.0,
         ),
         scores=float(sum(a.heads for a in layer.attention if not a.state_bytes)),
     )
@@ -201,8 +201,8 @@ def _kept(op: Op) -> float:
 
 def _distinct(matrices: list[Op]) -> list[Op]:
     """Return one operator of those that share an input: it is quantised once."""
-    seen = {(op.inputs, op.term, op.name in CLOSING): op for op in matrices if op.name != "router"}
-    return list(seen.values())
+    operator_by_input = {(op.inputs, op.term, op.name in CLOSING): op for op in matrices if op.name != "router"}
+    return list(operator_by_input.values())
 
 
 def _exchanged(a: Attention) -> float:
@@ -220,17 +220,17 @@ def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
     Norms read and write; a residual addition reads two and writes one; an activation reads what the products wrote and writes
     its product; rotary positions read and write queries and keys.
     """
-    found = sum(op.inputs + op.outputs for op in norms)
+    values = sum(op.inputs + op.outputs for op in norms)
     blocks = bool(layer.attention) + any(op.term in ("feed-forward", "experts") for op in layer.ops)
-    found += 3 * width * blocks
+    values += 3 * width * blocks
     for op in layer.ops:
         if op.term in ("feed-forward", "shared experts"):
-            found += _kept(op)
+            values += _kept(op)
         if op.term == "projections" and op.name in ("q_proj", "k_proj", "q_b_proj"):
-            found += 2 * op.outputs
+            values += 2 * op.outputs
     if layer.routed:
-        found += 3 * layer.routed.active * layer.routed.columns
-    return float(found)
+        values += 3 * layer.routed.active * layer.routed.columns
+    return float(values)
 
 
 def _products(matrices: list[Op]) -> tuple[Product, ...]:

@@ -50,10 +50,10 @@ class Passes:
 
     def total(self, direction: str) -> Number:
         """Sum of one direction's terms."""
-        found: Number = 0.0
+        seconds: Number = 0.0
         for value in getattr(self, direction).values():
-            found = found + value
-        return found
+            seconds = seconds + value
+        return seconds
 
 
 def modules_of(recompute: str) -> tuple[str, ...]:
@@ -86,48 +86,48 @@ def sustained(system: System, engine: TrainingEngine) -> Number:
     A chip at its limit draws power about as the cube of its clock, so that a rate would follow the cube root of power.
     """
     chip = system.chip
-    each = np.asarray(chip.power_w) / peak_rate(chip.peak, ("bf16", "fp16", "fp32")) / WATTS_PER_FLOP
-    return np.minimum(np.where(np.isfinite(each), each, 1.0), 1.0) ** engine.constants.power_exponent
+    watts_per_flop = np.asarray(chip.power_w) / peak_rate(chip.peak, ("bf16", "fp16", "fp32")) / WATTS_PER_FLOP
+    return np.minimum(np.where(np.isfinite(watts_per_flop), watts_per_flop, 1.0), 1.0) ** engine.constants.power_exponent
 
 
 def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Passes:
     """Return the passes of one layer over the tokens of one micro-batch."""
     c = engine.constants
     rows = x.micro_batch * job.seq / x.cp  # of a group of tp chips
-    own = rows / x.tp  # of a chip, where sequence parallelism divides
-    fast, wide = product_rates(job, system, engine)
+    chip_rows = rows / x.tp  # of a chip, where sequence parallelism divides
+    narrow_rate, wide_rate = product_rates(job, system, engine)
     bandwidth = system.chip.hbm.bandwidth
     forward: Terms = {}
     backward: Terms = {}
     weight_gradients: Number = 0.0
     for product in sheet.products:
-        rate = fast if product.narrow else wide
+        rate = narrow_rate if product.narrow else wide_rate
         if product.routed:
             rate, name = rate * c.expert_efficiency, "experts"
-            share, held = own, product.weights / (x.ep * x.etp)
+            share, weights = chip_rows, product.weights / (x.ep * x.etp)
         else:
             name = "matrices"
-            ways = x.tp if product.replicated else shard_count(product.limit, x.tp)
-            share, held = rows / ways, product.weights / (1 if product.replicated else ways)
-        moved = held * job.format.bytes + share * (product.inputs + product.outputs) * WIDE
-        once = np.maximum(share * product.flops / rate, moved / bandwidth)
-        forward[name] = forward.get(name, 0.0) + once
-        backward[name] = backward.get(name, 0.0) + once * (1 + job.trained)
-        weight_gradients = weight_gradients + once * job.trained
+            shards = x.tp if product.replicated else shard_count(product.limit, x.tp)
+            share, weights = rows / shards, product.weights / (1 if product.replicated else shards)
+        moved_bytes = weights * job.format.bytes + share * (product.inputs + product.outputs) * WIDE
+        seconds = np.maximum(share * product.flops / rate, moved_bytes / bandwidth)
+        forward[name] = forward.get(name, 0.0) + seconds
+        backward[name] = backward.get(name, 0.0) + seconds * (1 + job.trained)
+        weight_gradients = weight_gradients + seconds * job.trained
     if job.task == "lora":  # adapters: forward, and gradients of their inputs and of themselves
-        adapters = rows / x.tp * 2 * job.lora_rank * sheet.widths / wide
+        adapters = rows / x.tp * 2 * job.lora_rank * sheet.widths / wide_rate
         forward["adapters"], backward["adapters"] = adapters, 2 * adapters
-    scores = _attention(sheet, job, system, engine, x, wide)
+    scores = _attention(sheet, job, system, engine, x, wide_rate)
     forward["attention"], backward["attention"] = scores
-    reached = bandwidth * c.memory_efficiency
-    narrow = sheet.quantised_values * 2 if job.format.bytes < WIDE and job.dtype not in ("bf16", "fp16") else 0.0
-    elements = (sheet.element_values + narrow + (sheet.routed_values if sheet.routed else 0.0)) * own * WIDE / reached
+    element_bandwidth = bandwidth * c.memory_efficiency
+    quantised_values = sheet.quantised_values * 2 if job.format.bytes < WIDE and job.dtype not in ("bf16", "fp16") else 0.0
+    elements = (sheet.element_values + quantised_values + (sheet.routed_values if sheet.routed else 0.0)) * chip_rows * WIDE / element_bandwidth
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
     _exchanges(forward, backward, sheet, job, system, engine, x)
-    launched = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
-    if some(launched):
-        forward["launch"], backward["launch"] = launched + 0.0 * own, 2 * launched + 0.0 * own
-    _again(forward, backward, sheet, x, own=own, rate=fast, reached=reached)
+    launch_seconds = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
+    if some(launch_seconds):
+        forward["launch"], backward["launch"] = launch_seconds + 0.0 * chip_rows, 2 * launch_seconds + 0.0 * chip_rows
+    _again(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
     return Passes(forward, backward, weight_gradients)
 
 
@@ -137,24 +137,24 @@ def _attention(
     """Seconds of attention forward and backward: fused, or with scores that go through memory."""
     c = engine.constants
     peak = peak_rate(system.chip.peak, ("bf16", "fp16", "fp32"))
-    plain = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))
+    unfused_rate = np.minimum(rate, peak_rate(system.chip.peak, ("fp32", "bf16", "fp16")))
     forward: Number = 0.0
     backward: Number = 0.0
     for a in sheet.attention:
         heads = shard_count(a.heads, x.tp) * x.cp
         if a.state_bytes:
-            once = x.micro_batch * job.seq * a.state_flops_per_token / heads / rate
-            forward, backward = forward + once, backward + 2 * once
+            seconds = x.micro_batch * job.seq * a.state_flops_per_token / heads / rate
+            forward, backward = forward + seconds, backward + 2 * seconds
         elif job.attention == UNFUSED:
-            full = job.seq * np.minimum(job.seq, a.window) * 1.0
-            once = x.micro_batch * full * a.flops_per_pair_prefill / heads / (rate if aligned(a) else plain)
-            moved = SCORE_PASSES * WIDE * x.micro_batch * full * a.heads / heads
-            once = once + moved / (system.chip.hbm.bandwidth * c.memory_efficiency)
-            forward, backward = forward + once, backward + 2 * once
+            score_count = job.seq * np.minimum(job.seq, a.window) * 1.0
+            seconds = x.micro_batch * score_count * a.flops_per_pair_prefill / heads / (rate if aligned(a) else unfused_rate)
+            score_bytes = SCORE_PASSES * WIDE * x.micro_batch * score_count * a.heads / heads
+            seconds = seconds + score_bytes / (system.chip.hbm.bandwidth * c.memory_efficiency)
+            forward, backward = forward + seconds, backward + 2 * seconds
         else:
-            counted = x.micro_batch * pairs(a, job.seq * 1.0, 0.0) * a.flops_per_pair_prefill / heads
-            once = counted / (peak * c.attention_efficiency * sustained(system, engine))
-            forward, backward = forward + once, backward + FLASH_BACKWARD * once
+            pair_flops = x.micro_batch * pairs(a, job.seq * 1.0, 0.0) * a.flops_per_pair_prefill / heads
+            seconds = pair_flops / (peak * c.attention_efficiency * sustained(system, engine))
+            forward, backward = forward + seconds, backward + FLASH_BACKWARD * seconds
     return forward, backward
 
 
@@ -168,11 +168,11 @@ def aligned(a: Attention) -> bool:
 
 def seconds_of(traffic: Traffic, engine: TrainingEngine) -> Number:
     """Return the seconds of a collective whose levels follow one another."""
-    c = engine.constants
-    found: Number = traffic.latency
-    for level, busy in enumerate(traffic.busy):
-        found = found + busy / (c.scale_up_efficiency if level == 0 else c.scale_out_efficiency)
-    return found
+    constants = engine.constants
+    seconds: Number = traffic.latency
+    for level, busy_seconds in enumerate(traffic.busy):
+        seconds = seconds + busy_seconds / (constants.scale_up_efficiency if level == 0 else constants.scale_out_efficiency)
+    return seconds
 
 
 def _exchanges(
@@ -186,49 +186,49 @@ def _exchanges(
         forward["tensor parallel"] = 2 * sheet.blocks * phase
         backward["tensor parallel"] = (2 + job.trained) * sheet.blocks * phase
     if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
-        whole = rows * x.cp * sheet.exchanged * WIDE / x.tp
-        once = seconds_of(network_time.all_gather(system, x.cp, whole, x.tp), engine)
-        for terms, times in ((forward, 1.0), (backward, 2.0)):
-            hidden = c.data_overlap * terms["attention"]
-            terms["context parallel"] = np.maximum(times * once - hidden, 0.0)
+        gathered_bytes = rows * x.cp * sheet.exchanged * WIDE / x.tp
+        gather_seconds = seconds_of(network_time.all_gather(system, x.cp, gathered_bytes, x.tp), engine)
+        for terms, factor in ((forward, 1.0), (backward, 2.0)):
+            hidden_seconds = c.data_overlap * terms["attention"]
+            terms["context parallel"] = np.maximum(factor * gather_seconds - hidden_seconds, 0.0)
     if sheet.routed is not None and np.any(np.asarray(x.ep) > 1):
         op = sheet.routed
         groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
-        sent = network_time.exchange(
+        traffic = network_time.exchange(
             system, x.ep, rows / x.tp, sheet.boundary * WIDE, experts=op.experts, active=round(op.active),
             expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
         )  # fmt: skip
-        both = 2 * seconds_of(sent, engine) * (1 - c.expert_overlap)
-        forward["expert exchange"], backward["expert exchange"] = both, both
+        exchange_seconds = 2 * seconds_of(traffic, engine) * (1 - c.expert_overlap)
+        forward["expert exchange"], backward["expert exchange"] = exchange_seconds, exchange_seconds
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):  # ranks that share an expert gather its rows, and scatter
-        taken = rows / x.tp * sheet.routed.active * sheet.boundary * WIDE * x.etp
-        phase = seconds_of(network_time.all_gather(system, x.etp, taken), engine) * (1 - c.tensor_overlap)
-        for terms, times in ((forward, 2.0), (backward, 2.0 + job.trained)):
-            terms["expert exchange"] = terms.get("expert exchange", 0.0) + times * phase
+        gathered_bytes_ = rows / x.tp * sheet.routed.active * sheet.boundary * WIDE * x.etp
+        phase = seconds_of(network_time.all_gather(system, x.etp, gathered_bytes_), engine) * (1 - c.tensor_overlap)
+        for terms, factor in ((forward, 2.0), (backward, 2.0 + job.trained)):
+            terms["expert exchange"] = terms.get("expert exchange", 0.0) + factor * phase
 
 
 def _again(
-    forward: Terms, backward: Terms, sheet: Sheet, x: TrainingLayout, *, own: Number, rate: Number, reached: Number
+    forward: Terms, backward: Terms, sheet: Sheet, x: TrainingLayout, *, chip_rows: Number, rate: Number, element_bandwidth: Number
 ) -> None:
     """Add what the backward pass computes again."""
     if x.recompute in ("full", "reversible"):
-        found: Number = 0.0
+        seconds: Number = 0.0
         for value in forward.values():
-            found = found + value
-        backward["recompute"] = found
+            seconds = seconds + value
+        backward["recompute"] = seconds
         return
-    found = 0.0
+    seconds = 0.0
     if x.recompute == ALTERNATE:
-        found = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
+        seconds = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
     for module in modules_of(x.recompute) if x.recompute != ALTERNATE else ():
         flops, values = sheet.again[module]
-        found = found + own * flops / rate + own * values * WIDE / reached
+        seconds = seconds + chip_rows * flops / rate + chip_rows * values * WIDE / element_bandwidth
         if module == "attention":
-            found = found + forward["attention"]
+            seconds = seconds + forward["attention"]
         if module in ("moe",) and "expert exchange" in forward:
-            found = found + forward["expert exchange"]
-    if some(found):
-        backward["recompute"] = found
+            seconds = seconds + forward["expert exchange"]
+    if some(seconds):
+        backward["recompute"] = seconds
 
 
 def stem_passes(

@@ -62,19 +62,19 @@ def walk(
     (33.0, 9.0, [4.0, 3.0, 2.0, 1.0])
     """
     links, sizes = order.links, (order.devices, order.chunks)
-    lasting = durations(order, forward, backward, weight, pair)
-    lead = np.broadcast_shapes(lasting.shape[:-1], np.shape(hop)[:-2])
-    ordered = np.argsort(links.rank)
-    work = np.moveaxis(np.broadcast_to(lasting, (*lead, lasting.shape[-1])), -1, 0)[ordered]
-    receiver = order.device[ordered]
-    hops = np.broadcast_to(np.asarray(hop, dtype=float), (*lead, sizes[0], sizes[0])) * (1 - np.eye(sizes[0]))
+    item_seconds = durations(order, forward, backward, weight, pair)
+    leading_shape = np.broadcast_shapes(item_seconds.shape[:-1], np.shape(hop)[:-2])
+    items_by_rank = np.argsort(links.rank)
+    work_seconds = np.moveaxis(np.broadcast_to(item_seconds, (*leading_shape, item_seconds.shape[-1])), -1, 0)[items_by_rank]
+    receiver = order.device[items_by_rank]
+    hops = np.broadcast_to(np.asarray(hop, dtype=float), (*leading_shape, sizes[0], sizes[0])) * (1 - np.eye(sizes[0]))
     delay = np.moveaxis(hops[..., links.sender, receiver], (-2, -1), (0, 1))
-    end = np.zeros((len(receiver) + 1, *lead))
-    start = np.empty((len(receiver), *lead))
+    end = np.zeros((len(receiver) + 1, *leading_shape))
+    start = np.empty((len(receiver), *leading_shape))
     for low, high in zip(links.waves[:-1].tolist(), links.waves[1:].tolist(), strict=True):
-        begun = (end[links.after[:, low:high]] + delay[:, low:high]).max(axis=0)
-        start[low:high] = begun
-        end[low + 1 : high + 1] = begun + work[low:high]
+        ready_seconds = (end[links.after[:, low:high]] + delay[:, low:high]).max(axis=0)
+        start[low:high] = ready_seconds
+        end[low + 1 : high + 1] = ready_seconds + work_seconds[low:high]
     starts, ends = (np.moveaxis(times[links.rank], 0, -1) for times in (start, end[1:]))
     bounds = np.searchsorted(order.device, np.arange(sizes[0]))
     lasts = np.append(bounds[1:], len(receiver)) - 1
@@ -82,7 +82,7 @@ def walk(
         order=order,
         start=starts,
         end=ends,
-        busy=np.add.reduceat(np.broadcast_to(lasting, starts.shape), bounds, axis=-1),
+        busy=np.add.reduceat(np.broadcast_to(item_seconds, starts.shape), bounds, axis=-1),
         span=ends[..., lasts] - starts[..., bounds],
         in_flight=peak_in_flight(order),
     )
@@ -93,19 +93,19 @@ def durations(order: Order, forward: Number, backward: Number, weight: Number = 
     times = [np.asarray(t, dtype=float) for t in (forward, backward, weight)]
     if pair is not None:
         times.append(np.asarray(pair, dtype=float))
-    lead = np.broadcast_shapes(*(t.shape[:-2] for t in times))
-    shape = (*lead, order.devices, order.chunks)
-    ahead, whole, weights, *both = (np.broadcast_to(t, shape) for t in times)
-    here = order.device, order.chunk
-    back = order.device, np.maximum(order.back_chunk, 0)
-    of_kind = {
-        FORWARD: ahead[..., *here],
-        BACKWARD: whole[..., *here],
-        INPUT: (whole - weights)[..., *here],
-        WEIGHT: weights[..., *here],
-        PAIR: both[0][..., *here] if both else ahead[..., *here] + whole[..., *back],
+    leading_shape = np.broadcast_shapes(*(t.shape[:-2] for t in times))
+    shape = (*leading_shape, order.devices, order.chunks)
+    forward_seconds, backward_seconds, weight_seconds, *pair_seconds = (np.broadcast_to(t, shape) for t in times)
+    chunk_index = order.device, order.chunk
+    backward_index = order.device, np.maximum(order.back_chunk, 0)
+    seconds_by_kind = {
+        FORWARD: forward_seconds[..., *chunk_index],
+        BACKWARD: backward_seconds[..., *chunk_index],
+        INPUT: (backward_seconds - weight_seconds)[..., *chunk_index],
+        WEIGHT: weight_seconds[..., *chunk_index],
+        PAIR: pair_seconds[0][..., *chunk_index] if pair_seconds else forward_seconds[..., *chunk_index] + backward_seconds[..., *backward_index],
     }
-    return np.select([order.kind == kind for kind in of_kind], list(of_kind.values()))
+    return np.select([order.kind == kind for kind in seconds_by_kind], list(seconds_by_kind.values()))
 
 
 def peak_in_flight(order: Order, size: Number | None = None, kept: Number = 1.0) -> Array:
@@ -117,17 +117,17 @@ def peak_in_flight(order: Order, size: Number | None = None, kept: Number = 1.0)
     stages = order.paths.shape[1]
     scale = order.devices / stages if size is None else 1.0
     sizes = np.broadcast_to(1.0 if size is None else size, (order.devices, order.chunks))
-    own = sizes[order.device, order.chunk]
-    back = sizes[order.device, np.maximum(order.back_chunk, 0)]
-    ahead = np.isin(order.kind, (FORWARD, PAIR))
+    item_sizes = sizes[order.device, order.chunk]
+    backward_sizes = sizes[order.device, np.maximum(order.back_chunk, 0)]
+    is_forward = np.isin(order.kind, (FORWARD, PAIR))
     freed = np.select(
         [order.kind == BACKWARD, order.kind == INPUT, order.kind == WEIGHT, order.kind == PAIR],
-        [own, own * (1 - kept), own * kept, back],
+        [item_sizes, item_sizes * (1 - kept), item_sizes * kept, backward_sizes],
         0.0,
     )
     bounds = np.searchsorted(order.device, np.arange(order.devices))
-    taken = np.cumsum(np.where(ahead, own, 0.0))
-    given = np.cumsum(freed) - freed  # what is freed at the end of an item is there while it runs
-    held = taken - given
-    before = np.append(0.0, np.cumsum(np.where(ahead, own, 0.0) - freed)[:-1])[bounds]
-    return np.asarray(scale * (np.maximum.reduceat(held, bounds) - before))
+    allocated = np.cumsum(np.where(is_forward, item_sizes, 0.0))
+    released = np.cumsum(freed) - freed  # what is freed at the end of an item is there while it runs
+    activations = allocated - released
+    initial = np.append(0.0, np.cumsum(np.where(is_forward, item_sizes, 0.0) - freed)[:-1])[bounds]
+    return np.asarray(scale * (np.maximum.reduceat(activations, bounds) - initial))

@@ -46,9 +46,9 @@ def daly_interval(blocked: Number, between: Number) -> Number:
     >>> round(float(daly_interval(30.0, 3.09 * 3600)) / 60, 1)
     13.3
     """
-    half = blocked / (2 * between)
-    found = young_interval(blocked, between) * (1 + np.sqrt(half) / 3 + half / 9) - blocked
-    return np.where(half < 1, found, between)
+    ratio = blocked / (2 * between)
+    interval = young_interval(blocked, between) * (1 + np.sqrt(ratio) / 3 + ratio / 9) - blocked
+    return np.where(ratio < 1, interval, between)
 
 
 def goodput(interval: Number, blocked: Number, restart: Number, between: Number) -> Number:

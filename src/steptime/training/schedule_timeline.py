@@ -69,13 +69,13 @@ class Timeline:
     def cells(self, since: float, step: float, count: int) -> Array:
         """Return the interval in the middle of each of `count` cells of `step` seconds (devices, count), or IDLE."""
         middles = since + (np.arange(count) + 0.5) * step
-        found = np.full((self.devices, count), IDLE)
+        interval_indices = np.full((self.devices, count), IDLE)
         for device in range(self.devices):
-            place = self.of(device)
-            latest = place.start + np.searchsorted(self.start[place], middles, side="right") - 1
-            inside = (latest >= place.start) & (middles < self.end[np.maximum(latest, 0)])
-            found[device] = np.where(inside, latest, IDLE)
-        return found
+            device_slice_ = self.of(device)
+            last_started = device_slice_.start + np.searchsorted(self.start[device_slice_], middles, side="right") - 1
+            is_running = (last_started >= device_slice_.start) & (middles < self.end[np.maximum(last_started, 0)])
+            interval_indices[device] = np.where(is_running, last_started, IDLE)
+        return interval_indices
 
 
 def timeline(walk: Walk) -> Timeline:
@@ -117,24 +117,24 @@ def drawn(made: Timeline, title: str = "") -> Any:
         raise InputError("pictures need matplotlib: pip install 'steptime[plot]'") from None
 
     figure = Figure(figsize=(11, 1.2 + 0.32 * made.devices), layout="constrained")
-    place = figure.subplots()
-    most = int(made.chunk.max()) + 1
+    axes = figure.subplots()
+    chunk_count = int(made.chunk.max()) + 1
     for kind in np.unique(made.kind):
         for chunk in np.unique(made.chunk[made.kind == kind]):
-            chosen = (made.kind == kind) & (made.chunk == chunk)
-            place.barh(
-                made.device[chosen], (made.end - made.start)[chosen], left=made.start[chosen], height=0.86,
-                color=COLOURS[kind], alpha=1.0 - 0.5 * chunk / most, edgecolor="white", linewidth=0.4,
+            is_drawn = (made.kind == kind) & (made.chunk == chunk)
+            axes.barh(
+                made.device[is_drawn], (made.end - made.start)[is_drawn], left=made.start[is_drawn], height=0.86,
+                color=COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
             )  # fmt: skip
     longest = (made.end - made.start).max() / made.total
     if longest > 0.012:
         for device, start, end, micro, back in zip(made.device, made.start, made.end, made.micro, made.back_micro, strict=True):
-            words = f"{micro}" if back < 0 else f"{micro},{back}"
-            place.text((start + end) / 2, device, words, ha="center", va="center", fontsize=6, color="white")
-    place.set(xlabel="seconds", ylabel="device", xlim=(0, made.total), title=title)
-    place.set_yticks(range(made.devices))
-    place.invert_yaxis()
-    place.spines[["top", "right"]].set_visible(False)
+            label = f"{micro}" if back < 0 else f"{micro},{back}"
+            axes.text((start + end) / 2, device, label, ha="center", va="center", fontsize=6, color="white")
+    axes.set(xlabel="seconds", ylabel="device", xlim=(0, made.total), title=title)
+    axes.set_yticks(range(made.devices))
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
         handles=[Patch(color=COLOURS[kind], label=WORDS[kind]) for kind in np.unique(made.kind)],
         loc="outside lower center", ncols=5, frameon=False, fontsize=8,

@@ -59,15 +59,15 @@ def deal(depth: int, x: TrainingLayout) -> Dealt:
     (10.0, 10.0)
     """
     chunks = np.asarray(x.pp * x.virtual_stages)
-    even = depth % chunks == 0
-    slotted = ~even & ((depth + SLOTS) % chunks == 0) & (chunks > 1)
-    whole = np.where(slotted, (depth + SLOTS) / chunks, np.ceil(depth / chunks))
-    middle = np.where(even | slotted, whole * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
-    ends = middle - slotted
+    is_even = depth % chunks == 0
+    is_slotted = ~is_even & ((depth + SLOTS) % chunks == 0) & (chunks > 1)
+    layers_per_chunk = np.where(is_slotted, (depth + SLOTS) / chunks, np.ceil(depth / chunks))
+    middle = np.where(is_even | is_slotted, layers_per_chunk * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
+    ends = middle - is_slotted
     # the last stage of an uneven deal has what is left over by the others, at least none
-    left = depth - middle * (np.asarray(x.pp) - 1)
-    ragged = ~even & ~slotted
-    last = np.where(ragged, np.maximum(np.minimum(left, middle), np.floor(depth / np.asarray(x.pp))), ends)
+    remaining_layers = depth - middle * (np.asarray(x.pp) - 1)
+    is_uneven = ~is_even & ~is_slotted
+    last = np.where(is_uneven, np.maximum(np.minimum(remaining_layers, middle), np.floor(depth / np.asarray(x.pp))), ends)
     return Dealt(np.where(np.asarray(x.pp) == 1, depth, ends), np.where(np.asarray(x.pp) == 1, depth, middle),
                  np.where(np.asarray(x.pp) == 1, depth, last))  # fmt: skip
 
@@ -93,9 +93,9 @@ def shares(model: Model, layers: Number, *, first: bool) -> list[Any]:
     depth = sum(counts)
     if not prologue(counts):
         return [layers * (n / depth) for n in counts]
-    rest = depth - counts[0]
-    here = np.minimum(layers, counts[0]) if first else np.where(np.asarray(layers) >= depth, counts[0], 0.0)
-    return [here, *((layers - here) * (n / rest) for n in counts[1:])]
+    other_layers = depth - counts[0]
+    prologue_layers = np.minimum(layers, counts[0]) if first else np.where(np.asarray(layers) >= depth, counts[0], 0.0)
+    return [prologue_layers, *((layers - prologue_layers) * (n / other_layers) for n in counts[1:])]
 
 
 def kinds_between(model: Model, start: int, stop: int) -> list[float]:
@@ -103,8 +103,8 @@ def kinds_between(model: Model, start: int, stop: int) -> list[float]:
     counts = [n for _, n in model.layers]
     if not prologue(counts):
         return [(stop - start) * n / model.depth for n in counts]
-    ahead = max(min(stop, counts[0]) - start, 0)
-    return [float(ahead), *((stop - start - ahead) * n / (model.depth - counts[0]) for n in counts[1:])]
+    prologue_layers = max(min(stop, counts[0]) - start, 0)
+    return [float(prologue_layers), *((stop - start - prologue_layers) * n / (model.depth - counts[0]) for n in counts[1:])]
 
 
 def stages_of(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
@@ -113,15 +113,15 @@ def stages_of(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
     copies = schedule_named(x.schedule).copies
     if x.layers:
         return _given(model, x, read_layers(x.layers))
-    dealt, alone = deal(model.depth, x), np.asarray(x.pp) == 1
+    layer_counts, has_no_pipeline = deal(model.depth, x), np.asarray(x.pp) == 1
     first, middle, last = (
-        tuple(shares(model, layers, first=place == 0)) for place, layers in enumerate((dealt.first, dealt.middle, dealt.last))
+        tuple(shares(model, layers, first=place == 0)) for place, layers in enumerate((layer_counts.first, layer_counts.middle, layer_counts.last))
     )
     if copies == 1:
-        return Stage(first, 1.0, 1.0 * alone, 0.0), Stage(middle, 0.0, 0.0, 1.0), Stage(last, 0.0, 1.0, x.pp - 1.0)
-    both = tuple(np.where(alone, a, (a + b) / 2) for a, b in zip(first, last, strict=True))
-    ends = np.where(alone, 1.0, 0.5)
-    return Stage(both, ends, ends, 0.0), Stage(middle, 0.0, 0.0, 1.0)
+        return Stage(first, 1.0, 1.0 * has_no_pipeline, 0.0), Stage(middle, 0.0, 0.0, 1.0), Stage(last, 0.0, 1.0, x.pp - 1.0)
+    mean_parts = tuple(np.where(has_no_pipeline, a, (a + b) / 2) for a, b in zip(first, last, strict=True))
+    stem_share = np.where(has_no_pipeline, 1.0, 0.5)
+    return Stage(mean_parts, stem_share, stem_share, 0.0), Stage(middle, 0.0, 0.0, 1.0)
 
 
 def _given(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[Stage, ...]:
@@ -130,12 +130,12 @@ def _given(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[St
     starts = np.concatenate([[0], np.cumsum(counts)])
     kinds = np.array([kinds_between(model, int(a), int(b)) for a, b in pairwise(starts)])
     paths = schedule_named(x.schedule).paths(pp, int(np.max(x.virtual_stages))) if pp > 1 else np.zeros((1, chunks, 2), int)
-    found = np.zeros((pp, kinds.shape[1] + 2))
+    stage_rows = np.zeros((pp, kinds.shape[1] + 2))
     for path in paths:
-        np.add.at(found[:, :-2], path[:, 0], kinds / len(paths))
-        found[path[0, 0], -2] += 1 / len(paths)
-        found[path[-1, 0], -1] += 1 / len(paths)
-    return tuple(Stage(tuple(map(float, row[:-2])), float(row[-2]), float(row[-1]), float(n)) for n, row in enumerate(found))
+        np.add.at(stage_rows[:, :-2], path[:, 0], kinds / len(paths))
+        stage_rows[path[0, 0], -2] += 1 / len(paths)
+        stage_rows[path[-1, 0], -1] += 1 / len(paths)
+    return tuple(Stage(tuple(map(float, row[:-2])), float(row[-2]), float(row[-1]), float(n)) for n, row in enumerate(stage_rows))
 
 
 def layers_of_chunks(depth: int, stages: Sequence[int]) -> list[int]:
@@ -148,10 +148,10 @@ def layers_of_chunks(depth: int, stages: Sequence[int]) -> list[int]:
     [15, 16, 15, 15]
     """
     base, extra = divmod(depth, len(stages))
-    counts, more = [base] * len(stages), dict.fromkeys(stages, 0)
+    counts, extra_by_stage = [base] * len(stages), dict.fromkeys(stages, 0)
     for _ in range(extra):
-        free = [n for n, count in enumerate(counts) if count == base]
-        place = min(free, key=lambda n: (more[stages[n]], stages[n] == stages[-1], stages[n] == stages[0], n))
-        counts[place] += 1
-        more[stages[place]] += 1
+        candidates = [n for n, count in enumerate(counts) if count == base]
+        chunk = min(candidates, key=lambda n: (extra_by_stage[stages[n]], stages[n] == stages[-1], stages[n] == stages[0], n))
+        counts[chunk] += 1
+        extra_by_stage[stages[chunk]] += 1
     return counts

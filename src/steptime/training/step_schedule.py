@@ -16,19 +16,19 @@ from steptime.training.training_step import chunk_times, step_seconds
 MOST_ITEMS = 200_000  # stages x micro-batches x virtual stages that a picture is drawn of; of more, so many micro-batches
 
 
-def timeline_of(model: Model, system: System, found: Training, engine: TrainingEngine) -> Timeline | None:
+def timeline_of(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline | None:
     """Return who does what when in a step; None without a pipeline. Of very many micro-batches as many as a picture can
     tell."""
-    x = found.step.layout
+    x = training.step.layout
     pp, v = int(x.pp), int(x.virtual_stages)
     if pp == 1:
         return None
     schedule = schedule_named(x.schedule)
-    m = int(np.asarray(found.step.microbatches))
+    m = int(np.asarray(training.step.microbatches))
     if pp * v * m > MOST_ITEMS:
         m = max(MOST_ITEMS // (pp * v) // pp * pp, 2 * pp)
     tuned, slower = on_chip(engine, system, experts=model.routed)
-    stages = step_seconds(model, found.job, system, tuned, x, slower=slower).stages
+    stages = step_seconds(model, training.job, system, tuned, x, slower=slower).stages
     order = schedule.order(pp, m, v)
     forward, backward, weights = (float(slower) * times for times in chunk_times(x, stages, order.chunks))
     return timeline(walk(order, forward, backward, weights))

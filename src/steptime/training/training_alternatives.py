@@ -35,27 +35,27 @@ class Change:
 
 def changes_of(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, best: tuple[TrainingLayout, float],
-    given: Mapping[str, Any], chips: int,
+    fixed_axes: Mapping[str, Any], chips: int,
 ) -> tuple[Change, ...]:  # fmt: skip
     """Return what changes of the machine, the format and the optimizer would bring, most first."""
     experts = model.routed
-    found = []
-    for words, what in LEVERS:
-        other = _varied(system, what)
+    changes = []
+    for description, resource in LEVERS:
+        changed_system = _varied(system, resource)
         tuned, slower = on_chip(engine, system, experts=experts)
-        seconds = step_seconds(model, job, other, tuned, best[0], slower=slower).total
-        found.append(Change(what=words, faster=best[1] / float(seconds), layout=""))
-    tried = [(f"--dtype {dtype}", replace(job, dtype=dtype), system) for dtype in _narrower(job, system)]
-    tried.append(("twice the memory", job, _varied(system, "capacity")))
+        seconds = step_seconds(model, job, changed_system, tuned, best[0], slower=slower).total
+        changes.append(Change(what=description, faster=best[1] / float(seconds), layout=""))
+    candidates = [(f"--dtype {dtype}", replace(job, dtype=dtype), system) for dtype in _narrower(job, system)]
+    candidates.append(("twice the memory", job, _varied(system, "capacity")))
     if job.optimizer == "adamw" and job.task != "lora":
-        tried.append(("--optimizer adamw-bf16", replace(job, optimizer="adamw-bf16"), system))
-    for words, other_job, machine in tried:
+        candidates.append(("--optimizer adamw-bf16", replace(job, optimizer="adamw-bf16"), system))
+    for description, changed_job, machine in candidates:
         tuned, slower = on_chip(engine, machine, experts=experts)
-        other_best = search(model, machine, other_job, tuned, chips=chips, slower=float(slower), fixed=given).fastest()
-        if other_best is not None:
-            changed = show_training_layout(other_best[0]) if other_best[0] != best[0] else ""
-            found.append(Change(what=words, faster=best[1] / other_best[1], layout=changed))
-    return tuple(sorted((c for c in found if c.faster >= ENOUGH), key=lambda c: -c.faster))
+        changed_best = search(model, machine, changed_job, tuned, chips=chips, slower=float(slower), fixed=fixed_axes).fastest()
+        if changed_best is not None:
+            changed = show_training_layout(changed_best[0]) if changed_best[0] != best[0] else ""
+            changes.append(Change(what=description, faster=best[1] / changed_best[1], layout=changed))
+    return tuple(sorted((c for c in changes if c.faster >= ENOUGH), key=lambda c: -c.faster))
 
 
 def _narrower(job: TrainingJob, system: System) -> list[str]:
@@ -65,18 +65,18 @@ def _narrower(job: TrainingJob, system: System) -> list[str]:
     return ["nvfp4"] if job.dtype in ("fp8", "mxfp8") and "fp4" in peak else []
 
 
-def _varied(system: System, what: str) -> System:
+def _varied(system: System, resource: str) -> System:
     """Return the system with twice of something."""
     chip = system.chip
-    if what in ("scale-out", "scale-up"):
-        place = 0 if what == "scale-up" else len(system.domains) - 1
+    if resource in ("scale-out", "scale-up"):
+        level = 0 if resource == "scale-up" else len(system.domains) - 1
         domains = list(system.domains)
-        link = domains[place].link
-        domains[place] = replace(domains[place], link=replace(link, bandwidth=link.bandwidth * 2))
+        link = domains[level].link
+        domains[level] = replace(domains[level], link=replace(link, bandwidth=link.bandwidth * 2))
         return replace(system, domains=tuple(domains))
-    if what == "peak":
+    if resource == "peak":
         rates = {kind: rate * 2 for kind, rate in chip.peak.items()}
         return replace(system, chip=replace(chip, peak=rates, power_w=chip.power_w * 2))  # at the power that it needs
     hbm = chip.hbm
-    changed = replace(hbm, **{what: getattr(hbm, what) * 2})
+    changed = replace(hbm, **{resource: getattr(hbm, resource) * 2})
     return replace(system, chip=replace(chip, memory=(*chip.memory[:-1], changed)))

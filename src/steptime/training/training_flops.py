@@ -19,30 +19,30 @@ def forward_flops(model: Model, seq: Number, *, full: bool) -> Number:
     >>> round(3 * float(forward_flops(m, 8192, full=False)) / 1e9), round(3 * float(forward_flops(m, 8192, full=True)) / 1e9)
     (2524, 2625)
     """
-    found: Number = matmul_flops_per_token(model)
+    flops: Number = matmul_flops_per_token(model)
     for layer, n in model.layers:
         for a in layer.attention:
-            met = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
-            found = found + n * (a.flops_per_pair_prefill * met + a.state_flops_per_token)
-    return found
+            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+            flops = flops + n * (a.flops_per_pair_prefill * attended_tokens + a.state_flops_per_token)
+    return flops
 
 
 def draft_flops(model: Model, seq: Number, *, full: bool) -> Number:
     """FLOPs of a token's forward pass through the multi-token-prediction layers, each with the head."""
     head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
-    found: Number = 0.0
+    flops: Number = 0.0
     for layer, n in model.draft:
-        found = found + n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
+        flops = flops + n * (head + sum(op.flops_per_row * op.active for op in layer.ops if op.rows in ("tokens", "routed")))
         for a in layer.attention:
-            met = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
-            found = found + n * a.flops_per_pair_prefill * met
-    return found
+            attended_tokens = np.minimum(seq, np.minimum(a.window, a.selected)) if full else pairs(a, seq * 1.0, 0.0) / seq
+            flops = flops + n * a.flops_per_pair_prefill * attended_tokens
+    return flops
 
 
 def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
     """FLOPs of a token of training: three times the forward pass, twice with a frozen base (LoRA: its adapters left out)."""
-    once = forward_flops(model, job.seq, full=full) + (draft_flops(model, job.seq, full=full) if job.mtp else 0.0)
-    return (2 + job.trained) * once
+    forward = forward_flops(model, job.seq, full=full) + (draft_flops(model, job.seq, full=full) if job.mtp else 0.0)
+    return (2 + job.trained) * forward
 
 
 def again_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
@@ -50,16 +50,16 @@ def again_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
     if recompute in ("full", "reversible"):
         head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
         return forward_flops(model, job.seq, full=True) - head
-    found: Number = 0.0
+    flops: Number = 0.0
     for (sheet, n), (layer, _) in zip(sheets(model), model.layers, strict=True):
         if recompute == ALTERNATE:
-            found = found + n * sum(product.flops for product in sheet.products) / 2
+            flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
         for module in modules_of(recompute):
-            found = found + n * sheet.again[module][0]
+            flops = flops + n * sheet.again[module][0]
             if module == "attention":
-                each = (
+                attention_flops = (
                     a.flops_per_pair_prefill * np.minimum(job.seq, np.minimum(a.window, a.selected)) for a in layer.attention
                 )
-                found = found + n * sum(each)
-    return found
+                flops = flops + n * sum(attention_flops)
+    return flops

@@ -89,15 +89,15 @@ def checked(job: TrainingJob, system: System) -> TrainingJob:
     """Return the job; raise InputError for what is unknown, or a format that the chip does not compute in."""
     whole("seq", job.seq, most=MOST_TOKENS, unit="token")
     whole("batch", job.batch, most=MOST_SEQUENCES, unit="sequences")
-    for what, value, known in (
+    for parameter, value, choices in (
         ("number format of training", job.dtype, DTYPES),
         ("task", job.task, TASKS),
         ("optimizer", job.optimizer, tuple(OPTIMIZERS)),
         ("attention", job.attention, (FLASH, UNFUSED)),
     ):
-        if value not in known:
-            raise UnknownName(what, value, known, "Known: " + ", ".join(known) + ".")
+        if value not in choices:
+            raise UnknownName(parameter, value, choices, "Known: " + ", ".join(choices) + ".")
     if not computes_in(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
-        able = [d for d in DTYPES if computes_in(system, d)]
-        raise InputError(f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(able)}")
+        supported_formats = [d for d in DTYPES if computes_in(system, d)]
+        raise InputError(f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(supported_formats)}")
     return job

@@ -94,8 +94,8 @@ def show_training_layout(layout: TrainingLayout) -> str:
             parts.append(f"{SHORT.get(name, name)}{value:g}")
     group = "" if np.ndim(layout.sharding_group) or not layout.sharding_group else f" over {layout.sharding_group:g}"
     order = f", {layout.schedule}" if np.any(np.asarray(layout.pp) > 1) else ""
-    dealt = f", layers {layout.layers}" if layout.layers else ""
-    return f"{' '.join(parts)} {layout.sharding}{group}{order}, recompute {layout.recompute}{dealt}"
+    layer_text = f", layers {layout.layers}" if layout.layers else ""
+    return f"{' '.join(parts)} {layout.sharding}{group}{order}, recompute {layout.recompute}{layer_text}"
 
 
 def read_layers(text: str) -> tuple[int, ...]:
@@ -104,13 +104,13 @@ def read_layers(text: str) -> tuple[int, ...]:
     >>> read_layers("7,8x3,7")
     (7, 8, 8, 8, 7)
     """
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
-        count, times = (*part.replace("*", "x").split("x"), "1")[:2]
-        if part.count("x") + part.count("*") > 1 or not (_small(count) and _small(times) and int(times)):
+        count, repeats = (*part.replace("*", "x").split("x"), "1")[:2]
+        if part.count("x") + part.count("*") > 1 or not (_small(count) and _small(repeats) and int(repeats)):
             raise LayoutError(f"layers={text!r}: {part!r} is no number of layers; give them by chunk, such as 7,8x14,7")
-        found += [int(count)] * int(times)
-    return tuple(found)
+        counts += [int(count)] * int(repeats)
+    return tuple(counts)
 
 
 def _small(text: str) -> bool:
@@ -123,5 +123,5 @@ def show_layers(counts: Sequence[int]) -> str:
     >>> show_layers([7, 8, 8, 8, 7])
     '7,8x3,7'
     """
-    runs = [(count, len(list(alike))) for count, alike in groupby(counts)]
-    return ",".join(f"{count}" if times == 1 else f"{count}x{times}" for count, times in runs)
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return ",".join(f"{count}" if repeats == 1 else f"{count}x{repeats}" for count, repeats in runs)

@@ -66,10 +66,10 @@ class TrainingMemory(Tabular):
     @property
     def allocated(self) -> Number:
         """Bytes of tensors."""
-        found: Number = 0.0
+        total_bytes: Number = 0.0
         for name in PARTS[:-1]:
-            found = found + getattr(self, name)
-        return found
+            total_bytes = total_bytes + getattr(self, name)
+        return total_bytes
 
     @property
     def used(self) -> Number:
@@ -111,24 +111,24 @@ def training_memory(
     """Return the memory of the fullest chip of all stages."""
     schedule = schedule_named(x.schedule)
     stem = stem_of(model)
-    held = [held_by_sheet(sheet, x) for sheet, _ in sheets(model)]
-    kept, whole = zip(*(kept_bytes(sheet, job, x) for sheet, _ in sheets(model)), strict=True)
+    layer_parameters = [held_by_sheet(sheet, x) for sheet, _ in sheets(model)]
+    layer_activations, layer_peaks = zip(*(kept_bytes(sheet, job, x) for sheet, _ in sheets(model)), strict=True)
     widths = [sheet.widths if job.task == "lora" else 0.0 for sheet, _ in sheets(model)]
     draft = [(held_by_sheet(sheet, x), kept_bytes(sheet, job, x)[0], n) for sheet, n in draft_sheets(model)] if job.mtp else []
     logits = job.logit_bytes * x.micro_batch * job.seq / x.cp * stem.vocabulary / x.tp
-    streams = streams_bytes(max(sheet.boundary for sheet, _ in sheets(model)), job, x)
+    stream_bytes = streams_bytes(max(sheet.boundary for sheet, _ in sheets(model)), job, x)
     options = []
     for stage in stages_of(model, x):
-        own = held_on(stage, held, stem, x)
-        acts = sum((n * k for n, k in zip(stage.parts, kept, strict=True)), streams)
-        adapters = sum((n * w for n, w in zip(stage.parts, widths, strict=True)), 0.0 * own.dense) * job.lora_rank / x.tp
-        for each, keeps, n in draft:
-            own = Held(own.dense + stage.head * n * each.dense, own.experts + stage.head * n * each.experts)
-            acts = acts + stage.head * n * keeps
+        stage_parameters = held_on(stage, layer_parameters, stem, x)
+        stage_activations = sum((n * k for n, k in zip(stage.parts, layer_activations, strict=True)), stream_bytes)
+        adapters = sum((n * w for n, w in zip(stage.parts, widths, strict=True)), 0.0 * stage_parameters.dense) * job.lora_rank / x.tp
+        for draft_parameters, draft_activations, n in draft:
+            stage_parameters = Held(stage_parameters.dense + stage.head * n * draft_parameters.dense, stage_parameters.experts + stage.head * n * draft_parameters.experts)
+            stage_activations = stage_activations + stage.head * n * draft_activations
         in_flight = np.where(np.asarray(x.pp) == 1, 1.0, _flight(schedule, x, microbatches, stage.later))
-        largest, moment = _largest(held, whole, kept, stage.parts, x)
+        largest, peak_bytes = _largest(layer_parameters, layer_peaks, layer_activations, stage.parts, x)
         options.append(
-            _option(own, adapters, largest, job, engine, x, acts * in_flight + moment,
+            _option(stage_parameters, adapters, largest, job, engine, x, stage_activations * in_flight + peak_bytes,
                     np.where(np.asarray(stage.head) > 0, logits, 0.0), copies=schedule.copies)
         )  # fmt: skip
     return _fullest(options, system.chip.capacity)
@@ -146,88 +146,88 @@ def _flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> 
 
 def kept_bytes(sheet: Sheet, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
     """Return the bytes that a layer keeps of one micro-batch on a chip, and those that it holds while it runs."""
-    own = x.micro_batch * job.seq / x.cp / x.tp
-    narrow = job.format.bytes / WIDE if job.format.bytes < WIDE else 1.0
-    kept: dict[str, Number] = {name: value * (narrow if name in NARROWED else 1.0) for name, value in sheet.kept.items()}
-    kept["moe_input"] = kept["moe_input"] * x.etp  # ranks that share an expert hold its rows whole
-    apart: Number = 0.0 * own  # that every rank of a tensor-parallel group holds whole
+    chip_rows = x.micro_batch * job.seq / x.cp / x.tp
+    dtype_ratio = job.format.bytes / WIDE if job.format.bytes < WIDE else 1.0
+    module_bytes: dict[str, Number] = {name: value * (dtype_ratio if name in NARROWED else 1.0) for name, value in sheet.kept.items()}
+    module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp  # ranks that share an expert hold its rows whole
+    replicated_rows: Number = 0.0 * chip_rows  # that every rank of a tensor-parallel group holds whole
     if not job.sequence_parallel:
-        apart = x.micro_batch * job.seq / x.cp * (1 - 1 / x.tp)
+        replicated_rows = x.micro_batch * job.seq / x.cp * (1 - 1 / x.tp)
     scores: Number = 0.0
     if job.attention == UNFUSED:  # scores, probabilities in 16 bits, and the dropout's mask
         scores = 5.0 * x.micro_batch * job.seq * job.seq * sheet.scores / (x.tp * x.cp)
-    between = sheet.residual + kept["norms"]
-    whole = own * sum(kept.values()) + scores + apart * between
+    replicated_bytes = sheet.residual + module_bytes["norms"]
+    peak_bytes = chip_rows * sum(module_bytes.values()) + scores + replicated_rows * replicated_bytes
     if x.recompute == "full":
-        return (own + apart) * sheet.boundary * WIDE, whole
+        return (chip_rows + replicated_rows) * sheet.boundary * WIDE, peak_bytes
     if x.recompute == "reversible":
-        return 0.0 * own, whole
+        return 0.0 * chip_rows, peak_bytes
     if x.recompute == ALTERNATE:
-        half = sheet.boundary * WIDE + kept["attention"] + sheet.product_bytes / 2 + (kept["moe"] + kept["moe_input"]) / 2
-        return own * half + apart * sheet.boundary * WIDE, whole
-    again = modules_of(x.recompute)
+        alternate_bytes = sheet.boundary * WIDE + module_bytes["attention"] + sheet.product_bytes / 2 + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
+        return chip_rows * alternate_bytes + replicated_rows * sheet.boundary * WIDE, peak_bytes
+    recomputed = modules_of(x.recompute)
     dropped = (
-        set(again) | ({"activation"} if "mlp" in again else set()) | ({"moe_act", "moe_input"} if "moe" in again else set())
+        set(recomputed) | ({"activation"} if "mlp" in recomputed else set()) | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
     )
-    found = own * sum(value for name, value in kept.items() if name not in dropped)
-    if "attention" in again and job.attention != UNFUSED:  # its output is what the next product reads: it stays
-        found = found + own * kept["attention"]
-    found = found + apart * (between if "norms" not in dropped else sheet.residual)
-    return found + (0.0 if "attention" in again else scores), whole
+    stored_bytes = chip_rows * sum(value for name, value in module_bytes.items() if name not in dropped)
+    if "attention" in recomputed and job.attention != UNFUSED:  # its output is what the next product reads: it stays
+        stored_bytes = stored_bytes + chip_rows * module_bytes["attention"]
+    stored_bytes = stored_bytes + replicated_rows * (replicated_bytes if "norms" not in dropped else sheet.residual)
+    return stored_bytes + (0.0 if "attention" in recomputed else scores), peak_bytes
 
 
 def streams_bytes(boundary: Number, job: TrainingJob, x: TrainingLayout) -> Number:
     """Return the bytes of both streams that reversible layers keep of one micro-batch: those that each chunk puts out."""
     if x.recompute != "reversible":
         return 0.0
-    own = x.micro_batch * job.seq / x.cp / (x.tp if job.sequence_parallel else 1.0)
-    return 2 * boundary * WIDE * x.virtual_stages * own
+    chip_rows = x.micro_batch * job.seq / x.cp / (x.tp if job.sequence_parallel else 1.0)
+    return 2 * boundary * WIDE * x.virtual_stages * chip_rows
 
 
 def _largest(
-    held: list[Held], whole: tuple[Number, ...], kept: tuple[Number, ...], parts: tuple[Number, ...], x: TrainingLayout
+    layer_parameters: list[Held], layer_peaks: tuple[Number, ...], layer_activations: tuple[Number, ...], parts: tuple[Number, ...], x: TrainingLayout
 ) -> tuple[Held, Number]:
     """Return the parameters of a stage's largest layer, and the bytes that it holds for a moment beyond those it keeps."""
     dense: Number = 0.0
     experts: Number = 0.0
-    moment: Number = 0.0
-    for each, all_, some_, n in zip(held, whole, kept, parts, strict=True):
-        here = np.asarray(n) > 0
-        dense, experts = np.maximum(dense, here * each.dense), np.maximum(experts, here * each.experts)
-        moment = np.maximum(moment, here * (all_ - some_))
-    return Held(dense, experts), moment if x.recompute != "none" else 0.0 * moment
+    peak_bytes: Number = 0.0
+    for parameters, layer_peak, activation_bytes_, n in zip(layer_parameters, layer_peaks, layer_activations, parts, strict=True):
+        is_present = np.asarray(n) > 0
+        dense, experts = np.maximum(dense, is_present * parameters.dense), np.maximum(experts, is_present * parameters.experts)
+        peak_bytes = np.maximum(peak_bytes, is_present * (layer_peak - activation_bytes_))
+    return Held(dense, experts), peak_bytes if x.recompute != "none" else 0.0 * peak_bytes
 
 
 def _option(
-    held: Held, adapters: Number, largest: Held, job: TrainingJob, engine: TrainingEngine, x: TrainingLayout,
+    parameters: Held, adapters: Number, largest: Held, job: TrainingJob, engine: TrainingEngine, x: TrainingLayout,
     activations: Number, logits: Number, *, copies: int,
 ) -> dict[str, Number]:  # fmt: skip
     """Return the parts of the memory of a chip that holds these parameters."""
     ranks, expert_ranks = copies_sharing(x), expert_copies_sharing(x)
-    each = {"zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1), "none": (0, 0, 0)}[x.sharding]
+    is_sharded = {"zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1), "none": (0, 0, 0)}[x.sharding]
 
-    def divided(by: int) -> Number:
-        return held.dense / ranks + held.experts / expert_ranks if by else held.dense + held.experts
+    def divided(sharded: int) -> Number:
+        return parameters.dense / ranks + parameters.experts / expert_ranks if sharded else parameters.dense + parameters.experts
 
     frozen = job.task == "lora"
     trained = 0.0 if frozen else 1.0
     states = job.states.master + job.states.moments
-    weight = min(WIDE, job.format.bytes) if frozen else WIDE
-    own = 0.0 if each[0] and job.states.master and not frozen else weight  # FSDP gathers the master copy itself
-    whole = (held.dense + held.experts) * copies
-    gradients = whole if not each[1] else divided(1)
+    bytes_per_weight = min(WIDE, job.format.bytes) if frozen else WIDE
+    weight_bytes_ = 0.0 if is_sharded[0] and job.states.master and not frozen else bytes_per_weight  # FSDP gathers the master copy itself
+    stage_weights = (parameters.dense + parameters.experts) * copies
+    gradients = stage_weights if not is_sharded[1] else divided(1)
     if x.sharding == "zero2":  # in a pipeline, those of a chunk are whole until p micro-batches have passed it
-        gradients = np.minimum(gradients + np.where(np.asarray(x.pp) > 1, whole / x.virtual_stages, 0.0), whole)
+        gradients = np.minimum(gradients + np.where(np.asarray(x.pp) > 1, stage_weights / x.virtual_stages, 0.0), stage_weights)
     layer = largest.all
     gathered: Number = 0.0 * layer
-    if each[0]:  # two layers at once, or in a pipeline all of the stage, from the first micro-batch to the last
-        piped = np.asarray(x.pp) > 1
-        use = weight + trained * job.gradient_bytes
-        gathered = np.where(piped, use * (held.dense + held.experts), (engine.prefetched * weight + use) * layer)
+    if is_sharded[0]:  # two layers at once, or in a pipeline all of the stage, from the first micro-batch to the last
+        has_pipeline = np.asarray(x.pp) > 1
+        gathered_bytes = bytes_per_weight + trained * job.gradient_bytes
+        gathered = np.where(has_pipeline, gathered_bytes * (parameters.dense + parameters.experts), (engine.prefetched * bytes_per_weight + gathered_bytes) * layer)
     return {
-        "weights": own * divided(each[0]) * copies,
+        "weights": weight_bytes_ * divided(is_sharded[0]) * copies,
         "gradients": job.gradient_bytes * (trained * gradients + adapters),
-        "optimizer": trained * states * divided(each[2]) + (states + weight) * adapters,
+        "optimizer": trained * states * divided(is_sharded[2]) + (states + bytes_per_weight) * adapters,
         "activations": activations,
         "logits": logits,
         "gathered": gathered,
@@ -238,10 +238,10 @@ def _option(
 
 def _fullest(options: list[dict[str, Number]], capacity: Number) -> TrainingMemory:
     sums = [sum(option.values(), 0.0) for option in options]
-    best = options[0]
-    most = sums[0]
+    fullest_parts = options[0]
+    largest_bytes = sums[0]
     for option, total in zip(options[1:], sums[1:], strict=True):
-        more = np.asarray(total > most)
-        best = {name: np.where(more, option[name], best[name]) for name in PARTS}
-        most = np.where(more, total, most)
-    return TrainingMemory(**{name: np.asarray(best[name]) * 1.0 for name in PARTS}, capacity=capacity)
+        is_larger = np.asarray(total > largest_bytes)
+        fullest_parts = {name: np.where(is_larger, option[name], fullest_parts[name]) for name in PARTS}
+        largest_bytes = np.where(is_larger, total, largest_bytes)
+    return TrainingMemory(**{name: np.asarray(fullest_parts[name]) * 1.0 for name in PARTS}, capacity=capacity)

@@ -94,20 +94,20 @@ def training_step(
     batch: Number,
     layout: TrainingLayout | None = None,
     engine: TrainingEngine | str | None = None,
-    **asked: Any,
+    **job_options: Any,
 ) -> TrainingStep:
     """Return the time and the memory of one training step of `batch` sequences of `seq` [tokens] on a layout.
 
-    asked: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`. Numbers of the layout, seq and batch may
+    job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`. Numbers of the layout, seq and batch may
     be arrays that broadcast. Raises LayoutError for a layout that cannot run, InputError for formats that the chip does not
     have.
     """
     model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
-    _known(asked)
+    _known(job_options)
     layout = TrainingLayout() if layout is None else layout
     check_counts({name: getattr(layout, name) for name in NAMES})
-    job = job_of(system, engine, seq=seq, batch=batch, **asked)
+    job = job_of(system, engine, seq=seq, batch=batch, **job_options)
     check_draft(model, job)
     plain = not any(np.ndim(v) for v in (seq, batch, *(getattr(layout, n) for n in NAMES)))
     if plain:
@@ -118,8 +118,8 @@ def training_step(
     return answer(model, system, job, engine, layout)
 
 
-def _known(asked: Mapping[str, Any]) -> None:
-    for name in asked:
+def _known(job_options: Mapping[str, Any]) -> None:
+    for name in job_options:
         if name not in JOB:
             raise InputError(f"{name} is no part of a training job; there are {', '.join(JOB)}")
 
@@ -130,30 +130,30 @@ def answer(
     """Return the answer of a layout that is legal."""
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts, date=date)
-    found = step_seconds(model, job, system, tuned, x, slower=slower)
+    step_time = step_seconds(model, job, system, tuned, x, slower=slower)
     low, high = range_of(engine, system, experts=experts)
-    memory = training_memory(model, job, system, engine, x, microbatches=found.microbatches)
+    memory = training_memory(model, job, system, engine, x, microbatches=step_time.microbatches)
     lower = np.asarray(ideal_seconds(model, job, system, x))
-    tokens = job.batch * job.seq / x.chips / found.total
+    tokens = job.batch * job.seq / x.chips / step_time.total
     peak = peak_rate(system.chip.peak, number_format(job.dtype).arithmetic)
-    causal, full = (model_flops(model, job, full=whole_) for whole_ in (False, True))
-    rates = [np.asarray(flops * tokens / peak) for flops in (causal, full, full + again_flops(model, job, x.recompute))]
+    causal_flops, full_flops = (model_flops(model, job, full=is_full) for is_full in (False, True))
+    rates = [np.asarray(flops * tokens / peak) for flops in (causal_flops, full_flops, full_flops + again_flops(model, job, x.recompute))]
     return TrainingStep(
         model=model.name,
         system=system.name,
         stack=engine.name,
         layout=x,
-        total=np.asarray(found.total),
-        low=np.maximum(found.total * low, lower),
-        high=np.asarray(found.total * high),
+        total=np.asarray(step_time.total),
+        low=np.maximum(step_time.total * low, lower),
+        high=np.asarray(step_time.total * high),
         lower=lower,
         upper=np.asarray(unhidden_seconds(model, job, system, tuned, x, slower)),
-        terms={name: np.asarray(value, dtype=np.float64) for name, value in found.terms.items()},
+        terms={name: np.asarray(value, dtype=np.float64) for name, value in step_time.terms.items()},
         tokens_per_second_per_chip=np.asarray(tokens),
         mfu_causal=rates[0],
         mfu_full=rates[1],
         hfu=rates[2],
-        microbatches=np.asarray(found.microbatches),
+        microbatches=np.asarray(step_time.microbatches),
         memory=memory,
     )
 
@@ -184,176 +184,177 @@ def train(
     phases: Sequence[Phase] = (),
     reliability: Reliability | None = None,
     changes: bool = True,
-    **asked: Any,
+    **job_options: Any,
 ) -> Training:
     """Return the fastest layout that fits `chips` chips, and what a run of `tokens` takes.
 
     layout: axes that are given, by the names of `TrainingLayout`; all others are searched. phases: parts of the run, instead of
-    tokens at one length and batch. asked: dtype, task, optimizer, lora_rank, mtp.
+    tokens at one length and batch. job_options: dtype, task, optimizer, lora_rank, mtp.
     Raises NothingFits where no layout holds the states, LayoutError where axes that are given cannot run.
     """
     model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
     chips = int(whole("chips", chips, most=MOST_CHIPS, unit="chip"))
-    _known(asked)
+    _known(job_options)
     if tokens is not None:
         positive("tokens", tokens, most=MOST_RUN)
-    job = job_of(system, engine, seq=seq, batch=batch, **asked)
+    job = job_of(system, engine, seq=seq, batch=batch, **job_options)
     if tokens is not None and tokens < job.seq * job.batch:
         raise RangeError(f"a run has at least the tokens of a step, {job.seq * job.batch:,}, not {tokens:,.0f}")
     check_draft(model, job)
-    given = _given(dict(layout or {}), model, system, job, engine, chips)
+    fixed_axes = _given(dict(layout or {}), model, system, job, engine, chips)
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts)
-    found = search(model, system, job, tuned, chips=chips, slower=float(slower), fixed=given)
-    best = found.fastest() if found.count else None
+    search_result = search(model, system, job, tuned, chips=chips, slower=float(slower), fixed=fixed_axes)
+    best = search_result.fastest() if search_result.count else None
     if best is None:
-        raise nothing(model, system, job, tuned, chips, given, found)
-    timed = step_seconds(model, job, system, tuned, best[0], slower=slower)
+        raise nothing(model, system, job, tuned, chips, fixed_axes, search_result)
+    best_seconds = step_seconds(model, job, system, tuned, best[0], slower=slower)
     if best[0].layers:  # a search takes stages of mean length, one layout is walked through
-        best = best[0], float(timed.total)
+        best = best[0], float(best_seconds.total)
     step = answer(model, system, job, engine, best[0])
-    second, later = _runner_up(found, best[0])
+    runner_up, runner_up_slower = _runner_up(search_result, best[0])
     for phase in phases:
         checked(replace(job, seq=phase.seq, batch=phase.batch), system)
     parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())
     cost = None
     if parts:
 
-        def seconds_of(other: TrainingJob) -> float:
-            return _fastest_of(model, system, other, tuned, chips, given, float(slower), best[0])
+        def seconds_of(phase_job: TrainingJob) -> float:
+            return _fastest_of(model, system, phase_job, tuned, chips, fixed_axes, float(slower), best[0])
 
-        sure = range_of(engine, system, experts=experts)
+        step_range = range_of(engine, system, experts=experts)
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
         cost = cost_of(
-            model, system, job, parts, seconds_of, chips=chips, sure=sure, reliability=reliability or Reliability(),
+            model, system, job, parts, seconds_of, chips=chips, step_range=step_range, reliability=reliability or Reliability(),
             quantum=quantum,
         )  # fmt: skip
     return Training(
         step=step,
         run=cost,
         chips=chips,
-        tried=found.count,
-        runner_up=second,
-        runner_up_slower=later,
-        changes=changes_of(model, system, job, engine, best, given, chips) if changes else (),
-        why=_why(step, timed),
+        tried=search_result.count,
+        runner_up=runner_up,
+        runner_up_slower=runner_up_slower,
+        changes=changes_of(model, system, job, engine, best, fixed_axes, chips) if changes else (),
+        why=_why(step, best_seconds),
         job=job,
-        searched=found,
+        searched=search_result,
     )
 
 
 def _fastest_of(
-    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, given: Mapping[str, Any], slower: float,
+    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any], slower: float,
     best: TrainingLayout,
 ) -> float:  # fmt: skip
     """Return the seconds of a step of another length or batch: of the layout as it is if it can, else of the fastest."""
-    micro = int(job.batch) / (best.dp * best.micro_batch)
-    if micro == int(micro) and int(job.seq) % int(best.cp) == 0:
-        memory = training_memory(model, job, system, engine, best, microbatches=micro)
+    microbatches = int(job.batch) / (best.dp * best.micro_batch)
+    if microbatches == int(microbatches) and int(job.seq) % int(best.cp) == 0:
+        memory = training_memory(model, job, system, engine, best, microbatches=microbatches)
         if bool(memory.fits) and (
-            best.pp == 1 or bool(schedule_named(best.schedule).legal(best.pp, micro, best.virtual_stages))
+            best.pp == 1 or bool(schedule_named(best.schedule).legal(best.pp, microbatches, best.virtual_stages))
         ):
             return float(step_seconds(model, job, system, engine, best, slower=slower).total)
-    found = search(model, system, job, engine, chips=chips, slower=slower, fixed=given)
-    other = found.fastest() if found.count else None
-    if other is None:
+    search_result = search(model, system, job, engine, chips=chips, slower=slower, fixed=fixed_axes)
+    fastest = search_result.fastest() if search_result.count else None
+    if fastest is None:
         raise LayoutError(
-            f"no layout of {counted(chips, 'chip')} runs {counted(int(job.batch), 'sequence')} of {counted(int(job.seq), 'token')}"
+            f"no layout of {counted(chips, 'chip')} runs {counted(int(job.batch), 'sequence')} "
+            f"of {counted(int(job.seq), 'token')}"
         )
-    return other[1]
+    return fastest[1]
 
 
 def _given(
-    given: dict[str, Any], model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int
+    axes: dict[str, Any], model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int
 ) -> dict[str, Any]:
     """Return the axes that are given, checked as far as they go."""
-    unknown = [name for name in given if name not in NAMES]
+    unknown = [name for name in axes if name not in NAMES]
     if unknown:
         raise InputError(f"{unknown[0]} is no axis of a training layout; there are {', '.join(NAMES)}")
-    check_counts(given)
-    given = with_layers(given, model)
-    ways = {name: int(given[name]) for name in ("tp", "pp", "cp", "dp") if name in given}
-    product = int(np.prod(list(ways.values()))) if ways else 1
+    check_counts(axes)
+    axes = with_layers(axes, model)
+    degrees = {name: int(axes[name]) for name in ("tp", "pp", "cp", "dp") if name in axes}
+    product = int(np.prod(list(degrees.values()))) if degrees else 1
     if chips % product:
-        words = " x ".join(f"{name}={way}" for name, way in ways.items())
-        raise LayoutError(f"{words}{f' = {product}' if len(ways) > 1 else ''} does not divide {counted(chips, 'chip')}")
-    if len(ways) == 4 and product != chips:
-        words = " x ".join(f"{name}={way}" for name, way in ways.items())
-        raise LayoutError(f"{words} = {product} is not the {counted(chips, 'chip')}; leave one of them out")
-    if "dp" not in given and {"tp", "pp", "cp"} <= set(given):
-        given = given | {"dp": chips // product}
-    if given.get("virtual_stages", 1) > 1 and "schedule" not in given:
-        given = given | {"schedule": "interleaved"}
-    check_group(given.get("sharding", "zero1"), given.get("sharding_group", 0))
-    check_words(given.get("recompute", "none"), given.get("sharding", "zero1"), given.get("schedule", "1f1b"))
-    schedule, virtual = schedule_named(given.get("schedule", "1f1b")), int(given.get("virtual_stages", 1))
+        product_text = " x ".join(f"{name}={degree}" for name, degree in degrees.items())
+        raise LayoutError(f"{product_text}{f' = {product}' if len(degrees) > 1 else ''} does not divide {counted(chips, 'chip')}")
+    if len(degrees) == 4 and product != chips:
+        product_text = " x ".join(f"{name}={degree}" for name, degree in degrees.items())
+        raise LayoutError(f"{product_text} = {product} is not the {counted(chips, 'chip')}; leave one of them out")
+    if "dp" not in axes and {"tp", "pp", "cp"} <= set(axes):
+        axes = axes | {"dp": chips // product}
+    if axes.get("virtual_stages", 1) > 1 and "schedule" not in axes:
+        axes = axes | {"schedule": "interleaved"}
+    check_group(axes.get("sharding", "zero1"), axes.get("sharding_group", 0))
+    check_words(axes.get("recompute", "none"), axes.get("sharding", "zero1"), axes.get("schedule", "1f1b"))
+    schedule, virtual = schedule_named(axes.get("schedule", "1f1b")), int(axes.get("virtual_stages", 1))
     if virtual > 1 and schedule.virtual == 1:
         raise LayoutError(f"schedule {schedule.name} has no virtual stages; leave --vpp out, or take --schedule interleaved")
-    if schedule.virtual == 0 and given.get("virtual_stages") == 1:
+    if schedule.virtual == 0 and axes.get("virtual_stages") == 1:
         raise LayoutError(
             f"schedule {schedule.name} needs at least 2 virtual stages on each device; give --vpp 2, or take 1f1b"
         )
-    if given.get("pp") == 1:
+    if axes.get("pp") == 1:
         check_alone(virtual)
-    if schedule.virtual != 1 and given.get("pp") == 1:
+    if schedule.virtual != 1 and axes.get("pp") == 1:
         raise LayoutError(f"schedule {schedule.name} needs a pipeline, and pp=1 has none; give --pp, or leave --schedule out")
-    probe: dict[str, Any] = {name: int(given[name]) for name in WAYS if name in given}
-    probe |= {"dp": chips // int(np.prod([way for name, way in ways.items() if name != "dp"]))}
+    probe: dict[str, Any] = {name: int(axes[name]) for name in WAYS if name in axes}
+    probe |= {"dp": chips // int(np.prod([degree for name, degree in degrees.items() if name != "dp"]))}
     check_ways(TrainingLayout(**probe), model, system, job)
-    if "dp" in given:
-        check_batch(TrainingLayout(dp=given["dp"], micro_batch=given.get("micro_batch", 1)), job)
-    if "pp" in given and given["pp"] > 1 and "schedule" in given:
+    if "dp" in axes:
+        check_batch(TrainingLayout(dp=axes["dp"], micro_batch=axes.get("micro_batch", 1)), job)
+    if "pp" in axes and axes["pp"] > 1 and "schedule" in axes:
         check_stack(schedule.name, engine)
-    return given
+    return axes
 
 
-def with_layers(given: dict[str, Any], model: Model) -> dict[str, Any]:
+def with_layers(axes: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return axes that are given with those that layers by chunk say: stages, and virtual ones where both differ."""
-    layers = given.get("layers") or ""
+    layers = axes.get("layers") or ""
     layers = layers if isinstance(layers, str) else show_layers(layers)
     if not layers:
-        return {name: value for name, value in given.items() if name != "layers"}
+        return {name: value for name, value in axes.items() if name != "layers"}
     chunks = len(read_layers(layers))
-    virtual = int(given.get("virtual_stages", chunks // int(given["pp"]) if "pp" in given else 1) or 1)
-    pp = int(given.get("pp", chunks // virtual))
+    virtual = int(axes.get("virtual_stages", chunks // int(axes["pp"]) if "pp" in axes else 1) or 1)
+    pp = int(axes.get("pp", chunks // virtual))
     check_layers(layers, model, pp * virtual)
-    return given | {"layers": show_layers(read_layers(layers)), "pp": pp, "virtual_stages": virtual}
+    return axes | {"layers": show_layers(read_layers(layers)), "pp": pp, "virtual_stages": virtual}
 
 
-def _runner_up(found: Searched, best: TrainingLayout) -> tuple[str, float]:
+def _runner_up(search_result: Searched, best: TrainingLayout) -> tuple[str, float]:
     """Return the fastest layout that divides the chips otherwise, and how much slower it is."""
-    own = (best.tp, best.pp, best.ep)
-    first, second = np.inf, (np.inf, "")
-    for group in found.groups:
+    best_degrees = (best.tp, best.pp, best.ep)
+    best_time, second = np.inf, (np.inf, "")
+    for group in search_result.groups:
         times = np.where(group.fits, group.seconds, np.inf)
         x = group.layout
-        ways = [np.broadcast_to(getattr(x, name), times.shape) for name in ("tp", "pp", "ep")]
-        same = np.logical_and.reduce([way == mine for way, mine in zip(ways, own, strict=True)])
-        if same.any():
-            first = min(first, float(times[same].min()))
-        others = np.where(same, np.inf, times)
-        place = int(np.argmin(others)) if len(others) else 0
-        if len(others) and others[place] < second[0]:
-            second = float(others[place]), show_training_layout(group.at(place))
-    return (second[1], second[0] / first) if np.isfinite(second[0]) else ("", float("nan"))
+        degree_columns = [np.broadcast_to(getattr(x, name), times.shape) for name in ("tp", "pp", "ep")]
+        has_same_degrees = np.logical_and.reduce([degree_column == mine for degree_column, mine in zip(degree_columns, best_degrees, strict=True)])
+        if has_same_degrees.any():
+            best_time = min(best_time, float(times[has_same_degrees].min()))
+        other_times = np.where(has_same_degrees, np.inf, times)
+        index = int(np.argmin(other_times)) if len(other_times) else 0
+        if len(other_times) and other_times[index] < second[0]:
+            second = float(other_times[index]), show_training_layout(group.at(index))
+    return (second[1], second[0] / best_time) if np.isfinite(second[0]) else ("", float("nan"))
 
 
 TERM_WORDS = {"step": "fixed overhead"}
 
 
-def _why(step: TrainingStep, timed: Seconds) -> str:
+def _why(step: TrainingStep, step_time: Seconds) -> str:
     """Say what binds."""
     total = float(step.total)
     parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)
     first, second = parts[0], parts[1] if len(parts) > 1 else (0.0, "")
-    words = f"{first[0]:.0%} of a step goes to {TERM_WORDS.get(first[1], first[1])}"
-    words += f", {second[0]:.0%} to {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
-    bubble, m = float(step.bubble), float(timed.microbatches)
+    sentence = f"{first[0]:.0%} of a step goes to {TERM_WORDS.get(first[1], first[1])}"
+    sentence += f", {second[0]:.0%} to {TERM_WORDS.get(second[1], second[1])}" if second[1] else ""
+    bubble, m = float(step.bubble), float(step_time.microbatches)
     if bubble > 0.02:
-        passes = counted(m, "micro-batch", "micro-batches")
-        words += f"; the pipeline is idle for {bubble:.0%} ({passes} over {counted(float(step.layout.pp), 'stage')})"
+        microbatch_text = counted(m, "micro-batch", "micro-batches")
+        sentence += f"; the pipeline is idle for {bubble:.0%} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
     if float(step.exposed) / total > 0.02:
-        words += f"; communication that nothing hides takes {float(step.exposed) / total:.0%}"
-    left = float(step.memory.capacity - step.memory.used)
-    return words + f"; {show(left, 'B')} of memory are free on the fullest chip"
+        sentence += f"; communication that nothing hides takes {float(step.exposed) / total:.0%}"
+    free_bytes = float(step.memory.capacity - step.memory.used)
+    return sentence + f"; {show(free_bytes, 'B')} of memory are free on the fullest chip"

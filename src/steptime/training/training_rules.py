@@ -39,9 +39,9 @@ def check_words(recompute: str, sharding: str, schedule: str) -> None:
     schedule_named(schedule)
 
 
-def check_counts(ways: Mapping[str, Any]) -> None:
+def check_counts(degrees: Mapping[str, Any]) -> None:
     """Raise RangeError for ways, numbers or arrays, that are no whole numbers of at least 1; a sharding group may be 0."""
-    for name, value in ways.items():
+    for name, value in degrees.items():
         if name in (*WAYS, "sharding_group"):
             whole(
                 "vpp" if name == "virtual_stages" else name, value, least=0 if name == "sharding_group" else 1, most=MOST_CHIPS
@@ -60,14 +60,14 @@ def check_alone(virtual: int) -> None:
         raise LayoutError(f"vpp={virtual} asks for virtual stages, and pp=1 has no pipeline; give --pp, or leave --vpp out")
 
 
-def near(number: int, way: int) -> str:
+def near(number: int, degree: int) -> str:
     """Return the divisors of a number that are nearest to a way.
 
     >>> near(128, 12), near(80, 7)
     ('8 or 16', '5 or 8')
     """
-    below = [d for d in divisors(number) if d <= way][-1:]
-    above = [d for d in divisors(number) if d > way][:1]
+    below = [d for d in divisors(number) if d <= degree][-1:]
+    above = [d for d in divisors(number) if d > degree][:1]
     return " or ".join(map(str, below + above))
 
 
@@ -87,10 +87,10 @@ def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJ
         raise LayoutError(
             f"stack {engine.name} has no sharding {x.sharding}; it has {', '.join(engine.shardings)}; --engine typical has all"
         )
-    group, every = int(x.sharding_group), int(x.dp * x.cp)
-    if group and every % group:
+    group, sharing_ranks = int(x.sharding_group), int(x.dp * x.cp)
+    if group and sharing_ranks % group:
         raise LayoutError(
-            f"a sharding group of {group} does not divide the {every} ranks that share states; try {near(every, group)}"
+            f"a sharding group of {group} does not divide the {sharing_ranks} ranks that share states; try {near(sharing_ranks, group)}"
         )
     check_group(x.sharding, x.sharding_group)
 
@@ -114,8 +114,8 @@ def check_batch(x: TrainingLayout, job: TrainingJob) -> None:
     dp, mbs = int(x.dp), int(x.micro_batch)
     if int(job.batch) % (dp * mbs):
         below = int(job.batch) // (dp * mbs) * dp * mbs
-        near_ = " or ".join(f"{b:,}" for b in (below, below + dp * mbs) if b)
-        raise LayoutError(f"batch={job.batch:,} does not divide over dp={dp} copies in micro-batches of {mbs}; try {near_}")
+        choices = " or ".join(f"{b:,}" for b in (below, below + dp * mbs) if b)
+        raise LayoutError(f"batch={job.batch:,} does not divide over dp={dp} copies in micro-batches of {mbs}; try {choices}")
 
 
 def check_ways(x: TrainingLayout, model: Model, system: System, job: TrainingJob) -> None:
@@ -138,10 +138,10 @@ def check_ways(x: TrainingLayout, model: Model, system: System, job: TrainingJob
         )
     _check_experts(model, ep, etp, tp * cp * dp)
     if pp * v > chunks_possible(model):
-        most = chunks_possible(model) // pp
+        largest_vpp = chunks_possible(model) // pp
         raise LayoutError(
             f"pp={pp} x vpp={v} = {pp * v} chunks are more than the {model.depth} layers of {model.name} with embedding "
-            "and head; " + (f"at most vpp={most} with pp={pp}" if most else f"at most pp={chunks_possible(model)}")
+            "and head; " + (f"at most vpp={largest_vpp} with pp={pp}" if largest_vpp else f"at most pp={chunks_possible(model)}")
         )
     check_layers(x.layers, model, pp * v)
 
@@ -152,8 +152,8 @@ def check_layers(layers: str, model: Model, chunks: Any) -> None:
         return
     counts = read_layers(layers)
     if np.any(np.asarray(chunks) != len(counts)):
-        asked = in_words(chunks, "{:,g}".format)
-        raise LayoutError(f"layers={layers} are of {counted(len(counts), 'chunk')}, and pp x vpp = {asked}")
+        chunk_text = in_words(chunks, "{:,g}".format)
+        raise LayoutError(f"layers={layers} are of {counted(len(counts), 'chunk')}, and pp x vpp = {chunk_text}")
     if sum(counts) != model.depth:
         even = show_layers(layers_of_chunks(model.depth, range(len(counts))))
         raise LayoutError(f"layers={layers} are {sum(counts):,} layers, and {model.name} has {model.depth}; try layers={even}")

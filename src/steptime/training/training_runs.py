@@ -53,58 +53,58 @@ class Reliability:
 
 
 def phase_seconds(
-    phase: Phase, job: TrainingJob, seconds_of: Callable[[TrainingJob], float], quantum: int = 1
+    phase: Phase, job: TrainingJob, step_seconds: Callable[[TrainingJob], float], quantum: int = 1
 ) -> tuple[float, float]:
-    """Return the seconds and the steps of a phase; seconds_of: of one step; quantum: sequences that a ramp grows by."""
+    """Return the seconds and the steps of a phase; step_seconds: of one step; quantum: sequences that a ramp grows by."""
     if phase.first is None or phase.first >= phase.batch:
         steps = phase.tokens / (phase.batch * phase.seq)
-        return steps * seconds_of(replace(job, seq=phase.seq, batch=phase.batch)), steps
-    parts = np.linspace(phase.first, phase.batch, RAMP_POINTS) / quantum  # in batches that divide over the copies as they are
-    batches = np.unique(np.clip((parts.round() * quantum).astype(int), quantum, phase.batch))
-    each = phase.tokens / len(batches)
-    found = [phase_seconds(Phase(tokens=each, seq=phase.seq, batch=int(b)), job, seconds_of) for b in batches]
-    return sum(f[0] for f in found), sum(f[1] for f in found)
+        return steps * step_seconds(replace(job, seq=phase.seq, batch=phase.batch)), steps
+    batch_quanta = np.linspace(phase.first, phase.batch, RAMP_POINTS) / quantum  # in batches that divide over the copies as they are
+    batches = np.unique(np.clip((batch_quanta.round() * quantum).astype(int), quantum, phase.batch))
+    tokens_per_batch = phase.tokens / len(batches)
+    ramp_parts = [phase_seconds(Phase(tokens=tokens_per_batch, seq=phase.seq, batch=int(b)), job, step_seconds) for b in batches]
+    return sum(f[0] for f in ramp_parts), sum(f[1] for f in ramp_parts)
 
 
 def cost_of(
-    model: Model, system: System, job: TrainingJob, phases: Sequence[Phase], seconds_of: Callable[[TrainingJob], float], *,
-    chips: int, sure: tuple[float, float], reliability: Reliability, quantum: int = 1,
+    model: Model, system: System, job: TrainingJob, phases: Sequence[Phase], step_seconds: Callable[[TrainingJob], float], *,
+    chips: int, step_range: tuple[float, float], reliability: Reliability, quantum: int = 1,
 ) -> TrainingRunCost:  # fmt: skip
-    """Return what a run takes; sure: factors of the 90 % range of a step."""
-    parts = [phase_seconds(phase, job, seconds_of, quantum) for phase in phases]
+    """Return what a run takes; step_range: factors of the 90 % range of a step."""
+    parts = [phase_seconds(phase, job, step_seconds, quantum) for phase in phases]
     useful, steps = sum(p[0] for p in parts), sum(p[1] for p in parts)
     tokens = sum(phase.tokens for phase in phases)
-    between = float(mean_time_between_failures(chips, reliability.rate)) if reliability.rate else math.inf
-    every = float(daly_interval(reliability.checkpoint, between)) if math.isfinite(between) else useful
-    every = min(every, useful)
-    if (reliability.checkpoint + reliability.restart) / between > MOST_LOST:
+    mean_time = float(mean_time_between_failures(chips, reliability.rate)) if reliability.rate else math.inf
+    checkpoint_interval = float(daly_interval(reliability.checkpoint, mean_time)) if math.isfinite(mean_time) else useful
+    checkpoint_interval = min(checkpoint_interval, useful)
+    if (reliability.checkpoint + reliability.restart) / mean_time > MOST_LOST:
         raise Impossible(
-            f"a run of {chips:,} chips that fail every {show(between, 's')} never ends: a checkpoint takes "
+            f"a run of {chips:,} chips that fail every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"
         )
-    kept = float(goodput(every, reliability.checkpoint, reliability.restart, between)) if math.isfinite(between) else 1.0
-    seconds = useful / kept
-    rented = chips + reliability.spares
+    goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time)) if math.isfinite(mean_time) else 1.0
+    seconds = useful / goodput_share
+    rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power
-    low, high = seconds * sure[0], seconds * sure[1]
-    trained = 0.0 if job.task == "lora" else job.states.master + job.states.moments
+    low, high = seconds * step_range[0], seconds * step_range[1]
+    state_bytes = 0.0 if job.task == "lora" else job.states.master + job.states.moments
     return TrainingRunCost(
         tokens=tokens,
         steps=steps,
         seconds=seconds,
         low=low,
         high=high,
-        goodput=kept,
-        failures=seconds / between,
-        between_failures=between,
-        checkpoint_every=every,
-        checkpoint=total_parameters(model) * (WEIGHT_BYTES + trained),
-        chip_hours=rented * seconds / 3600,
+        goodput=goodput_share,
+        failures=seconds / mean_time,
+        between_failures=mean_time,
+        checkpoint_every=checkpoint_interval,
+        checkpoint=total_parameters(model) * (WEIGHT_BYTES + state_bytes),
+        chip_hours=rented_chips * seconds / 3600,
         spares=reliability.spares,
-        usd=rented * seconds * float(rent.typical),
-        usd_low=rented * low * float(rent.low),
-        usd_high=rented * high * float(rent.high),
-        joules=rented * seconds * float(power.watts),
+        usd=rented_chips * seconds * float(rent.typical),
+        usd_low=rented_chips * low * float(rent.low),
+        usd_high=rented_chips * high * float(rent.high),
+        joules=rented_chips * seconds * float(power.watts),
         power_basis=power.basis,
         flops=sum(phase.tokens * float(model_flops(model, replace(job, seq=phase.seq), full=False)) for phase in phases),
     )

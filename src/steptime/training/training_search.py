@@ -72,16 +72,16 @@ class Searched:
         best: tuple[TrainingLayout, float] | None = None
         for group in self.groups:
             times = np.where(group.fits, group.seconds, np.inf) if fitting else group.seconds
-            place = int(np.argmin(times))
-            if np.isfinite(times[place]) and (best is None or times[place] < best[1] * (1 - 1e-9)):
-                best = group.at(place), float(times[place])
+            index = int(np.argmin(times))
+            if np.isfinite(times[index]) and (best is None or times[index] < best[1] * (1 - 1e-9)):
+                best = group.at(index), float(times[index])
         return best
 
     def smallest(self) -> tuple[TrainingLayout, float]:
         """Return the layout that takes least memory, with its bytes."""
-        found = [(float(group.used.min()), group, int(np.argmin(group.used))) for group in self.groups]
-        used, group, place = min(found, key=lambda one: one[0])
-        return group.at(place), used
+        smallest_layouts = [(float(group.used.min()), group, int(np.argmin(group.used))) for group in self.groups]
+        used_bytes, group, index = min(smallest_layouts, key=lambda choice: choice[0])
+        return group.at(index), used_bytes
 
 
 def search(

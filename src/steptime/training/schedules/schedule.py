@@ -123,11 +123,11 @@ class Schedule(ABC):
         >>> float(schedule_named("1f1b").step(4, 8, 1, 1.0, 2.0, 1.0))
         33.0
         """
-        saved = 0.0 if fb is None else self.pairs(p, m, v) * (f + b - fb)
-        waits = self.idle(p, m, v, f, b, w, fb)
+        overlap_seconds = 0.0 if fb is None else self.pairs(p, m, v) * (f + b - fb)
+        idle_seconds = self.idle(p, m, v, f, b, w, fb)
         if not (post_validation and self.post_validation):
-            waits = waits + self.stagger(p, v, f, b, w)
-        return m * (f + b) - saved + rest * waits + hop * self.hops(p, m, v)
+            idle_seconds = idle_seconds + self.stagger(p, v, f, b, w)
+        return m * (f + b) - overlap_seconds + rest * idle_seconds + hop * self.hops(p, m, v)
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path of micro-batches over (device, chunk)."""
@@ -191,12 +191,12 @@ def _virtual(schedule: Schedule) -> Condition:
 @cache
 def known_schedules() -> dict[str, Schedule]:
     """Return every schedule by its name; each module of this package may define some."""
-    found: dict[str, Schedule] = {}
+    schedule_by_name: dict[str, Schedule] = {}
     for module in pkgutil.iter_modules(schedules.__path__):
         for value in vars(import_module(f"{schedules.__name__}.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, Schedule) and not isabstract(value):
-                found[value.name] = value()
-    return dict(sorted(found.items()))
+                schedule_by_name[value.name] = value()
+    return dict(sorted(schedule_by_name.items()))
 
 
 def schedule_named(name: str) -> Schedule:
@@ -205,12 +205,12 @@ def schedule_named(name: str) -> Schedule:
     >>> schedule_named("ZB1P").name, schedule_named("Interleaved1F1B").name
     ('zb-h1', 'interleaved')
     """
-    known = known_schedules()
-    wanted = _plain(name)
-    for schedule in known.values():
-        if wanted in map(_plain, (schedule.name, *schedule.aliases)):
+    schedules_ = known_schedules()
+    plain_name = _plain(name)
+    for schedule in schedules_.values():
+        if plain_name in map(_plain, (schedule.name, *schedule.aliases)):
             return schedule
-    raise UnknownName("schedule", name, known, "Known: " + ", ".join(known) + ".")
+    raise UnknownName("schedule", name, schedules_, "Known: " + ", ".join(schedules_) + ".")
 
 
 def longest(*chains: Number) -> Number:

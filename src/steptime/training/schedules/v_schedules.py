@@ -31,34 +31,34 @@ class Slots:
     def __init__(self, block: tuple[int, int, int, int], micros: int, length: int) -> None:
         """Repeat the block; gradients of weights take the free slots that follow, first in first out."""
         self.slot: dict[Piece, int] = {
-            (kind, chunk, i): at + EVERY * i for (kind, chunk), at in zip(PASSES, block, strict=True) for i in range(micros)
+            (kind, chunk, i): start_slot + EVERY * i for (kind, chunk), start_slot in zip(PASSES, block, strict=True) for i in range(micros)
         }
         self.taken = np.zeros(length, dtype=bool)
         self.taken[list(self.slot.values())] = True
-        free, change = 0, np.zeros(length + 1, dtype=np.int64)
-        for at, (kind, chunk, i) in sorted((at, piece) for piece, at in self.slot.items()):
-            change[at] += kind == FORWARD
+        free_slot, change = 0, np.zeros(length + 1, dtype=np.int64)
+        for start_slot, (kind, chunk, i) in sorted((start_slot, piece) for piece, start_slot in self.slot.items()):
+            change[start_slot] += kind == FORWARD
             if kind == INPUT:
-                free = max(free, at + 1)
-                while self.taken[free]:
-                    free += 1
-                self.slot[WEIGHT, chunk, i] = free
-                self.taken[free] = True
-                change[free + 1] -= 1
+                free_slot = max(free_slot, start_slot + 1)
+                while self.taken[free_slot]:
+                    free_slot += 1
+                self.slot[WEIGHT, chunk, i] = free_slot
+                self.taken[free_slot] = True
+                change[free_slot + 1] -= 1
         self.held: Array = np.cumsum(change)
 
-    def move(self, piece: Piece, since: int, most: int) -> None:
-        """Move a piece of work to the first free slot from `since` on at which the device holds no more than `most`."""
-        old, kind = self.slot[piece], piece[0]
-        for at in range(since, old):
-            if self.taken[at] or (kind == FORWARD and self.held[at:old].max() >= most):
+    def move(self, piece: Piece, first_slot: int, limit: int) -> None:
+        """Move a piece of work to the first free slot from `first_slot` on at which the device holds no more than `limit`."""
+        start_slot, kind = self.slot[piece], piece[0]
+        for target_slot in range(first_slot, start_slot):
+            if self.taken[target_slot] or (kind == FORWARD and self.held[target_slot:start_slot].max() >= limit):
                 continue
-            self.taken[old], self.taken[at] = False, True
-            self.slot[piece] = at
+            self.taken[start_slot], self.taken[target_slot] = False, True
+            self.slot[piece] = target_slot
             if kind == FORWARD:
-                self.held[at:old] += 1
+                self.held[target_slot:start_slot] += 1
             elif kind == WEIGHT:
-                self.held[at + 1 : old + 1] -= 1
+                self.held[target_slot + 1 : start_slot + 1] -= 1
             return
 
 
@@ -67,30 +67,30 @@ def rows(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
     """Return the work of each device in a step of m micro-batches."""
     blocks = [block(p, device) for device in range(p)]
     length = max(map(max, blocks)) + EVERY * m + 2 * m + 2
-    devices = [Slots(one, m, length) for one in blocks]
-    most = max(int(device.held.max()) for device in devices)
-    begun, ending = devices[0].slot[INPUT, 0, 0], devices[0].slot[FORWARD, 0, m - 1]
-    for at, d, piece in sorted((at, d, piece) for d, one in enumerate(devices) for piece, at in one.slot.items()):
-        if not begun < at < ending:
-            devices[d].move(piece, _since(devices, d, piece), most)
-    return tuple(tuple((*piece, -1, -1) for piece in sorted(one.slot, key=one.slot.__getitem__)) for one in devices)
+    devices = [Slots(device_slots, m, length) for device_slots in blocks]
+    limit = max(int(device.held.max()) for device in devices)
+    first_backward, last_forward = devices[0].slot[INPUT, 0, 0], devices[0].slot[FORWARD, 0, m - 1]
+    for start_slot, d, piece in sorted((start_slot, d, piece) for d, device_slots in enumerate(devices) for piece, start_slot in device_slots.slot.items()):
+        if not first_backward < start_slot < last_forward:
+            devices[d].move(piece, _since(devices, d, piece), limit)
+    return tuple(tuple((*piece, -1, -1) for piece in sorted(device_slots.slot, key=device_slots.slot.__getitem__)) for device_slots in devices)
 
 
-def _since(devices: list[Slots], d: int, piece: Piece) -> int:
+def _since(devices: list[Slots], device: int, piece: Piece) -> int:
     """Return the first slot at which a piece may stand: after what it waits for, and after the one before it of its kind."""
     kind, chunk, i = piece
-    own = devices[d].slot
-    before = [own[kind, chunk, i - 1]] if i else []
+    device_slots = devices[device].slot
+    dependency_slots = [device_slots[kind, chunk, i - 1]] if i else []
     if kind == WEIGHT:
-        return max([own[INPUT, chunk, i], *before]) + 1
+        return max([device_slots[INPUT, chunk, i], *dependency_slots]) + 1
     goes_down = (kind == FORWARD) == (chunk == 0)
-    neighbour = d - 1 if goes_down else d + 1
+    neighbour = device - 1 if goes_down else device + 1
     if 0 <= neighbour < len(devices):
-        before.append(devices[neighbour].slot[kind, chunk, i])
-    place = PASSES.index((kind, chunk))
-    if place:
-        before.append(own[*PASSES[place - 1], i])
-    return max(before, default=-1) + 1
+        dependency_slots.append(devices[neighbour].slot[kind, chunk, i])
+    pass_index = PASSES.index((kind, chunk))
+    if pass_index:
+        dependency_slots.append(device_slots[*PASSES[pass_index - 1], i])
+    return max(dependency_slots, default=-1) + 1
 
 
 class BuildingBlockSchedule(Schedule):
@@ -140,11 +140,11 @@ class VHalf(BuildingBlockSchedule):
         the paper's page has it (huggingface.co/spaces/sail/pipeline-parallelism-with-controllable-memory).
         """
         inputs, odd = b - w, p % 2 * 0.75
-        alone = (p - m) * (f + inputs) - (m - 1) * w
-        usual = (p / 2 - 1 + odd) * f + (1.5 * p - 2) * inputs - (p / 4 - 0.5) * w
-        back = m * (inputs - f - w / 2) + (p + 1) * f + (p - 4) * inputs + 1.5 * w
-        ahead = m * (f - inputs - w / 2) - 2.5 * f + (2 * p - 0.5) * inputs + 1.5 * w
-        return np.maximum(longest(usual, back, ahead, alone), 0.0)
+        few_microbatches = (p - m) * (f + inputs) - (m - 1) * w
+        equal_passes = (p / 2 - 1 + odd) * f + (1.5 * p - 2) * inputs - (p / 4 - 0.5) * w
+        backward_bound = m * (inputs - f - w / 2) + (p + 1) * f + (p - 4) * inputs + 1.5 * w
+        forward_bound = m * (f - inputs - w / 2) - 2.5 * f + (2 * p - 0.5) * inputs + 1.5 * w
+        return np.maximum(longest(equal_passes, backward_bound, forward_bound, few_microbatches), 0.0)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
         """Return $(p+2)/2$, rounded down (arXiv 2405.15362, as its page has it)."""
@@ -175,11 +175,11 @@ class VMin(BuildingBlockSchedule):
         needs $3 max(f, b-w)$ at the least: the schedule is for equal passes.
         """
         inputs = b - w
-        alone = (p - m) * (f + inputs) - (m - 1) * w
-        usual = (p + 1) / 2 * f + (11 * p - 19) / 6 * inputs - (p - 0.5) / 3 * w
-        back = m * (2 * inputs - f - w) + (p + 0.5) * f + (p - 4) * inputs + w
-        ahead = m * (2 * f - inputs - w) - 2.5 * f + (2 * p - 1.5) * inputs + 1.5 * w
-        return np.maximum(longest(usual, back, ahead, alone), 0.0)
+        few_microbatches = (p - m) * (f + inputs) - (m - 1) * w
+        equal_passes = (p + 1) / 2 * f + (11 * p - 19) / 6 * inputs - (p - 0.5) / 3 * w
+        backward_bound = m * (2 * inputs - f - w) + (p + 0.5) * f + (p - 4) * inputs + w
+        forward_bound = m * (2 * f - inputs - w) - 2.5 * f + (2 * p - 1.5) * inputs + 1.5 * w
+        return np.maximum(longest(equal_passes, backward_bound, forward_bound, few_microbatches), 0.0)
 
     def in_flight(self, p: Number, m: Number, v: Number, device: Number = 0) -> Number:
         """Return $(p+4)/3$, rounded down (arXiv 2405.15362, as its page has it)."""

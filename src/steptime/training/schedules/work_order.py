@@ -26,12 +26,12 @@ Item = tuple[int, int, int, int, int]  # kind, chunk, micro-batch, and of a pair
 class Row:
     """The work of one device as it is written down: micro-batches of a chunk in order, weight gradients first in, first out."""
 
-    def __init__(self, first: Sequence[int] = (0,), most: int = 1 << 60) -> None:
-        """Start with the first micro-batch of each chunk; those from `most` on are left out."""
+    def __init__(self, first: Sequence[int] = (0,), limit: int = 1 << 60) -> None:
+        """Start with the first micro-batch of each chunk; those from `limit` on are left out."""
         self.items: list[Item] = []
         self._next = {kind: list(first) for kind in (FORWARD, INPUT)}
         self._pending: list[tuple[int, int]] = []
-        self._most = most
+        self._most = limit
 
     def _take(self, kind: int, chunk: int) -> int:
         micro = self._next[kind][chunk]
@@ -58,10 +58,10 @@ class Row:
 
     def weights(self, chunk: int | None = None) -> None:
         """Add the longest pending gradients of weights, of one chunk if it is given; nothing if none is pending."""
-        found = next((pair for pair in self._pending if chunk in (None, pair[0])), None)
-        if found is not None:
-            self._pending.remove(found)
-            self._add(WEIGHT, *found)
+        pending_pass = next((pair for pair in self._pending if chunk in (None, pair[0])), None)
+        if pending_pass is not None:
+            self._pending.remove(pending_pass)
+            self._add(WEIGHT, *pending_pass)
 
     def pair(self, ahead: int, back: int) -> None:
         """Add a forward pass of chunk `ahead` overlapped with a whole backward pass of chunk `back`."""
@@ -152,12 +152,12 @@ def _ends(order: Order) -> tuple[Array, Array]:
     shape = (order.devices, order.chunks, order.microbatches)
     forward, backward = np.full(shape, -1), np.full(shape, -1)
     places = np.arange(len(order.kind))
-    ahead = np.isin(order.kind, (FORWARD, PAIR))
-    forward[order.device[ahead], order.chunk[ahead], order.micro[ahead]] = places[ahead]
-    back = np.isin(order.kind, (BACKWARD, INPUT))
-    backward[order.device[back], order.chunk[back], order.micro[back]] = places[back]
-    pair = order.kind == PAIR
-    backward[order.device[pair], order.back_chunk[pair], order.back_micro[pair]] = places[pair]
+    is_forward = np.isin(order.kind, (FORWARD, PAIR))
+    forward[order.device[is_forward], order.chunk[is_forward], order.micro[is_forward]] = places[is_forward]
+    is_backward = np.isin(order.kind, (BACKWARD, INPUT))
+    backward[order.device[is_backward], order.chunk[is_backward], order.micro[is_backward]] = places[is_backward]
+    is_pair = order.kind == PAIR
+    backward[order.device[is_pair], order.back_chunk[is_pair], order.back_micro[is_pair]] = places[is_pair]
     return forward, backward
 
 
@@ -173,39 +173,39 @@ def _waits(order: Order) -> Array:
     waits[0] = np.where(np.append(-1, order.device[:-1]) == order.device, places - 1, -1)
     share = order.microbatches // lanes
 
-    ahead = np.isin(order.kind, (FORWARD, PAIR))
-    lane, at = order.micro[ahead] // share, order.micro[ahead]
-    here = stage[lane, order.device[ahead], order.chunk[ahead]]
-    before = order.paths[lane, np.maximum(here - 1, 0)]
-    waits[1, ahead] = np.where(here > 0, forward[before[:, 0], before[:, 1], at], -1)
+    is_forward = np.isin(order.kind, (FORWARD, PAIR))
+    lane, microbatch = order.micro[is_forward] // share, order.micro[is_forward]
+    stage_index = stage[lane, order.device[is_forward], order.chunk[is_forward]]
+    previous_stage = order.paths[lane, np.maximum(stage_index - 1, 0)]
+    waits[1, is_forward] = np.where(stage_index > 0, forward[previous_stage[:, 0], previous_stage[:, 1], microbatch], -1)
 
-    back = np.isin(order.kind, (BACKWARD, INPUT, PAIR))
-    pair = order.kind == PAIR
-    chunk = np.where(pair, order.back_chunk, order.chunk)[back]
-    micro = np.where(pair, order.back_micro, order.micro)[back]
-    lane, device = micro // share, order.device[back]
-    here = stage[lane, device, chunk]
-    behind = order.paths[lane, np.minimum(here + 1, stages - 1)]
-    waits[2, back] = np.where(here < stages - 1, backward[behind[:, 0], behind[:, 1], micro], forward[device, chunk, micro])
+    is_backward = np.isin(order.kind, (BACKWARD, INPUT, PAIR))
+    is_pair = order.kind == PAIR
+    chunk = np.where(is_pair, order.back_chunk, order.chunk)[is_backward]
+    micro = np.where(is_pair, order.back_micro, order.micro)[is_backward]
+    lane, device = micro // share, order.device[is_backward]
+    stage_index = stage[lane, device, chunk]
+    next_stage = order.paths[lane, np.minimum(stage_index + 1, stages - 1)]
+    waits[2, is_backward] = np.where(stage_index < stages - 1, backward[next_stage[:, 0], next_stage[:, 1], micro], forward[device, chunk, micro])
     return waits
 
 
 def _levels(waits: Array) -> Array:
     """Return for each item how many items stand in the longest chain that it waits for."""
     count = waits.shape[1]
-    left = (waits >= 0).sum(axis=0).tolist()
+    pending_counts = (waits >= 0).sum(axis=0).tolist()
     followers: list[list[int]] = [[] for _ in range(count)]
     for row in waits:
         for item in np.flatnonzero(row >= 0).tolist():
             followers[row[item]].append(item)
     level = [0] * count
-    ready = [item for item in range(count) if left[item] == 0]
+    ready = [item for item in range(count) if pending_counts[item] == 0]
     for item in ready:
-        after = level[item] + 1
+        next_level = level[item] + 1
         for follower in followers[item]:
-            level[follower] = max(level[follower], after)
-            left[follower] -= 1
-            if left[follower] == 0:
+            level[follower] = max(level[follower], next_level)
+            pending_counts[follower] -= 1
+            if pending_counts[follower] == 0:
                 ready.append(follower)
     if len(ready) < count:
         raise InputError("a schedule in which devices wait for one another in a circle cannot run")
@@ -215,16 +215,16 @@ def _levels(waits: Array) -> Array:
 def _links(order: Order) -> Links:
     waits = _waits(order)
     level = _levels(waits)
-    ordered = np.argsort(level, kind="stable")
-    rank = np.empty_like(ordered)
-    rank[ordered] = np.arange(len(ordered))
-    waves = np.append(np.flatnonzero(np.diff(level[ordered], prepend=-1)), len(level))
-    sender = np.where(waits >= 0, order.device[waits], order.device)[:, ordered]
-    after = np.where(waits >= 0, rank[waits] + 1, 0)[:, ordered]
-    used = np.append(True, (waits[1:] >= 0).any(axis=1))
+    items_by_level = np.argsort(level, kind="stable")
+    rank = np.empty_like(items_by_level)
+    rank[items_by_level] = np.arange(len(items_by_level))
+    waves = np.append(np.flatnonzero(np.diff(level[items_by_level], prepend=-1)), len(level))
+    sender = np.where(waits >= 0, order.device[waits], order.device)[:, items_by_level]
+    after = np.where(waits >= 0, rank[waits] + 1, 0)[:, items_by_level]
+    is_used = np.append(True, (waits[1:] >= 0).any(axis=1))
     if not np.any((waits[1] >= 0) & (waits[2] >= 0)):  # without pairs one row does for both directions
-        later = waits[1, ordered] < 0
-        after = np.array([after[0], np.where(later, after[2], after[1])])
-        sender = np.array([sender[0], np.where(later, sender[2], sender[1])])
-        used = np.array([True, bool(used[1:].any())])
-    return Links(rank=rank, waves=waves, after=after[used], sender=sender[used])
+        has_no_forward_wait = waits[1, items_by_level] < 0
+        after = np.array([after[0], np.where(has_no_forward_wait, after[2], after[1])])
+        sender = np.array([sender[0], np.where(has_no_forward_wait, sender[2], sender[1])])
+        is_used = np.array([True, bool(is_used[1:].any())])
+    return Links(rank=rank, waves=waves, after=after[is_used], sender=sender[is_used])

@@ -123,7 +123,7 @@ class ZeroBubbleV(Schedule):
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
         """Return the order of at least 2p - 1 micro-batches, those left out that there are not."""
-        row, count = Row((0, 0), most=m), max(2 * p - 1, m)
+        row, count = Row((0, 0), limit=m), max(2 * p - 1, m)
         for _ in range(2 * (p - device) - 1):
             row.forward(0)
         for _ in range(device):
@@ -162,13 +162,13 @@ class ZeroBubbleV(Schedule):
     def stagger(self, p: Number, v: Number, f: Number, b: Number, w: Number) -> Number:
         """Return $(p-1) f / 2$ [s] where $f = b - w = w$: the last device begins so much later than the first."""
         inputs, half = b - w, p / 2 - 1
-        whole = longest(
+        delay_seconds = longest(
             (p - 1.5) * f - half * inputs,
             (p - 1) * inputs / 2,
             half * w + np.maximum(f, inputs) / 2,
             (p - 1) * (inputs - w),
         )
-        return np.maximum(whole - self.idle(p, np.inf, v, f, b, w), 0.0)
+        return np.maximum(delay_seconds - self.idle(p, np.inf, v, f, b, w), 0.0)
 
     def hops(self, p: Number, m: Number, v: Number) -> Number:
         """Return $5p - 7$: few, since enough is in flight."""
