@@ -55,16 +55,16 @@ def exposed(
     replica_ranks = x.dp * x.cp * 1.0
     ranks, expert_ranks = copies_sharing(x), expert_copies_sharing(x)
 
-    def gathered(dense_bytes: Number, expert_bytes: Number, ranks_: Number, stride: Number = 1) -> Number:
-        dense = network_time.all_gather(system, ranks_, dense_bytes, x.tp * stride)
+    def gather_seconds(dense_bytes: Number, expert_bytes: Number, group_size: Number, stride: Number = 1) -> Number:
+        dense = network_time.all_gather(system, group_size, dense_bytes, x.tp * stride)
         routed = network_time.all_gather(system, expert_ranks, expert_bytes, x.ep * x.etp)
         return seconds_of(dense, engine) + np.where(np.asarray(expert_bytes) > 0, seconds_of(routed, engine), 0.0)
 
     if x.sharding == "zero3":
-        gather = gathered(parameters.dense * WIDE, parameters.experts * WIDE, ranks)
-        scatter = gathered(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
-        forward_seconds = np.maximum(gather - constants.data_overlap * forward, 0.0)
-        seconds_per_microbatch = forward_seconds + np.maximum(gather + scatter - constants.data_overlap * backward, 0.0)
+        weight_gather = gather_seconds(parameters.dense * WIDE, parameters.experts * WIDE, ranks)
+        scatter = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
+        forward_seconds = np.maximum(weight_gather - constants.data_overlap * forward, 0.0)
+        seconds_per_microbatch = forward_seconds + np.maximum(weight_gather + scatter - constants.data_overlap * backward, 0.0)
         pipeline_seconds = forward_seconds + np.maximum(scatter - constants.data_overlap * backward, 0.0)
         seconds = np.where(
             np.asarray(x.pp) > 1, pipeline_seconds, seconds_per_microbatch * microbatches
@@ -72,12 +72,13 @@ def exposed(
         groups = replica_ranks / ranks
         if np.any(groups > 1):
             seconds = seconds + np.maximum(
-                2 * gathered(gradients.all * gradient_bytes / ranks, 0.0, groups, ranks) - constants.data_overlap * backward,
+                2 * gather_seconds(gradients.all * gradient_bytes / ranks, 0.0, groups, ranks)
+                - constants.data_overlap * backward,
                 0.0,
             ) * (groups > 1)
         return seconds
-    reduce = gathered(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
-    back = reduce if x.sharding == "none" else gathered(gradients.dense * WIDE, gradients.experts * WIDE, replica_ranks)
+    reduce = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
+    gather = reduce if x.sharding == "none" else gather_seconds(gradients.dense * WIDE, gradients.experts * WIDE, replica_ranks)
     if x.sharding == "zero2":  # gradients that are divided are reduced at once: in a pipeline after p micro-batches of a chunk
         seconds_per_microbatch = np.minimum(x.pp, microbatches)
         earlier_reductions = (
@@ -88,8 +89,8 @@ def exposed(
     else:
         seconds = np.maximum(reduce - constants.data_overlap * backward, 0.0)
     if x.sharding == "none":
-        return np.maximum(reduce + back - constants.data_overlap * backward, 0.0)
-    return seconds + np.maximum(back - constants.data_overlap * forward, 0.0)
+        return np.maximum(reduce + gather - constants.data_overlap * backward, 0.0)
+    return seconds + np.maximum(gather - constants.data_overlap * forward, 0.0)
 
 
 def expert_copies_sharing(x: TrainingLayout) -> Number:

@@ -121,7 +121,12 @@ def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: Trainin
     forward["attention"], backward["attention"] = scores
     element_bandwidth = bandwidth * c.memory_efficiency
     quantised_values = sheet.quantised_values * 2 if job.format.bytes < WIDE and job.dtype not in ("bf16", "fp16") else 0.0
-    elements = (sheet.element_values + quantised_values + (sheet.routed_values if sheet.routed else 0.0)) * chip_rows * WIDE / element_bandwidth
+    elements = (
+        (sheet.element_values + quantised_values + (sheet.routed_values if sheet.routed else 0.0))
+        * chip_rows
+        * WIDE
+        / element_bandwidth
+    )
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
     _exchanges(forward, backward, sheet, job, system, engine, x)
     launch_seconds = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
@@ -201,14 +206,21 @@ def _exchanges(
         exchange_seconds = 2 * seconds_of(traffic, engine) * (1 - c.expert_overlap)
         forward["expert exchange"], backward["expert exchange"] = exchange_seconds, exchange_seconds
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):  # ranks that share an expert gather its rows, and scatter
-        gathered_bytes_ = rows / x.tp * sheet.routed.active * sheet.boundary * WIDE * x.etp
-        phase = seconds_of(network_time.all_gather(system, x.etp, gathered_bytes_), engine) * (1 - c.tensor_overlap)
+        expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * WIDE * x.etp
+        phase = seconds_of(network_time.all_gather(system, x.etp, expert_bytes), engine) * (1 - c.tensor_overlap)
         for terms, factor in ((forward, 2.0), (backward, 2.0 + job.trained)):
             terms["expert exchange"] = terms.get("expert exchange", 0.0) + factor * phase
 
 
 def _again(
-    forward: Terms, backward: Terms, sheet: Sheet, x: TrainingLayout, *, chip_rows: Number, rate: Number, element_bandwidth: Number
+    forward: Terms,
+    backward: Terms,
+    sheet: Sheet,
+    x: TrainingLayout,
+    *,
+    chip_rows: Number,
+    rate: Number,
+    element_bandwidth: Number,
 ) -> None:
     """Add what the backward pass computes again."""
     if x.recompute in ("full", "reversible"):

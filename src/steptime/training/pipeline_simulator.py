@@ -103,7 +103,9 @@ def durations(order: Order, forward: Number, backward: Number, weight: Number = 
         BACKWARD: backward_seconds[..., *chunk_index],
         INPUT: (backward_seconds - weight_seconds)[..., *chunk_index],
         WEIGHT: weight_seconds[..., *chunk_index],
-        PAIR: pair_seconds[0][..., *chunk_index] if pair_seconds else forward_seconds[..., *chunk_index] + backward_seconds[..., *backward_index],
+        PAIR: pair_seconds[0][..., *chunk_index]
+        if pair_seconds
+        else forward_seconds[..., *chunk_index] + backward_seconds[..., *backward_index],
     }
     return np.select([order.kind == kind for kind in seconds_by_kind], list(seconds_by_kind.values()))
 

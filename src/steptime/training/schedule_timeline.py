@@ -71,9 +71,9 @@ class Timeline:
         middles = since + (np.arange(count) + 0.5) * step
         interval_indices = np.full((self.devices, count), IDLE)
         for device in range(self.devices):
-            device_slice_ = self.of(device)
-            last_started = device_slice_.start + np.searchsorted(self.start[device_slice_], middles, side="right") - 1
-            is_running = (last_started >= device_slice_.start) & (middles < self.end[np.maximum(last_started, 0)])
+            intervals = self.of(device)
+            last_started = intervals.start + np.searchsorted(self.start[intervals], middles, side="right") - 1
+            is_running = (last_started >= intervals.start) & (middles < self.end[np.maximum(last_started, 0)])
             interval_indices[device] = np.where(is_running, last_started, IDLE)
         return interval_indices
 

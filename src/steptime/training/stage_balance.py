@@ -115,7 +115,8 @@ def stages_of(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
         return _given(model, x, read_layers(x.layers))
     layer_counts, has_no_pipeline = deal(model.depth, x), np.asarray(x.pp) == 1
     first, middle, last = (
-        tuple(shares(model, layers, first=place == 0)) for place, layers in enumerate((layer_counts.first, layer_counts.middle, layer_counts.last))
+        tuple(shares(model, layers, first=place == 0))
+        for place, layers in enumerate((layer_counts.first, layer_counts.middle, layer_counts.last))
     )
     if copies == 1:
         return Stage(first, 1.0, 1.0 * has_no_pipeline, 0.0), Stage(middle, 0.0, 0.0, 1.0), Stage(last, 0.0, 1.0, x.pp - 1.0)
@@ -135,7 +136,9 @@ def _given(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[St
         np.add.at(stage_rows[:, :-2], path[:, 0], kinds / len(paths))
         stage_rows[path[0, 0], -2] += 1 / len(paths)
         stage_rows[path[-1, 0], -1] += 1 / len(paths)
-    return tuple(Stage(tuple(map(float, row[:-2])), float(row[-2]), float(row[-1]), float(n)) for n, row in enumerate(stage_rows))
+    return tuple(
+        Stage(tuple(map(float, row[:-2])), float(row[-2]), float(row[-1]), float(n)) for n, row in enumerate(stage_rows)
+    )
 
 
 def layers_of_chunks(depth: int, stages: Sequence[int]) -> list[int]:

@@ -99,5 +99,7 @@ def checked(job: TrainingJob, system: System) -> TrainingJob:
             raise UnknownName(parameter, value, choices, "Known: " + ", ".join(choices) + ".")
     if not computes_in(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
         supported_formats = [d for d in DTYPES if computes_in(system, d)]
-        raise InputError(f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(supported_formats)}")
+        raise InputError(
+            f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(supported_formats)}"
+        )
     return job

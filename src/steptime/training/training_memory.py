@@ -121,9 +121,14 @@ def training_memory(
     for stage in stages_of(model, x):
         stage_parameters = held_on(stage, layer_parameters, stem, x)
         stage_activations = sum((n * k for n, k in zip(stage.parts, layer_activations, strict=True)), stream_bytes)
-        adapters = sum((n * w for n, w in zip(stage.parts, widths, strict=True)), 0.0 * stage_parameters.dense) * job.lora_rank / x.tp
+        adapters = (
+            sum((n * w for n, w in zip(stage.parts, widths, strict=True)), 0.0 * stage_parameters.dense) * job.lora_rank / x.tp
+        )
         for draft_parameters, draft_activations, n in draft:
-            stage_parameters = Held(stage_parameters.dense + stage.head * n * draft_parameters.dense, stage_parameters.experts + stage.head * n * draft_parameters.experts)
+            stage_parameters = Held(
+                stage_parameters.dense + stage.head * n * draft_parameters.dense,
+                stage_parameters.experts + stage.head * n * draft_parameters.experts,
+            )
             stage_activations = stage_activations + stage.head * n * draft_activations
         in_flight = np.where(np.asarray(x.pp) == 1, 1.0, _flight(schedule, x, microbatches, stage.later))
         largest, peak_bytes = _largest(layer_parameters, layer_peaks, layer_activations, stage.parts, x)
@@ -148,7 +153,9 @@ def kept_bytes(sheet: Sheet, job: TrainingJob, x: TrainingLayout) -> tuple[Numbe
     """Return the bytes that a layer keeps of one micro-batch on a chip, and those that it holds while it runs."""
     chip_rows = x.micro_batch * job.seq / x.cp / x.tp
     dtype_ratio = job.format.bytes / WIDE if job.format.bytes < WIDE else 1.0
-    module_bytes: dict[str, Number] = {name: value * (dtype_ratio if name in NARROWED else 1.0) for name, value in sheet.kept.items()}
+    module_bytes: dict[str, Number] = {
+        name: value * (dtype_ratio if name in NARROWED else 1.0) for name, value in sheet.kept.items()
+    }
     module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp  # ranks that share an expert hold its rows whole
     replicated_rows: Number = 0.0 * chip_rows  # that every rank of a tensor-parallel group holds whole
     if not job.sequence_parallel:
@@ -163,11 +170,18 @@ def kept_bytes(sheet: Sheet, job: TrainingJob, x: TrainingLayout) -> tuple[Numbe
     if x.recompute == "reversible":
         return 0.0 * chip_rows, peak_bytes
     if x.recompute == ALTERNATE:
-        alternate_bytes = sheet.boundary * WIDE + module_bytes["attention"] + sheet.product_bytes / 2 + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
+        alternate_bytes = (
+            sheet.boundary * WIDE
+            + module_bytes["attention"]
+            + sheet.product_bytes / 2
+            + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
+        )
         return chip_rows * alternate_bytes + replicated_rows * sheet.boundary * WIDE, peak_bytes
     recomputed = modules_of(x.recompute)
     dropped = (
-        set(recomputed) | ({"activation"} if "mlp" in recomputed else set()) | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
+        set(recomputed)
+        | ({"activation"} if "mlp" in recomputed else set())
+        | ({"moe_act", "moe_input"} if "moe" in recomputed else set())
     )
     stored_bytes = chip_rows * sum(value for name, value in module_bytes.items() if name not in dropped)
     if "attention" in recomputed and job.attention != UNFUSED:  # its output is what the next product reads: it stays
@@ -185,16 +199,20 @@ def streams_bytes(boundary: Number, job: TrainingJob, x: TrainingLayout) -> Numb
 
 
 def _largest(
-    layer_parameters: list[Held], layer_peaks: tuple[Number, ...], layer_activations: tuple[Number, ...], parts: tuple[Number, ...], x: TrainingLayout
+    layer_parameters: list[Held],
+    layer_peaks: tuple[Number, ...],
+    layer_activations: tuple[Number, ...],
+    parts: tuple[Number, ...],
+    x: TrainingLayout,
 ) -> tuple[Held, Number]:
     """Return the parameters of a stage's largest layer, and the bytes that it holds for a moment beyond those it keeps."""
     dense: Number = 0.0
     experts: Number = 0.0
     peak_bytes: Number = 0.0
-    for parameters, layer_peak, activation_bytes_, n in zip(layer_parameters, layer_peaks, layer_activations, parts, strict=True):
+    for parameters, layer_peak, stored_bytes, n in zip(layer_parameters, layer_peaks, layer_activations, parts, strict=True):
         is_present = np.asarray(n) > 0
         dense, experts = np.maximum(dense, is_present * parameters.dense), np.maximum(experts, is_present * parameters.experts)
-        peak_bytes = np.maximum(peak_bytes, is_present * (layer_peak - activation_bytes_))
+        peak_bytes = np.maximum(peak_bytes, is_present * (layer_peak - stored_bytes))
     return Held(dense, experts), peak_bytes if x.recompute != "none" else 0.0 * peak_bytes
 
 
@@ -207,13 +225,17 @@ def _option(
     is_sharded = {"zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1), "none": (0, 0, 0)}[x.sharding]
 
     def divided(sharded: int) -> Number:
-        return parameters.dense / ranks + parameters.experts / expert_ranks if sharded else parameters.dense + parameters.experts
+        return (
+            parameters.dense / ranks + parameters.experts / expert_ranks if sharded else parameters.dense + parameters.experts
+        )
 
     frozen = job.task == "lora"
     trained = 0.0 if frozen else 1.0
     states = job.states.master + job.states.moments
     bytes_per_weight = min(WIDE, job.format.bytes) if frozen else WIDE
-    weight_bytes_ = 0.0 if is_sharded[0] and job.states.master and not frozen else bytes_per_weight  # FSDP gathers the master copy itself
+    stored_weight_bytes = (
+        0.0 if is_sharded[0] and job.states.master and not frozen else bytes_per_weight
+    )  # FSDP gathers the master copy itself
     stage_weights = (parameters.dense + parameters.experts) * copies
     gradients = stage_weights if not is_sharded[1] else divided(1)
     if x.sharding == "zero2":  # in a pipeline, those of a chunk are whole until p micro-batches have passed it
@@ -223,9 +245,13 @@ def _option(
     if is_sharded[0]:  # two layers at once, or in a pipeline all of the stage, from the first micro-batch to the last
         has_pipeline = np.asarray(x.pp) > 1
         gathered_bytes = bytes_per_weight + trained * job.gradient_bytes
-        gathered = np.where(has_pipeline, gathered_bytes * (parameters.dense + parameters.experts), (engine.prefetched * bytes_per_weight + gathered_bytes) * layer)
+        gathered = np.where(
+            has_pipeline,
+            gathered_bytes * (parameters.dense + parameters.experts),
+            (engine.prefetched * bytes_per_weight + gathered_bytes) * layer,
+        )
     return {
-        "weights": weight_bytes_ * divided(is_sharded[0]) * copies,
+        "weights": stored_weight_bytes * divided(is_sharded[0]) * copies,
         "gradients": job.gradient_bytes * (trained * gradients + adapters),
         "optimizer": trained * states * divided(is_sharded[2]) + (states + bytes_per_weight) * adapters,
         "activations": activations,

@@ -137,7 +137,10 @@ def answer(
     tokens = job.batch * job.seq / x.chips / step_time.total
     peak = peak_rate(system.chip.peak, number_format(job.dtype).arithmetic)
     causal_flops, full_flops = (model_flops(model, job, full=is_full) for is_full in (False, True))
-    rates = [np.asarray(flops * tokens / peak) for flops in (causal_flops, full_flops, full_flops + again_flops(model, job, x.recompute))]
+    rates = [
+        np.asarray(flops * tokens / peak)
+        for flops in (causal_flops, full_flops, full_flops + again_flops(model, job, x.recompute))
+    ]
     return TrainingStep(
         model=model.name,
         system=system.name,
@@ -278,7 +281,9 @@ def _given(
     product = int(np.prod(list(degrees.values()))) if degrees else 1
     if chips % product:
         product_text = " x ".join(f"{name}={degree}" for name, degree in degrees.items())
-        raise LayoutError(f"{product_text}{f' = {product}' if len(degrees) > 1 else ''} does not divide {counted(chips, 'chip')}")
+        raise LayoutError(
+            f"{product_text}{f' = {product}' if len(degrees) > 1 else ''} does not divide {counted(chips, 'chip')}"
+        )
     if len(degrees) == 4 and product != chips:
         product_text = " x ".join(f"{name}={degree}" for name, degree in degrees.items())
         raise LayoutError(f"{product_text} = {product} is not the {counted(chips, 'chip')}; leave one of them out")
@@ -330,7 +335,9 @@ def _runner_up(search_result: Searched, best: TrainingLayout) -> tuple[str, floa
         times = np.where(group.fits, group.seconds, np.inf)
         x = group.layout
         degree_columns = [np.broadcast_to(getattr(x, name), times.shape) for name in ("tp", "pp", "ep")]
-        has_same_degrees = np.logical_and.reduce([degree_column == mine for degree_column, mine in zip(degree_columns, best_degrees, strict=True)])
+        has_same_degrees = np.logical_and.reduce(
+            [degree_column == mine for degree_column, mine in zip(degree_columns, best_degrees, strict=True)]
+        )
         if has_same_degrees.any():
             best_time = min(best_time, float(times[has_same_degrees].min()))
         other_times = np.where(has_same_degrees, np.inf, times)
@@ -353,7 +360,9 @@ def _why(step: TrainingStep, step_time: Seconds) -> str:
     bubble, m = float(step.bubble), float(step_time.microbatches)
     if bubble > 0.02:
         microbatch_text = counted(m, "micro-batch", "micro-batches")
-        sentence += f"; the pipeline is idle for {bubble:.0%} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
+        sentence += (
+            f"; the pipeline is idle for {bubble:.0%} ({microbatch_text} over {counted(float(step.layout.pp), 'stage')})"
+        )
     if float(step.exposed) / total > 0.02:
         sentence += f"; communication that nothing hides takes {float(step.exposed) / total:.0%}"
     free_bytes = float(step.memory.capacity - step.memory.used)

@@ -115,10 +115,12 @@ class TrainingStep(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point."""
-        columns_ = {"total_s": self.total, "low_s": self.low, "high_s": self.high, "tokens_per_s_per_chip":
+        step_columns = {"total_s": self.total, "low_s": self.low, "high_s": self.high, "tokens_per_s_per_chip":
                  self.tokens_per_second_per_chip, "mfu_causal": self.mfu_causal, "mfu_full": self.mfu_full, "hfu": self.hfu,
                  "used_bytes": self.memory.used, "fits": self.fits}  # fmt: skip
-        return broadcast(columns_ | {f"{name.replace(' ', '_').replace('-', '_')}_s": value for name, value in self.terms.items()})
+        return broadcast(
+            step_columns | {f"{name.replace(' ', '_').replace('-', '_')}_s": value for name, value in self.terms.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,8 @@ def check_ways(x: TrainingLayout, model: Model, system: System, job: TrainingJob
         largest_vpp = chunks_possible(model) // pp
         raise LayoutError(
             f"pp={pp} x vpp={v} = {pp * v} chunks are more than the {model.depth} layers of {model.name} with embedding "
-            "and head; " + (f"at most vpp={largest_vpp} with pp={pp}" if largest_vpp else f"at most pp={chunks_possible(model)}")
+            "and head; "
+            + (f"at most vpp={largest_vpp} with pp={pp}" if largest_vpp else f"at most pp={chunks_possible(model)}")
         )
     check_layers(x.layers, model, pp * v)
 

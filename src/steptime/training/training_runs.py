@@ -59,10 +59,14 @@ def phase_seconds(
     if phase.first is None or phase.first >= phase.batch:
         steps = phase.tokens / (phase.batch * phase.seq)
         return steps * step_seconds(replace(job, seq=phase.seq, batch=phase.batch)), steps
-    batch_quanta = np.linspace(phase.first, phase.batch, RAMP_POINTS) / quantum  # in batches that divide over the copies as they are
+    batch_quanta = (
+        np.linspace(phase.first, phase.batch, RAMP_POINTS) / quantum
+    )  # in batches that divide over the copies as they are
     batches = np.unique(np.clip((batch_quanta.round() * quantum).astype(int), quantum, phase.batch))
     tokens_per_batch = phase.tokens / len(batches)
-    ramp_parts = [phase_seconds(Phase(tokens=tokens_per_batch, seq=phase.seq, batch=int(b)), job, step_seconds) for b in batches]
+    ramp_parts = [
+        phase_seconds(Phase(tokens=tokens_per_batch, seq=phase.seq, batch=int(b)), job, step_seconds) for b in batches
+    ]
     return sum(f[0] for f in ramp_parts), sum(f[1] for f in ramp_parts)
 
 
@@ -82,7 +86,11 @@ def cost_of(
             f"a run of {chips:,} chips that fail every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"
         )
-    goodput_share = float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time)) if math.isfinite(mean_time) else 1.0
+    goodput_share = (
+        float(goodput(checkpoint_interval, reliability.checkpoint, reliability.restart, mean_time))
+        if math.isfinite(mean_time)
+        else 1.0
+    )
     seconds = useful / goodput_share
     rented_chips = chips + reliability.spares
     rent, power = system.rent, system.power

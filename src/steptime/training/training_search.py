@@ -50,9 +50,9 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def at(self, place: int) -> TrainingLayout:
+    def at(self, index: int) -> TrainingLayout:
         """Return one of them."""
-        numbers: Any = {name: int(np.broadcast_to(getattr(self.layout, name), self.seconds.shape)[place]) for name in WAYS}
+        numbers: Any = {name: int(np.broadcast_to(getattr(self.layout, name), self.seconds.shape)[index]) for name in WAYS}
         return replace(self.layout, **numbers)
 
 
@@ -89,85 +89,99 @@ def search(
     fixed: Mapping[str, Any] | None = None,
 ) -> Searched:  # fmt: skip
     """Return all legal layouts on `chips` chips; fixed: values of axes that are given."""
-    given = dict(fixed or {})
+    fixed_axes = dict(fixed or {})
     sparse = model.routed
-    again = _words(given, "recompute", engine.recomputes, SPARSE if sparse else DENSE)
-    sharded = _words(given, "sharding", engine.shardings, SHARDED)
-    orders = [schedule_named(name).name for name in _words(given, "schedule", engine.schedules, SCHEDULES)]
+    recomputes = _words(fixed_axes, "recompute", engine.recomputes, SPARSE if sparse else DENSE)
+    shardings = _words(fixed_axes, "sharding", engine.shardings, SHARDED)
+    schedule_names = [schedule_named(name).name for name in _words(fixed_axes, "schedule", engine.schedules, SCHEDULES)]
     groups: list[Candidates] = []
-    frame = proposed(model, system, job, chips, given)
-    for recompute in dict.fromkeys(again):
+    degree_rows = proposed(model, system, job, chips, fixed_axes)
+    for recompute in dict.fromkeys(recomputes):
         stages: dict[tuple[int, int], Any] = {}
-        words = {"recompute": recompute, "layers": given.get("layers", "")}
-        for order in orders:
-            schedule = known_schedules()[order]
-            alike = schedule.virtual, schedule.copies
-            if alike not in stages:
-                numbers = with_virtual(frame, model.depth, given, schedule.virtual)
-                stages[alike] = _prepared(model, job, system, engine, numbers, words=words | {"schedule": order})
-            numbers, times, held = stages[alike]
-            for sharding in sharded:
+        options = {"recompute": recompute, "layers": fixed_axes.get("layers", "")}
+        for schedule_name in schedule_names:
+            schedule = known_schedules()[schedule_name]
+            stage_key = schedule.virtual, schedule.copies
+            if stage_key not in stages:
+                layout_rows = with_virtual(degree_rows, model.depth, fixed_axes, schedule.virtual)
+                stages[stage_key] = _prepared(
+                    model, job, system, engine, layout_rows, options=options | {"schedule": schedule_name}
+                )
+            layout_rows, layer_times, parameters = stages[stage_key]
+            for sharding in shardings:
                 groups += _evaluated(
-                    model, job, system, engine, numbers, times, held, slower,
-                    words=words | {"sharding": sharding, "schedule": order, "sharding_group": given.get("sharding_group", 0)},
+                    model, job, system, engine, layout_rows, layer_times, parameters, slower,
+                    options=options | {"sharding": sharding, "schedule": schedule_name, "sharding_group": fixed_axes.get("sharding_group", 0)},
                 )  # fmt: skip
     return Searched(groups=tuple(groups))
 
 
-def _words(given: Mapping[str, Any], name: str, own: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
-    return (given[name],) if name in given else own or usual
+def _words(
+    fixed_axes: Mapping[str, Any], name: str, engine_words: tuple[str, ...], default_words: tuple[str, ...]
+) -> tuple[str, ...]:
+    return (fixed_axes[name],) if name in fixed_axes else engine_words or default_words
 
 
-def proposed(model: Model, system: System, job: TrainingJob, chips: int, given: Mapping[str, Any]) -> Array:
+def proposed(model: Model, system: System, job: TrainingJob, chips: int, fixed_axes: Mapping[str, Any]) -> Array:
     """Return the legal (tp, pp, cp, ep, etp, dp, micro-batch) of one chunk a stage, a row each."""
     domain = int(min(system.scale_up.size, chips, LARGEST_TP))
-    whole = int(min(system.scale_up.size, 1 << 20))  # a group of ranks lies in a domain, so that it divides it
+    domain_size = int(min(system.scale_up.size, 1 << 20))  # a group of ranks lies in a domain, so that it divides it
     kv = kv_heads_of(model)
-    able = [
+    possible_tps = [
         t for t in divisors(model.heads)
-        if t <= domain and not whole % t and (not kv % t or not t % kv) and all(not width % t for width in widths_of(model))
+        if t <= domain and not domain_size % t and (not kv % t or not t % kv) and all(not width % t for width in widths_of(model))
     ]  # fmt: skip
-    tps = [given["tp"]] if "tp" in given else able
+    tps = [fixed_axes["tp"]] if "tp" in fixed_axes else possible_tps
     cps = (
-        [given["cp"]] if "cp" in given else [c for c in CONTEXT_WAYS if job.seq % (2 * c) == 0 and job.seq / c >= LEAST_TOKENS]
+        [fixed_axes["cp"]]
+        if "cp" in fixed_axes
+        else [c for c in CONTEXT_WAYS if job.seq % (2 * c) == 0 and job.seq / c >= LEAST_TOKENS]
     )
     cps = cps or [1]
-    pps = [given["pp"]] if "pp" in given else [p for p in divisors(chips) if p <= chunks_possible(model)]
+    pps = [fixed_axes["pp"]] if "pp" in fixed_axes else [p for p in divisors(chips) if p <= chunks_possible(model)]
     rows = []
     experts = max((op.experts for layer, _ in model.layers for op in layer.ops if op.rows == "routed"), default=0)
-    etps, group = [given.get("etp", 1)], int(given.get("sharding_group", 0))
+    etps, group = [fixed_axes.get("etp", 1)], int(fixed_axes.get("sharding_group", 0))
     for tp in tps:
         for cp in cps:
             for pp in pps:
-                dp, left = divmod(chips, tp * cp * pp)
-                if left or dp < 1 or ("dp" in given and given["dp"] != dp) or job.batch % dp:
+                dp, remainder = divmod(chips, tp * cp * pp)
+                if remainder or dp < 1 or ("dp" in fixed_axes and fixed_axes["dp"] != dp) or job.batch % dp:
                     continue
                 if group and (group > dp * cp or dp * cp % group):
                     continue
-                each = int(job.batch) // dp
-                micros = [given["micro_batch"]] if "micro_batch" in given else MICRO_BATCHES
-                ways = (
-                    [given["ep"]] if "ep" in given else [e for e in divisors(experts) if e <= tp * cp * dp] if experts else [1]
+                sequences_per_replica = int(job.batch) // dp
+                micro_batches = [fixed_axes["micro_batch"]] if "micro_batch" in fixed_axes else MICRO_BATCHES
+                expert_degrees = (
+                    [fixed_axes["ep"]]
+                    if "ep" in fixed_axes
+                    else [e for e in divisors(experts) if e <= tp * cp * dp]
+                    if experts
+                    else [1]
                 )
-                for ep in ways:
+                for ep in expert_degrees:
                     for etp in etps:
                         if (tp * cp * dp) % (ep * etp):
                             continue
-                        rows += [(tp, pp, cp, ep, etp, dp, mbs) for mbs in micros if each % mbs == 0]
+                        rows += [(tp, pp, cp, ep, etp, dp, mbs) for mbs in micro_batches if sequences_per_replica % mbs == 0]
     return np.array(rows, dtype=np.float64).reshape(-1, 7)
 
 
-def with_virtual(frame: Array, depth: int, given: Mapping[str, Any], virtual: int) -> Array:
+def with_virtual(degree_rows: Array, depth: int, fixed_axes: Mapping[str, Any], virtual: int) -> Array:
     """Return rows with virtual stages: as many as a schedule has; of one with any, those that deal the layers out evenly."""
     if virtual == 1:
-        asked = given.get("virtual_stages", 1)
-        return np.column_stack([frame, np.ones(len(frame))]) if asked == 1 else np.zeros((0, 8))
+        requested_vpp = fixed_axes.get("virtual_stages", 1)
+        return np.column_stack([degree_rows, np.ones(len(degree_rows))]) if requested_vpp == 1 else np.zeros((0, 8))
     parts = []
-    for pp in np.unique(frame[:, 1]):
-        rows = frame[frame[:, 1] == pp]
-        even = (virtual,) if virtual else even_chunks(depth, int(pp))
-        ways = [given["virtual_stages"]] if "virtual_stages" in given else [v for v in even if pp * v <= depth + SLOTS]
-        parts += [np.column_stack([rows, np.full(len(rows), v)]) for v in ways if v > 1 and pp > 1]
+    for pp in np.unique(degree_rows[:, 1]):
+        rows = degree_rows[degree_rows[:, 1] == pp]
+        even_counts = (virtual,) if virtual else even_chunks(depth, int(pp))
+        virtual_stages = (
+            [fixed_axes["virtual_stages"]]
+            if "virtual_stages" in fixed_axes
+            else [v for v in even_counts if pp * v <= depth + SLOTS]
+        )
+        parts += [np.column_stack([rows, np.full(len(rows), v)]) for v in virtual_stages if v > 1 and pp > 1]
     return np.vstack(parts) if parts else np.zeros((0, 8))
 
 
@@ -181,55 +195,58 @@ def even_chunks(depth: int, pp: int) -> tuple[int, ...]:
     return tuple(v for v in range(2, (depth + SLOTS) // pp + 1) if not depth % (pp * v) or not (depth + SLOTS) % (pp * v))
 
 
-def _layout(numbers: Array, words: Mapping[str, Any]) -> TrainingLayout:
-    tp, pp, cp, ep, etp, dp, mbs, v = numbers.T
-    return TrainingLayout(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, dp=dp, micro_batch=mbs, virtual_stages=v, **words)
+def _layout(layout_rows: Array, options: Mapping[str, Any]) -> TrainingLayout:
+    tp, pp, cp, ep, etp, dp, mbs, v = layout_rows.T
+    return TrainingLayout(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, dp=dp, micro_batch=mbs, virtual_stages=v, **options)
 
 
 def _prepared(
-    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, numbers: Array, *, words: Mapping[str, Any]
+    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array, *, options: Mapping[str, Any]
 ) -> tuple[Array, StageTimes | None, Any]:
     """Return what does not depend on sharding, nor on the schedule but by its virtual stages and copies of parameters.
 
     Layers are timed once for equal ways of a stage.
     """
-    if not len(numbers):
-        return numbers, None, None
-    keys, inverse = np.unique(numbers[:, [0, 2, 3, 4, 6]], axis=0, return_inverse=True)
+    if not len(layout_rows):
+        return layout_rows, None, None
+    keys, inverse = np.unique(layout_rows[:, [0, 2, 3, 4, 6]], axis=0, return_inverse=True)
     tp, cp, ep, etp, mbs = keys.T
-    alone = TrainingLayout(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=1, recompute=words["recompute"])
+    distinct_layouts = TrainingLayout(tp=tp, cp=cp, ep=ep, etp=etp, micro_batch=mbs, dp=1, recompute=options["recompute"])
     inverse = inverse.ravel()
 
     def spread(terms: Terms) -> Terms:
         return {name: np.broadcast_to(value, tp.shape)[inverse] for name, value in terms.items()}
 
-    passes = [layer_passes(sheet, job, system, engine, alone) for sheet, _ in sheets(model)]
-    wide = [
-        Passes(spread(one.forward), spread(one.backward), np.broadcast_to(one.weights, tp.shape)[inverse]) for one in passes
+    passes = [layer_passes(sheet, job, system, engine, distinct_layouts) for sheet, _ in sheets(model)]
+    row_passes = [
+        Passes(spread(layer_pass.forward), spread(layer_pass.backward), np.broadcast_to(layer_pass.weights, tp.shape)[inverse])
+        for layer_pass in passes
     ]
-    x = _layout(numbers, words)
-    return numbers, stage_times(model, job, system, engine, x, wide), held_by_stage(model, x)
+    x = _layout(layout_rows, options)
+    return layout_rows, stage_times(model, job, system, engine, x, row_passes), held_by_stage(model, x)
 
 
 def _evaluated(
-    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, numbers: Array, times: StageTimes | None, held: Any,
-    slower: float, *, words: Mapping[str, Any],
+    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array, layer_times: StageTimes | None, parameters: Any,
+    slower: float, *, options: Mapping[str, Any],
 ) -> list[Candidates]:  # fmt: skip
     """Return the candidates of a schedule that can run them."""
-    if times is None:
+    if layer_times is None:
         return []
-    x = _layout(numbers, words)
+    x = _layout(layout_rows, options)
     m = job.batch / (x.dp * x.micro_batch)
-    schedule = schedule_named(words["schedule"])
-    alone = np.asarray(x.pp) == 1
-    legal = np.where(alone, words["schedule"] == "1f1b", schedule.legal(x.pp, m, x.virtual_stages))
-    if not legal.any():
+    schedule = schedule_named(options["schedule"])
+    has_no_pipeline = np.asarray(x.pp) == 1
+    is_legal = np.where(has_no_pipeline, options["schedule"] == "1f1b", schedule.legal(x.pp, m, x.virtual_stages))
+    if not is_legal.any():
         return []
-    seconds = np.asarray(step_seconds(model, job, system, engine, x, slower=slower, stages=times, held=held).total)
+    seconds = np.asarray(
+        step_seconds(model, job, system, engine, x, slower=slower, stages=layer_times, parameters=parameters).total
+    )
     memory = training_memory(model, job, system, engine, x, microbatches=m)
-    used = np.broadcast_to(memory.used, seconds.shape)
-    kept = np.flatnonzero(legal)
+    used_bytes = np.broadcast_to(memory.used, seconds.shape)
+    legal_rows = np.flatnonzero(is_legal)
     return [
-        Candidates(layout=_layout(numbers[kept], words), seconds=seconds[kept], used=used[kept],
-                   fits=(used <= MARGIN * memory.capacity)[kept])
+        Candidates(layout=_layout(layout_rows[legal_rows], options), seconds=seconds[legal_rows], used=used_bytes[legal_rows],
+                   fits=(used_bytes <= MARGIN * memory.capacity)[legal_rows])
     ]  # fmt: skip

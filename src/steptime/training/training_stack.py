@@ -25,8 +25,8 @@ from steptime.number_checks import Number
 from steptime.result_base import Result
 
 
-def _constant(default: float, line: str, *, unit: str = "share", least: float = 0.0, most: float = 1.25) -> Any:
-    return field(default=default, metadata={"line": line, "unit": unit, "least": least, "most": most})
+def _constant(default: float, meaning: str, *, unit: str = "share", smallest: float = 0.0, largest: float = 1.25) -> Any:
+    return field(default=default, metadata={"line": meaning, "unit": unit, "least": smallest, "most": largest})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,28 +39,28 @@ class Constants:
     four_bit_efficiency: Number = _constant(1.0, "of compute_efficiency, in products of 4 bits (nvfp4)")
     expert_efficiency: Number = _constant(1.0, "of the rate of dense products, in grouped products of experts")
     attention_efficiency: Number = _constant(1.0, "of a chip's bf16 rate, in flash attention")
-    memory_efficiency: Number = _constant(1.0, "of memory bandwidth, in element-wise passes", most=20.0)
+    memory_efficiency: Number = _constant(1.0, "of memory bandwidth, in element-wise passes", largest=20.0)
     scale_up_efficiency: Number = _constant(1.0, "of the bandwidth of the innermost links, in collectives")
     scale_out_efficiency: Number = _constant(1.0, "of the bandwidth of outer links, in collectives")
-    tensor_overlap: Number = _constant(1.0, "of tensor-parallel exchanges, that hides behind products", most=1.0)
-    expert_overlap: Number = _constant(1.0, "of expert exchanges, that hides behind products", most=1.0)
+    tensor_overlap: Number = _constant(1.0, "of tensor-parallel exchanges, that hides behind products", largest=1.0)
+    expert_overlap: Number = _constant(1.0, "of expert exchanges, that hides behind products", largest=1.0)
     data_overlap: Number = _constant(
-        1.0, "of the pass beside them, behind which exchanges of data-parallel copies hide", most=1.0
+        1.0, "of the pass beside them, behind which exchanges of data-parallel copies hide", largest=1.0
     )
     seconds_per_layer: Number = _constant(
-        0.0, "of a layer's forward pass that a micro-batch of any size takes, twice that backward", unit="s", most=1.0
+        0.0, "of a layer's forward pass that a micro-batch of any size takes, twice that backward", unit="s", largest=1.0
     )
-    seconds_per_expert_layer: Number = _constant(0.0, "more of a layer with experts: routing, sorting", unit="s", most=1.0)
-    seconds_per_step: Number = _constant(0.0, "of a step: gradient norm, data, the host", unit="s", most=100.0)
-    yearly_gain: Number = _constant(0.0, "by which a stack gets faster in a year, since 2024-06", unit="log", most=2.0)
+    seconds_per_expert_layer: Number = _constant(0.0, "more of a layer with experts: routing, sorting", unit="s", largest=1.0)
+    seconds_per_step: Number = _constant(0.0, "of a step: gradient norm, data, the host", unit="s", largest=100.0)
+    yearly_gain: Number = _constant(0.0, "by which a stack gets faster in a year, since 2024-06", unit="log", largest=2.0)
     expert_yearly_gain: Number = _constant(
-        0.0, "by which kernels of experts and what is around them gain beside", unit="log", most=5.0
+        0.0, "by which kernels of experts and what is around them gain beside", unit="log", largest=5.0
     )
     chip_departure: Number = _constant(
-        0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", most=2.0
+        0.0, "how much of a chip's own departure from the usual share of its data sheet shows", unit="exponent", largest=2.0
     )
     power_exponent: Number = _constant(
-        0.0, "with which sustained rates follow the power that a chip has for a FLOP/s", unit="exponent", most=1.0
+        0.0, "with which sustained rates follow the power that a chip has for a FLOP/s", unit="exponent", largest=1.0
     )
 
 
@@ -135,18 +135,20 @@ def stack_of(name: str, catalog: str | os.PathLike[str] | None = None) -> Traini
 @lru_cache(maxsize=32)
 def _load(path: Path, _modified: float) -> TrainingEngine:
     data = read_file(path)
-    known = tuple(f.name for f in fields(TrainingEngine))
-    unknown = [key for key in data if key not in known]
+    field_names = tuple(f.name for f in fields(TrainingEngine))
+    unknown = [key for key in data if key not in field_names]
     if unknown or not isinstance(data.get("constants"), dict):
-        what = f"{unknown[0][:40]!r} is no key of a training stack" if unknown else "has no table [constants]"
-        raise DataFileError(path, f"{what}; such a file has {', '.join(known)}")
+        problem_text = f"{unknown[0][:40]!r} is no key of a training stack" if unknown else "has no table [constants]"
+        raise DataFileError(path, f"{problem_text}; such a file has {', '.join(field_names)}")
     check_entry_name(data.get("name", path.stem), path)
     for key, value in data["constants"].items():
         problem = problem_of(key, value)
         if problem:
             raise DataFileError(path, f"constants.{key}: {problem}")
-    given: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "constants"}
-    return TrainingEngine(constants=replace(Constants(), **data["constants"]), **given)
+    engine_fields: Any = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key != "constants"
+    }
+    return TrainingEngine(constants=replace(Constants(), **data["constants"]), **engine_fields)
 
 
 def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str = "") -> tuple[TrainingEngine, Number]:
@@ -156,13 +158,13 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
     chip, the stack and its age; where it would lift a rate above the data sheet, the rate is that of the data sheet.
     """
     chip = engine.chips.get(system.chip.name, {})
-    until = float(engine.fit.get("until", SINCE))
-    years = (until if not date else min(year_of(date), until)) - SINCE
-    c = aged(engine.constants, years if experts else 0.0)
+    last_year = float(engine.fit.get("until", SINCE))
+    years = (last_year if not date else min(year_of(date), last_year)) - SINCE
+    constants = aged(engine.constants, years if experts else 0.0)
     speed = engine.speed * chip.get("speed", 1.0) * (1.0 if engine.has_run_on(system.chip.name) else engine.elsewhere)
-    slower = np.exp(-c.yearly_gain * years) / speed
-    c = replace(c, attention_efficiency=c.attention_efficiency * chip.get("attention", 1.0))
-    return replace(engine, constants=capped(c, slower)), slower
+    time_factor = np.exp(-constants.yearly_gain * years) / speed
+    constants = replace(constants, attention_efficiency=constants.attention_efficiency * chip.get("attention", 1.0))
+    return replace(engine, constants=capped(constants, time_factor)), time_factor
 
 
 def aged(c: Constants, years: Number) -> Constants:
@@ -173,11 +175,11 @@ def aged(c: Constants, years: Number) -> Constants:
 
 def capped(c: Constants, slower: Number) -> Constants:
     """Return the constants with which no rate, divided by `slower`, is above the data sheet's."""
-    most = np.asarray(slower)
-    dense = np.minimum(c.compute_efficiency, most)
-    narrow = {name: np.minimum(getattr(c, name), most / dense) for name in NARROW}
-    rates = {name: np.minimum(getattr(c, name), most) for name in RATES}
-    return replace(c, compute_efficiency=dense, expert_efficiency=np.minimum(c.expert_efficiency, 1.0), **narrow, **rates)
+    largest_share = np.asarray(slower)
+    dense = np.minimum(c.compute_efficiency, largest_share)
+    narrow_rates = {name: np.minimum(getattr(c, name), largest_share / dense) for name in NARROW}
+    rates = {name: np.minimum(getattr(c, name), largest_share) for name in RATES}
+    return replace(c, compute_efficiency=dense, expert_efficiency=np.minimum(c.expert_efficiency, 1.0), **narrow_rates, **rates)
 
 
 def problem_of(name: str, value: object) -> str:
@@ -187,14 +189,14 @@ def problem_of(name: str, value: object) -> str:
     "must be from 0 to 1.25 (share of a chip's rate, in products of 16 bits), not 7"
     """
     if name not in CONSTANTS:
-        near = did_you_mean(name, CONSTANTS, most=1)
-        return "no such constant" + (f"; did you mean {near[0]}?" if near else "")
-    told = CONSTANTS[name]
+        suggestions = did_you_mean(name, CONSTANTS, most=1)
+        return "no such constant" + (f"; did you mean {suggestions[0]}?" if suggestions else "")
+    metadata = CONSTANTS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return f"must be a number, not {shown(value)}"
-    if told["least"] <= value <= told["most"]:
+    if metadata["least"] <= value <= metadata["most"]:
         return ""
-    return f"must be from {told['least']:g} to {told['most']:g} ({told['unit']} {told['line']}), not {shown(value)}"
+    return f"must be from {metadata['least']:g} to {metadata['most']:g} ({metadata['unit']} {metadata['line']}), not {shown(value)}"
 
 
 def year_of(date: str) -> float:

@@ -58,11 +58,11 @@ class Seconds:
 
 def step_seconds(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, slower: Number = 1.0,
-    stages: StageTimes | None = None, held: Held | None = None,
+    stages: StageTimes | None = None, parameters: Held | None = None,
 ) -> Seconds:  # fmt: skip
     """Return the seconds of a step of a layout that is legal; fields of the layout and the job may be arrays.
 
-    slower: factor on all times. stages, held: of the layout, where they are known from one that differs in neither.
+    slower: factor on all times. stages, parameters: of the layout, where they are known from one that differs in neither.
     """
     if stages is None:
         passes = [layer_passes(sheet, job, system, engine, x) for sheet, _ in sheets(model)]
@@ -71,21 +71,23 @@ def step_seconds(
     schedule = schedule_named(x.schedule)
     f, b, w = stages.mean
     hop = hop_seconds(model, job, system, engine, x)
-    piped = np.asarray(x.pp) > 1
-    waits = schedule.idle(x.pp, m, x.virtual_stages, f, b, w) + schedule.stagger(x.pp, x.virtual_stages, f, b, w)
-    idle = np.where(piped, np.maximum(waits, 0.0), 0.0)
+    has_pipeline = np.asarray(x.pp) > 1
+    schedule_idle = schedule.idle(x.pp, m, x.virtual_stages, f, b, w) + schedule.stagger(x.pp, x.virtual_stages, f, b, w)
+    idle = np.where(has_pipeline, np.maximum(schedule_idle, 0.0), 0.0)
     if x.layers and not any(np.ndim(value) for value in (x.pp, m, *stages.slowest)) and x.pp > 1:
         idle = np.asarray(max(walked_idle(x, stages, int(m)), 0.0))
-    held = held_by_stage(model, x) if held is None else held
-    apart = exposed(held, job, system, engine, x, forward=stages.slowest[0], backward=stages.slowest[1], microbatches=m)
+    parameters = held_by_stage(model, x) if parameters is None else parameters
+    exchange_seconds = exposed(
+        parameters, job, system, engine, x, forward=stages.slowest[0], backward=stages.slowest[1], microbatches=m
+    )
     terms: Terms = {}
     for part in (stages.forward, stages.backward):
         for name, value in part.items():
             terms[name] = terms.get(name, 0.0) + m * value
-    terms["pipeline hops"] = np.where(piped, hop * schedule.hops(x.pp, m, x.virtual_stages), 0.0)
+    terms["pipeline hops"] = np.where(has_pipeline, hop * schedule.hops(x.pp, m, x.virtual_stages), 0.0)
     terms["pipeline idle"] = idle
-    terms["data parallel"] = apart
-    terms["optimizer"] = optimizer_seconds(held, job, system, x)
+    terms["data parallel"] = exchange_seconds
+    terms["optimizer"] = optimizer_seconds(parameters, job, system, x)
     if job.optimizer == "muon" and job.trained:
         terms["optimizer"] = terms["optimizer"] + muon_seconds(model, job, system, engine, x)
     if some(engine.constants.seconds_per_step):
@@ -110,34 +112,40 @@ def stage_times(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, passes: list[Passes]
 ) -> StageTimes:
     """Return the times of the slowest and of a mean stage, from those of a layer of each kind."""
-    head = stem_passes(stem_of(model), job, system, engine, x)
-    extra = draft_passes(model, job, system, engine, x) if job.mtp else (0.0, 0.0)
-    sums = [(one.total("forward"), one.total("backward")) for one in passes]
+    head_seconds = stem_passes(stem_of(model), job, system, engine, x)
+    draft_seconds = draft_passes(model, job, system, engine, x) if job.mtp else (0.0, 0.0)
+    sums = [(layer_pass.total("forward"), layer_pass.total("backward")) for layer_pass in passes]
 
-    def taken(parts: Sequence[Number], ended: Number) -> tuple[Number, Number]:
-        of = [sum((n * s[k] for n, s in zip(parts, sums, strict=True)), ended * (head[k] + extra[k])) for k in (0, 1)]
+    def sum_passes(slowest_parts: Sequence[Number], head_share: Number) -> tuple[Number, Number]:
+        of = [
+            sum((n * s[k] for n, s in zip(slowest_parts, sums, strict=True)), head_share * (head_seconds[k] + draft_seconds[k]))
+            for k in (0, 1)
+        ]
         return of[0], of[1]
 
     stages = stages_of(model, x)
-    each = tuple(taken(stage.parts, stage.head) for stage in stages)
-    slowest, parts, ended = each[0], stages[0].parts, stages[0].head
-    for times, stage in zip(each[1:], stages[1:], strict=True):
-        more = np.asarray(times[0] + times[1] > slowest[0] + slowest[1])
-        slowest = np.where(more, times[0], slowest[0]), np.where(more, times[1], slowest[1])
-        parts = tuple(np.where(more, own, other) for own, other in zip(stage.parts, parts, strict=True))
-        ended = np.where(more, stage.head, ended)
+    stage_seconds = tuple(sum_passes(stage.parts, stage.head) for stage in stages)
+    slowest, slowest_parts, head_share = stage_seconds[0], stages[0].parts, stages[0].head
+    for times, stage in zip(stage_seconds[1:], stages[1:], strict=True):
+        is_slower = np.asarray(times[0] + times[1] > slowest[0] + slowest[1])
+        slowest = np.where(is_slower, times[0], slowest[0]), np.where(is_slower, times[1], slowest[1])
+        slowest_parts = tuple(
+            np.where(is_slower, slower_part, faster_part)
+            for slower_part, faster_part in zip(stage.parts, slowest_parts, strict=True)
+        )
+        head_share = np.where(is_slower, stage.head, head_share)
     forward, backward = ({}, {})  # type: tuple[Terms, Terms]
-    for at, (terms, direction) in enumerate(((forward, "forward"), (backward, "backward"))):
-        for n, one in zip(parts, passes, strict=True):
-            for name, value in getattr(one, direction).items():
+    for direction_index, (terms, direction) in enumerate(((forward, "forward"), (backward, "backward"))):
+        for n, layer_pass in zip(slowest_parts, passes, strict=True):
+            for name, value in getattr(layer_pass, direction).items():
                 terms[name] = terms.get(name, 0.0) + n * value
-        terms["head"] = ended * head[at]
+        terms["head"] = head_share * head_seconds[direction_index]
         if job.mtp:
-            terms["multi-token prediction"] = ended * extra[at]
+            terms["multi-token prediction"] = head_share * draft_seconds[direction_index]
     counts = [n for _, n in model.layers]
-    forwards, backwards = taken(counts, 1.0)
-    weights = sum((n * one.weights for n, one in zip(counts, passes, strict=True)), 0.0) + head[1] / 2
-    return StageTimes(forward, backward, slowest, (forwards / x.pp, backwards / x.pp, weights / x.pp), each)
+    forwards, backwards = sum_passes(counts, 1.0)
+    weights = sum((n * layer_pass.weights for n, layer_pass in zip(counts, passes, strict=True)), 0.0) + head_seconds[1] / 2
+    return StageTimes(forward, backward, slowest, (forwards / x.pp, backwards / x.pp, weights / x.pp), stage_seconds)
 
 
 def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Array, Array, Array]:
@@ -147,65 +155,70 @@ def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Arr
     the first and the last of schedules that go one way.
     """
     pp, v = int(x.pp), int(x.virtual_stages)
-    each = np.array([[float(np.asarray(t)) / v for t in one] for one in stages.each])
+    stage_seconds = np.array([[float(np.asarray(t)) / v for t in stage_pair] for stage_pair in stages.each])
     mean = [float(np.asarray(t)) / v for t in stages.mean]
     forward, backward = (np.full((pp, chunks), mean[k]) for k in (0, 1))
     for k, times in enumerate((forward, backward)):
         if x.layers:
-            times[:] = each[:, k : k + 1]
+            times[:] = stage_seconds[:, k : k + 1]
         elif chunks == v and schedule_named(x.schedule).name in ONE_WAY:
-            times[0, 0], times[-1, -1] = each[0, k], each[-1, k]
+            times[0, 0], times[-1, -1] = stage_seconds[0, k], stage_seconds[-1, k]
     return forward, backward, np.minimum(mean[2], backward / 2)
 
 
 def walked_idle(x: TrainingLayout, stages: StageTimes, microbatches: int) -> float:
     """Return the seconds that the slowest stage waits in a step, by a walk through as many micro-batches as fill the pipeline:
     each further one takes the slowest stage's time."""
-    few = min(microbatches, FILLED * int(x.pp))
-    order = schedule_named(x.schedule).order(int(x.pp), few, int(x.virtual_stages))
-    done = walk(order, *chunk_times(x, stages, order.chunks))
-    return float(done.total) - few * float(np.asarray(stages.slowest[0] + stages.slowest[1]))
+    microbatch_count = min(microbatches, FILLED * int(x.pp))
+    order = schedule_named(x.schedule).order(int(x.pp), microbatch_count, int(x.virtual_stages))
+    simulation = walk(order, *chunk_times(x, stages, order.chunks))
+    return float(simulation.total) - microbatch_count * float(np.asarray(stages.slowest[0] + stages.slowest[1]))
 
 
 def draft_passes(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
 ) -> tuple[Number, Number]:
     """Seconds of the multi-token-prediction layers forward and backward, each with a pass through the head."""
-    head = stem_passes(stem_of(model), job, system, engine, x)
-    found = [0.0, 0.0]  # type: list[Number]
+    head_seconds = stem_passes(stem_of(model), job, system, engine, x)
+    seconds = [0.0, 0.0]  # type: list[Number]
     for sheet, n in draft_sheets(model):
-        one = layer_passes(sheet, job, system, engine, x)
-        found = [found[0] + n * (one.total("forward") + head[0]), found[1] + n * (one.total("backward") + head[1])]
-    return found[0], found[1]
+        layer_pass = layer_passes(sheet, job, system, engine, x)
+        seconds = [
+            seconds[0] + n * (layer_pass.total("forward") + head_seconds[0]),
+            seconds[1] + n * (layer_pass.total("backward") + head_seconds[1]),
+        ]
+    return seconds[0], seconds[1]
 
 
 def hop_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:
     """Seconds in which a micro-batch's activations pass from a stage to the next."""
     if not np.any(np.asarray(x.pp) > 1):
         return 0.0
-    sent = x.micro_batch * job.seq / x.cp / (1.0 if job.whole_hops else x.tp) * model.width * WIDE
-    hops = network_time.point_to_point(system, x.pp, sent, x.stage)
-    return seconds_of(hops, engine) / x.pp
+    sent_bytes = x.micro_batch * job.seq / x.cp / (1.0 if job.whole_hops else x.tp) * model.width * WIDE
+    traffic = network_time.point_to_point(system, x.pp, sent_bytes, x.stage)
+    return seconds_of(traffic, engine) / x.pp
 
 
 def held_by_sheet(sheet: Sheet, x: TrainingLayout) -> Held:
     """Parameters of one layer on one chip."""
-    dense: Number = sheet.small
-    experts: Number = 0.0
+    dense_parameters: Number = sheet.small
+    expert_parameters: Number = 0.0
     for product in sheet.products:
         if product.routed:
-            experts = experts + product.weights / (x.ep * x.etp)
+            expert_parameters = expert_parameters + product.weights / (x.ep * x.etp)
         else:
-            dense = dense + product.weights / (1 if product.replicated else shard_count(product.limit, x.tp))
-    return Held(dense, experts)
+            dense_parameters = dense_parameters + product.weights / (
+                1 if product.replicated else shard_count(product.limit, x.tp)
+            )
+    return Held(dense_parameters, expert_parameters)
 
 
 def held_on(stage: Stage, layers: list[Held], stem: Stem, x: TrainingLayout) -> Held:
     """Parameters of a chip of a stage, from those of a layer of each kind; an embedding that is the head is held once."""
-    around = np.maximum(stage.embedding, stage.head) if stem.shared else stage.head
-    own = stem.head * around + (0.0 if stem.shared else stem.embedding * stage.embedding)
+    largest_share = np.maximum(stage.embedding, stage.head) if stem.shared else stage.head
+    stem_parameters = stem.head * largest_share + (0.0 if stem.shared else stem.embedding * stage.embedding)
     return Held(
-        sum((n * h.dense for n, h in zip(stage.parts, layers, strict=True)), own / x.tp),
+        sum((n * h.dense for n, h in zip(stage.parts, layers, strict=True)), stem_parameters / x.tp),
         sum((n * h.experts for n, h in zip(stage.parts, layers, strict=True)), 0.0),
     )
 
@@ -213,8 +226,11 @@ def held_on(stage: Stage, layers: list[Held], stem: Stem, x: TrainingLayout) -> 
 def held_by_stage(model: Model, x: TrainingLayout) -> Held:
     """Parameters of a chip of the fullest stage."""
     layers = [held_by_sheet(sheet, x) for sheet, _ in sheets(model)]
-    fullest, *others = [held_on(stage, layers, stem_of(model), x) for stage in stages_of(model, x)]
-    for one in others:
-        more = np.asarray(one.all > fullest.all)
-        fullest = Held(np.where(more, one.dense, fullest.dense), np.where(more, one.experts, fullest.experts))
+    fullest, *other_stages = [held_on(stage, layers, stem_of(model), x) for stage in stages_of(model, x)]
+    for stage_parameters in other_stages:
+        is_fuller = np.asarray(stage_parameters.all > fullest.all)
+        fullest = Held(
+            np.where(is_fuller, stage_parameters.dense, fullest.dense),
+            np.where(is_fuller, stage_parameters.experts, fullest.experts),
+        )
     return fullest

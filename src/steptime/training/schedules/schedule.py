@@ -205,12 +205,12 @@ def schedule_named(name: str) -> Schedule:
     >>> schedule_named("ZB1P").name, schedule_named("Interleaved1F1B").name
     ('zb-h1', 'interleaved')
     """
-    schedules_ = known_schedules()
+    schedule_by_name = known_schedules()
     plain_name = _plain(name)
-    for schedule in schedules_.values():
+    for schedule in schedule_by_name.values():
         if plain_name in map(_plain, (schedule.name, *schedule.aliases)):
             return schedule
-    raise UnknownName("schedule", name, schedules_, "Known: " + ", ".join(schedules_) + ".")
+    raise UnknownName("schedule", name, schedule_by_name, "Known: " + ", ".join(schedule_by_name) + ".")
 
 
 def longest(*chains: Number) -> Number:

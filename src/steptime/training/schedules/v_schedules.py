@@ -31,7 +31,9 @@ class Slots:
     def __init__(self, block: tuple[int, int, int, int], micros: int, length: int) -> None:
         """Repeat the block; gradients of weights take the free slots that follow, first in first out."""
         self.slot: dict[Piece, int] = {
-            (kind, chunk, i): start_slot + EVERY * i for (kind, chunk), start_slot in zip(PASSES, block, strict=True) for i in range(micros)
+            (kind, chunk, i): start_slot + EVERY * i
+            for (kind, chunk), start_slot in zip(PASSES, block, strict=True)
+            for i in range(micros)
         }
         self.taken = np.zeros(length, dtype=bool)
         self.taken[list(self.slot.values())] = True
@@ -70,10 +72,15 @@ def rows(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
     devices = [Slots(device_slots, m, length) for device_slots in blocks]
     limit = max(int(device.held.max()) for device in devices)
     first_backward, last_forward = devices[0].slot[INPUT, 0, 0], devices[0].slot[FORWARD, 0, m - 1]
-    for start_slot, d, piece in sorted((start_slot, d, piece) for d, device_slots in enumerate(devices) for piece, start_slot in device_slots.slot.items()):
+    for start_slot, d, piece in sorted(
+        (start_slot, d, piece) for d, device_slots in enumerate(devices) for piece, start_slot in device_slots.slot.items()
+    ):
         if not first_backward < start_slot < last_forward:
             devices[d].move(piece, _since(devices, d, piece), limit)
-    return tuple(tuple((*piece, -1, -1) for piece in sorted(device_slots.slot, key=device_slots.slot.__getitem__)) for device_slots in devices)
+    return tuple(
+        tuple((*piece, -1, -1) for piece in sorted(device_slots.slot, key=device_slots.slot.__getitem__))
+        for device_slots in devices
+    )
 
 
 def _since(devices: list[Slots], device: int, piece: Piece) -> int:

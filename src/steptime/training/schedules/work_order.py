@@ -186,7 +186,9 @@ def _waits(order: Order) -> Array:
     lane, device = micro // share, order.device[is_backward]
     stage_index = stage[lane, device, chunk]
     next_stage = order.paths[lane, np.minimum(stage_index + 1, stages - 1)]
-    waits[2, is_backward] = np.where(stage_index < stages - 1, backward[next_stage[:, 0], next_stage[:, 1], micro], forward[device, chunk, micro])
+    waits[2, is_backward] = np.where(
+        stage_index < stages - 1, backward[next_stage[:, 0], next_stage[:, 1], micro], forward[device, chunk, micro]
+    )
     return waits
 
 
