@@ -71,7 +71,7 @@ def model_shape(model: Model, seq: float) -> Shape:
     """Return the numbers of a model that is trained on sequences of `seq` tokens.
 
     >>> import steptime as st
-    >>> shape = shape_of(st.load_model("llama-3.1-8b"), 8192)
+    >>> shape = model_shape(st.load_model("llama-3.1-8b"), 8192)
     >>> shape.width, shape.groups, shape.hidden, shape.odd
     (4096, 8, 14336, ())
     """

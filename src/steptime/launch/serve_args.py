@@ -232,7 +232,7 @@ def opened(
 def parallel_sizes(flags: Mapping[str, Number]) -> list[str]:
     """Return the flags of axes that have more ways than one.
 
-    >>> ways({"--pp-size": 1, "--ep-size": 8.0})
+    >>> parallel_sizes({"--pp-size": 1, "--ep-size": 8.0})
     ['--ep-size 8']
     """
     return [f"{flag} {int(n)}" for flag, n in flags.items() if n > 1]

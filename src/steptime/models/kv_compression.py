@@ -328,7 +328,7 @@ def _unchanged_reason(mixers_by_layer: Iterable[tuple[Attention, ...]]) -> str:
 def _spread(counts: list[int], part: float) -> list[int]:
     """Return how many of each kind of layer are changed, in all `part` of them, spread evenly.
 
-    >>> _dealt([3, 58], 5 / 6), _dealt([80], 0.5), _dealt([0, 4], 1.0)
+    >>> _spread([3, 58], 5 / 6), _spread([80], 0.5), _spread([0, 4], 1.0)
     ([3, 48], [40], [0, 4])
     """
     total = round(sum(counts) * part)

@@ -281,9 +281,9 @@ def load_shares(tpot: Array, batch: Number) -> Array:
     $\alpha B / (\beta + \alpha B)$ of that, as a queue that shares its server. tpot [s] and batch [sequences] have one shape,
     at least two batches, which may stand twice.
 
-    >>> load_of(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
+    >>> load_shares(np.array([2.0, 2.2]), np.array([10.0, 11.0])).round(2).tolist()  # 1 + B / 10
     [1.0, 1.0]
-    >>> load_of(np.array([2.0, 2.0, 4.0, 4.0]), np.array([10.0, 10.0, 40.0, 40.0])).round(2).tolist()
+    >>> load_shares(np.array([2.0, 2.0, 4.0, 4.0]), np.array([10.0, 10.0, 40.0, 40.0])).round(2).tolist()
     [0.5, 0.5, 0.5, 0.5]
     """
     step = np.diff(np.broadcast_to(np.log(batch), np.shape(tpot)), axis=-1)

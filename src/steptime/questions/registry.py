@@ -111,7 +111,7 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
         InputError: if an input is unknown, outside its bounds, or missing.
 
     >>> answers = ask("step", model="llama-3.1-8b", system="hgx-h100", batch=64, engine="ideal")
-    >>> round(answers["time"] * 1e3, 2), bool(answers["fits"])
+    >>> round(float(answers["time"]) * 1e3, 2), bool(answers["fits"])
     (14.74, True)
     """
     asked = question_of(question)

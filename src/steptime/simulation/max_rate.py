@@ -133,7 +133,7 @@ def highest_load(good: Callable[[float], bool], *, start: float, tolerance: floa
 
     0 where even `start` / 1024 fails, or a load of 1 where loads are `whole` numbers.
 
-    >>> highest(lambda clients: clients <= 37, start=8, tolerance=0.02, whole=True)
+    >>> highest_load(lambda clients: clients <= 37, start=8, tolerance=0.02, is_integer=True)
     37
     """
     low, high, least = 0.0, start, 1.0 if is_integer else start / 1024

@@ -86,7 +86,7 @@ def assign_clients(n: int, clients: int, replicas: int) -> tuple[Any, Any]:
     Client c sends the requests c, c + clients, ...; the second array holds the first request of each replica that has no place
     at the start, and then, for each request, the next of its replica; n where there is none.
 
-    >>> [part.tolist() for part in dealt(6, 3, 2)]
+    >>> [part.tolist() for part in assign_clients(6, 3, 2)]
     [[0, 1, 0, 0, 1, 0], [3, 4, 6, 6, 6, 5, 6, 6]]
     """
     used = min(replicas, clients)

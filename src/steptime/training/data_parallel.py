@@ -63,9 +63,9 @@ def exposed(
     if x.sharding == "zero3":
         weight_gather = gather_seconds(parameters.dense * WIDE, parameters.experts * WIDE, ranks)
         scatter = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
-        forward_seconds = np.maximum(weight_gather - constants.data_overlap * forward, 0.0)
-        seconds_per_microbatch = forward_seconds + np.maximum(weight_gather + scatter - constants.data_overlap * backward, 0.0)
-        pipeline_seconds = forward_seconds + np.maximum(scatter - constants.data_overlap * backward, 0.0)
+        exposed_gather = np.maximum(weight_gather - constants.data_overlap * forward, 0.0)
+        seconds_per_microbatch = exposed_gather + np.maximum(weight_gather + scatter - constants.data_overlap * backward, 0.0)
+        pipeline_seconds = exposed_gather + np.maximum(scatter - constants.data_overlap * backward, 0.0)
         seconds = np.where(
             np.asarray(x.pp) > 1, pipeline_seconds, seconds_per_microbatch * microbatches
         )  # a pipeline keeps its stage gathered for a step

@@ -116,12 +116,12 @@ def stage_times(
     draft_seconds = draft_passes(model, job, system, engine, x) if job.mtp else (0.0, 0.0)
     sums = [(layer_pass.total("forward"), layer_pass.total("backward")) for layer_pass in passes]
 
-    def sum_passes(slowest_parts: Sequence[Number], head_share: Number) -> tuple[Number, Number]:
-        of = [
-            sum((n * s[k] for n, s in zip(slowest_parts, sums, strict=True)), head_share * (head_seconds[k] + draft_seconds[k]))
+    def sum_passes(layer_counts: Sequence[Number], head_weight: Number) -> tuple[Number, Number]:
+        direction_seconds = [
+            sum((n * s[k] for n, s in zip(layer_counts, sums, strict=True)), head_weight * (head_seconds[k] + draft_seconds[k]))
             for k in (0, 1)
         ]
-        return of[0], of[1]
+        return direction_seconds[0], direction_seconds[1]
 
     stages = stages_of(model, x)
     stage_seconds = tuple(sum_passes(stage.parts, stage.head) for stage in stages)
