@@ -1,6 +1,6 @@
 """How fast the simulator is: run `python benchmarks/simulate.py`; the table goes into benchmarks/README.md."""
 
-# ruff: noqa: E402, I001 - the oracle lies with the tests, which are put on the path first
+# ruff: noqa: I001 - the oracle lies with the tests, which are put on the path first
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Prints layouts evaluated, seconds (the best of five) and layouts a second.
 import time
 
 import steptime as st
-from steptime.training.training_planner import job_of
+from steptime.training.training_planner import training_job
 from steptime.training.training_search import search
 
 CASES = (
@@ -21,7 +21,7 @@ def main() -> None:
     for name, machine, chips, seq, batch, dtype in CASES:
         model, system = st.load_model(name), st.load_system(machine)
         engine = st.training_engine("typical", system)
-        job = job_of(system, engine, seq=seq, batch=batch, dtype=dtype)
+        job = training_job(system, engine, seq=seq, batch=batch, dtype=dtype)
         best, count = float("inf"), 0
         for _ in range(5):
             since = time.perf_counter()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from steptime.number_checks import Array
-from steptime.training.training_stack import IDEAL, TrainingEngine, year_of
+from steptime.training.training_stack import IDEAL, TrainingEngine, decimal_year
 from steptime.validation.training_run_table import TrainingRun, read_training_runs
 from steptime.validation.training_stack_fit import NAMES, Fitted, Runs, fit, from_free, left_out, predicted
 from steptime.validation.training_validation import layout_of, validate_training
@@ -201,7 +201,7 @@ def toml(name: str, found: Fitted, runs: list[TrainingRun], intervals: dict[str,
             lines += ["", f"[chips.{chip}]", f"speed = {np.exp(-slower):.4g}", f"attention = {np.exp(attention):.4g}"]
     many = len(NAMES)
     width = np.sqrt(np.diag(found.covariance)[:many])
-    lines += ["", "[fit]", f"runs = {len(own)}", f"until = {max(year_of(run.date) for run in runs if run.date):.3f}",
+    lines += ["", "[fit]", f"runs = {len(own)}", f"until = {max(decimal_year(run.date) for run in runs if run.date):.3f}",
               f"systems = {json.dumps(sorted({run.system.chip.name for run in runs}))}", "", "[fit.interval]"]  # fmt: skip
     lines += [f'"{kind}" = [{low:.4f}, {high:.4f}]' for kind, (low, high) in intervals.items()]
     lines += ["", "[fit.width]"] + [f"{constant} = {value:.3g}" for constant, value in zip(NAMES, width, strict=True)]

@@ -9,7 +9,7 @@ from steptime.catalog.entry_names import is_entry_name
 from steptime.catalog.hardware_loading import load_system
 from steptime.errors import DataFileError
 from steptime.physics.engine import load_engine
-from steptime.training.training_stack import stack_of
+from steptime.training.training_stack import load_stack
 
 BAD = ("a b", "a\nb", "$(x)", "-x", "..", "a/../b", "..", "a;b", "é", "a\x1bb", "a`b`", "a\u202eb", "")
 
@@ -30,7 +30,7 @@ def test_is_entry_name_every_name_of_the_catalogue_is_true(kind):
     [
         ("systems", "hgx-h100", load_system),
         ("engines", "vllm", load_engine),
-        ("stacks", "megatron", stack_of),
+        ("stacks", "megatron", load_stack),
     ],
 )
 def test_load_bad_name_in_a_file_raises(tmp_path, kind, entry, load, name):

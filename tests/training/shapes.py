@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from steptime.training.pipeline_simulator import Walk, walk
+from steptime.training.pipeline_simulator import PipelineRun, simulate_step
 from steptime.training.schedules.schedule import Schedule, known_schedules
 from steptime.training.schedules.work_order import Order
 
@@ -53,13 +53,13 @@ def enough(name: str, p: int, m: int) -> bool:
     return m >= {"zb-h2": 2 * p - 1, "zbv": 2 * p - 1}.get(name, p)
 
 
-def equal(schedule: Schedule, p: int, m: int, v: int, f: Any, b: Any, w: Any, **more: Any) -> Walk:
+def equal(schedule: Schedule, p: int, m: int, v: int, f: Any, b: Any, w: Any, **more: Any) -> PipelineRun:
     """Walk through a step of equal stages; f, b and w are times of a whole device and may be arrays (n,)."""
     order = schedule.order(p, m, v)
     share = p / order.paths.shape[1]
     chunks = [np.asarray(t, dtype=float)[..., None, None] * share for t in (f, b, w)]
     more = {name: np.asarray(value)[..., None, None] * (share if name == "pair" else 1) for name, value in more.items()}
-    return walk(order, *chunks, **more)
+    return simulate_step(order, *chunks, **more)
 
 
 def by_hand(order: Order, times: Any, hop: float = 0.0) -> tuple[dict[Any, float], float]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from steptime.training.data_parallel import Held, copies_sharing, exposed, optimizer_seconds
+from steptime.training.data_parallel import ChipParameters, exposed_exchange_seconds, optimizer_seconds, sharding_ranks
 from steptime.training.training_layout import TrainingLayout
 from tests.conftest import machine
 from tests.training.cases import LINKED, job, lossy
 
-HELD = Held(1e9, 0.0)
+HELD = ChipParameters(1e9, 0.0)
 UP = 1e11
 FORWARD, BACKWARD = 10e-3, 20e-3
 
 
 def seconds(held=HELD, asked=None, engine=None, on=LINKED, microbatches=4, **layout):
-    found = exposed(
+    found = exposed_exchange_seconds(
         held, asked or job(), on, engine or lossy(), TrainingLayout(**{"dp": 8} | layout), forward=FORWARD, backward=BACKWARD,
         microbatches=microbatches,
     )  # fmt: skip
@@ -58,17 +58,17 @@ def test_exchanges_hide_behind_the_passes_beside_them():
     assert seconds(engine=half) == pytest.approx((4 * once - BACKWARD / 2) + (2 * once - FORWARD / 2))
     each = (2 * once - FORWARD) + (6 * once - BACKWARD)
     assert seconds(engine=hiding, sharding="zero3") == pytest.approx(4 * each)
-    assert seconds(Held(1e8, 0.0), engine=hiding) == 0
+    assert seconds(ChipParameters(1e8, 0.0), engine=hiding) == 0
 
 
 def test_context_ranks_share_states_as_copies_do():
     assert seconds(dp=4, cp=2) == pytest.approx(seconds(dp=8))
-    assert float(copies_sharing(TrainingLayout(dp=4, cp=2))) == 8
+    assert float(sharding_ranks(TrainingLayout(dp=4, cp=2))) == 8
 
 
 def test_experts_are_reduced_among_their_own_copies():
     """16 chips, experts over 8: two copies of each, eight chips apart, on the outer links of 10 GB/s."""
-    held = Held(0.0, 1e9)
+    held = ChipParameters(0.0, 1e9)
     assert seconds(held, dp=16, ep=8) == pytest.approx((4 + 2) * 1e9 / 2 / 1e10)
     assert seconds(held, dp=8, ep=8) == 0
     assert float(TrainingLayout(dp=16, ep=8).expert_copies) == 2
@@ -106,5 +106,5 @@ def test_the_optimizer_moves_its_states(sharding, bytes_):
 
 def test_the_optimizer_of_experts_is_divided_among_their_copies():
     on = machine(bandwidth=1e12)
-    found = optimizer_seconds(Held(0.0, 1e9), job(), on, TrainingLayout(dp=16, ep=8))
+    found = optimizer_seconds(ChipParameters(0.0, 1e9), job(), on, TrainingLayout(dp=16, ep=8))
     assert float(found) == pytest.approx((30 / 2 + 4) * 1e9 / 1e12)

@@ -12,8 +12,8 @@ from hypothesis import strategies as some
 import steptime as st
 from steptime.errors import LayoutError
 from steptime.models.model import prefill_flops
-from steptime.training.data_parallel import Held, copies_sharing, exposed
-from steptime.training.layer_profile import MODULES, sheets, stem_of
+from steptime.training.data_parallel import ChipParameters, exposed_exchange_seconds, sharding_ranks
+from steptime.training.layer_profile import MODULES, layer_profiles, stem_profile
 from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import known_schedules
 from steptime.training.training_flops import forward_flops
@@ -21,7 +21,7 @@ from steptime.training.training_layout import SHARDINGS, TrainingLayout
 from steptime.training.training_memory import training_memory
 from steptime.training.training_rules import check_layout
 from steptime.training.training_stack import on_chip, training_engine
-from steptime.training.training_step import held_by_sheet, step_seconds
+from steptime.training.training_step import parameters_per_layer, step_seconds
 from tests.training.cases import LINKED, SMALL, SPARSE, job, lossy, model, system
 
 MODELS = (SMALL, SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b")
@@ -96,8 +96,9 @@ def test_more_bandwidth_or_arithmetic_is_never_slower(asked, what, times, on):
 def test_exchanges_of_a_chip_never_fall_as_copies_of_one_domain_are_added(ranks, bytes_, sharding, gradient, overlap):
     def shown(dp):
         return float(
-            exposed(Held(bytes_, 0.0), job(gradient_bytes=gradient), LINKED, lossy(data_overlap=overlap),
-                    TrainingLayout(dp=dp, sharding=sharding), forward=0.01, backward=0.02, microbatches=4)
+            exposed_exchange_seconds(ChipParameters(bytes_, 0.0), job(gradient_bytes=gradient), LINKED,
+                    lossy(data_overlap=overlap), TrainingLayout(dp=dp, sharding=sharding), forward=0.01,
+                    backward=0.02, microbatches=4)
         )  # fmt: skip
 
     assert shown(ranks + 1) >= shown(ranks)
@@ -109,17 +110,19 @@ def test_dividing_states_takes_less_memory_and_no_less_traffic(asked):
     """ZeRO-1 to 3 hold fewer bytes of states each, and exchange as much or more; with 16-bit gradients as much as none."""
     name, given_, x = asked
     given_ = replace(given_, gradient_bytes=2.0)
-    held = Held(1e9, 1e9 if x.ep > 1 else 0.0)
+    held = ChipParameters(1e9, 1e9 if x.ep > 1 else 0.0)
     engine = lossy()
     states, traffic = [], []
     for sharding in SHARDINGS:
         divided = replace(x, sharding=sharding)
         found = training_memory(model(name), given_, system(), engine, divided, microbatches=8)
         states.append(float(found.weights + found.gradients + found.optimizer))
-        traffic.append(float(exposed(held, given_, LINKED, engine, divided, forward=1.0, backward=2.0, microbatches=8)))
+        traffic.append(
+            float(exposed_exchange_seconds(held, given_, LINKED, engine, divided, forward=1.0, backward=2.0, microbatches=8))
+        )
     assert states == sorted(states, reverse=True)
     assert traffic[1] <= min(traffic[2:]) * (1 + 1e-9)
-    if float(copies_sharing(x)) > 1 and given_.task != "lora":
+    if float(sharding_ranks(x)) > 1 and given_.task != "lora":
         assert states[0] > states[1] >= states[2] > states[3]
         assert traffic[3] > traffic[1] * (1 - 1e-9)
         assert traffic[2] >= traffic[1] * (1 - 1e-9)
@@ -149,7 +152,7 @@ def test_recomputation_is_never_faster(asked, on):
 @pytest.mark.parametrize("seq", [1, 128, 4096, 131072])
 def test_a_forward_pass_of_training_is_a_prefill_but_for_the_head(name, seq):
     """Serving runs the head on the last token, training on every one."""
-    head = stem_of(model(name)).head_flops
+    head = stem_profile(model(name)).head_flops
     training = float(forward_flops(model(name), seq, full=False)) * seq
     assert training - (seq - 1) * head == pytest.approx(float(prefill_flops(model(name), seq)), rel=1e-12)
 
@@ -182,8 +185,8 @@ def test_no_step_with_experts_is_faster_than_its_bound(name, on, stack):
 @given(tp=WAYS, ep=some.sampled_from([1, 2, 4, 8, 32]), name=some.sampled_from(MODELS))
 def test_shards_are_at_least_the_whole(tp, ep, name):
     """What is not held once for all ranks is held whole; nothing is lost."""
-    for sheet, _ in sheets(model(name)):
-        held = held_by_sheet(sheet, TrainingLayout(tp=tp, ep=ep))
+    for sheet, _ in layer_profiles(model(name)):
+        held = parameters_per_layer(sheet, TrainingLayout(tp=tp, ep=ep))
         dense = sum(p.weights for p in sheet.products if not p.routed)
         experts = sum(p.weights for p in sheet.products if p.routed)
         assert held.experts * ep == pytest.approx(experts)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from steptime.training.layer_profile import sheets
+from steptime.training.layer_profile import layer_profiles
 from steptime.training.schedules.schedule import known_schedules, schedule_named
 from steptime.training.training_layout import TrainingLayout
-from steptime.training.training_memory import PARTS, kept_bytes, training_memory
+from steptime.training.training_memory import PARTS, activation_bytes, training_memory
 from steptime.training.training_stack import IDEAL, training_engine
-from steptime.training.training_step import held_by_sheet, held_by_stage
+from steptime.training.training_step import fullest_stage_parameters, parameters_per_layer
 from tests.training.cases import CHIP, SMALL, SPARSE, golden, job, llama, model, system, toy
 
 LAYERS, WEIGHTS = 8, 1e9
@@ -62,8 +62,8 @@ def test_states_are_divided_by_tensor_and_pipeline_parallelism():
 @pytest.mark.parametrize("name", [SMALL, "llama-3.1-405b"])
 def test_shards_of_products_are_the_whole(name, tp):
     """Keys and values of eight heads are whole on each of more ranks, norms on all."""
-    for sheet, _ in sheets(model(name)):
-        held = held_by_sheet(sheet, TrainingLayout(tp=tp))
+    for sheet, _ in layer_profiles(model(name)):
+        held = parameters_per_layer(sheet, TrainingLayout(tp=tp))
         whole = sum(p.weights for p in sheet.products)
         doubled = sum(p.weights * (tp / min(tp, p.limit) - 1) for p in sheet.products)
         assert tp * (held.dense - sheet.small) == pytest.approx(whole + doubled)
@@ -72,24 +72,24 @@ def test_shards_of_products_are_the_whole(name, tp):
 
 @pytest.mark.parametrize("ep", [1, 4, 16, 128])
 def test_shards_of_experts_are_the_whole(ep):
-    ((sheet, _),) = sheets(model(SPARSE))
-    held = held_by_sheet(sheet, TrainingLayout(dp=128, ep=ep))
+    ((sheet, _),) = layer_profiles(model(SPARSE))
+    held = parameters_per_layer(sheet, TrainingLayout(dp=128, ep=ep))
     assert ep * held.experts == sum(p.weights for p in sheet.products if p.routed)
 
 
 def test_stages_of_405b_hold_its_layers_and_the_first_its_embedding():
     """405B on 16 stages: 7 layers and the embedding or the head against 8 layers of 3.2e9: the middle is the fullest."""
     layer = 4 * 16384 * 16384 // 2 + 2 * 16384 * 1024 + 3 * 16384 * 53248 + 2 * 16384
-    found = held_by_stage(model("llama-3.1-405b"), TrainingLayout(pp=16))
+    found = fullest_stage_parameters(model("llama-3.1-405b"), TrainingLayout(pp=16))
     assert float(found.all) == 8 * layer
-    two = held_by_stage(model("llama-3.1-405b"), TrainingLayout(pp=2))
+    two = fullest_stage_parameters(model("llama-3.1-405b"), TrainingLayout(pp=2))
     assert float(two.all) == 63 * layer + 128256 * 16384
 
 
 def test_activations_of_a_layer_are_divided_by_tensor_and_context_parallelism():
     """Llama 3 70B: 274,688 B a token."""
-    ((sheet, _),) = sheets(model("llama-3-70b"))
-    kept, whole = kept_bytes(sheet, job(seq=8192), TrainingLayout(tp=8, cp=2, micro_batch=4))
+    ((sheet, _),) = layer_profiles(model("llama-3-70b"))
+    kept, whole = activation_bytes(sheet, job(seq=8192), TrainingLayout(tp=8, cp=2, micro_batch=4))
     assert float(kept) == float(whole) == 4 * 8192 / 2 / 8 * 274_688
 
 
@@ -107,8 +107,8 @@ def test_activations_of_a_layer_are_divided_by_tensor_and_context_parallelism():
     ],
 )
 def test_what_recomputation_leaves_of_a_layer_of_70b(recompute, kept):
-    ((sheet, _),) = sheets(model("llama-3-70b"))
-    found, whole = kept_bytes(sheet, job(), TrainingLayout(recompute=recompute))
+    ((sheet, _),) = layer_profiles(model("llama-3-70b"))
+    found, whole = activation_bytes(sheet, job(), TrainingLayout(recompute=recompute))
     assert float(found) == 4096 * kept
     assert float(whole) == 4096 * 274_688
 
@@ -124,8 +124,8 @@ def test_reversible_stages_keep_two_streams_of_each_micro_batch_in_flight(schedu
         return training_memory(model("llama-3.1-405b"), asked, system(), engine, layout, microbatches=8.0).activations
 
     streams = 2 * 2 * 16384 * 8192 / 8
-    ((sheet, _),) = sheets(model("llama-3.1-405b"))
-    whole = float(kept_bytes(sheet, job(seq=8192), TrainingLayout(tp=8))[1])
+    ((sheet, _),) = layer_profiles(model("llama-3.1-405b"))
+    whole = float(activation_bytes(sheet, job(seq=8192), TrainingLayout(tp=8))[1])
     chunks = (float(activations("reversible")) - whole) / streams
     if flight:
         assert chunks == pytest.approx(flight)
@@ -150,19 +150,19 @@ def test_llama_405b_s_long_contexts_fit_as_published_and_16_times_as_long_only_w
 
 def test_scores_take_five_bytes_where_attention_is_not_fused_and_selective_drops_them():
     """5 a s^2 b / t (arXiv 2205.05198, equation 1)."""
-    ((sheet, _),) = sheets(model("llama-3-70b"))
+    ((sheet, _),) = layer_profiles(model("llama-3-70b"))
     asked = job(seq=2048, attention="unfused")
-    kept, _ = kept_bytes(sheet, asked, TrainingLayout(tp=8))
+    kept, _ = activation_bytes(sheet, asked, TrainingLayout(tp=8))
     assert float(kept) == 2048 * 274_688 / 8 + 5 * 64 * 2048**2 / 8
-    dropped, whole = kept_bytes(sheet, asked, TrainingLayout(tp=8, recompute="selective"))
+    dropped, whole = activation_bytes(sheet, asked, TrainingLayout(tp=8, recompute="selective"))
     assert float(whole) == float(kept)
     assert float(dropped) == 2048 * (274_688 - 16_640) / 8
 
 
 def test_without_sequence_parallelism_norms_and_residuals_are_whole_on_each_rank():
     """10 s b h stays of Korthikanti's 34 (section 4.2.1), less its masks: 8 here."""
-    ((sheet, _),) = sheets(model("llama-3-70b"))
-    kept, _ = kept_bytes(sheet, job(sequence_parallel=False), TrainingLayout(tp=8))
+    ((sheet, _),) = layer_profiles(model("llama-3-70b"))
+    kept, _ = activation_bytes(sheet, job(sequence_parallel=False), TrainingLayout(tp=8))
     assert float(kept) == pytest.approx(4096 * ((274_688 - 8 * 8192) / 8 + 8 * 8192))
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from steptime.models.model import Attention
-from steptime.training.layer_profile import MODULES, Stem, sheets
+from steptime.training.layer_profile import MODULES, Stem, layer_profiles
 from steptime.training.layer_time import (
     FLASH_BACKWARD,
-    aligned,
+    is_aligned,
     layer_passes,
-    modules_of,
+    power_limit_factor,
     product_rates,
+    recomputed_modules,
     stem_passes,
-    sustained,
 )
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import IDEAL
@@ -27,7 +27,7 @@ SCORES = 400.0  # FLOPs of a query with a key, over all heads
 
 
 def passes(of=None, on=CHIP, engine=IDEAL, asked=TWO, **layout):
-    ((sheet, _),) = sheets(toy() if of is None else of)
+    ((sheet, _),) = layer_profiles(toy() if of is None else of)
     return layer_passes(sheet, asked, on, engine, TrainingLayout(**{"micro_batch": 2} | layout))
 
 
@@ -71,7 +71,7 @@ def test_attention_that_is_not_fused_computes_all_pairs_and_moves_scores():
 
 def test_heads_are_aligned_where_their_width_is_a_multiple_of_eight():
     for width, fine in ((128, True), (150, False), (64, True), (100, False)):
-        assert aligned(Attention(name="a", heads=64, flops_per_pair_prefill=4 * 64 * width)) is fine
+        assert is_aligned(Attention(name="a", heads=64, flops_per_pair_prefill=4 * 64 * width)) is fine
 
 
 def test_tensor_parallelism_divides_products_and_heads():
@@ -105,7 +105,7 @@ def test_links_reach_their_share_of_bandwidth():
 
 def test_context_parallelism_sends_keys_and_values_once_forward_and_twice_backward():
     """Llama 3 8B on two: 4,096 x 2,048 values in 16 bits, half of them of the other, at 100 GB/s."""
-    ((sheet, _),) = sheets(model(SMALL))
+    ((sheet, _),) = layer_profiles(model(SMALL))
     found = layer_passes(sheet, job(seq=SEQ, batch=1), LINKED, lossy(), TrainingLayout(cp=2))
     once = SEQ * 2048 * 2 / 2 / 1e11
     assert float(found.forward["context parallel"]) == pytest.approx(once)
@@ -152,7 +152,7 @@ def test_a_product_of_few_rows_reads_its_weights():
 def test_element_wise_operators_move_bytes_twice_as_many_backward():
     """Llama 3 8B: two norms (4h), two residual additions (6h), rotary q and k (2q + 2k), an activation (3f)."""
     h, q, k, f = 4096, 4096, 1024, 14336
-    ((sheet, _),) = sheets(model(SMALL))
+    ((sheet, _),) = layer_profiles(model(SMALL))
     assert sheet.element_values == 4 * h + 6 * h + 2 * (q + k) + 3 * f
     found = layer_passes(sheet, job(seq=SEQ, batch=1), slow_memory(1e12), lossy(memory_efficiency=0.5), ALONE)
     once = SEQ * sheet.element_values * 2 / 1e12 / 0.5
@@ -163,7 +163,7 @@ def test_element_wise_operators_move_bytes_twice_as_many_backward():
 def test_launches_take_their_time_whatever_the_size():
     found = passes(engine=lossy(seconds_per_layer=1e-3))
     assert (float(found.forward["launch"]), float(found.backward["launch"])) == (1e-3, 2e-3)
-    ((sheet, _),) = sheets(model(SPARSE))
+    ((sheet, _),) = layer_profiles(model(SPARSE))
     sparse = layer_passes(sheet, TWO, CHIP, lossy(seconds_per_layer=1e-3, seconds_per_expert_layer=2e-3), ALONE)
     assert float(sparse.forward["launch"]) == 3e-3
     assert "launch" not in passes().forward
@@ -180,7 +180,7 @@ def test_full_recomputation_is_one_more_forward_pass(recompute):
 def test_modules_are_computed_again_at_their_own_cost():
     """Llama 3 8B: gate and up are 4 h f FLOPs a token; selective is core attention; parts add up."""
     h, f = 4096, 14336
-    ((sheet, _),) = sheets(model(SMALL))
+    ((sheet, _),) = layer_profiles(model(SMALL))
 
     def again(recompute):
         x = TrainingLayout(recompute=recompute)
@@ -197,10 +197,10 @@ def test_modules_are_computed_again_at_their_own_cost():
 
 
 def test_words_for_recomputation():
-    assert modules_of("none") == ()
-    assert modules_of("full") == MODULES
-    assert modules_of("selective") == ("attention",)
-    assert modules_of("norms+moe_act") == ("norms", "moe_act")
+    assert recomputed_modules("none") == ()
+    assert recomputed_modules("full") == MODULES
+    assert recomputed_modules("selective") == ("attention",)
+    assert recomputed_modules("norms+moe_act") == ("norms", "moe_act")
 
 
 @pytest.mark.parametrize(
@@ -232,10 +232,10 @@ def test_four_bits_have_a_share_of_their_own():
 def test_chips_below_a_watt_for_a_tflop_sustain_less():
     """H100: 700 W for 989 TFLOP/s; A100: 400 W for 312, which is enough."""
     half = lossy(power_exponent=0.5)
-    assert float(sustained(system(), half)) == pytest.approx((700 / 989.4) ** 0.5, rel=2e-3)
-    assert float(sustained(system("hgx-a100"), half)) == 1
-    assert float(sustained(system(), IDEAL)) == 1
-    assert float(sustained(CHIP, half)) == 1  # whose power is not known
+    assert float(power_limit_factor(system(), half)) == pytest.approx((700 / 989.4) ** 0.5, rel=2e-3)
+    assert float(power_limit_factor(system("hgx-a100"), half)) == 1
+    assert float(power_limit_factor(system(), IDEAL)) == 1
+    assert float(power_limit_factor(CHIP, half)) == 1  # whose power is not known
 
 
 def test_the_head_is_a_product_of_every_token_and_twelve_bytes_a_logit():

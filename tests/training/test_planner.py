@@ -9,12 +9,21 @@ import pytest
 
 import steptime as st
 from steptime.errors import DataFileError, UnknownName
-from steptime.training.chip_scaling import scaling_of
-from steptime.training.training_alternatives import ENOUGH
+from steptime.training.chip_scaling import strong_and_weak_scaling
+from steptime.training.training_alternatives import MIN_SPEEDUP
 from steptime.training.training_flops import model_flops
-from steptime.training.training_layout import NAMES, show_training_layout
-from steptime.training.training_result import EXPOSED, WIDEST, range_of
-from steptime.training.training_stack import CONSTANTS, IDEAL, aged, capped, on_chip, problem_of, training_engine, year_of
+from steptime.training.training_layout import AXES, show_training_layout
+from steptime.training.training_result import DEFAULT_RANGE, EXPOSED_TERMS, step_time_range
+from steptime.training.training_stack import (
+    CONSTANTS,
+    IDEAL,
+    age_constants,
+    cap_rates,
+    constant_error,
+    decimal_year,
+    on_chip,
+    training_engine,
+)
 from steptime.training.training_step import step_seconds
 from tests.training.cases import CHIP, SMALL, SPARSE, job, model, system, toy
 
@@ -33,7 +42,7 @@ def test_a_step_is_the_sum_of_its_terms(layout):
     found = step(layout=layout, engine="typical")
     assert float(found.total) == pytest.approx(sum(float(value) for value in found.terms.values()))
     assert str(found.bound) == max(found.terms, key=lambda name: float(found.terms[name]))
-    exposed = sum(float(value) for name, value in found.terms.items() if name in EXPOSED)
+    exposed = sum(float(value) for name, value in found.terms.items() if name in EXPOSED_TERMS)
     assert float(np.asarray(found.exposed)) == pytest.approx(exposed)
     assert float(np.asarray(found.bubble)) == pytest.approx(float(found.terms.get("pipeline idle", 0)) / float(found.total))
     assert found.microbatches == 64 / float(layout.dp)
@@ -95,7 +104,7 @@ def test_changes_are_those_that_bring_something_most_first():
     found = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128)
     faster = [change.faster for change in found.changes]
     assert faster == sorted(faster, reverse=True)
-    assert min(faster) >= ENOUGH
+    assert min(faster) >= MIN_SPEEDUP
     told = {change.what: change.faster for change in found.changes}
     assert 1 < told["twice the arithmetic"] <= 2
     narrow = st.train("llama-3.1-70b", "hgx-h100", chips=64, seq=8192, batch=128, dtype="fp8", changes=False)
@@ -119,13 +128,15 @@ def test_layouts_as_text():
         show_training_layout(st.TrainingLayout(dp=8, sharding="zero3", sharding_group=4))
         == "dp8 mbs1 zero3 over 4, recompute none"
     )
-    assert set(st.TrainingLayout().columns()) == set(NAMES)
+    assert set(st.TrainingLayout().columns()) == set(AXES)
     assert (PIPED.chips, PIPED.stage) == (16, 4)
 
 
 def test_scaling_keeps_or_grows_the_batch():
     on = system()
-    found = scaling_of(model(SMALL), on, chips=64, engine=training_engine("megatron", on), job=job(seq=4096, batch=512))
+    found = strong_and_weak_scaling(
+        model(SMALL), on, chips=64, engine=training_engine("megatron", on), job=job(seq=4096, batch=512)
+    )
     strong, weak = ([p for p in found.points if p.kind == kind] for kind in ("strong", "weak"))
     assert [p.chips for p in strong] == [p.chips for p in weak] == [8, 16, 32, 64, 128, 256, 512]
     assert {p.batch for p in strong} == {512}
@@ -139,13 +150,13 @@ def test_scaling_keeps_or_grows_the_batch():
 
 def test_ranges_are_wider_for_chips_and_models_that_a_fit_has_not_seen():
     stack = training_engine("typical", system())
-    dense, sparse = (range_of(stack, system(), experts=experts) for experts in (False, True))
-    strange = range_of(stack, CHIP, experts=False)
+    dense, sparse = (step_time_range(stack, system(), experts=experts) for experts in (False, True))
+    strange = step_time_range(stack, CHIP, experts=False)
     for low, high in (dense, sparse, strange):
         assert low < 1 < high
     assert sparse[1] / sparse[0] > dense[1] / dense[0]
-    assert range_of(IDEAL, system(), experts=False) == (1, 1)
-    assert range_of(replace(stack, fit={}), system(), experts=False) == WIDEST
+    assert step_time_range(IDEAL, system(), experts=False) == (1, 1)
+    assert step_time_range(replace(stack, fit={}), system(), experts=False) == DEFAULT_RANGE
 
 
 def test_stacks_by_vendor_name_and_file(tmp_path):
@@ -169,7 +180,7 @@ def test_stacks_by_vendor_name_and_file(tmp_path):
         broken.write_text(text, encoding="utf-8")
         with pytest.raises(DataFileError, match=says):
             training_engine(broken, CHIP)
-    assert all(problem_of(name, told["least"]) == "" for name, told in CONSTANTS.items())
+    assert all(constant_error(name, told["least"]) == "" for name, told in CONSTANTS.items())
 
 
 def test_speed_and_age_are_factors_on_all_times():
@@ -178,8 +189,8 @@ def test_speed_and_age_are_factors_on_all_times():
     stack = replace(stack, constants=replace(stack.constants, yearly_gain=0.1, expert_yearly_gain=0.3))
     tuned, slower = on_chip(stack, CHIP, experts=False, date="2024-06")
     assert tuned.constants.attention_efficiency == 0.5
-    assert float(slower) == pytest.approx(np.exp(-0.1 * (year_of("2024-06") - 2024.5)))
-    for date, years in (("2025-06", year_of("2025-06") - 2024.5), ("2030", 1.5), ("", 1.5)):
+    assert float(slower) == pytest.approx(np.exp(-0.1 * (decimal_year("2024-06") - 2024.5)))
+    for date, years in (("2025-06", decimal_year("2025-06") - 2024.5), ("2030", 1.5), ("", 1.5)):
         assert float(on_chip(stack, CHIP, experts=False, date=date)[1]) == pytest.approx(np.exp(-0.1 * years))
         assert float(on_chip(stack, CHIP, experts=True, date=date)[1]) == pytest.approx(np.exp(-0.1 * years))
 
@@ -187,14 +198,14 @@ def test_speed_and_age_are_factors_on_all_times():
 def test_software_for_experts_gains_in_their_kernels_alone():
     """By 0.3 a year: the rate of grouped products, up to that of dense ones, and the work around them."""
     c = replace(IDEAL.constants, expert_yearly_gain=0.3, expert_efficiency=0.5, seconds_per_expert_layer=1e-3)
-    older = aged(c, 1.5)
+    older = age_constants(c, 1.5)
     assert older.expert_efficiency == pytest.approx(0.5 * np.exp(0.45))
     assert older.seconds_per_expert_layer == pytest.approx(1e-3 * np.exp(-0.45))
 
 
 def test_no_rate_is_above_the_data_sheet():
     """A factor of 2 on the speed of all lifts none above it: rates are at most the factor on times."""
-    found = capped(replace(IDEAL.constants, compute_efficiency=0.8, eight_bit_efficiency=1.1, memory_efficiency=0.3), 0.5)
+    found = cap_rates(replace(IDEAL.constants, compute_efficiency=0.8, eight_bit_efficiency=1.1, memory_efficiency=0.3), 0.5)
     assert float(found.compute_efficiency) == 0.5
     assert float(found.eight_bit_efficiency) == 1.0
     assert float(found.memory_efficiency) == 0.3

@@ -11,7 +11,7 @@ import pytest
 
 import steptime as st
 from steptime.training.training_flops import forward_flops, model_flops
-from steptime.training.training_planner import answer, job_of
+from steptime.training.training_planner import evaluate_layout, training_job
 from steptime.training.training_stack import training_engine
 from steptime.validation.training_run_table import read_training_runs
 from steptime.validation.training_validation import predict_training, validate_training
@@ -82,8 +82,8 @@ def test_llama_3_405b_reaches_what_its_paper_prints(row, full):
                           schedule="interleaved")  # fmt: skip
     of, on = model("llama-3.1-405b"), system()
     stack = training_engine("typical", on)
-    asked = job_of(on, stack, seq=row["seq"], batch=row["batch"])
-    found = answer(of, on, asked, stack, x, date="2024-07")
+    asked = training_job(on, stack, seq=row["seq"], batch=row["batch"])
+    found = evaluate_layout(of, on, asked, stack, x, date="2024-07")
     flops = float(model_flops(of, asked, full=full)) * row["seq"] * row["batch"] / row["chips"]
     assert flops / float(found.high) <= row["tflops"] * 1e12 <= flops / float(found.low)
     assert float(found.memory.used) < 1.01 * float(found.memory.capacity)  # at the very edge of 80 GiB
@@ -110,11 +110,11 @@ def test_four_times_the_chips_lose_what_they_did():
     rows = golden("mlperf")["rows"]
     on, of = system(), model("llama-3.1-405b")
     stack = training_engine("nemo-mlperf", on)
-    asked = job_of(on, stack, seq=8192, batch=1152, dtype="fp8")
+    asked = training_job(on, stack, seq=8192, batch=1152, dtype="fp8")
     steps = []
     for row in rows:
         x = st.TrainingLayout(tp=8, pp=8, virtual_stages=8, cp=2, dp=row["chips"] // 128, schedule="interleaved")
-        steps.append(float(answer(of, on, asked, stack, x, date="2025-06").total))
+        steps.append(float(evaluate_layout(of, on, asked, stack, x, date="2025-06").total))
         assert abs(steps[-1] / row["seconds"] - 1) < WITHIN
     kept, measured = (a / (4 * b) for a, b in (steps, [row["seconds"] for row in rows]))
     assert kept == pytest.approx(measured, abs=0.03)

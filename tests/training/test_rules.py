@@ -12,7 +12,7 @@ import steptime as st
 from steptime.errors import Impossible, InputError, LayoutError, RangeError, UnknownName
 from steptime.training.infeasibility import NothingFits
 from steptime.training.training_job import DTYPES, OPTIMIZERS
-from steptime.training.training_rules import near
+from steptime.training.training_rules import nearest_divisors
 from tests.training.cases import SMALL, SPARSE, system
 
 BIG = "llama-3.1-405b"
@@ -166,9 +166,9 @@ def test_a_box_has_the_chips_that_it_has():
 
 
 def test_the_nearest_divisors():
-    assert near(128, 12) == "8 or 16"
-    assert near(7, 3) == "1 or 7"
-    assert near(16, 32) == "16"
+    assert nearest_divisors(128, 12) == "8 or 16"
+    assert nearest_divisors(7, 3) == "1 or 7"
+    assert nearest_divisors(16, 32) == "16"
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))

@@ -20,7 +20,7 @@ from steptime.training.reliability import (
     young_interval,
 )
 from steptime.training.training_flops import model_flops
-from steptime.training.training_runs import Phase, Reliability, cost_of, phase_seconds
+from steptime.training.training_runs import Phase, Reliability, phase_seconds, training_run_cost
 from tests.conftest import RENT
 from tests.training.cases import CHIP, SMALL, job, model, system
 
@@ -110,7 +110,7 @@ def test_batches_of_a_ramp_divide_over_the_copies():
 def run(phases=None, on=CHIP, chips=1024, asked=None, **more):
     phases = phases or [Phase(tokens=1e12, seq=4096, batch=1024)]
     rely = Reliability(**more)
-    return cost_of(
+    return training_run_cost(
         model(SMALL), on, asked or job(batch=1024), phases, lambda _: 2.0, chips=chips, step_range=(0.9, 1.2), reliability=rely
     )
 
@@ -152,7 +152,7 @@ def test_energy_is_power_of_a_chip_over_the_run():
 
 def test_a_checkpoint_of_405b_takes_14_bytes_a_parameter():
     """5.7 TB: weights in 16 bits, master copy and two moments in 32."""
-    found = cost_of(
+    found = training_run_cost(
         model("llama-3.1-405b"), CHIP, job(), [Phase(tokens=1e12, seq=4096, batch=64)], linear, chips=8, step_range=(1, 1),
         reliability=Reliability(),
     )  # fmt: skip

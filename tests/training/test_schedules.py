@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from steptime.blackboard.pipeline_stages import bubble_fraction
 from steptime.errors import LayoutError, RangeError, UnknownName
-from steptime.training.pipeline_simulator import peak_in_flight, walk
+from steptime.training.pipeline_simulator import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, around, order_of
+from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAIR, WEIGHT, interleaved_path, step_order
 from tests.training.shapes import (
     FEW,
     NAMES,
@@ -234,7 +234,7 @@ def test_lecture_four_micro_batches_fill_a_loop_of_four_stages(microbatches: int
     """Lecture, section 10: decoding goes round and round; P = 4 stages need four micro-batches to have no idle time."""
     rounds = 6
     row = [(FORWARD, turn, micro, -1, -1) for turn in range(rounds) for micro in range(microbatches)]
-    done = walk(order_of(around(4, rounds), microbatches, [row] * 4), 1.0, 0.0)
+    done = simulate_step(step_order(interleaved_path(4, rounds), microbatches, [row] * 4), 1.0, 0.0)
     assert (done.span > done.busy + 1e-9).all() == idles
     assert (done.span > done.busy + 1e-9).any() == idles
 

@@ -12,9 +12,9 @@ import steptime as st
 from steptime.errors import LayoutError
 from steptime.number_checks import divisors
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.training_layout import WAYS, TrainingLayout
-from steptime.training.training_planner import job_of
-from steptime.training.training_search import MARGIN, even_chunks, proposed, search, with_virtual
+from steptime.training.training_layout import DEGREES, TrainingLayout
+from steptime.training.training_planner import training_job
+from steptime.training.training_search import MEMORY_MARGIN, add_virtual_stages, even_chunks, legal_degrees, search
 from steptime.training.training_stack import on_chip, training_engine
 from tests.training.cases import SMALL, SPARSE, job, model, system
 
@@ -29,7 +29,7 @@ def found_by(name: str, chips: int, *, seq: int, batch: int, engine=None, fixed=
     engine = stack() if engine is None else engine
     of = model(name)
     tuned, slower = on_chip(engine, system(), experts=any(layer.routed for layer, _ in of.layers))
-    asked = job_of(system(), engine, seq=seq, batch=batch, dtype=dtype)
+    asked = training_job(system(), engine, seq=seq, batch=batch, dtype=dtype)
     return search(of, system(), asked, tuned, chips=chips, slower=float(slower), fixed=fixed)
 
 
@@ -61,7 +61,7 @@ def by_a_loop(name: str, chips: int, *, seq: int, batch: int, ways: tuple[int, .
             one = st.training_step(name, system(), seq=seq, batch=batch, layout=x, engine=stack())
         except LayoutError:
             continue
-        found[x] = float(one.total), bool(one.memory.used <= MARGIN * one.memory.capacity)
+        found[x] = float(one.total), bool(one.memory.used <= MEMORY_MARGIN * one.memory.capacity)
     return found
 
 
@@ -87,14 +87,14 @@ def test_every_candidate_is_its_training_step():
         one = st.training_step(SPARSE, system(), seq=4096, batch=256, layout=group.at(place), engine=stack())
         assert float(one.total) == pytest.approx(group.seconds[place], rel=1e-9)
         assert float(one.memory.used) == pytest.approx(group.used[place], rel=1e-9)
-        assert bool(one.memory.used <= MARGIN * one.memory.capacity) == bool(group.fits[place])
+        assert bool(one.memory.used <= MEMORY_MARGIN * one.memory.capacity) == bool(group.fits[place])
 
 
 def test_all_candidates_are_legal():
     found = found_by("llama-3.1-70b", 64, seq=8192, batch=128)
     assert found.count > 1000
     for group in found.groups:
-        numbers = {name: np.broadcast_to(getattr(group.layout, name), group.seconds.shape) for name in WAYS}
+        numbers = {name: np.broadcast_to(getattr(group.layout, name), group.seconds.shape) for name in DEGREES}
         assert np.all(numbers["tp"] * numbers["pp"] * numbers["cp"] * numbers["dp"] == 64)
         assert np.all(128 % (numbers["dp"] * numbers["micro_batch"]) == 0)
         assert np.all(numbers["pp"] * numbers["virtual_stages"] <= 82)
@@ -135,8 +135,8 @@ def test_chunks_are_even_with_or_without_embedding_and_head():
     assert even_chunks(126, 16) == (2, 4, 8)
     assert even_chunks(126, 9) == (2, 7, 14)
     assert even_chunks(32, 4) == (2, 4, 8)
-    frame = proposed(model(SMALL), system(), job(seq=4096, batch=64), 8, {})
-    rows = with_virtual(frame, 32, {}, 0)
+    frame = legal_degrees(model(SMALL), system(), job(seq=4096, batch=64), 8, {})
+    rows = add_virtual_stages(frame, 32, {}, 0)
     assert set(zip(rows[:, 1], rows[:, 7], strict=True)) == {(2, v) for v in (2, 4, 8, 16, 17)} | {
         (4, 2),
         (4, 4),

@@ -8,14 +8,14 @@ import pytest
 
 from steptime.models.model import active_parameters, matmul_flops_per_token, total_parameters
 from steptime.models.model_loading import read_model
-from steptime.training.layer_profile import MODULES, draft_sheets, sheets, stem_of
+from steptime.training.layer_profile import MODULES, draft_layer_profiles, layer_profiles, stem_profile
 from tests.training.cases import SMALL, SPARSE, golden, gpt, model
 
 EVERY = (SMALL, "llama-3.1-405b", SPARSE, "deepseek-ai/DeepSeek-V3", "google/gemma-2-9b", "openai/gpt-oss-120b")
 
 
 def kept(name: str, place: int = 0) -> dict[str, float]:
-    return sheets(model(name))[place][0].kept
+    return layer_profiles(model(name))[place][0].kept
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_gpt_keeps_what_korthikanti_counts_without_masks_and_scores():
     """34 h (arXiv 2205.05198, equation 1) less two masks of dropout, h each; flash attention keeps four bytes a head."""
     for row in golden("korthikanti")["rows"]:
         shape = {name: row[name] for name in ("heads", "width", "layers")}
-        ((sheet, layers),) = sheets(read_model(gpt(**shape)))
+        ((sheet, layers),) = layer_profiles(read_model(gpt(**shape)))
         assert sum(sheet.kept.values()) == (34 - 2) * row["width"] + 4 * row["heads"]
         assert (layers, sheet.scores) == (row["layers"], row["heads"])
 
@@ -71,10 +71,10 @@ def test_latent_attention_keeps_latents_and_what_is_expanded_from_them():
 def test_products_and_what_is_small_are_all_of_the_model(name):
     """FLOPs and parameters of sheets and stem are the model's."""
     whole = model(name)
-    found = [(n, sheet, p) for sheet, n in sheets(whole) for p in sheet.products]
-    stem = stem_of(whole)
+    found = [(n, sheet, p) for sheet, n in layer_profiles(whole) for p in sheet.products]
+    stem = stem_profile(whole)
     assert sum(n * p.flops for n, _, p in found) + stem.head_flops == pytest.approx(matmul_flops_per_token(whole), rel=1e-12)
-    small = sum(n * sheet.small for sheet, n in sheets(whole))
+    small = sum(n * sheet.small for sheet, n in layer_profiles(whole))
     beside = total_parameters(whole) - sum(n * p.weights for n, _, p in found) - small
     tied = stem.embedding + stem.head if not stem.shared else stem.head
     assert beside == pytest.approx(tied, rel=1e-3)  # the last norm
@@ -83,7 +83,7 @@ def test_products_and_what_is_small_are_all_of_the_model(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_each_module_can_be_computed_again(name):
-    for sheet, _ in sheets(model(name)):
+    for sheet, _ in layer_profiles(model(name)):
         assert set(MODULES) == set(sheet.kept) - {"rest"} == set(sheet.again)
         assert min(sheet.kept.values()) >= 0
         products = sum(p.flops for p in sheet.products)
@@ -92,7 +92,7 @@ def test_each_module_can_be_computed_again(name):
 
 def test_computing_a_module_again_costs_its_own_products():
     """Llama 3 70B: gate and up, 4 h f FLOPs; norms read and write 4 h values; an activation three f."""
-    again = sheets(model("llama-3-70b"))[0][0].again
+    again = layer_profiles(model("llama-3-70b"))[0][0].again
     h, f = 8192, 28672
     assert again["mlp"] == (4 * h * f, 0)
     assert again["norms"] == (0, 4 * h)
@@ -101,7 +101,7 @@ def test_computing_a_module_again_costs_its_own_products():
 
 
 def test_computing_experts_again_is_two_of_their_three_products():
-    sheet = sheets(model(SPARSE))[0][0]
+    sheet = layer_profiles(model(SPARSE))[0][0]
     routed = next(p for p in sheet.products if p.routed)
     assert sheet.again["moe"][0] == pytest.approx(2 / 3 * routed.flops)
     assert routed.flops == 2 * 3 * 2048 * 768 * 8
@@ -110,12 +110,12 @@ def test_computing_experts_again_is_two_of_their_three_products():
 
 def test_keys_and_values_are_what_context_parallelism_sends():
     """Llama 3 70B: eight heads of 128, keys and values; DeepSeek-V3: 128 heads of keys of 192 and of values of 128."""
-    assert sheets(model("llama-3-70b"))[0][0].exchanged == 2 * 8 * 128
-    assert sheets(model("deepseek-ai/DeepSeek-V3"))[0][0].exchanged == 128 * (192 + 128)
+    assert layer_profiles(model("llama-3-70b"))[0][0].exchanged == 2 * 8 * 128
+    assert layer_profiles(model("deepseek-ai/DeepSeek-V3"))[0][0].exchanged == 128 * (192 + 128)
 
 
 def test_a_tied_embedding_is_one_matrix():
-    tied, apart = stem_of(model("google/gemma-2-9b")), stem_of(model(SMALL))
+    tied, apart = stem_profile(model("google/gemma-2-9b")), stem_profile(model(SMALL))
     assert (tied.shared, apart.shared) == (True, False)
     assert tied.head == 256_000 * 3584
     assert apart.head == apart.embedding == 128_256 * 4096
@@ -123,25 +123,25 @@ def test_a_tied_embedding_is_one_matrix():
 
 
 def test_blocks_are_those_that_tensor_parallelism_gathers_around():
-    assert sheets(model(SMALL))[0][0].blocks == 2
-    assert all(not sheet.routed or sheet.blocks == 1 for sheet, _ in sheets(model(SPARSE)))
+    assert layer_profiles(model(SMALL))[0][0].blocks == 2
+    assert all(not sheet.routed or sheet.blocks == 1 for sheet, _ in layer_profiles(model(SPARSE)))
 
 
 def test_multi_token_prediction_layers_are_layers_of_experts():
-    ((sheet, n),) = draft_sheets(model("deepseek-ai/DeepSeek-V3"))
-    body = sheets(model("deepseek-ai/DeepSeek-V3"))[1][0]
+    ((sheet, n),) = draft_layer_profiles(model("deepseek-ai/DeepSeek-V3"))
+    body = layer_profiles(model("deepseek-ai/DeepSeek-V3"))[1][0]
     assert n == 1
     assert sheet.kept["moe"] == body.kept["moe"]
     assert sum(p.flops for p in sheet.products) == pytest.approx(
         sum(p.flops for p in body.products) + 2 * 2 * 7168 * 7168, rel=1e-6
     )  # the projection of two hidden states to one
-    assert draft_sheets(model(SMALL)) == ()
+    assert draft_layer_profiles(model(SMALL)) == ()
 
 
 def test_active_parameters_are_two_flops_each():
     for name in EVERY[:4]:
         whole = model(name)
-        stem = stem_of(whole)
-        flops = sum(n * p.flops for sheet, n in sheets(whole) for p in sheet.products) + stem.head_flops
+        stem = stem_profile(whole)
+        flops = sum(n * p.flops for sheet, n in layer_profiles(whole) for p in sheet.products) + stem.head_flops
         assert flops == pytest.approx(2 * (active_parameters(whole) - (0 if stem.shared else stem.embedding)), rel=2e-3)
         assert math.isfinite(flops)

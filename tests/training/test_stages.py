@@ -13,19 +13,26 @@ from hypothesis import strategies as some
 
 import steptime as st
 from steptime.errors import LayoutError
-from steptime.training.layer_profile import sheets, stem_of
+from steptime.training.layer_profile import layer_profiles, stem_profile
 from steptime.training.layer_time import layer_passes, stem_passes
-from steptime.training.pipeline_simulator import walk
+from steptime.training.pipeline_simulator import simulate_step
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import SLOTS, chunks_possible, deal, prologue, shares, stages_of
+from steptime.training.stage_balance import (
+    STEM_LAYERS,
+    deal_layers,
+    has_dense_prologue,
+    max_chunks,
+    pipeline_stages,
+    stage_layers_by_kind,
+)
 from steptime.training.training_layout import TrainingLayout, read_layers, show_layers
 from steptime.training.training_stack import IDEAL
-from steptime.training.training_step import held_by_stage, step_seconds
+from steptime.training.training_step import fullest_stage_parameters, step_seconds
 from tests.training.cases import SPARSE, job, model
 
 
 def dealt(depth: int, pp: int, v: int = 1) -> tuple[float, float, float]:
-    found = deal(depth, TrainingLayout(pp=pp, virtual_stages=v))
+    found = deal_layers(depth, TrainingLayout(pp=pp, virtual_stages=v))
     return float(found.first), float(found.middle), float(found.last)
 
 
@@ -49,7 +56,7 @@ def test_layers_of_the_first_the_middle_and_the_last_stage(depth, pp, v, layers)
 
 @given(depth=some.integers(1, 200), pp=some.integers(1, 64), v=some.integers(1, 8))
 def test_no_stage_has_more_than_the_fullest_and_all_layers_are_there(depth, pp, v):
-    if pp * v > depth + SLOTS:
+    if pp * v > depth + STEM_LAYERS:
         return
     first, middle, last = dealt(depth, pp, v)
     if pp == 1:
@@ -59,14 +66,14 @@ def test_no_stage_has_more_than_the_fullest_and_all_layers_are_there(depth, pp, 
     assert middle - 1 <= first <= middle
     room = first + (pp - 2) * middle + last
     assert room >= depth  # enough room for all
-    if depth % (pp * v) == 0 or (depth + SLOTS) % (pp * v) == 0:
+    if depth % (pp * v) == 0 or (depth + STEM_LAYERS) % (pp * v) == 0:
         assert room == depth
-    assert middle == -(-depth // pp) or (depth + SLOTS) % (pp * v) == 0
+    assert middle == -(-depth // pp) or (depth + STEM_LAYERS) % (pp * v) == 0
 
 
 def test_arrays_of_stages_are_dealt_as_one_by_one():
     pps, vs = np.array([1, 4, 8, 16, 5]), np.array([1, 1, 8, 1, 1])
-    found = deal(126, TrainingLayout(pp=pps, virtual_stages=vs))
+    found = deal_layers(126, TrainingLayout(pp=pps, virtual_stages=vs))
     for place, (pp, v) in enumerate(zip(pps, vs, strict=True)):
         assert (found.first[place], found.middle[place], found.last[place]) == dealt(126, int(pp), int(v))
 
@@ -74,21 +81,21 @@ def test_arrays_of_stages_are_dealt_as_one_by_one():
 def test_dense_layers_before_experts_are_on_the_first_stage():
     """DeepSeek-V3: three dense layers, then 58 of experts."""
     deepseek = model("deepseek-ai/DeepSeek-V3")
-    assert [float(n) for n in shares(deepseek, 4.0, first=True)] == [3, 1]
-    assert [float(n) for n in shares(deepseek, 4.0, first=False)] == [0, 4]
-    assert [float(n) for n in shares(deepseek, 61.0, first=True)] == [3, 58]
-    assert [float(n) for n in shares(deepseek, 2.0, first=True)] == [2, 0]
+    assert [float(n) for n in stage_layers_by_kind(deepseek, 4.0, first=True)] == [3, 1]
+    assert [float(n) for n in stage_layers_by_kind(deepseek, 4.0, first=False)] == [0, 4]
+    assert [float(n) for n in stage_layers_by_kind(deepseek, 61.0, first=True)] == [3, 58]
+    assert [float(n) for n in stage_layers_by_kind(deepseek, 2.0, first=True)] == [2, 0]
 
 
 def test_kinds_of_layers_that_alternate_are_mixed():
-    assert [float(n) for n in shares(model("openai/gpt-oss-120b"), 9.0, first=True)] == [4.5, 4.5]
-    assert [float(n) for n in shares(model(SPARSE), 6.0, first=False)] == [6]
-    assert prologue([3, 58])
-    assert not prologue([18, 18])
+    assert [float(n) for n in stage_layers_by_kind(model("openai/gpt-oss-120b"), 9.0, first=True)] == [4.5, 4.5]
+    assert [float(n) for n in stage_layers_by_kind(model(SPARSE), 6.0, first=False)] == [6]
+    assert has_dense_prologue([3, 58])
+    assert not has_dense_prologue([18, 18])
 
 
 def test_embedding_and_head_are_chunks_too():
-    assert chunks_possible(model("llama-3.1-405b")) == 128
+    assert max_chunks(model("llama-3.1-405b")) == 128
 
 
 @pytest.mark.parametrize("text", ["7,8x14,7", "7, 8*14, 7", "7,8,8x12,8,7"])
@@ -123,9 +130,9 @@ def test_the_slowest_stage_sets_the_pace_whichever_it_is(cuts):
     counts = [b - a for a, b in pairwise(bounds)]
     x = TrainingLayout(pp=4, dp=2, layers=show_layers(counts))
     system = st.load_system("hgx-h100")
-    passes = [layer_passes(sheet, asked, system, IDEAL, x) for sheet, _ in sheets(sparse)]
+    passes = [layer_passes(sheet, asked, system, IDEAL, x) for sheet, _ in layer_profiles(sparse)]
     dense, routed = (one.total("forward") + one.total("backward") for one in passes)
-    head = sum(stem_passes(stem_of(sparse), asked, system, IDEAL, x))
+    head = sum(stem_passes(stem_profile(sparse), asked, system, IDEAL, x))
     each = [
         max(min(b, 3) - a, 0) * dense + (b - a - max(min(b, 3) - a, 0)) * routed + (head if b == 61 else 0.0)
         for a, b in pairwise(bounds)
@@ -133,7 +140,7 @@ def test_the_slowest_stage_sets_the_pace_whichever_it_is(cuts):
     found = step_seconds(sparse, asked, system, IDEAL, x)
     order = schedule_named("1f1b").order(4, 16, 1)
     forward = np.array([[f] for f, _ in step_seconds(sparse, asked, system, IDEAL, x).stages.each])
-    pace = float(walk(order, forward, np.array(each)[:, None] - forward).total)
+    pace = float(simulate_step(order, forward, np.array(each)[:, None] - forward).total)
     assert max(each) * 16 * (1 - 1e-12) <= pace <= 16 * max(each) + sum(each) - max(each) + 1e-9
     kinds = ("matrices", "attention", "experts", "element-wise", "head", "pipeline idle")
     assert sum(float(found.terms.get(name, 0.0)) for name in kinds) == pytest.approx(pace, rel=1e-9)
@@ -146,7 +153,7 @@ def test_chunks_lie_on_the_devices_that_the_schedule_puts_them_on():
 
     def held(schedule: str, v: int, layers: str) -> list[tuple[float, float, float]]:
         x = TrainingLayout(pp=2, virtual_stages=v, schedule=schedule, layers=layers)
-        return [(float(s.layers), float(s.embedding), float(s.head)) for s in stages_of(llama, x)]
+        return [(float(s.layers), float(s.embedding), float(s.head)) for s in pipeline_stages(llama, x)]
 
     assert held("interleaved", 2, "3,5,8,16") == [(11, 1, 0), (21, 0, 1)]
     assert held("zbv", 2, "3,5,8,16") == [(19, 1, 1), (13, 0, 0)]
@@ -155,10 +162,14 @@ def test_chunks_lie_on_the_devices_that_the_schedule_puts_them_on():
 
 def test_an_embedding_that_is_the_head_is_held_once_by_a_device_that_has_both():
     tied = model("meta-llama/Llama-3.2-1B")
-    stem = stem_of(tied)
-    one, two = (held_by_stage(tied, TrainingLayout(pp=pp, layers=layers)).dense for pp, layers in ((1, "16"), (2, "16,0")))
+    stem = stem_profile(tied)
+    one, two = (
+        fullest_stage_parameters(tied, TrainingLayout(pp=pp, layers=layers)).dense for pp, layers in ((1, "16"), (2, "16,0"))
+    )
     assert float(one) == pytest.approx(float(two), rel=1e-12)  # the second device holds the head alone
-    assert float(one) - stem.head == pytest.approx(16 * (float(held_by_stage(tied, TrainingLayout(pp=16)).dense) - stem.head))
+    assert float(one) - stem.head == pytest.approx(
+        16 * (float(fullest_stage_parameters(tied, TrainingLayout(pp=16)).dense) - stem.head)
+    )
 
 
 @pytest.mark.parametrize(

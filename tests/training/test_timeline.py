@@ -10,7 +10,7 @@ from rich.console import Console
 
 from steptime.cli.views.schedule_view import schedule_picture
 from steptime.errors import DataFileError, InputError
-from steptime.training.schedule_timeline import IDLE, Timeline, plot, timeline
+from steptime.training.schedule_timeline import IDLE, Timeline, timeline, write_timeline
 from steptime.training.schedules.schedule import known_schedules
 from tests.training.shapes import NAMES, equal, legal
 
@@ -88,16 +88,16 @@ def test_numbers_below_a_picture_are_those_of_the_walk() -> None:
 def test_pictures_as_files(name: str, shape: tuple[int, int, int], ending: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"step.{ending}"
-    plot(made(name, *shape), str(path), name)
+    write_timeline(made(name, *shape), str(path), name)
     assert path.stat().st_size > 5000
 
 
 def test_pictures_that_cannot_be_written(tmp_path: Path) -> None:
     drawn = made("1f1b", 2, 2, 1)
     with pytest.raises(InputError, match=r"\.svg, \.png, \.pdf"):
-        plot(drawn, "step.gif")
+        write_timeline(drawn, "step.gif")
     with pytest.raises(DataFileError):
-        plot(drawn, str(tmp_path / "none" / "step.svg"))
+        write_timeline(drawn, str(tmp_path / "none" / "step.svg"))
 
 
 def test_a_timeline_is_of_one_step() -> None:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steptime.errors import InputError
-from steptime.training.pipeline_simulator import peak_in_flight, walk
+from steptime.training.pipeline_simulator import peak_in_flight, simulate_step
 from steptime.training.schedules.schedule import known_schedules
-from steptime.training.schedules.work_order import BACKWARD, FORWARD, around, order_of
+from steptime.training.schedules.work_order import BACKWARD, FORWARD, interleaved_path, step_order
 from tests.training.shapes import NAMES, by_hand, equal, legal
 
 KNOWN = known_schedules()
@@ -18,7 +18,7 @@ KNOWN = known_schedules()
 
 def test_two_stages_and_two_micro_batches_by_hand() -> None:
     """1F1B, the second stage twice as long: F 0-1, 1-2; F 1-3, B 3-7, F 7-9, B 9-13; B 7-9, 13-15 on the first."""
-    done = walk(KNOWN["1f1b"].order(2, 2, 1), [[1.0], [2.0]], [[2.0], [4.0]])
+    done = simulate_step(KNOWN["1f1b"].order(2, 2, 1), [[1.0], [2.0]], [[2.0], [4.0]])
     assert done.start.tolist() == [0, 1, 7, 13, 1, 3, 7, 9]
     assert done.end.tolist() == [1, 2, 9, 15, 3, 7, 9, 13]
     assert (done.total, done.busy.tolist(), done.idle.tolist()) == (15, [6, 12], [9, 3])
@@ -35,7 +35,7 @@ def test_the_walk_is_that_of_dictionaries(name: str, seed: int, hop: float) -> N
     f, inputs, w = rng.uniform(0.2, 2.0, (3, order.devices, order.chunks))
     table = {"F": f, "I": inputs, "W": w}
     ends, total = by_hand(order, lambda kind, d, c: table[kind][d, c], hop)
-    done = walk(order, f, inputs + w, w, hop=hop)
+    done = simulate_step(order, f, inputs + w, w, hop=hop)
     assert done.total == pytest.approx(total)
     for place in range(len(order.kind)):
         d, kind = int(order.device[place]), int(order.kind[place])
@@ -48,9 +48,9 @@ def test_arrays_of_times_go_together_as_one_after_the_other(name: str) -> None:
     rng = np.random.default_rng(7)
     order = KNOWN[name].order(*legal(name)[-1])
     f, b = rng.uniform(0.5, 2.0, (2, 3, 2, order.devices, order.chunks))
-    together = walk(order, f, b + 1, 1.0, hop=np.full((2, 1, 1), 0.1))
+    together = simulate_step(order, f, b + 1, 1.0, hop=np.full((2, 1, 1), 0.1))
     assert together.total.shape == (3, 2)
-    alone = [[float(walk(order, f[i, j], b[i, j] + 1, 1.0, hop=0.1).total) for j in range(2)] for i in range(3)]
+    alone = [[float(simulate_step(order, f[i, j], b[i, j] + 1, 1.0, hop=0.1).total) for j in range(2)] for i in range(3)]
     assert together.total == pytest.approx(np.array(alone), rel=1e-12)
 
 
@@ -63,16 +63,16 @@ def test_laws_of_unequal_stages(name: str, seed: int) -> None:
     shapes = legal(name)
     order = KNOWN[name].order(*shapes[int(rng.integers(len(shapes)))])
     f, inputs, w = rng.uniform(0.3, 2.0, (3, order.devices, order.chunks))
-    done = walk(order, f, inputs + w, w)
+    done = simulate_step(order, f, inputs + w, w)
     assert done.total >= done.busy.max() * (1 - 1e-12)
     for path in order.paths:
         assert done.total >= sum(f[d, c] + inputs[d, c] for d, c in path) * (1 - 1e-12)
     assert done.busy == pytest.approx(order.microbatches // len(order.paths) * (f + inputs + w).sum(axis=-1))
     slower = f.copy()
     slower[rng.integers(order.devices), rng.integers(order.chunks)] *= 1.5
-    assert walk(order, slower, inputs + w, w).total >= done.total * (1 - 1e-12)
-    assert walk(order, f, inputs + w, w, hop=0.2).total >= done.total
-    assert walk(order, 2 * f, 2 * (inputs + w), 2 * w).total == pytest.approx(2 * float(done.total))
+    assert simulate_step(order, slower, inputs + w, w).total >= done.total * (1 - 1e-12)
+    assert simulate_step(order, f, inputs + w, w, hop=0.2).total >= done.total
+    assert simulate_step(order, 2 * f, 2 * (inputs + w), 2 * w).total == pytest.approx(2 * float(done.total))
 
 
 # How far the closed form of unequal stages is from the walk where parts of the model differ by up to 5 % and 15 % each way.
@@ -93,7 +93,7 @@ def test_the_closed_form_of_unequal_stages_is_near_the_walk(name: str, number: i
     p, m, v = shapes[int(rng.integers(len(shapes)))]
     order = schedule.order(p, m, v)
     f = 1 + spread * rng.uniform(-1, 1, (p, order.chunks))
-    done = walk(order, f, 2 * f, 0.95 * f)
+    done = simulate_step(order, f, 2 * f, 0.95 * f)
     work = f.sum(axis=-1) / len(order.paths)  # with two paths each takes half of the micro-batches
     slow = work.max()
     rest = (work.sum() - slow) / (p - 1) / slow
@@ -116,7 +116,7 @@ def test_the_closed_form_of_a_last_stage_with_a_head(name: str, far: float, p: i
     work = f.sum(axis=-1) / len(order.paths)
     rest = (work.sum() - work.max()) / (p - 1) / work.max()
     said = schedule.step(p, 8 * p, v, work.max(), 2 * work.max(), work.max(), rest=rest)
-    assert said == pytest.approx(float(walk(order, f, 2 * f, f).total), rel=far)
+    assert said == pytest.approx(float(simulate_step(order, f, 2 * f, f).total), rel=far)
 
 
 def test_in_flight_in_bytes_and_by_share_kept() -> None:
@@ -141,4 +141,4 @@ def test_pairs_take_their_own_time() -> None:
 def test_devices_that_wait_in_a_circle_are_refused() -> None:
     rows = [[(BACKWARD, 0, 0, -1, -1), (FORWARD, 0, 0, -1, -1)], [(FORWARD, 0, 0, -1, -1), (BACKWARD, 0, 0, -1, -1)]]
     with pytest.raises(InputError, match="circle"):
-        walk(order_of(around(2, 1), 1, rows), 1.0, 1.0)
+        simulate_step(step_order(interleaved_path(2, 1), 1, rows), 1.0, 1.0)

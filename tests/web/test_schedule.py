@@ -7,7 +7,7 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
-from steptime.training.pipeline_simulator import walk
+from steptime.training.pipeline_simulator import simulate_step
 from steptime.training.schedules.schedule import schedule_named
 from steptime.web.app import app_for
 from steptime.web.boards.schedule import NAMES
@@ -18,7 +18,7 @@ client = TestClient(app_for(hosts=("*",)))
 
 def test_its_boxes_are_those_of_the_walk():
     shown = client.post(ROUTE, json={"schedule": "interleaved", "stages": 4, "microbatches": 8, "virtual": 2}).json()
-    done = walk(schedule_named("interleaved").order(4, 8, 2), 0.5, 1.0, 0.5)
+    done = simulate_step(schedule_named("interleaved").order(4, 8, 2), 0.5, 1.0, 0.5)
     boxes = shown["tables"]["boxes"]
     np.testing.assert_allclose(boxes["start"], done.start, rtol=1e-12)
     np.testing.assert_allclose(boxes["end"], done.end, rtol=1e-12)

@@ -48,9 +48,9 @@ def engines(
 def _stack(name: str, catalog: str | None, *, json: bool) -> None:
     """Show a training stack."""
     from steptime.cli.views.training_view import stack_view
-    from steptime.training.training_stack import stack_of
+    from steptime.training.training_stack import load_stack
 
-    found = stack_of(name, catalog)
+    found = load_stack(name, catalog)
     if json:
         print_json(found)
     else:

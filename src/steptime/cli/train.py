@@ -71,13 +71,13 @@ def _shown(
 ) -> None:
     from steptime.cli.views.explain_view import sources_table
     from steptime.cli.views.training_view import explained_view, scaling_view, training_brief, training_view
-    from steptime.training.step_schedule import timeline_of
+    from steptime.training.step_schedule import step_timeline
 
     console = console_of()
     if brief:
         show(training_brief(found, machine), console=console)
     else:
-        made = timeline_of(described, machine, found, stack)
+        made = step_timeline(described, machine, found, stack)
         show(training_view(found, machine, made, console.width), console=console)
     if scaled is not None:
         show(scaling_view(scaled, console.width), console=console)
@@ -90,10 +90,10 @@ def _plotted(path: str, described: Any, machine: "System", found: "Training", st
     import os
 
     from steptime.errors import RangeError
-    from steptime.training.schedule_timeline import plot as drawn
-    from steptime.training.step_schedule import timeline_of
+    from steptime.training.schedule_timeline import write_timeline as drawn
+    from steptime.training.step_schedule import step_timeline
 
-    made = timeline_of(described, machine, found, stack)
+    made = step_timeline(described, machine, found, stack)
     if made is None:
         raise RangeError("--plot draws the schedule of a pipeline, and this layout has none (pp=1); give --pp")
     existed = os.path.exists(path)
@@ -102,6 +102,6 @@ def _plotted(path: str, described: Any, machine: "System", found: "Training", st
 
 
 def _scaled(described: Any, machine: "System", found: "Training", stack: Any, laid: dict[str, Any]) -> Any:
-    from steptime.training.chip_scaling import scaling_of
+    from steptime.training.chip_scaling import strong_and_weak_scaling
 
-    return scaling_of(described, machine, chips=found.chips, engine=stack, layout=laid, job=found.job)
+    return strong_and_weak_scaling(described, machine, chips=found.chips, engine=stack, layout=laid, job=found.job)

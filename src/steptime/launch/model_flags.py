@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from steptime.models.model import Layer, Model, Op
-from steptime.training.stage_balance import prologue
+from steptime.training.stage_balance import has_dense_prologue
 
 ALIBI = ("bloom", "mpt")  # families whose attention is biased by distance: no positions are added or turned
 WHOLE_NORM = 2  # norms of the residual stream in a layer
@@ -163,7 +163,7 @@ def _odd(model: Model, seq: float, norms: int, head: int) -> list[str]:
     if any(not a.stored for a in mixers):
         oddities.append("layers that share keys and values")
     mixed = len(kinds) > 1 and len({layer.routed is None for layer in kinds}) > 1
-    if len(kinds) > 2 or (len(kinds) > 1 and not (mixed and prologue([n for _, n in model.layers]))):
+    if len(kinds) > 2 or (len(kinds) > 1 and not (mixed and has_dense_prologue([n for _, n in model.layers]))):
         oddities.append("layers of several kinds that alternate")
     if norms != WHOLE_NORM:
         oddities.append(f"{norms} norms of the residual stream in a layer, not {WHOLE_NORM}")

@@ -13,9 +13,9 @@ from steptime.launch.model_flags import Shape, model_shape
 from steptime.models.model import Model
 from steptime.physics.layout_constraints import host_chips
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import SLOTS, layers_of_chunks
+from steptime.training.stage_balance import STEM_LAYERS, layers_of_chunks
 from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import WAYS, TrainingLayout, read_layers
+from steptime.training.training_layout import DEGREES, TrainingLayout, read_layers
 
 STEPS: Final = 100  # of a run that measures
 MINE: Final = "synthetic data, {steps} steps and a learning rate that only serves to time a step: put your own in their place"
@@ -96,7 +96,7 @@ class Run:
         if self.even:
             return False
         if not self.has_given_layers:
-            return (self.shape.layers + SLOTS) % (self.pp * self.virtual) == 0
+            return (self.shape.layers + STEM_LAYERS) % (self.pp * self.virtual) == 0
         first, *between, last = self.has_given_layers
         return len({first + 1, *between, last + 1}) == 1
 
@@ -109,7 +109,7 @@ class Run:
 def training_run(model: Model, job: TrainingJob, layout: TrainingLayout, system: System) -> Run:
     """Return what is started; raise LayoutError where that is not one layout, or none that divides its batch and runs."""
     numbers: dict[str, int] = {}
-    for name, value in {**{n: getattr(layout, n) for n in WAYS}, "seq": job.seq, "batch": job.batch}.items():
+    for name, value in {**{n: getattr(layout, n) for n in DEGREES}, "seq": job.seq, "batch": job.batch}.items():
         if np.ndim(value):
             raise LayoutError(f"commands start one layout, and {name} is an array of {np.size(value)}; take one of its rows")
         numbers[name] = int(value)

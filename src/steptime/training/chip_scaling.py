@@ -14,7 +14,7 @@ from steptime.training.training_layout import show_training_layout
 from steptime.training.training_search import search
 from steptime.training.training_stack import TrainingEngine, on_chip
 
-TIMES = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
+CHIP_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Scaling(Tabular):
         return table_of(ScalingPoint, self.points)
 
 
-def scaling_of(
+def strong_and_weak_scaling(
     model: Model,
     system: System,
     *,
@@ -60,7 +60,7 @@ def scaling_of(
     fixed = {k: v for k, v in (layout or {}).items() if k != "dp"}
     points = []
     for kind in ("strong", "weak"):
-        for times in TIMES:
+        for times in CHIP_FACTORS:
             chip_count = int(chips * times)
             batch = int(job.batch) if kind == "strong" else int(int(job.batch) * times)
             if (

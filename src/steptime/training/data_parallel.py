@@ -17,15 +17,15 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.number_checks import Number
 from steptime.physics import network_time
-from steptime.training.layer_profile import WIDE
-from steptime.training.layer_time import seconds_of
+from steptime.training.layer_profile import ACTIVATION_BYTES
+from steptime.training.layer_time import collective_seconds
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import TrainingEngine
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ChipParameters:
     """Parameters of a chip of a stage: dense ones, which all copies share, and those of its experts."""
 
     dense: Number
@@ -37,31 +37,33 @@ class Held:
         return self.dense + self.experts
 
 
-def copies_sharing(x: TrainingLayout) -> Number:
+def sharding_ranks(x: TrainingLayout) -> Number:
     """Ranks that share dense states: copies and context ranks, or the sharding group."""
     every = x.dp * x.cp
     group = np.asarray(x.sharding_group)
     return np.where(group > 0, np.minimum(np.maximum(group, 1), every), every) * 1.0
 
 
-def exposed(
-    parameters: Held, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, forward: Number,
+def exposed_exchange_seconds(
+    parameters: ChipParameters, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, forward: Number,
     backward: Number, microbatches: Number,
 ) -> Number:  # fmt: skip
     """Return the seconds of a step that data-parallel exchanges add; forward, backward [s] of one micro-batch on the stage."""
     constants = engine.constants
     gradient_bytes = job.gradient_bytes
-    gradients = _trained(parameters, job)
+    gradients = _trained_parameters(parameters, job)
     replica_ranks = x.dp * x.cp * 1.0
-    ranks, expert_ranks = copies_sharing(x), expert_copies_sharing(x)
+    ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
 
     def gather_seconds(dense_bytes: Number, expert_bytes: Number, group_size: Number, stride: Number = 1) -> Number:
         dense = network_time.all_gather(system, group_size, dense_bytes, x.tp * stride)
         routed = network_time.all_gather(system, expert_ranks, expert_bytes, x.ep * x.etp)
-        return seconds_of(dense, engine) + np.where(np.asarray(expert_bytes) > 0, seconds_of(routed, engine), 0.0)
+        return collective_seconds(dense, engine) + np.where(
+            np.asarray(expert_bytes) > 0, collective_seconds(routed, engine), 0.0
+        )
 
     if x.sharding == "zero3":
-        weight_gather = gather_seconds(parameters.dense * WIDE, parameters.experts * WIDE, ranks)
+        weight_gather = gather_seconds(parameters.dense * ACTIVATION_BYTES, parameters.experts * ACTIVATION_BYTES, ranks)
         scatter = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, ranks)
         exposed_gather = np.maximum(weight_gather - constants.data_overlap * forward, 0.0)
         seconds_per_microbatch = exposed_gather + np.maximum(weight_gather + scatter - constants.data_overlap * backward, 0.0)
@@ -78,7 +80,11 @@ def exposed(
             ) * (groups > 1)
         return seconds
     reduce = gather_seconds(gradients.dense * gradient_bytes, gradients.experts * gradient_bytes, replica_ranks)
-    gather = reduce if x.sharding == "none" else gather_seconds(gradients.dense * WIDE, gradients.experts * WIDE, replica_ranks)
+    gather = (
+        reduce
+        if x.sharding == "none"
+        else gather_seconds(gradients.dense * ACTIVATION_BYTES, gradients.experts * ACTIVATION_BYTES, replica_ranks)
+    )
     if x.sharding == "zero2":  # gradients that are divided are reduced at once: in a pipeline after p micro-batches of a chunk
         seconds_per_microbatch = np.minimum(x.pp, microbatches)
         earlier_reductions = (
@@ -93,26 +99,26 @@ def exposed(
     return seconds + np.maximum(gather - constants.data_overlap * forward, 0.0)
 
 
-def expert_copies_sharing(x: TrainingLayout) -> Number:
+def expert_sharding_ranks(x: TrainingLayout) -> Number:
     """Ranks that share the states of an expert: its copies, or those of them in a sharding group."""
     copies = np.maximum(x.expert_copies, 1.0)
     group = np.asarray(x.sharding_group)
     return np.where(group > 0, np.minimum(copies, np.maximum(group, 1)), copies) * 1.0
 
 
-def _trained(parameters: Held, job: TrainingJob) -> Held:
-    return parameters if job.task != "lora" else Held(0.0 * parameters.dense, 0.0 * parameters.experts)
+def _trained_parameters(parameters: ChipParameters, job: TrainingJob) -> ChipParameters:
+    return parameters if job.task != "lora" else ChipParameters(0.0 * parameters.dense, 0.0 * parameters.experts)
 
 
-def optimizer_seconds(parameters: Held, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
+def optimizer_seconds(parameters: ChipParameters, job: TrainingJob, system: System, x: TrainingLayout) -> Number:
     """Return the seconds in which the optimizer reads and writes its states, gradients and weights."""
     if job.task == "lora":
         return 0.0 * parameters.dense
     states = job.states
-    bytes_per_parameter = 2 * (states.master + states.moments) + job.gradient_bytes + WIDE
+    bytes_per_parameter = 2 * (states.master + states.moments) + job.gradient_bytes + ACTIVATION_BYTES
     is_sharded = x.sharding != "none"
-    dense = parameters.dense / (copies_sharing(x) if is_sharded else 1.0)
-    experts = parameters.experts / (expert_copies_sharing(x) if is_sharded else 1.0)
-    norm_bytes = parameters.all * job.gradient_bytes / (1.0 if x.sharding in ("none", "zero1") else copies_sharing(x))
+    dense = parameters.dense / (sharding_ranks(x) if is_sharded else 1.0)
+    experts = parameters.experts / (expert_sharding_ranks(x) if is_sharded else 1.0)
+    norm_bytes = parameters.all * job.gradient_bytes / (1.0 if x.sharding in ("none", "zero1") else sharding_ranks(x))
     # element-wise passes of an optimizer are one fused kernel: bandwidth of the chip as it is
     return (bytes_per_parameter * (dense + experts) + norm_bytes) / system.chip.hbm.bandwidth

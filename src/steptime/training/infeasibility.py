@@ -11,65 +11,66 @@ from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import show_training_layout
-from steptime.training.training_search import MARGIN, Searched, proposed, search
+from steptime.training.training_search import MEMORY_MARGIN, SearchResult, legal_degrees, search
 from steptime.training.training_stack import TrainingEngine
 from steptime.units import counted
 
-MORE_CHIPS: Final = tuple(2**n for n in range(1, 11))
+CHIP_MULTIPLES: Final = tuple(2**n for n in range(1, 11))
 
 
 class NothingFits(Impossible):
     """No layout of the chips holds the model's training states: by how much, and what would."""
 
 
-def nothing(
+def infeasibility_error(
     model: Model,
     system: System,
     job: TrainingJob,
     engine: TrainingEngine,
     chips: int,
     fixed_axes: Mapping[str, Any],
-    search_result: Searched,
+    search_result: SearchResult,
 ) -> InputError:
     """Return why nothing can be trained so: by how much states and activations are too large, and what would fit."""
     if not search_result.count:
         fixed_text = f" with {', '.join(f'{k}={v}' for k, v in fixed_axes.items())}" if fixed_axes else ""
-        degree_rows = proposed(model, system, job, chips, dict(fixed_axes))
+        degree_rows = legal_degrees(model, system, job, chips, dict(fixed_axes))
         if len(degree_rows):  # ways there are, and no schedule for their micro-batches
             pp, dp, micro_batch = (int(degree_rows[:, column].min()) for column in (1, 5, 6))
             return LayoutError(
-                f"no schedule of the stack runs {counted(int(job.batch) // (dp * micro_batch), 'micro-batch', 'micro-batches')} in "
-                f"{counted(pp, 'stage')}{fixed_text}; try a "
-                f"batch that is a multiple of {pp * dp * micro_batch:,}, or another --schedule"
+                "no schedule of the stack runs "
+                f"{counted(int(job.batch) // (dp * micro_batch), 'micro-batch', 'micro-batches')} in "
+                f"{counted(pp, 'stage')}{fixed_text}; "
+                f"try a batch that is a multiple of {pp * dp * micro_batch:,}, or another --schedule"
             )
         return LayoutError(
-            f"no layout of {counted(chips, 'chip')} divides {counted(int(job.batch), 'sequence')} among its copies{fixed_text}; try a "
-            f"batch that is a multiple of {chips:,}, or other chips"
+            f"no layout of {counted(chips, 'chip')} divides {counted(int(job.batch), 'sequence')} among its copies"
+            f"{fixed_text}; try a batch that is a multiple of {chips:,}, or other chips"
         )
     layout, used_bytes = search_result.smallest()
-    capacity = MARGIN * float(system.chip.capacity)
+    capacity = MEMORY_MARGIN * float(system.chip.capacity)
     message = (
         f"{model.name} with {job.optimizer} does not fit {counted(chips, 'chip')} of {system.name}: the smallest layout "
-        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB of the {capacity / 1e9:,.1f} GB of a chip that may be "
-        f"filled, {(used_bytes - capacity) / 1e9:,.1f} GB too much"
+        f"({show_training_layout(layout)}) needs {used_bytes / 1e9:,.1f} GB of the {capacity / 1e9:,.1f} GB of a chip that may "
+        f"be filled, {(used_bytes - capacity) / 1e9:,.1f} GB too much"
     )
-    return NothingFits(message + _would_fit(model, system, job, engine, chips, fixed_axes))
+    return NothingFits(message + _nearest_change(model, system, job, engine, chips, fixed_axes))
 
 
-def _would_fit(
+def _nearest_change(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any]
 ) -> str:
     """Return the smallest change with which something fits."""
 
-    def fits(**change_text: Any) -> bool:
-        search_result = search(model, system, change_text.get("job", job), change_text.get("engine", engine), chips=change_text.get("chips", chips),
-                       fixed=change_text.get("given", fixed_axes))  # fmt: skip
+    def fits(**changes: Any) -> bool:
+        search_result = search(model, system, changes.get("job", job), changes.get("engine", engine),
+                               chips=changes.get("chips", chips), fixed=changes.get("fixed", fixed_axes))  # fmt: skip
         return bool(search_result.count and search_result.fastest())
 
     tied_axes = ("pp", "virtual_stages", "layers") if "layers" in fixed_axes else ()  # layers by chunk say stages too
     for name in ("recompute", "sharding", "layers", "pp", "tp", "virtual_stages", "micro_batch"):
         dropped_axes = tied_axes if name in tied_axes else (name,)
-        if name in fixed_axes and fits(given={k: v for k, v in fixed_axes.items() if k not in dropped_axes}):
+        if name in fixed_axes and fits(fixed={k: v for k, v in fixed_axes.items() if k not in dropped_axes}):
             change_text = "other layers by chunk" if name == "layers" else f"another {name}"
             return f"; it fits with {change_text} than {fixed_axes[name]}"
     if engine.shardings and fits(engine=replace(engine, shardings=())):
@@ -79,9 +80,9 @@ def _would_fit(
             return f"; it fits with --optimizer {optimizer}"
     if not system.is_box:
         axes_without_dp = {k: v for k, v in fixed_axes.items() if k != "dp"}
-        for factor in MORE_CHIPS:
+        for factor in CHIP_MULTIPLES:
             larger_job = replace(job, batch=int(job.batch) * factor)
-            if fits(chips=chips * factor, job=larger_job, given=axes_without_dp):
+            if fits(chips=chips * factor, job=larger_job, fixed=axes_without_dp):
                 return f"; it fits {chips * factor:,} chips"
     if job.task != "lora" and fits(job=replace(job, task="lora")):
         return "; a LoRA fine-tune of it fits (--task lora)"

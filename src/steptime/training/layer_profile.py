@@ -18,7 +18,7 @@ from functools import lru_cache
 from steptime.models.model import Attention, Layer, Model, Op
 from steptime.physics.op_work import CLOSING
 
-WIDE = 2.0  # bytes of a kept activation: 16 bits, whatever the products are computed in
+ACTIVATION_BYTES = 2.0  # bytes of a kept activation: 16 bits, whatever the products are computed in
 SUM_BYTES = 4.0  # of the log-sum-exp that flash attention keeps for a head and a row
 MODULES = ("attention", "norms", "activation", "mlp", "moe_act", "mla_up_proj", "shared_experts", "moe_input", "moe")
 """What can be computed again by itself, as engines name it; `mlp` holds `activation`, `moe` holds `moe_input` and `moe_act`."""
@@ -43,7 +43,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class LayerProfile:
     """One kind of layer.
 
     rows that norms and residual additions touch: `element_values` [values per row, one read or write each], divided by sequence
@@ -83,19 +83,19 @@ class Stem:
 
 
 @lru_cache(maxsize=256)
-def sheets(model: Model) -> tuple[tuple[Sheet, int], ...]:
+def layer_profiles(model: Model) -> tuple[tuple[LayerProfile, int], ...]:
     """Return the sheet of each kind of layer, with how many there are."""
-    return tuple((sheet_of(layer, model), n) for layer, n in model.layers)
+    return tuple((layer_profile(layer, model), n) for layer, n in model.layers)
 
 
 @lru_cache(maxsize=256)
-def draft_sheets(model: Model) -> tuple[tuple[Sheet, int], ...]:
+def draft_layer_profiles(model: Model) -> tuple[tuple[LayerProfile, int], ...]:
     """Return the sheets of multi-token-prediction layers, with how many there are."""
-    return tuple((sheet_of(layer, model), n) for layer, n in model.draft)
+    return tuple((layer_profile(layer, model), n) for layer, n in model.draft)
 
 
 @lru_cache(maxsize=256)
-def stem_of(model: Model) -> Stem:
+def stem_profile(model: Model) -> Stem:
     """Return what stands around the layers; towers for images are left out, as a text-only step leaves them idle."""
     embedding = sum(op.total_weights for op in model.stem if op.term == "embedding")
     heads = [op for op in model.stem if op.rows == "outputs"]
@@ -109,7 +109,7 @@ def stem_of(model: Model) -> Stem:
     )
 
 
-def sheet_of(layer: Layer, model: Model) -> Sheet:
+def layer_profile(layer: Layer, model: Model) -> LayerProfile:
     """Return the sheet of one layer."""
     ops, width = layer.ops, model.width
     matrices = [op for op in ops if op.flops_per_row and op.rows in ("tokens", "routed")]
@@ -123,23 +123,27 @@ def sheet_of(layer: Layer, model: Model) -> Sheet:
         return float(sum(size(op) for op in operators))
 
     def within(term: str, *, latent: bool | None = None) -> list[Op]:
-        return [op for op in matrices if op.term == term and op.rows == "tokens" and (latent is None or _up(op) == latent)]
+        return [
+            op
+            for op in matrices
+            if op.term == term and op.rows == "tokens" and (latent is None or _is_latent_expansion(op) == latent)
+        ]
 
     activation_bytes = {
-        "attention": WIDE * total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING])
+        "attention": ACTIVATION_BYTES * total(lambda op: op.inputs, [op for op in within("projections") if op.name in CLOSING])
         + SUM_BYTES * sum(a.heads for a in layer.attention if not a.state_bytes),
-        "norms": WIDE * total(lambda op: op.outputs, norms),
-        "mlp": WIDE * total(lambda op: op.outputs * (op.name not in CLOSING), within("feed-forward")),
-        "activation": WIDE * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward")),
-        "mla_up_proj": WIDE * total(lambda op: op.outputs, within("projections", latent=True)),
-        "shared_experts": WIDE * total(_kept, within("shared experts")),
-        "moe": WIDE * active * (gated - 1) * expert_columns if routed else 0.0,
-        "moe_input": WIDE * active * width,
-        "moe_act": WIDE * active * expert_columns,
+        "norms": ACTIVATION_BYTES * total(lambda op: op.outputs, norms),
+        "mlp": ACTIVATION_BYTES * total(lambda op: op.outputs * (op.name not in CLOSING), within("feed-forward")),
+        "activation": ACTIVATION_BYTES * total(lambda op: op.inputs * (op.name in CLOSING), within("feed-forward")),
+        "mla_up_proj": ACTIVATION_BYTES * total(lambda op: op.outputs, within("projections", latent=True)),
+        "shared_experts": ACTIVATION_BYTES * total(_stored_values, within("shared experts")),
+        "moe": ACTIVATION_BYTES * active * (gated - 1) * expert_columns if routed else 0.0,
+        "moe_input": ACTIVATION_BYTES * active * width,
+        "moe_act": ACTIVATION_BYTES * active * expert_columns,
     }
     plain_projections = [op for op in within("projections", latent=False) if op.name not in CLOSING]
     routers = [op for op in matrices if op.name == "router"]
-    activation_bytes["rest"] = WIDE * (
+    activation_bytes["rest"] = ACTIVATION_BYTES * (
         total(lambda op: op.outputs, plain_projections)
         + total(lambda op: op.inputs, [op for op in norms if op.inputs == width])
         + total(lambda op: 2 * op.outputs, routers)  # logits and probabilities
@@ -155,21 +159,21 @@ def sheet_of(layer: Layer, model: Model) -> Sheet:
         "moe": ((gated - 1) / gated * active * routed.flops_per_row if routed else 0.0, 4 * width * active),
         "moe_act": (0.0, 3 * active * expert_columns),
     }
-    return Sheet(
+    return LayerProfile(
         products=_products(matrices),
         attention=layer.attention,
         element_values=_element_values(layer, norms, width),
-        quantised_values=total(lambda op: op.inputs * (active if op.rows == "routed" else 1), _distinct(matrices))
+        quantised_values=total(lambda op: op.inputs * (active if op.rows == "routed" else 1), _distinct_inputs(matrices))
         + active * expert_columns,
         kept=activation_bytes,
         boundary=float(width),
-        product_bytes=WIDE * total(lambda op: op.outputs, [op for op in matrices if op.rows == "tokens"]),
-        residual=WIDE * total(lambda op: op.inputs, [op for op in norms if op.inputs == width]),
+        product_bytes=ACTIVATION_BYTES * total(lambda op: op.outputs, [op for op in matrices if op.rows == "tokens"]),
+        residual=ACTIVATION_BYTES * total(lambda op: op.inputs, [op for op in norms if op.inputs == width]),
         again=recompute_work,
         blocks=bool(layer.attention) + bool(within("feed-forward") or within("shared experts")),
         routed=routed,
         routed_values=4 * width * active,
-        exchanged=sum(_exchanged(a) for a in layer.attention),
+        exchanged=sum(_exchanged_values(a) for a in layer.attention),
         small=total(lambda op: op.total_weights, [op for op in ops if op not in matrices]),
         widths=total(lambda op: op.inputs + op.outputs, [op for op in matrices if op.rows == "tokens" and op.name != "router"]),
         orthogonal=(
@@ -190,28 +194,28 @@ def _newton_schulz_of(rows: float, columns: float) -> float:
     return 5 * (4 * m * m * n + 2 * m**3)
 
 
-def _up(op: Op) -> bool:
+def _is_latent_expansion(op: Op) -> bool:
     """Whether an operator expands a latent into queries, keys or values of all heads."""
     return op.name in ("q_b_proj", "kv_b_proj")
 
 
-def _kept(op: Op) -> float:
+def _stored_values(op: Op) -> float:
     return op.inputs if op.name in CLOSING else op.outputs
 
 
-def _distinct(matrices: list[Op]) -> list[Op]:
+def _distinct_inputs(matrices: list[Op]) -> list[Op]:
     """Return one operator of those that share an input: it is quantised once."""
     operator_by_input = {(op.inputs, op.term, op.name in CLOSING): op for op in matrices if op.name != "router"}
     return list(operator_by_input.values())
 
 
-def _exchanged(a: Attention) -> float:
+def _exchanged_values(a: Attention) -> float:
     """Values of keys and values of one token: expanded from a latent where there is one."""
     if a.state_bytes or not a.stored:
         return 0.0
     if a.expand_flops:  # k of every head, and v: what a pair multiplies, twice
         return a.flops_per_pair_prefill / 2
-    return a.kv_bytes / WIDE
+    return a.kv_bytes / ACTIVATION_BYTES
 
 
 def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
@@ -225,7 +229,7 @@ def _element_values(layer: Layer, norms: list[Op], width: int) -> float:
     values += 3 * width * blocks
     for op in layer.ops:
         if op.term in ("feed-forward", "shared experts"):
-            values += _kept(op)
+            values += _stored_values(op)
         if op.term == "projections" and op.name in ("q_proj", "k_proj", "q_b_proj"):
             values += 2 * op.outputs
     if layer.routed:

@@ -24,7 +24,7 @@ from steptime.physics import network_time
 from steptime.physics.layout import shard_count
 from steptime.physics.network_time import Traffic
 from steptime.physics.op_work import REACHED
-from steptime.training.layer_profile import MODULES, WIDE, Sheet, Stem
+from steptime.training.layer_profile import ACTIVATION_BYTES, MODULES, LayerProfile, Stem
 from steptime.training.training_job import UNFUSED, TrainingJob
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import TrainingEngine
@@ -56,7 +56,7 @@ class Passes:
         return seconds
 
 
-def modules_of(recompute: str) -> tuple[str, ...]:
+def recomputed_modules(recompute: str) -> tuple[str, ...]:
     """Return the modules that a word for recomputation means; all of them for "full"."""
     if recompute in ("none", ""):
         return ()
@@ -71,7 +71,7 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     """Return the rates of dense products [FLOP/s]: in the format of the job, and in 16 bits."""
     c, peak = engine.constants, system.chip.peak
     reached = system.chip.reached.get("compute", REACHED["compute"])
-    share = c.compute_efficiency * (reached / REACHED["compute"]) ** c.chip_departure * sustained(system, engine)
+    share = c.compute_efficiency * (reached / REACHED["compute"]) ** c.chip_departure * power_limit_factor(system, engine)
     wide = peak_rate(peak, ("fp16", "bf16", "fp32") if job.dtype == "fp16" else ("bf16", "fp16", "fp32")) * share
     lanes = {"fp8": c.eight_bit_efficiency, "int8": c.eight_bit_efficiency, "mxfp8": c.block_efficiency}
     lanes["nvfp4"] = c.four_bit_efficiency
@@ -80,7 +80,7 @@ def product_rates(job: TrainingJob, system: System, engine: TrainingEngine) -> t
     return peak_rate(peak, job.format.arithmetic) * share * lanes[job.dtype], wide
 
 
-def sustained(system: System, engine: TrainingEngine) -> Number:
+def power_limit_factor(system: System, engine: TrainingEngine) -> Number:
     """Return the factor by which a chip's power limit lowers the rates that it sustains; 1 where it is not known.
 
     A chip at its limit draws power about as the cube of its clock, so that a rate would follow the cube root of power.
@@ -90,7 +90,7 @@ def sustained(system: System, engine: TrainingEngine) -> Number:
     return np.minimum(np.where(np.isfinite(watts_per_flop), watts_per_flop, 1.0), 1.0) ** engine.constants.power_exponent
 
 
-def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Passes:
+def layer_passes(sheet: LayerProfile, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Passes:
     """Return the passes of one layer over the tokens of one micro-batch."""
     c = engine.constants
     rows = x.micro_batch * job.seq / x.cp  # of a group of tp chips
@@ -109,7 +109,7 @@ def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: Trainin
             name = "matrices"
             shards = x.tp if product.replicated else shard_count(product.limit, x.tp)
             share, weights = rows / shards, product.weights / (1 if product.replicated else shards)
-        moved_bytes = weights * job.format.bytes + share * (product.inputs + product.outputs) * WIDE
+        moved_bytes = weights * job.format.bytes + share * (product.inputs + product.outputs) * ACTIVATION_BYTES
         seconds = np.maximum(share * product.flops / rate, moved_bytes / bandwidth)
         forward[name] = forward.get(name, 0.0) + seconds
         backward[name] = backward.get(name, 0.0) + seconds * (1 + job.trained)
@@ -117,27 +117,29 @@ def layer_passes(sheet: Sheet, job: TrainingJob, system: System, engine: Trainin
     if job.task == "lora":  # adapters: forward, and gradients of their inputs and of themselves
         adapters = rows / x.tp * 2 * job.lora_rank * sheet.widths / wide_rate
         forward["adapters"], backward["adapters"] = adapters, 2 * adapters
-    scores = _attention(sheet, job, system, engine, x, wide_rate)
+    scores = _attention_seconds(sheet, job, system, engine, x, wide_rate)
     forward["attention"], backward["attention"] = scores
     element_bandwidth = bandwidth * c.memory_efficiency
-    quantised_values = sheet.quantised_values * 2 if job.format.bytes < WIDE and job.dtype not in ("bf16", "fp16") else 0.0
+    quantised_values = (
+        sheet.quantised_values * 2 if job.format.bytes < ACTIVATION_BYTES and job.dtype not in ("bf16", "fp16") else 0.0
+    )
     elements = (
         (sheet.element_values + quantised_values + (sheet.routed_values if sheet.routed else 0.0))
         * chip_rows
-        * WIDE
+        * ACTIVATION_BYTES
         / element_bandwidth
     )
     forward["element-wise"], backward["element-wise"] = elements, 2 * elements
-    _exchanges(forward, backward, sheet, job, system, engine, x)
+    _add_exchanges(forward, backward, sheet, job, system, engine, x)
     launch_seconds = c.seconds_per_layer + (c.seconds_per_expert_layer if sheet.routed else 0.0)
     if some(launch_seconds):
         forward["launch"], backward["launch"] = launch_seconds + 0.0 * chip_rows, 2 * launch_seconds + 0.0 * chip_rows
-    _again(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
+    _add_recompute(forward, backward, sheet, x, chip_rows=chip_rows, rate=narrow_rate, element_bandwidth=element_bandwidth)
     return Passes(forward, backward, weight_gradients)
 
 
-def _attention(
-    sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, rate: Number
+def _attention_seconds(
+    sheet: LayerProfile, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, rate: Number
 ) -> tuple[Number, Number]:
     """Seconds of attention forward and backward: fused, or with scores that go through memory."""
     c = engine.constants
@@ -152,18 +154,18 @@ def _attention(
             forward, backward = forward + seconds, backward + 2 * seconds
         elif job.attention == UNFUSED:
             score_count = job.seq * np.minimum(job.seq, a.window) * 1.0
-            seconds = x.micro_batch * score_count * a.flops_per_pair_prefill / heads / (rate if aligned(a) else unfused_rate)
-            score_bytes = SCORE_PASSES * WIDE * x.micro_batch * score_count * a.heads / heads
+            seconds = x.micro_batch * score_count * a.flops_per_pair_prefill / heads / (rate if is_aligned(a) else unfused_rate)
+            score_bytes = SCORE_PASSES * ACTIVATION_BYTES * x.micro_batch * score_count * a.heads / heads
             seconds = seconds + score_bytes / (system.chip.hbm.bandwidth * c.memory_efficiency)
             forward, backward = forward + seconds, backward + 2 * seconds
         else:
             pair_flops = x.micro_batch * pairs(a, job.seq * 1.0, 0.0) * a.flops_per_pair_prefill / heads
-            seconds = pair_flops / (peak * c.attention_efficiency * sustained(system, engine))
+            seconds = pair_flops / (peak * c.attention_efficiency * power_limit_factor(system, engine))
             forward, backward = forward + seconds, backward + FLASH_BACKWARD * seconds
     return forward, backward
 
 
-def aligned(a: Attention) -> bool:
+def is_aligned(a: Attention) -> bool:
     """Whether the width of a head suits matrix units, which take rows of 16 bytes: else its products run on the others.
 
     NVIDIA, "Matrix Multiplication Background", section 2.2: dimensions are multiples of 16 bytes for tensor cores.
@@ -171,7 +173,7 @@ def aligned(a: Attention) -> bool:
     return a.flops_per_pair_prefill / 4 / a.heads % 8 == 0
 
 
-def seconds_of(traffic: Traffic, engine: TrainingEngine) -> Number:
+def collective_seconds(traffic: Traffic, engine: TrainingEngine) -> Number:
     """Return the seconds of a collective whose levels follow one another."""
     constants = engine.constants
     seconds: Number = traffic.latency
@@ -180,19 +182,27 @@ def seconds_of(traffic: Traffic, engine: TrainingEngine) -> Number:
     return seconds
 
 
-def _exchanges(
-    forward: Terms, backward: Terms, sheet: Sheet, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
+def _add_exchanges(
+    forward: Terms,
+    backward: Terms,
+    sheet: LayerProfile,
+    job: TrainingJob,
+    system: System,
+    engine: TrainingEngine,
+    x: TrainingLayout,
 ) -> None:
     """Add what chips of one copy exchange for a layer."""
     c = engine.constants
     rows = x.micro_batch * job.seq / x.cp
     if np.any(np.asarray(x.tp) > 1):
-        phase = seconds_of(network_time.all_gather(system, x.tp, rows * sheet.boundary * WIDE), engine) * (1 - c.tensor_overlap)
+        phase = collective_seconds(network_time.all_gather(system, x.tp, rows * sheet.boundary * ACTIVATION_BYTES), engine) * (
+            1 - c.tensor_overlap
+        )
         forward["tensor parallel"] = 2 * sheet.blocks * phase
         backward["tensor parallel"] = (2 + job.trained) * sheet.blocks * phase
     if np.any(np.asarray(x.cp) > 1) and sheet.exchanged:
-        gathered_bytes = rows * x.cp * sheet.exchanged * WIDE / x.tp
-        gather_seconds = seconds_of(network_time.all_gather(system, x.cp, gathered_bytes, x.tp), engine)
+        gathered_bytes = rows * x.cp * sheet.exchanged * ACTIVATION_BYTES / x.tp
+        gather_seconds = collective_seconds(network_time.all_gather(system, x.cp, gathered_bytes, x.tp), engine)
         for terms, factor in ((forward, 1.0), (backward, 2.0)):
             hidden_seconds = c.data_overlap * terms["attention"]
             terms["context parallel"] = np.maximum(factor * gather_seconds - hidden_seconds, 0.0)
@@ -200,22 +210,22 @@ def _exchanges(
         op = sheet.routed
         groups = (op.expert_groups, op.active_groups) if op.expert_groups > 1 else (1, 1)
         traffic = network_time.exchange(
-            system, x.ep, rows / x.tp, sheet.boundary * WIDE, experts=op.experts, active=round(op.active),
+            system, x.ep, rows / x.tp, sheet.boundary * ACTIVATION_BYTES, experts=op.experts, active=round(op.active),
             expert_groups=groups[0], active_groups=groups[1], stride=x.etp,
         )  # fmt: skip
-        exchange_seconds = 2 * seconds_of(traffic, engine) * (1 - c.expert_overlap)
+        exchange_seconds = 2 * collective_seconds(traffic, engine) * (1 - c.expert_overlap)
         forward["expert exchange"], backward["expert exchange"] = exchange_seconds, exchange_seconds
     if sheet.routed is not None and np.any(np.asarray(x.etp) > 1):  # ranks that share an expert gather its rows, and scatter
-        expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * WIDE * x.etp
-        phase = seconds_of(network_time.all_gather(system, x.etp, expert_bytes), engine) * (1 - c.tensor_overlap)
+        expert_bytes = rows / x.tp * sheet.routed.active * sheet.boundary * ACTIVATION_BYTES * x.etp
+        phase = collective_seconds(network_time.all_gather(system, x.etp, expert_bytes), engine) * (1 - c.tensor_overlap)
         for terms, factor in ((forward, 2.0), (backward, 2.0 + job.trained)):
             terms["expert exchange"] = terms.get("expert exchange", 0.0) + factor * phase
 
 
-def _again(
+def _add_recompute(
     forward: Terms,
     backward: Terms,
-    sheet: Sheet,
+    sheet: LayerProfile,
     x: TrainingLayout,
     *,
     chip_rows: Number,
@@ -232,9 +242,9 @@ def _again(
     seconds = 0.0
     if x.recompute == ALTERNATE:
         seconds = (forward.get("matrices", 0.0) + forward.get("experts", 0.0)) / 2 + forward["element-wise"]
-    for module in modules_of(x.recompute) if x.recompute != ALTERNATE else ():
+    for module in recomputed_modules(x.recompute) if x.recompute != ALTERNATE else ():
         flops, values = sheet.again[module]
-        seconds = seconds + chip_rows * flops / rate + chip_rows * values * WIDE / element_bandwidth
+        seconds = seconds + chip_rows * flops / rate + chip_rows * values * ACTIVATION_BYTES / element_bandwidth
         if module == "attention":
             seconds = seconds + forward["attention"]
         if module in ("moe",) and "expert exchange" in forward:

@@ -15,7 +15,7 @@ from steptime.training.schedules.work_order import BACKWARD, FORWARD, INPUT, PAI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
+class PipelineRun:
     """A step as it went [s]. Leading axes are those of the times that were given.
 
     start, end: (..., items), in the order of `order`. busy: (..., devices) at work. span: (..., devices) from a device's first
@@ -46,9 +46,9 @@ class Walk:
         return np.asarray(self.span.max(axis=-1))
 
 
-def walk(
+def simulate_step(
     order: Order, forward: Number, backward: Number, weight: Number = 0.0, *, pair: Number | None = None, hop: Number = 0.0
-) -> Walk:
+) -> PipelineRun:
     """Walk through a step.
 
     forward, backward, weight [s]: of one micro-batch in a chunk, (..., devices, chunks) or what broadcasts to it; backward is
@@ -62,7 +62,7 @@ def walk(
     (33.0, 9.0, [4.0, 3.0, 2.0, 1.0])
     """
     links, sizes = order.links, (order.devices, order.chunks)
-    item_seconds = durations(order, forward, backward, weight, pair)
+    item_seconds = item_durations(order, forward, backward, weight, pair)
     leading_shape = np.broadcast_shapes(item_seconds.shape[:-1], np.shape(hop)[:-2])
     items_by_rank = np.argsort(links.rank)
     work_seconds = np.moveaxis(np.broadcast_to(item_seconds, (*leading_shape, item_seconds.shape[-1])), -1, 0)[items_by_rank]
@@ -78,7 +78,7 @@ def walk(
     starts, ends = (np.moveaxis(times[links.rank], 0, -1) for times in (start, end[1:]))
     bounds = np.searchsorted(order.device, np.arange(sizes[0]))
     lasts = np.append(bounds[1:], len(receiver)) - 1
-    return Walk(
+    return PipelineRun(
         order=order,
         start=starts,
         end=ends,
@@ -88,7 +88,7 @@ def walk(
     )
 
 
-def durations(order: Order, forward: Number, backward: Number, weight: Number = 0.0, pair: Number | None = None) -> Array:
+def item_durations(order: Order, forward: Number, backward: Number, weight: Number = 0.0, pair: Number | None = None) -> Array:
     """Return the seconds of each item (..., items) from those of chunks (..., devices, chunks)."""
     times = [np.asarray(t, dtype=float) for t in (forward, backward, weight)]
     if pair is not None:

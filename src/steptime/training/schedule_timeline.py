@@ -10,18 +10,18 @@ import numpy as np
 
 from steptime.errors import DataFileError, InputError
 from steptime.number_checks import Array
-from steptime.training.pipeline_simulator import Walk
+from steptime.training.pipeline_simulator import PipelineRun
 from steptime.training.schedules.work_order import KINDS
 
-PICTURES: Final = (".svg", ".png", ".pdf")
-COLOURS: Final = (
+PICTURE_SUFFIXES: Final = (".svg", ".png", ".pdf")
+KIND_COLOURS: Final = (
     "#0072B2",
     "#E69F00",
     "#E69F00",
     "#009E73",
     "#CC79A7",
 )  # of KINDS; told apart by the colour-blind (Okabe, Ito)
-WORDS: Final = (
+KIND_NAMES: Final = (
     "forward",
     "backward",
     "backward, gradients of inputs",
@@ -78,7 +78,7 @@ class Timeline:
         return interval_indices
 
 
-def timeline(walk: Walk) -> Timeline:
+def timeline(walk: PipelineRun) -> Timeline:
     """Return the timeline of a walk of single times (no leading axes)."""
     if walk.start.ndim != 1:
         raise InputError(f"a timeline is of one step, not of {walk.start[..., 0].size}")
@@ -97,18 +97,18 @@ def timeline(walk: Walk) -> Timeline:
     )
 
 
-def plot(made: Timeline, path: str, title: str = "") -> None:
+def write_timeline(made: Timeline, path: str, title: str = "") -> None:
     """Write a picture of a timeline by its ending: .svg, .png or .pdf."""
-    if Path(path).suffix.casefold() not in PICTURES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
-    figure = drawn(made, title)
+    if Path(path).suffix.casefold() not in PICTURE_SUFFIXES:
+        raise InputError(f"{path}: a picture is written to {', '.join(PICTURE_SUFFIXES)}")
+    figure = timeline_figure(made, title)
     try:
         figure.savefig(path, dpi=160)
     except OSError as error:
         raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def drawn(made: Timeline, title: str = "") -> Any:
+def timeline_figure(made: Timeline, title: str = "") -> Any:
     """Return the picture as a matplotlib figure: a row a device, a box an interval, later chunks lighter."""
     try:
         from matplotlib.figure import Figure
@@ -124,7 +124,7 @@ def drawn(made: Timeline, title: str = "") -> Any:
             is_drawn = (made.kind == kind) & (made.chunk == chunk)
             axes.barh(
                 made.device[is_drawn], (made.end - made.start)[is_drawn], left=made.start[is_drawn], height=0.86,
-                color=COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
+                color=KIND_COLOURS[kind], alpha=1.0 - 0.5 * chunk / chunk_count, edgecolor="white", linewidth=0.4,
             )  # fmt: skip
     longest = (made.end - made.start).max() / made.total
     if longest > 0.012:
@@ -136,7 +136,7 @@ def drawn(made: Timeline, title: str = "") -> Any:
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        handles=[Patch(color=COLOURS[kind], label=WORDS[kind]) for kind in np.unique(made.kind)],
+        handles=[Patch(color=KIND_COLOURS[kind], label=KIND_NAMES[kind]) for kind in np.unique(made.kind)],
         loc="outside lower center", ncols=5, frameon=False, fontsize=8,
     )  # fmt: skip
     return figure

@@ -19,7 +19,7 @@ from steptime.number_checks import Number
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_layout import TrainingLayout, read_layers
 
-SLOTS = 2  # the embedding and the head, counted as a layer each
+STEM_LAYERS = 2  # the embedding and the head, counted as a layer each
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class LayerCounts:
     """Layers of the first stage, of the fullest stage between, and of the last one."""
 
     first: Number
@@ -49,7 +49,7 @@ class Dealt:
     last: Number
 
 
-def deal(depth: int, x: TrainingLayout) -> Dealt:
+def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
     """Return how `depth` layers are dealt to the stages of a layout.
 
     >>> d = deal(126, TrainingLayout(pp=16, virtual_stages=8, tp=8))
@@ -60,24 +60,24 @@ def deal(depth: int, x: TrainingLayout) -> Dealt:
     """
     chunks = np.asarray(x.pp * x.virtual_stages)
     is_even = depth % chunks == 0
-    is_slotted = ~is_even & ((depth + SLOTS) % chunks == 0) & (chunks > 1)
-    layers_per_chunk = np.where(is_slotted, (depth + SLOTS) / chunks, np.ceil(depth / chunks))
+    is_slotted = ~is_even & ((depth + STEM_LAYERS) % chunks == 0) & (chunks > 1)
+    layers_per_chunk = np.where(is_slotted, (depth + STEM_LAYERS) / chunks, np.ceil(depth / chunks))
     middle = np.where(is_even | is_slotted, layers_per_chunk * x.virtual_stages, np.ceil(depth / np.asarray(x.pp)))
     ends = middle - is_slotted
     # the last stage of an uneven deal has what is left over by the others, at least none
     remaining_layers = depth - middle * (np.asarray(x.pp) - 1)
     is_uneven = ~is_even & ~is_slotted
     last = np.where(is_uneven, np.maximum(np.minimum(remaining_layers, middle), np.floor(depth / np.asarray(x.pp))), ends)
-    return Dealt(np.where(np.asarray(x.pp) == 1, depth, ends), np.where(np.asarray(x.pp) == 1, depth, middle),
+    return LayerCounts(np.where(np.asarray(x.pp) == 1, depth, ends), np.where(np.asarray(x.pp) == 1, depth, middle),
                  np.where(np.asarray(x.pp) == 1, depth, last))  # fmt: skip
 
 
-def chunks_possible(model: Model) -> int:
+def max_chunks(model: Model) -> int:
     """Most chunks that a model can be cut in: a layer each, or its embedding or head."""
-    return model.depth + SLOTS
+    return model.depth + STEM_LAYERS
 
 
-def prologue(counts: list[int]) -> bool:
+def has_dense_prologue(counts: list[int]) -> bool:
     """Whether the first kind of layer stands at the beginning only, as the dense layers before experts do: one in eight or
     fewer.
 
@@ -87,35 +87,35 @@ def prologue(counts: list[int]) -> bool:
     return len(counts) > 1 and counts[0] * 8 <= sum(counts)
 
 
-def shares(model: Model, layers: Number, *, first: bool) -> list[Any]:
+def stage_layers_by_kind(model: Model, layers: Number, *, first: bool) -> list[Any]:
     """Return how many layers of each kind a stage of so many has; kinds that alternate are mixed evenly."""
     counts = [n for _, n in model.layers]
     depth = sum(counts)
-    if not prologue(counts):
+    if not has_dense_prologue(counts):
         return [layers * (n / depth) for n in counts]
     other_layers = depth - counts[0]
     prologue_layers = np.minimum(layers, counts[0]) if first else np.where(np.asarray(layers) >= depth, counts[0], 0.0)
     return [prologue_layers, *((layers - prologue_layers) * (n / other_layers) for n in counts[1:])]
 
 
-def kinds_between(model: Model, start: int, stop: int) -> list[float]:
+def layers_by_kind(model: Model, start: int, stop: int) -> list[float]:
     """Return how many layers of each kind lie from layer `start` to `stop`; kinds that alternate are mixed evenly."""
     counts = [n for _, n in model.layers]
-    if not prologue(counts):
+    if not has_dense_prologue(counts):
         return [(stop - start) * n / model.depth for n in counts]
     prologue_layers = max(min(stop, counts[0]) - start, 0)
     return [float(prologue_layers), *((stop - start - prologue_layers) * n / (model.depth - counts[0]) for n in counts[1:])]
 
 
-def stages_of(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
+def pipeline_stages(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
     """Return the stages of a layout that may be the slowest or the fullest, in order: all of them where it says their layers,
     else the first, the fullest between, and the last."""
     copies = schedule_named(x.schedule).copies
     if x.layers:
-        return _given(model, x, read_layers(x.layers))
-    layer_counts, has_no_pipeline = deal(model.depth, x), np.asarray(x.pp) == 1
+        return _stages_from_layers(model, x, read_layers(x.layers))
+    layer_counts, has_no_pipeline = deal_layers(model.depth, x), np.asarray(x.pp) == 1
     first, middle, last = (
-        tuple(shares(model, layers, first=place == 0))
+        tuple(stage_layers_by_kind(model, layers, first=place == 0))
         for place, layers in enumerate((layer_counts.first, layer_counts.middle, layer_counts.last))
     )
     if copies == 1:
@@ -125,11 +125,11 @@ def stages_of(model: Model, x: TrainingLayout) -> tuple[Stage, ...]:
     return Stage(mean_parts, stem_share, stem_share, 0.0), Stage(middle, 0.0, 0.0, 1.0)
 
 
-def _given(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[Stage, ...]:
+def _stages_from_layers(model: Model, x: TrainingLayout, counts: tuple[int, ...]) -> tuple[Stage, ...]:
     """Return all stages where the layers of each chunk are given, which lie on devices as the schedule's paths do."""
     pp, chunks = int(np.max(x.pp)), len(counts)
     starts = np.concatenate([[0], np.cumsum(counts)])
-    kinds = np.array([kinds_between(model, int(a), int(b)) for a, b in pairwise(starts)])
+    kinds = np.array([layers_by_kind(model, int(a), int(b)) for a, b in pairwise(starts)])
     paths = schedule_named(x.schedule).paths(pp, int(np.max(x.virtual_stages))) if pp > 1 else np.zeros((1, chunks, 2), int)
     stage_rows = np.zeros((pp, kinds.shape[1] + 2))
     for path in paths:

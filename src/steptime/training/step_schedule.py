@@ -6,17 +6,17 @@ import numpy as np
 
 from steptime.hardware.system import System
 from steptime.models.model import Model
-from steptime.training.pipeline_simulator import walk
+from steptime.training.pipeline_simulator import simulate_step
 from steptime.training.schedule_timeline import Timeline, timeline
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_planner import Training
 from steptime.training.training_stack import TrainingEngine, on_chip
 from steptime.training.training_step import chunk_times, step_seconds
 
-MOST_ITEMS = 200_000  # stages x micro-batches x virtual stages that a picture is drawn of; of more, so many micro-batches
+MAX_ITEMS = 200_000  # stages x micro-batches x virtual stages that a picture is drawn of; of more, so many micro-batches
 
 
-def timeline_of(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline | None:
+def step_timeline(model: Model, system: System, training: Training, engine: TrainingEngine) -> Timeline | None:
     """Return who does what when in a step; None without a pipeline. Of very many micro-batches as many as a picture can
     tell."""
     x = training.step.layout
@@ -25,10 +25,10 @@ def timeline_of(model: Model, system: System, training: Training, engine: Traini
         return None
     schedule = schedule_named(x.schedule)
     m = int(np.asarray(training.step.microbatches))
-    if pp * v * m > MOST_ITEMS:
-        m = max(MOST_ITEMS // (pp * v) // pp * pp, 2 * pp)
+    if pp * v * m > MAX_ITEMS:
+        m = max(MAX_ITEMS // (pp * v) // pp * pp, 2 * pp)
     tuned, slower = on_chip(engine, system, experts=model.routed)
     stages = step_seconds(model, training.job, system, tuned, x, slower=slower).stages
     order = schedule.order(pp, m, v)
     forward, backward, weights = (float(slower) * times for times in chunk_times(x, stages, order.chunks))
-    return timeline(walk(order, forward, backward, weights))
+    return timeline(simulate_step(order, forward, backward, weights))

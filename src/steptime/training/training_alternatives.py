@@ -15,13 +15,13 @@ from steptime.training.training_search import search
 from steptime.training.training_stack import TrainingEngine, on_chip
 from steptime.training.training_step import step_seconds
 
-LEVERS: Final = (
+MACHINE_CHANGES: Final = (
     ("twice the bandwidth between nodes", "scale-out"),
     ("twice the bandwidth inside a node or rack", "scale-up"),
     ("twice the memory bandwidth", "bandwidth"),
     ("twice the arithmetic", "peak"),
 )
-ENOUGH: Final = 1.02  # a change that brings less is not worth a line
+MIN_SPEEDUP: Final = 1.02  # a change that brings less is not worth a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +33,20 @@ class Change:
     layout: str = field(metadata=unit("", "layout with it, where it is another"))
 
 
-def changes_of(
+def training_alternatives(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, best: tuple[TrainingLayout, float],
     fixed_axes: Mapping[str, Any], chips: int,
 ) -> tuple[Change, ...]:  # fmt: skip
     """Return what changes of the machine, the format and the optimizer would bring, most first."""
     experts = model.routed
     changes = []
-    for description, resource in LEVERS:
-        changed_system = _varied(system, resource)
+    for description, resource in MACHINE_CHANGES:
+        changed_system = _doubled(system, resource)
         tuned, slower = on_chip(engine, system, experts=experts)
         seconds = step_seconds(model, job, changed_system, tuned, best[0], slower=slower).total
         changes.append(Change(what=description, faster=best[1] / float(seconds), layout=""))
-    candidates = [(f"--dtype {dtype}", replace(job, dtype=dtype), system) for dtype in _narrower(job, system)]
-    candidates.append(("twice the memory", job, _varied(system, "capacity")))
+    candidates = [(f"--dtype {dtype}", replace(job, dtype=dtype), system) for dtype in _narrower_formats(job, system)]
+    candidates.append(("twice the memory", job, _doubled(system, "capacity")))
     if job.optimizer == "adamw" and job.task != "lora":
         candidates.append(("--optimizer adamw-bf16", replace(job, optimizer="adamw-bf16"), system))
     for description, changed_job, machine in candidates:
@@ -55,17 +55,17 @@ def changes_of(
         if changed_best is not None:
             changed = show_training_layout(changed_best[0]) if changed_best[0] != best[0] else ""
             changes.append(Change(what=description, faster=best[1] / changed_best[1], layout=changed))
-    return tuple(sorted((c for c in changes if c.faster >= ENOUGH), key=lambda c: -c.faster))
+    return tuple(sorted((c for c in changes if c.faster >= MIN_SPEEDUP), key=lambda c: -c.faster))
 
 
-def _narrower(job: TrainingJob, system: System) -> list[str]:
+def _narrower_formats(job: TrainingJob, system: System) -> list[str]:
     peak = system.chip.peak
     if job.dtype in ("bf16", "fp16"):
         return ["fp8"] if "fp8" in peak else ["int8"] if "int8" in peak and system.chip.vendor == "Google" else []
     return ["nvfp4"] if job.dtype in ("fp8", "mxfp8") and "fp4" in peak else []
 
 
-def _varied(system: System, resource: str) -> System:
+def _doubled(system: System, resource: str) -> System:
     """Return the system with twice of something."""
     chip = system.chip
     if resource in ("scale-out", "scale-up"):

@@ -6,8 +6,8 @@ import numpy as np
 
 from steptime.models.model import Model, matmul_flops_per_token, pairs
 from steptime.number_checks import Number
-from steptime.training.layer_profile import sheets
-from steptime.training.layer_time import ALTERNATE, modules_of
+from steptime.training.layer_profile import layer_profiles
+from steptime.training.layer_time import ALTERNATE, recomputed_modules
 from steptime.training.training_job import TrainingJob
 
 
@@ -45,17 +45,17 @@ def model_flops(model: Model, job: TrainingJob, *, full: bool) -> Number:
     return (2 + job.trained) * forward
 
 
-def again_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
+def recompute_flops(model: Model, job: TrainingJob, recompute: str) -> Number:
     """FLOPs of a token that are computed again, attention in full."""
     if recompute in ("full", "reversible"):
         head = sum(op.flops_per_row for op in model.stem if op.rows == "outputs")
         return forward_flops(model, job.seq, full=True) - head
     flops: Number = 0.0
-    for (sheet, n), (layer, _) in zip(sheets(model), model.layers, strict=True):
+    for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
         if recompute == ALTERNATE:
             flops = flops + n * sum(product.flops for product in sheet.products) / 2
             continue
-        for module in modules_of(recompute):
+        for module in recomputed_modules(recompute):
             flops = flops + n * sheet.again[module][0]
             if module == "attention":
                 attention_flops = (

@@ -79,13 +79,13 @@ class TrainingJob:
         return 0.0 if self.task == "lora" else 1.0
 
 
-def computes_in(system: System, dtype: str) -> bool:
+def supports_format(system: System, dtype: str) -> bool:
     """Whether a chip computes in a format; scales of blocks came to matrix units with 4-bit formats (Blackwell, CDNA 4)."""
     peak = system.chip.peak
     return number_format(dtype).arithmetic[0] in peak and (dtype not in BLOCK_SCALED or "fp4" in peak)
 
 
-def checked(job: TrainingJob, system: System) -> TrainingJob:
+def check_job(job: TrainingJob, system: System) -> TrainingJob:
     """Return the job; raise InputError for what is unknown, or a format that the chip does not compute in."""
     whole("seq", job.seq, most=MOST_TOKENS, unit="token")
     whole("batch", job.batch, most=MOST_SEQUENCES, unit="sequences")
@@ -97,8 +97,8 @@ def checked(job: TrainingJob, system: System) -> TrainingJob:
     ):
         if value not in choices:
             raise UnknownName(parameter, value, choices, "Known: " + ", ".join(choices) + ".")
-    if not computes_in(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
-        supported_formats = [d for d in DTYPES if computes_in(system, d)]
+    if not supports_format(system, job.dtype) and job.dtype not in ("fp32", "bf16", "fp16"):
+        supported_formats = [d for d in DTYPES if supports_format(system, d)]
         raise InputError(
             f"{system.chip.title or system.chip.name} does not compute in {job.dtype}; try {' or '.join(supported_formats)}"
         )

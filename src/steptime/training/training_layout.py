@@ -71,12 +71,12 @@ class TrainingLayout(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each layout."""
-        return broadcast({name: getattr(self, name) for name in NAMES})
+        return broadcast({name: getattr(self, name) for name in AXES})
 
 
-NAMES: Final = tuple(f.name for f in fields(TrainingLayout))
-WAYS: Final = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "dp", "micro_batch")
-SHORT: Final = {"virtual_stages": "vpp", "micro_batch": "mbs"}
+AXES: Final = tuple(f.name for f in fields(TrainingLayout))
+DEGREES: Final = ("tp", "pp", "virtual_stages", "cp", "ep", "etp", "dp", "micro_batch")
+SHORT_NAMES: Final = {"virtual_stages": "vpp", "micro_batch": "mbs"}
 
 
 def show_training_layout(layout: TrainingLayout) -> str:
@@ -86,12 +86,12 @@ def show_training_layout(layout: TrainingLayout) -> str:
     'tp8 pp16 vpp4 dp16 mbs1 zero1, interleaved, recompute none'
     """
     parts = []
-    for name in WAYS:
+    for name in DEGREES:
         value = getattr(layout, name)
         if np.ndim(value):
-            parts.append(f"{SHORT.get(name, name)}={in_words(value, '{:g}'.format)}")
+            parts.append(f"{SHORT_NAMES.get(name, name)}={in_words(value, '{:g}'.format)}")
         elif value > 1 or name == "micro_batch":
-            parts.append(f"{SHORT.get(name, name)}{value:g}")
+            parts.append(f"{SHORT_NAMES.get(name, name)}{value:g}")
     group = "" if np.ndim(layout.sharding_group) or not layout.sharding_group else f" over {layout.sharding_group:g}"
     order = f", {layout.schedule}" if np.any(np.asarray(layout.pp) > 1) else ""
     layer_text = f", layers {layout.layers}" if layout.layers else ""
@@ -107,13 +107,15 @@ def read_layers(text: str) -> tuple[int, ...]:
     counts: list[int] = []
     for part in text.split(","):
         count, repeats = (*part.replace("*", "x").split("x"), "1")[:2]
-        if part.count("x") + part.count("*") > 1 or not (_small(count) and _small(repeats) and int(repeats)):
+        if part.count("x") + part.count("*") > 1 or not (
+            _is_small_number(count) and _is_small_number(repeats) and int(repeats)
+        ):
             raise LayoutError(f"layers={text!r}: {part!r} is no number of layers; give them by chunk, such as 7,8x14,7")
         counts += [int(count)] * int(repeats)
     return tuple(counts)
 
 
-def _small(text: str) -> bool:
+def _is_small_number(text: str) -> bool:
     return text.strip().isdecimal() and len(text.strip()) <= 4
 
 

@@ -21,19 +21,19 @@ from steptime.models.model import Model
 from steptime.number_checks import Array, Number
 from steptime.result_base import Tabular, broadcast, in_words, unit
 from steptime.svg import stacked
-from steptime.training.data_parallel import Held, copies_sharing, expert_copies_sharing
-from steptime.training.layer_profile import WIDE, Sheet, draft_sheets, sheets, stem_of
-from steptime.training.layer_time import ALTERNATE, modules_of
+from steptime.training.data_parallel import ChipParameters, expert_sharding_ranks, sharding_ranks
+from steptime.training.layer_profile import ACTIVATION_BYTES, LayerProfile, draft_layer_profiles, layer_profiles, stem_profile
+from steptime.training.layer_time import ALTERNATE, recomputed_modules
 from steptime.training.schedules.schedule import Schedule, schedule_named
-from steptime.training.stage_balance import stages_of
+from steptime.training.stage_balance import pipeline_stages
 from steptime.training.training_job import UNFUSED, TrainingJob
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import TrainingEngine
-from steptime.training.training_step import held_by_sheet, held_on
+from steptime.training.training_step import chip_parameters, parameters_per_layer
 from steptime.units import show
 
 WORK_SPACE = 0.2e9  # bytes of libraries inside the allocator
-NARROWED = (
+NARROW_MODULES = (
     "norms",
     "activation",
     "moe_act",
@@ -110,36 +110,40 @@ def training_memory(
 ) -> TrainingMemory:
     """Return the memory of the fullest chip of all stages."""
     schedule = schedule_named(x.schedule)
-    stem = stem_of(model)
-    layer_parameters = [held_by_sheet(sheet, x) for sheet, _ in sheets(model)]
-    layer_activations, layer_peaks = zip(*(kept_bytes(sheet, job, x) for sheet, _ in sheets(model)), strict=True)
-    widths = [sheet.widths if job.task == "lora" else 0.0 for sheet, _ in sheets(model)]
-    draft = [(held_by_sheet(sheet, x), kept_bytes(sheet, job, x)[0], n) for sheet, n in draft_sheets(model)] if job.mtp else []
+    stem = stem_profile(model)
+    layer_parameters = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
+    layer_activations, layer_peaks = zip(*(activation_bytes(sheet, job, x) for sheet, _ in layer_profiles(model)), strict=True)
+    widths = [sheet.widths if job.task == "lora" else 0.0 for sheet, _ in layer_profiles(model)]
+    draft = (
+        [(parameters_per_layer(sheet, x), activation_bytes(sheet, job, x)[0], n) for sheet, n in draft_layer_profiles(model)]
+        if job.mtp
+        else []
+    )
     logits = job.logit_bytes * x.micro_batch * job.seq / x.cp * stem.vocabulary / x.tp
-    stream_bytes = streams_bytes(max(sheet.boundary for sheet, _ in sheets(model)), job, x)
+    stream_bytes = reversible_stream_bytes(max(sheet.boundary for sheet, _ in layer_profiles(model)), job, x)
     options = []
-    for stage in stages_of(model, x):
-        stage_parameters = held_on(stage, layer_parameters, stem, x)
+    for stage in pipeline_stages(model, x):
+        stage_parameters = chip_parameters(stage, layer_parameters, stem, x)
         stage_activations = sum((n * k for n, k in zip(stage.parts, layer_activations, strict=True)), stream_bytes)
         adapters = (
             sum((n * w for n, w in zip(stage.parts, widths, strict=True)), 0.0 * stage_parameters.dense) * job.lora_rank / x.tp
         )
         for draft_parameters, draft_activations, n in draft:
-            stage_parameters = Held(
+            stage_parameters = ChipParameters(
                 stage_parameters.dense + stage.head * n * draft_parameters.dense,
                 stage_parameters.experts + stage.head * n * draft_parameters.experts,
             )
             stage_activations = stage_activations + stage.head * n * draft_activations
-        in_flight = np.where(np.asarray(x.pp) == 1, 1.0, _flight(schedule, x, microbatches, stage.later))
-        largest, peak_bytes = _largest(layer_parameters, layer_peaks, layer_activations, stage.parts, x)
+        in_flight = np.where(np.asarray(x.pp) == 1, 1.0, _microbatches_in_flight(schedule, x, microbatches, stage.later))
+        largest, peak_bytes = _largest_layer(layer_parameters, layer_peaks, layer_activations, stage.parts, x)
         options.append(
-            _option(stage_parameters, adapters, largest, job, engine, x, stage_activations * in_flight + peak_bytes,
+            _stage_memory(stage_parameters, adapters, largest, job, engine, x, stage_activations * in_flight + peak_bytes,
                     np.where(np.asarray(stage.head) > 0, logits, 0.0), copies=schedule.copies)
         )  # fmt: skip
-    return _fullest(options, system.chip.capacity)
+    return _fullest_stage(options, system.chip.capacity)
 
 
-def _flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> Number:
+def _microbatches_in_flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> Number:
     """Micro-batches in flight on a stage: fewest on the last, where a schedule winds down from the first."""
     if schedule.name == "1f1b":
         return np.minimum(m, x.pp - later)
@@ -149,12 +153,12 @@ def _flight(schedule: Schedule, x: TrainingLayout, m: Number, later: Number) -> 
     return first
 
 
-def kept_bytes(sheet: Sheet, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
+def activation_bytes(sheet: LayerProfile, job: TrainingJob, x: TrainingLayout) -> tuple[Number, Number]:
     """Return the bytes that a layer keeps of one micro-batch on a chip, and those that it holds while it runs."""
     chip_rows = x.micro_batch * job.seq / x.cp / x.tp
-    dtype_ratio = job.format.bytes / WIDE if job.format.bytes < WIDE else 1.0
+    dtype_ratio = job.format.bytes / ACTIVATION_BYTES if job.format.bytes < ACTIVATION_BYTES else 1.0
     module_bytes: dict[str, Number] = {
-        name: value * (dtype_ratio if name in NARROWED else 1.0) for name, value in sheet.kept.items()
+        name: value * (dtype_ratio if name in NARROW_MODULES else 1.0) for name, value in sheet.kept.items()
     }
     module_bytes["moe_input"] = module_bytes["moe_input"] * x.etp  # ranks that share an expert hold its rows whole
     replicated_rows: Number = 0.0 * chip_rows  # that every rank of a tensor-parallel group holds whole
@@ -166,18 +170,18 @@ def kept_bytes(sheet: Sheet, job: TrainingJob, x: TrainingLayout) -> tuple[Numbe
     replicated_bytes = sheet.residual + module_bytes["norms"]
     peak_bytes = chip_rows * sum(module_bytes.values()) + scores + replicated_rows * replicated_bytes
     if x.recompute == "full":
-        return (chip_rows + replicated_rows) * sheet.boundary * WIDE, peak_bytes
+        return (chip_rows + replicated_rows) * sheet.boundary * ACTIVATION_BYTES, peak_bytes
     if x.recompute == "reversible":
         return 0.0 * chip_rows, peak_bytes
     if x.recompute == ALTERNATE:
         alternate_bytes = (
-            sheet.boundary * WIDE
+            sheet.boundary * ACTIVATION_BYTES
             + module_bytes["attention"]
             + sheet.product_bytes / 2
             + (module_bytes["moe"] + module_bytes["moe_input"]) / 2
         )
-        return chip_rows * alternate_bytes + replicated_rows * sheet.boundary * WIDE, peak_bytes
-    recomputed = modules_of(x.recompute)
+        return chip_rows * alternate_bytes + replicated_rows * sheet.boundary * ACTIVATION_BYTES, peak_bytes
+    recomputed = recomputed_modules(x.recompute)
     dropped = (
         set(recomputed)
         | ({"activation"} if "mlp" in recomputed else set())
@@ -190,21 +194,21 @@ def kept_bytes(sheet: Sheet, job: TrainingJob, x: TrainingLayout) -> tuple[Numbe
     return stored_bytes + (0.0 if "attention" in recomputed else scores), peak_bytes
 
 
-def streams_bytes(boundary: Number, job: TrainingJob, x: TrainingLayout) -> Number:
+def reversible_stream_bytes(boundary: Number, job: TrainingJob, x: TrainingLayout) -> Number:
     """Return the bytes of both streams that reversible layers keep of one micro-batch: those that each chunk puts out."""
     if x.recompute != "reversible":
         return 0.0
     chip_rows = x.micro_batch * job.seq / x.cp / (x.tp if job.sequence_parallel else 1.0)
-    return 2 * boundary * WIDE * x.virtual_stages * chip_rows
+    return 2 * boundary * ACTIVATION_BYTES * x.virtual_stages * chip_rows
 
 
-def _largest(
-    layer_parameters: list[Held],
+def _largest_layer(
+    layer_parameters: list[ChipParameters],
     layer_peaks: tuple[Number, ...],
     layer_activations: tuple[Number, ...],
     parts: tuple[Number, ...],
     x: TrainingLayout,
-) -> tuple[Held, Number]:
+) -> tuple[ChipParameters, Number]:
     """Return the parameters of a stage's largest layer, and the bytes that it holds for a moment beyond those it keeps."""
     dense: Number = 0.0
     experts: Number = 0.0
@@ -213,15 +217,15 @@ def _largest(
         is_present = np.asarray(n) > 0
         dense, experts = np.maximum(dense, is_present * parameters.dense), np.maximum(experts, is_present * parameters.experts)
         peak_bytes = np.maximum(peak_bytes, is_present * (layer_peak - stored_bytes))
-    return Held(dense, experts), peak_bytes if x.recompute != "none" else 0.0 * peak_bytes
+    return ChipParameters(dense, experts), peak_bytes if x.recompute != "none" else 0.0 * peak_bytes
 
 
-def _option(
-    parameters: Held, adapters: Number, largest: Held, job: TrainingJob, engine: TrainingEngine, x: TrainingLayout,
-    activations: Number, logits: Number, *, copies: int,
+def _stage_memory(
+    parameters: ChipParameters, adapters: Number, largest: ChipParameters, job: TrainingJob, engine: TrainingEngine,
+    x: TrainingLayout, activations: Number, logits: Number, *, copies: int,
 ) -> dict[str, Number]:  # fmt: skip
     """Return the parts of the memory of a chip that holds these parameters."""
-    ranks, expert_ranks = copies_sharing(x), expert_copies_sharing(x)
+    ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
     is_sharded = {"zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1), "none": (0, 0, 0)}[x.sharding]
 
     def divided(sharded: int) -> Number:
@@ -232,7 +236,7 @@ def _option(
     frozen = job.task == "lora"
     trained = 0.0 if frozen else 1.0
     states = job.states.master + job.states.moments
-    bytes_per_weight = min(WIDE, job.format.bytes) if frozen else WIDE
+    bytes_per_weight = min(ACTIVATION_BYTES, job.format.bytes) if frozen else ACTIVATION_BYTES
     stored_weight_bytes = (
         0.0 if is_sharded[0] and job.states.master and not frozen else bytes_per_weight
     )  # FSDP gathers the master copy itself
@@ -257,12 +261,12 @@ def _option(
         "activations": activations,
         "logits": logits,
         "gathered": gathered,
-        "buffers": trained * WIDE * largest.dense + WORK_SPACE,
+        "buffers": trained * ACTIVATION_BYTES * largest.dense + WORK_SPACE,
         "reserved": engine.reserved_bytes + 0.0 * layer,
     }
 
 
-def _fullest(options: list[dict[str, Number]], capacity: Number) -> TrainingMemory:
+def _fullest_stage(options: list[dict[str, Number]], capacity: Number) -> TrainingMemory:
     sums = [sum(option.values(), 0.0) for option in options]
     fullest_parts = options[0]
     largest_bytes = sums[0]

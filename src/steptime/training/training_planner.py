@@ -17,34 +17,34 @@ from steptime.models.model import Model
 from steptime.models.model_loading import ModelLike, model_of
 from steptime.number_checks import MOST_CHIPS, Number, positive, whole
 from steptime.result_base import Result, unit
-from steptime.training.infeasibility import nothing
+from steptime.training.infeasibility import infeasibility_error
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.training_alternatives import Change, changes_of
-from steptime.training.training_flops import again_flops, model_flops
-from steptime.training.training_job import TrainingJob, checked
-from steptime.training.training_layout import NAMES, WAYS, TrainingLayout, read_layers, show_layers, show_training_layout
+from steptime.training.training_alternatives import Change, training_alternatives
+from steptime.training.training_flops import model_flops, recompute_flops
+from steptime.training.training_job import TrainingJob, check_job
+from steptime.training.training_layout import AXES, DEGREES, TrainingLayout, read_layers, show_layers, show_training_layout
 from steptime.training.training_memory import training_memory
-from steptime.training.training_result import TrainingRunCost, TrainingStep, range_of
+from steptime.training.training_result import TrainingRunCost, TrainingStep, step_time_range
 from steptime.training.training_rules import (
-    check_alone,
     check_batch,
     check_counts,
+    check_degrees,
     check_draft,
     check_group,
     check_layers,
     check_layout,
     check_stack,
-    check_ways,
+    check_virtual_stages,
     check_words,
 )
-from steptime.training.training_runs import Phase, Reliability, cost_of
-from steptime.training.training_search import Searched, search
+from steptime.training.training_runs import Phase, Reliability, training_run_cost
+from steptime.training.training_search import SearchResult, search
 from steptime.training.training_stack import TrainingEngine, on_chip, training_engine
-from steptime.training.training_step import Seconds, step_seconds
+from steptime.training.training_step import StepTime, step_seconds
 from steptime.units import counted, show
 
-MOST_RUN: Final = 1e18  # tokens of a run
-JOB: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention")
+MAX_RUN_TOKENS: Final = 1e18  # tokens of a run
+JOB_OPTIONS: Final = ("dtype", "task", "optimizer", "lora_rank", "mtp", "attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -62,7 +62,7 @@ class Training(Result):
     changes: tuple[Change, ...] = field(metadata=unit("", "what changes would bring, most first", kind="list of changes"))
     why: str = field(metadata=unit("", "what binds, in words"))
     job: TrainingJob = field(metadata=unit("", "what was asked", kind="job", left_out=True))
-    searched: Searched | None = field(default=None, metadata=unit("", "all that was tried", left_out=True))
+    searched: SearchResult | None = field(default=None, metadata=unit("", "all that was tried", left_out=True))
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the step and the run."""
@@ -74,7 +74,7 @@ class Training(Result):
         return self.step.drawing() + self.step.memory.drawing()
 
 
-def job_of(
+def training_job(
     system: System, engine: TrainingEngine, *, seq: Number, batch: Number, dtype: str = "bf16", task: str = "pretrain",
     optimizer: str = "adamw", lora_rank: int = 16, mtp: bool = False, attention: str = "flash",
 ) -> TrainingJob:  # fmt: skip
@@ -83,7 +83,7 @@ def job_of(
         seq=seq, batch=batch, dtype=dtype, task=task, optimizer=optimizer, lora_rank=lora_rank, mtp=mtp, attention=attention,
         gradient_bytes=engine.gradient_bytes, logit_bytes=engine.logit_bytes,
     )  # fmt: skip
-    return checked(job, system)
+    return check_job(job, system)
 
 
 def training_step(
@@ -98,40 +98,40 @@ def training_step(
 ) -> TrainingStep:
     """Return the time and the memory of one training step of `batch` sequences of `seq` [tokens] on a layout.
 
-    job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`. Numbers of the layout, seq and batch may
-    be arrays that broadcast. Raises LayoutError for a layout that cannot run, InputError for formats that the chip does not
+    job_options: dtype, task, optimizer, lora_rank, mtp, attention, as for `TrainingJob`. Numbers of the layout, seq and batch
+    may be arrays that broadcast. Raises LayoutError for a layout that cannot run, InputError for formats that the chip does not
     have.
     """
     model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
-    _known(job_options)
+    _check_job_options(job_options)
     layout = TrainingLayout() if layout is None else layout
-    check_counts({name: getattr(layout, name) for name in NAMES})
-    job = job_of(system, engine, seq=seq, batch=batch, **job_options)
+    check_counts({name: getattr(layout, name) for name in AXES})
+    job = training_job(system, engine, seq=seq, batch=batch, **job_options)
     check_draft(model, job)
-    plain = not any(np.ndim(v) for v in (seq, batch, *(getattr(layout, n) for n in NAMES)))
+    plain = not any(np.ndim(v) for v in (seq, batch, *(getattr(layout, n) for n in AXES)))
     if plain:
         check_layout(layout, model, system, job, engine)
     else:
         check_words(layout.recompute, layout.sharding, layout.schedule)
         check_layers(layout.layers, model, np.asarray(layout.pp) * layout.virtual_stages)
-    return answer(model, system, job, engine, layout)
+    return evaluate_layout(model, system, job, engine, layout)
 
 
-def _known(job_options: Mapping[str, Any]) -> None:
+def _check_job_options(job_options: Mapping[str, Any]) -> None:
     for name in job_options:
-        if name not in JOB:
-            raise InputError(f"{name} is no part of a training job; there are {', '.join(JOB)}")
+        if name not in JOB_OPTIONS:
+            raise InputError(f"{name} is no part of a training job; there are {', '.join(JOB_OPTIONS)}")
 
 
-def answer(
+def evaluate_layout(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, x: TrainingLayout, *, date: str = ""
 ) -> TrainingStep:
     """Return the answer of a layout that is legal."""
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts, date=date)
     step_time = step_seconds(model, job, system, tuned, x, slower=slower)
-    low, high = range_of(engine, system, experts=experts)
+    low, high = step_time_range(engine, system, experts=experts)
     memory = training_memory(model, job, system, engine, x, microbatches=step_time.microbatches)
     lower = np.asarray(ideal_seconds(model, job, system, x))
     tokens = job.batch * job.seq / x.chips / step_time.total
@@ -139,7 +139,7 @@ def answer(
     causal_flops, full_flops = (model_flops(model, job, full=is_full) for is_full in (False, True))
     rates = [
         np.asarray(flops * tokens / peak)
-        for flops in (causal_flops, full_flops, full_flops + again_flops(model, job, x.recompute))
+        for flops in (causal_flops, full_flops, full_flops + recompute_flops(model, job, x.recompute))
     ]
     return TrainingStep(
         model=model.name,
@@ -198,37 +198,37 @@ def train(
     model, system = model_of(model), resolve_system(system)
     engine = training_engine(engine, system)
     chips = int(whole("chips", chips, most=MOST_CHIPS, unit="chip"))
-    _known(job_options)
+    _check_job_options(job_options)
     if tokens is not None:
-        positive("tokens", tokens, most=MOST_RUN)
-    job = job_of(system, engine, seq=seq, batch=batch, **job_options)
+        positive("tokens", tokens, most=MAX_RUN_TOKENS)
+    job = training_job(system, engine, seq=seq, batch=batch, **job_options)
     if tokens is not None and tokens < job.seq * job.batch:
         raise RangeError(f"a run has at least the tokens of a step, {job.seq * job.batch:,}, not {tokens:,.0f}")
     check_draft(model, job)
-    fixed_axes = _given(dict(layout or {}), model, system, job, engine, chips)
+    fixed_axes = _check_axes(dict(layout or {}), model, system, job, engine, chips)
     experts = model.routed
     tuned, slower = on_chip(engine, system, experts=experts)
     search_result = search(model, system, job, tuned, chips=chips, slower=float(slower), fixed=fixed_axes)
     best = search_result.fastest() if search_result.count else None
     if best is None:
-        raise nothing(model, system, job, tuned, chips, fixed_axes, search_result)
+        raise infeasibility_error(model, system, job, tuned, chips, fixed_axes, search_result)
     best_seconds = step_seconds(model, job, system, tuned, best[0], slower=slower)
     if best[0].layers:  # a search takes stages of mean length, one layout is walked through
         best = best[0], float(best_seconds.total)
-    step = answer(model, system, job, engine, best[0])
+    step = evaluate_layout(model, system, job, engine, best[0])
     runner_up, runner_up_slower = _runner_up(search_result, best[0])
     for phase in phases:
-        checked(replace(job, seq=phase.seq, batch=phase.batch), system)
+        check_job(replace(job, seq=phase.seq, batch=phase.batch), system)
     parts = tuple(phases) or ((Phase(tokens=tokens, seq=seq, batch=batch),) if tokens else ())
     cost = None
     if parts:
 
         def seconds_of(phase_job: TrainingJob) -> float:
-            return _fastest_of(model, system, phase_job, tuned, chips, fixed_axes, float(slower), best[0])
+            return _phase_step_seconds(model, system, phase_job, tuned, chips, fixed_axes, float(slower), best[0])
 
-        step_range = range_of(engine, system, experts=experts)
+        step_range = step_time_range(engine, system, experts=experts)
         quantum = int(best[0].dp * best[0].micro_batch * (best[0].pp if best[0].virtual_stages > 1 else 1))
-        cost = cost_of(
+        cost = training_run_cost(
             model, system, job, parts, seconds_of, chips=chips, step_range=step_range, reliability=reliability or Reliability(),
             quantum=quantum,
         )  # fmt: skip
@@ -239,16 +239,16 @@ def train(
         tried=search_result.count,
         runner_up=runner_up,
         runner_up_slower=runner_up_slower,
-        changes=changes_of(model, system, job, engine, best, fixed_axes, chips) if changes else (),
-        why=_why(step, best_seconds),
+        changes=training_alternatives(model, system, job, engine, best, fixed_axes, chips) if changes else (),
+        why=_bottleneck_text(step, best_seconds),
         job=job,
         searched=search_result,
     )
 
 
-def _fastest_of(
-    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any], slower: float,
-    best: TrainingLayout,
+def _phase_step_seconds(
+    model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int, fixed_axes: Mapping[str, Any],
+    slower: float, best: TrainingLayout,
 ) -> float:  # fmt: skip
     """Return the seconds of a step of another length or batch: of the layout as it is if it can, else of the fastest."""
     microbatches = int(job.batch) / (best.dp * best.micro_batch)
@@ -268,15 +268,15 @@ def _fastest_of(
     return fastest[1]
 
 
-def _given(
+def _check_axes(
     axes: dict[str, Any], model: Model, system: System, job: TrainingJob, engine: TrainingEngine, chips: int
 ) -> dict[str, Any]:
     """Return the axes that are given, checked as far as they go."""
-    unknown = [name for name in axes if name not in NAMES]
+    unknown = [name for name in axes if name not in AXES]
     if unknown:
-        raise InputError(f"{unknown[0]} is no axis of a training layout; there are {', '.join(NAMES)}")
+        raise InputError(f"{unknown[0]} is no axis of a training layout; there are {', '.join(AXES)}")
     check_counts(axes)
-    axes = with_layers(axes, model)
+    axes = add_layer_axes(axes, model)
     degrees = {name: int(axes[name]) for name in ("tp", "pp", "cp", "dp") if name in axes}
     product = int(np.prod(list(degrees.values()))) if degrees else 1
     if chips % product:
@@ -301,12 +301,12 @@ def _given(
             f"schedule {schedule.name} needs at least 2 virtual stages on each device; give --vpp 2, or take 1f1b"
         )
     if axes.get("pp") == 1:
-        check_alone(virtual)
+        check_virtual_stages(virtual)
     if schedule.virtual != 1 and axes.get("pp") == 1:
         raise LayoutError(f"schedule {schedule.name} needs a pipeline, and pp=1 has none; give --pp, or leave --schedule out")
-    probe: dict[str, Any] = {name: int(axes[name]) for name in WAYS if name in axes}
+    probe: dict[str, Any] = {name: int(axes[name]) for name in DEGREES if name in axes}
     probe |= {"dp": chips // int(np.prod([degree for name, degree in degrees.items() if name != "dp"]))}
-    check_ways(TrainingLayout(**probe), model, system, job)
+    check_degrees(TrainingLayout(**probe), model, system, job)
     if "dp" in axes:
         check_batch(TrainingLayout(dp=axes["dp"], micro_batch=axes.get("micro_batch", 1)), job)
     if "pp" in axes and axes["pp"] > 1 and "schedule" in axes:
@@ -314,7 +314,7 @@ def _given(
     return axes
 
 
-def with_layers(axes: dict[str, Any], model: Model) -> dict[str, Any]:
+def add_layer_axes(axes: dict[str, Any], model: Model) -> dict[str, Any]:
     """Return axes that are given with those that layers by chunk say: stages, and virtual ones where both differ."""
     layers = axes.get("layers") or ""
     layers = layers if isinstance(layers, str) else show_layers(layers)
@@ -327,7 +327,7 @@ def with_layers(axes: dict[str, Any], model: Model) -> dict[str, Any]:
     return axes | {"layers": show_layers(read_layers(layers)), "pp": pp, "virtual_stages": virtual}
 
 
-def _runner_up(search_result: Searched, best: TrainingLayout) -> tuple[str, float]:
+def _runner_up(search_result: SearchResult, best: TrainingLayout) -> tuple[str, float]:
     """Return the fastest layout that divides the chips otherwise, and how much slower it is."""
     best_degrees = (best.tp, best.pp, best.ep)
     best_time, second = np.inf, (np.inf, "")
@@ -350,7 +350,7 @@ def _runner_up(search_result: Searched, best: TrainingLayout) -> tuple[str, floa
 TERM_WORDS = {"step": "fixed overhead"}
 
 
-def _why(step: TrainingStep, step_time: Seconds) -> str:
+def _bottleneck_text(step: TrainingStep, step_time: StepTime) -> str:
     """Say what binds."""
     total = float(step.total)
     parts = sorted(((float(value) / total, name) for name, value in step.terms.items()), reverse=True)

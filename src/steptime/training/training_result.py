@@ -20,12 +20,15 @@ from steptime.training.training_memory import TrainingMemory
 from steptime.training.training_stack import TrainingEngine
 from steptime.units import show
 
-UNSEEN: Final = "new system"
+NEW_SYSTEM: Final = "new system"
 DENSE, SPARSE = "dense", "experts"
-WIDEST: Final = (0.6, 1.8)  # of a stack that nothing was fitted to: about what the runs of whole sources left out are off
+DEFAULT_RANGE: Final = (
+    0.6,
+    1.8,
+)  # of a stack that nothing was fitted to: about what the runs of whole sources left out are off
 
 
-def range_of(engine: TrainingEngine, system: System, *, experts: bool) -> tuple[float, float]:
+def step_time_range(engine: TrainingEngine, system: System, *, experts: bool) -> tuple[float, float]:
     """Return the factors on a step time between which nine in ten measured ones lie; 1 and 1 for the ideal.
 
     A kind of its own each: dense models and those with experts on chips that the fit had runs of, and other chips.
@@ -33,12 +36,12 @@ def range_of(engine: TrainingEngine, system: System, *, experts: bool) -> tuple[
     if engine.name == "ideal":
         return 1.0, 1.0
     intervals = engine.fit.get("interval", {})
-    kind = (SPARSE if experts else DENSE) if engine.has_run_on(system.chip.name) else UNSEEN
-    low, high = intervals.get(kind, WIDEST)
+    kind = (SPARSE if experts else DENSE) if engine.has_run_on(system.chip.name) else NEW_SYSTEM
+    low, high = intervals.get(kind, DEFAULT_RANGE)
     return float(low), float(high)
 
 
-EXPOSED = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops")
+EXPOSED_TERMS = ("tensor parallel", "context parallel", "expert exchange", "data parallel", "pipeline hops")
 """Terms that are communication which nothing hides."""
 
 
@@ -95,7 +98,7 @@ class TrainingStep(Tabular):
     @property
     def exposed(self) -> Number:
         """Seconds of communication that nothing hides."""
-        return sum((self.terms[name] for name in EXPOSED if name in self.terms), 0.0 * self.total)
+        return sum((self.terms[name] for name in EXPOSED_TERMS if name in self.terms), 0.0 * self.total)
 
     def headline(self) -> tuple[str, dict[str, str]]:
         """Return the time with its range, the efficiency and the layout."""

@@ -16,9 +16,9 @@ from steptime.result_base import in_words
 from steptime.training.layer_profile import MODULES
 from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import chunks_possible, layers_of_chunks
+from steptime.training.stage_balance import layers_of_chunks, max_chunks
 from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import SHARDINGS, WAYS, TrainingLayout, read_layers, show_layers
+from steptime.training.training_layout import DEGREES, SHARDINGS, TrainingLayout, read_layers, show_layers
 from steptime.training.training_stack import TrainingEngine
 from steptime.units import counted
 
@@ -42,7 +42,7 @@ def check_words(recompute: str, sharding: str, schedule: str) -> None:
 def check_counts(degrees: Mapping[str, Any]) -> None:
     """Raise RangeError for ways, numbers or arrays, that are no whole numbers of at least 1; a sharding group may be 0."""
     for name, value in degrees.items():
-        if name in (*WAYS, "sharding_group"):
+        if name in (*DEGREES, "sharding_group"):
             whole(
                 "vpp" if name == "virtual_stages" else name, value, least=0 if name == "sharding_group" else 1, most=MOST_CHIPS
             )
@@ -54,13 +54,13 @@ def check_group(sharding: str, group: Any) -> None:
         raise LayoutError("a sharding group needs a sharding: zero1, zero2 or zero3")
 
 
-def check_alone(virtual: int) -> None:
+def check_virtual_stages(virtual: int) -> None:
     """Raise LayoutError for virtual stages without a pipeline."""
     if virtual > 1:
         raise LayoutError(f"vpp={virtual} asks for virtual stages, and pp=1 has no pipeline; give --pp, or leave --vpp out")
 
 
-def near(number: int, degree: int) -> str:
+def nearest_divisors(number: int, degree: int) -> str:
     """Return the divisors of a number that are nearest to a way.
 
     >>> near(128, 12), near(80, 7)
@@ -74,7 +74,7 @@ def near(number: int, degree: int) -> str:
 def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJob, engine: TrainingEngine) -> None:
     """Raise LayoutError for the first rule that a layout of plain numbers breaks."""
     check_words(x.recompute, x.sharding, x.schedule)
-    check_ways(x, model, system, job)
+    check_degrees(x, model, system, job)
     check_batch(x, job)
     pp, v = int(x.pp), int(x.virtual_stages)
     schedule = schedule_named(x.schedule)
@@ -82,7 +82,7 @@ def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJ
         schedule.check(pp, int(job.batch) // int(x.dp * x.micro_batch), v)
         check_stack(schedule.name, engine)
     else:
-        check_alone(v)
+        check_virtual_stages(v)
     if engine.shardings and x.sharding not in (*engine.shardings, "none"):
         raise LayoutError(
             f"stack {engine.name} has no sharding {x.sharding}; it has {', '.join(engine.shardings)}; --engine typical has all"
@@ -90,7 +90,8 @@ def check_layout(x: TrainingLayout, model: Model, system: System, job: TrainingJ
     group, sharing_ranks = int(x.sharding_group), int(x.dp * x.cp)
     if group and sharing_ranks % group:
         raise LayoutError(
-            f"a sharding group of {group} does not divide the {sharing_ranks} ranks that share states; try {near(sharing_ranks, group)}"
+            f"a sharding group of {group} does not divide the {sharing_ranks} ranks that share states; "
+            f"try {nearest_divisors(sharing_ranks, group)}"
         )
     check_group(x.sharding, x.sharding_group)
 
@@ -118,31 +119,36 @@ def check_batch(x: TrainingLayout, job: TrainingJob) -> None:
         raise LayoutError(f"batch={job.batch:,} does not divide over dp={dp} copies in micro-batches of {mbs}; try {choices}")
 
 
-def check_ways(x: TrainingLayout, model: Model, system: System, job: TrainingJob) -> None:
+def check_degrees(x: TrainingLayout, model: Model, system: System, job: TrainingJob) -> None:
     """Raise LayoutError for ways that do not divide the model, the sequence or the machine."""
     tp, pp, cp, ep, etp, dp, v = (int(getattr(x, n)) for n in ("tp", "pp", "cp", "ep", "etp", "dp", "virtual_stages"))
     if system.is_box and x.chips > system.scale_up.size:
         raise LayoutError(f"{x.chips:,.0f} chips are more than the {system.scale_up.size:,.0f} of {system.name}")
     if model.heads % tp:
-        raise LayoutError(f"tp={tp} does not divide the {model.heads} heads of {model.name}; try {near(model.heads, tp)}")
-    kv = kv_heads_of(model)
+        raise LayoutError(
+            f"tp={tp} does not divide the {model.heads} heads of {model.name}; try {nearest_divisors(model.heads, tp)}"
+        )
+    kv = kv_head_count(model)
     if kv % tp and tp % kv:
-        raise LayoutError(f"tp={tp} neither divides the {kv} KV heads of {model.name} nor is a multiple; try {near(kv, tp)}")
-    for width in widths_of(model):
+        raise LayoutError(
+            f"tp={tp} neither divides the {kv} KV heads of {model.name} nor is a multiple; try {nearest_divisors(kv, tp)}"
+        )
+    for width in feed_forward_widths(model):
         if width % tp:
-            raise LayoutError(f"tp={tp} does not divide the {width:,} columns of a feed-forward block; try {near(width, tp)}")
+            raise LayoutError(
+                f"tp={tp} does not divide the {width:,} columns of a feed-forward block; try {nearest_divisors(width, tp)}"
+            )
     if cp > 1 and int(job.seq) % (2 * cp):
         raise LayoutError(
             f"cp={cp} does not cut sequences of {job.seq:,} tokens in {2 * cp} parts, two for each rank (which balances "
-            f"a causal mask); try cp={near(max(int(job.seq) // 2, 1), cp)}"
+            f"a causal mask); try cp={nearest_divisors(max(int(job.seq) // 2, 1), cp)}"
         )
     _check_experts(model, ep, etp, tp * cp * dp)
-    if pp * v > chunks_possible(model):
-        largest_vpp = chunks_possible(model) // pp
+    if pp * v > max_chunks(model):
+        largest_vpp = max_chunks(model) // pp
         raise LayoutError(
             f"pp={pp} x vpp={v} = {pp * v} chunks are more than the {model.depth} layers of {model.name} with embedding "
-            "and head; "
-            + (f"at most vpp={largest_vpp} with pp={pp}" if largest_vpp else f"at most pp={chunks_possible(model)}")
+            "and head; " + (f"at most vpp={largest_vpp} with pp={pp}" if largest_vpp else f"at most pp={max_chunks(model)}")
         )
     check_layers(x.layers, model, pp * v)
 
@@ -163,14 +169,14 @@ def check_layers(layers: str, model: Model, chunks: Any) -> None:
 
 
 @lru_cache(maxsize=256)
-def widths_of(model: Model) -> tuple[int, ...]:
+def feed_forward_widths(model: Model) -> tuple[int, ...]:
     """Return the widths of feed-forward blocks that tensor parallelism divides."""
     closing = (op for layer, _ in model.layers for op in layer.ops if op.name == "down_proj" and op.rows == "tokens")
     return tuple(sorted({int(op.inputs) for op in closing}))
 
 
 @lru_cache(maxsize=256)
-def kv_heads_of(model: Model) -> int:
+def kv_head_count(model: Model) -> int:
     """Return the KV heads that tensor parallelism divides; 1 where a latent is shared by all."""
     mixers = (a for layer, _ in model.layers for a in layer.attention if a.kv_bytes and not a.expand_flops)
     return max((a.kv_shards for a in mixers), default=1)
@@ -181,8 +187,9 @@ def _check_experts(model: Model, ep: int, etp: int, stage: int) -> None:
     if not experts and ep * etp > 1:
         raise LayoutError(f"ep={ep}, etp={etp}, but {model.name} has no experts")
     if experts and experts % ep:
-        raise LayoutError(f"ep={ep} does not divide the {experts} experts of {model.name}; try {near(experts, ep)}")
+        raise LayoutError(f"ep={ep} does not divide the {experts} experts of {model.name}; try {nearest_divisors(experts, ep)}")
     if stage % (ep * etp):
         raise LayoutError(
-            f"ep={ep} x etp={etp} does not divide the tp x cp x dp = {stage} chips of a stage; try {near(stage, ep * etp)}"
+            f"ep={ep} x etp={etp} does not divide the tp x cp x dp = {stage} chips of a stage; "
+            f"try {nearest_divisors(stage, ep * etp)}"
         )

@@ -26,7 +26,7 @@ from steptime.units import show
 
 RAMP_POINTS = 8  # batch sizes of a ramp at which a step is timed
 WEIGHT_BYTES = 2.0
-MOST_LOST = (
+MAX_LOST_INTERVALS = (
     7.0  # times between failures that a checkpoint and a restart take, beyond which a run ends never: e^-7 of it is kept
 )
 
@@ -70,7 +70,7 @@ def phase_seconds(
     return sum(f[0] for f in ramp_parts), sum(f[1] for f in ramp_parts)
 
 
-def cost_of(
+def training_run_cost(
     model: Model, system: System, job: TrainingJob, phases: Sequence[Phase], step_seconds: Callable[[TrainingJob], float], *,
     chips: int, step_range: tuple[float, float], reliability: Reliability, quantum: int = 1,
 ) -> TrainingRunCost:  # fmt: skip
@@ -81,7 +81,7 @@ def cost_of(
     mean_time = float(mean_time_between_failures(chips, reliability.rate)) if reliability.rate else math.inf
     checkpoint_interval = float(daly_interval(reliability.checkpoint, mean_time)) if math.isfinite(mean_time) else useful
     checkpoint_interval = min(checkpoint_interval, useful)
-    if (reliability.checkpoint + reliability.restart) / mean_time > MOST_LOST:
+    if (reliability.checkpoint + reliability.restart) / mean_time > MAX_LOST_INTERVALS:
         raise Impossible(
             f"a run of {chips:,} chips that fail every {show(mean_time, 's')} never ends: a checkpoint takes "
             f"{show(reliability.checkpoint, 's')}, a restart {show(reliability.restart, 's')}"

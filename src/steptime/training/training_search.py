@@ -16,25 +16,32 @@ import numpy as np
 from steptime.hardware.system import System
 from steptime.models.model import Model
 from steptime.number_checks import Array, divisors
-from steptime.training.layer_profile import sheets
+from steptime.training.layer_profile import layer_profiles
 from steptime.training.layer_time import Passes, Terms, layer_passes
 from steptime.training.schedules.schedule import known_schedules, schedule_named
-from steptime.training.stage_balance import SLOTS, chunks_possible
+from steptime.training.stage_balance import STEM_LAYERS, max_chunks
 from steptime.training.training_job import TrainingJob
-from steptime.training.training_layout import WAYS, TrainingLayout
+from steptime.training.training_layout import DEGREES, TrainingLayout
 from steptime.training.training_memory import training_memory
-from steptime.training.training_rules import kv_heads_of, widths_of
+from steptime.training.training_rules import feed_forward_widths, kv_head_count
 from steptime.training.training_stack import TrainingEngine
-from steptime.training.training_step import StageTimes, held_by_stage, stage_times, step_seconds
+from steptime.training.training_step import StageTimes, fullest_stage_parameters, stage_times, step_seconds
 
 LARGEST_TP: Final = 64  # where a scale-up domain is larger
 MICRO_BATCHES: Final = (1, 2, 4, 8, 16)
-CONTEXT_WAYS: Final = (1, 2, 4, 8, 16, 32, 64)
-LEAST_TOKENS: Final = 1024  # of a sequence on one rank of context parallelism
-SHARDED: Final = ("zero1", "zero3")
-MARGIN: Final = 0.98  # of a chip's memory that a search fills: allocators leave gaps
-DENSE: Final = ("none", "norms", "mlp", "norms+mlp", "full")
-SPARSE: Final = ("none", "norms+moe_act", "mla_up_proj+moe_act", "norms+mla_up_proj+moe_act+shared_experts", "moe", "full")
+CONTEXT_DEGREES: Final = (1, 2, 4, 8, 16, 32, 64)
+MIN_TOKENS_PER_RANK: Final = 1024  # of a sequence on one rank of context parallelism
+SHARDINGS_TRIED: Final = ("zero1", "zero3")
+MEMORY_MARGIN: Final = 0.98  # of a chip's memory that a search fills: allocators leave gaps
+DENSE_RECOMPUTES: Final = ("none", "norms", "mlp", "norms+mlp", "full")
+MOE_RECOMPUTES: Final = (
+    "none",
+    "norms+moe_act",
+    "mla_up_proj+moe_act",
+    "norms+mla_up_proj+moe_act+shared_experts",
+    "moe",
+    "full",
+)
 SCHEDULES: Final = ("1f1b", "interleaved", "zb-h1")  # that a search tries where a stack does not say which it has
 
 
@@ -52,12 +59,12 @@ class Candidates:
 
     def at(self, index: int) -> TrainingLayout:
         """Return one of them."""
-        numbers: Any = {name: int(np.broadcast_to(getattr(self.layout, name), self.seconds.shape)[index]) for name in WAYS}
+        numbers: Any = {name: int(np.broadcast_to(getattr(self.layout, name), self.seconds.shape)[index]) for name in DEGREES}
         return replace(self.layout, **numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
+class SearchResult:
     """What a search found: all candidates, by words, and how many there are."""
 
     groups: tuple[Candidates, ...]
@@ -87,15 +94,15 @@ class Searched:
 def search(
     model: Model, system: System, job: TrainingJob, engine: TrainingEngine, *, chips: int, slower: float = 1.0,
     fixed: Mapping[str, Any] | None = None,
-) -> Searched:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """Return all legal layouts on `chips` chips; fixed: values of axes that are given."""
     fixed_axes = dict(fixed or {})
     sparse = model.routed
-    recomputes = _words(fixed_axes, "recompute", engine.recomputes, SPARSE if sparse else DENSE)
-    shardings = _words(fixed_axes, "sharding", engine.shardings, SHARDED)
-    schedule_names = [schedule_named(name).name for name in _words(fixed_axes, "schedule", engine.schedules, SCHEDULES)]
+    recomputes = _word_choices(fixed_axes, "recompute", engine.recomputes, MOE_RECOMPUTES if sparse else DENSE_RECOMPUTES)
+    shardings = _word_choices(fixed_axes, "sharding", engine.shardings, SHARDINGS_TRIED)
+    schedule_names = [schedule_named(name).name for name in _word_choices(fixed_axes, "schedule", engine.schedules, SCHEDULES)]
     groups: list[Candidates] = []
-    degree_rows = proposed(model, system, job, chips, fixed_axes)
+    degree_rows = legal_degrees(model, system, job, chips, fixed_axes)
     for recompute in dict.fromkeys(recomputes):
         stages: dict[tuple[int, int], Any] = {}
         options = {"recompute": recompute, "layers": fixed_axes.get("layers", "")}
@@ -103,42 +110,44 @@ def search(
             schedule = known_schedules()[schedule_name]
             stage_key = schedule.virtual, schedule.copies
             if stage_key not in stages:
-                layout_rows = with_virtual(degree_rows, model.depth, fixed_axes, schedule.virtual)
-                stages[stage_key] = _prepared(
+                layout_rows = add_virtual_stages(degree_rows, model.depth, fixed_axes, schedule.virtual)
+                stages[stage_key] = _layer_times(
                     model, job, system, engine, layout_rows, options=options | {"schedule": schedule_name}
                 )
             layout_rows, layer_times, parameters = stages[stage_key]
             for sharding in shardings:
-                groups += _evaluated(
+                groups += _candidates(
                     model, job, system, engine, layout_rows, layer_times, parameters, slower,
-                    options=options | {"sharding": sharding, "schedule": schedule_name, "sharding_group": fixed_axes.get("sharding_group", 0)},
+                    options=options | {"sharding": sharding, "schedule": schedule_name,
+                                       "sharding_group": fixed_axes.get("sharding_group", 0)},
                 )  # fmt: skip
-    return Searched(groups=tuple(groups))
+    return SearchResult(groups=tuple(groups))
 
 
-def _words(
+def _word_choices(
     fixed_axes: Mapping[str, Any], name: str, engine_words: tuple[str, ...], default_words: tuple[str, ...]
 ) -> tuple[str, ...]:
     return (fixed_axes[name],) if name in fixed_axes else engine_words or default_words
 
 
-def proposed(model: Model, system: System, job: TrainingJob, chips: int, fixed_axes: Mapping[str, Any]) -> Array:
+def legal_degrees(model: Model, system: System, job: TrainingJob, chips: int, fixed_axes: Mapping[str, Any]) -> Array:
     """Return the legal (tp, pp, cp, ep, etp, dp, micro-batch) of one chunk a stage, a row each."""
     domain = int(min(system.scale_up.size, chips, LARGEST_TP))
     domain_size = int(min(system.scale_up.size, 1 << 20))  # a group of ranks lies in a domain, so that it divides it
-    kv = kv_heads_of(model)
+    kv = kv_head_count(model)
     possible_tps = [
         t for t in divisors(model.heads)
-        if t <= domain and not domain_size % t and (not kv % t or not t % kv) and all(not width % t for width in widths_of(model))
+        if t <= domain and not domain_size % t and (not kv % t or not t % kv)
+        and all(not width % t for width in feed_forward_widths(model))
     ]  # fmt: skip
     tps = [fixed_axes["tp"]] if "tp" in fixed_axes else possible_tps
     cps = (
         [fixed_axes["cp"]]
         if "cp" in fixed_axes
-        else [c for c in CONTEXT_WAYS if job.seq % (2 * c) == 0 and job.seq / c >= LEAST_TOKENS]
+        else [c for c in CONTEXT_DEGREES if job.seq % (2 * c) == 0 and job.seq / c >= MIN_TOKENS_PER_RANK]
     )
     cps = cps or [1]
-    pps = [fixed_axes["pp"]] if "pp" in fixed_axes else [p for p in divisors(chips) if p <= chunks_possible(model)]
+    pps = [fixed_axes["pp"]] if "pp" in fixed_axes else [p for p in divisors(chips) if p <= max_chunks(model)]
     rows = []
     experts = max((op.experts for layer, _ in model.layers for op in layer.ops if op.rows == "routed"), default=0)
     etps, group = [fixed_axes.get("etp", 1)], int(fixed_axes.get("sharding_group", 0))
@@ -167,7 +176,7 @@ def proposed(model: Model, system: System, job: TrainingJob, chips: int, fixed_a
     return np.array(rows, dtype=np.float64).reshape(-1, 7)
 
 
-def with_virtual(degree_rows: Array, depth: int, fixed_axes: Mapping[str, Any], virtual: int) -> Array:
+def add_virtual_stages(degree_rows: Array, depth: int, fixed_axes: Mapping[str, Any], virtual: int) -> Array:
     """Return rows with virtual stages: as many as a schedule has; of one with any, those that deal the layers out evenly."""
     if virtual == 1:
         requested_vpp = fixed_axes.get("virtual_stages", 1)
@@ -179,7 +188,7 @@ def with_virtual(degree_rows: Array, depth: int, fixed_axes: Mapping[str, Any], 
         virtual_stages = (
             [fixed_axes["virtual_stages"]]
             if "virtual_stages" in fixed_axes
-            else [v for v in even_counts if pp * v <= depth + SLOTS]
+            else [v for v in even_counts if pp * v <= depth + STEM_LAYERS]
         )
         parts += [np.column_stack([rows, np.full(len(rows), v)]) for v in virtual_stages if v > 1 and pp > 1]
     return np.vstack(parts) if parts else np.zeros((0, 8))
@@ -192,7 +201,9 @@ def even_chunks(depth: int, pp: int) -> tuple[int, ...]:
     >>> even_chunks(126, 16), even_chunks(80, 8)
     ((2, 4, 8), (2, 5, 10))
     """
-    return tuple(v for v in range(2, (depth + SLOTS) // pp + 1) if not depth % (pp * v) or not (depth + SLOTS) % (pp * v))
+    return tuple(
+        v for v in range(2, (depth + STEM_LAYERS) // pp + 1) if not depth % (pp * v) or not (depth + STEM_LAYERS) % (pp * v)
+    )
 
 
 def _layout(layout_rows: Array, options: Mapping[str, Any]) -> TrainingLayout:
@@ -200,7 +211,7 @@ def _layout(layout_rows: Array, options: Mapping[str, Any]) -> TrainingLayout:
     return TrainingLayout(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp, dp=dp, micro_batch=mbs, virtual_stages=v, **options)
 
 
-def _prepared(
+def _layer_times(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array, *, options: Mapping[str, Any]
 ) -> tuple[Array, StageTimes | None, Any]:
     """Return what does not depend on sharding, nor on the schedule but by its virtual stages and copies of parameters.
@@ -217,18 +228,18 @@ def _prepared(
     def spread(terms: Terms) -> Terms:
         return {name: np.broadcast_to(value, tp.shape)[inverse] for name, value in terms.items()}
 
-    passes = [layer_passes(sheet, job, system, engine, distinct_layouts) for sheet, _ in sheets(model)]
+    passes = [layer_passes(sheet, job, system, engine, distinct_layouts) for sheet, _ in layer_profiles(model)]
     row_passes = [
         Passes(spread(layer_pass.forward), spread(layer_pass.backward), np.broadcast_to(layer_pass.weights, tp.shape)[inverse])
         for layer_pass in passes
     ]
     x = _layout(layout_rows, options)
-    return layout_rows, stage_times(model, job, system, engine, x, row_passes), held_by_stage(model, x)
+    return layout_rows, stage_times(model, job, system, engine, x, row_passes), fullest_stage_parameters(model, x)
 
 
-def _evaluated(
-    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array, layer_times: StageTimes | None, parameters: Any,
-    slower: float, *, options: Mapping[str, Any],
+def _candidates(
+    model: Model, job: TrainingJob, system: System, engine: TrainingEngine, layout_rows: Array,
+    layer_times: StageTimes | None, parameters: Any, slower: float, *, options: Mapping[str, Any],
 ) -> list[Candidates]:  # fmt: skip
     """Return the candidates of a schedule that can run them."""
     if layer_times is None:
@@ -248,5 +259,5 @@ def _evaluated(
     legal_rows = np.flatnonzero(is_legal)
     return [
         Candidates(layout=_layout(layout_rows[legal_rows], options), seconds=seconds[legal_rows], used=used_bytes[legal_rows],
-                   fits=(used_bytes <= MARGIN * memory.capacity)[legal_rows])
+                   fits=(used_bytes <= MEMORY_MARGIN * memory.capacity)[legal_rows])
     ]  # fmt: skip

@@ -67,7 +67,7 @@ class Constants:
 CONSTANTS: Final = {f.name: f.metadata for f in fields(Constants)}
 RATES: Final = ("attention_efficiency", "memory_efficiency", "scale_up_efficiency", "scale_out_efficiency")
 NARROW: Final = ("eight_bit_efficiency", "block_efficiency", "four_bit_efficiency")
-SINCE: Final = 2024.5  # the date at which `yearly_gain` is nothing
+REFERENCE_YEAR: Final = 2024.5  # the date at which `yearly_gain` is nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -121,10 +121,10 @@ def training_engine(
     maker."""
     if isinstance(name, TrainingEngine):
         return name
-    return stack_of(DEFAULT.get(system.chip.vendor, TYPICAL) if name is None else os.fspath(name), catalog)
+    return load_stack(DEFAULT.get(system.chip.vendor, TYPICAL) if name is None else os.fspath(name), catalog)
 
 
-def stack_of(name: str, catalog: str | os.PathLike[str] | None = None) -> TrainingEngine:
+def load_stack(name: str, catalog: str | os.PathLike[str] | None = None) -> TrainingEngine:
     """Return the stack of a name or a path."""
     if name.casefold() == "ideal":
         return IDEAL
@@ -142,7 +142,7 @@ def _load(path: Path, _modified: float) -> TrainingEngine:
         raise DataFileError(path, f"{problem_text}; such a file has {', '.join(field_names)}")
     check_entry_name(data.get("name", path.stem), path)
     for key, value in data["constants"].items():
-        problem = problem_of(key, value)
+        problem = constant_error(key, value)
         if problem:
             raise DataFileError(path, f"constants.{key}: {problem}")
     engine_fields: Any = {
@@ -158,22 +158,22 @@ def on_chip(engine: TrainingEngine, system: System, *, experts: bool, date: str 
     chip, the stack and its age; where it would lift a rate above the data sheet, the rate is that of the data sheet.
     """
     chip = engine.chips.get(system.chip.name, {})
-    last_year = float(engine.fit.get("until", SINCE))
-    years = (last_year if not date else min(year_of(date), last_year)) - SINCE
-    constants = aged(engine.constants, years if experts else 0.0)
+    last_year = float(engine.fit.get("until", REFERENCE_YEAR))
+    years = (last_year if not date else min(decimal_year(date), last_year)) - REFERENCE_YEAR
+    constants = age_constants(engine.constants, years if experts else 0.0)
     speed = engine.speed * chip.get("speed", 1.0) * (1.0 if engine.has_run_on(system.chip.name) else engine.elsewhere)
     time_factor = np.exp(-constants.yearly_gain * years) / speed
     constants = replace(constants, attention_efficiency=constants.attention_efficiency * chip.get("attention", 1.0))
-    return replace(engine, constants=capped(constants, time_factor)), time_factor
+    return replace(engine, constants=cap_rates(constants, time_factor)), time_factor
 
 
-def aged(c: Constants, years: Number) -> Constants:
+def age_constants(c: Constants, years: Number) -> Constants:
     """Return the constants after years in which software for experts got faster: its kernels, and what it does around them."""
     gain = np.exp(c.expert_yearly_gain * years)
     return replace(c, expert_efficiency=c.expert_efficiency * gain, seconds_per_expert_layer=c.seconds_per_expert_layer / gain)
 
 
-def capped(c: Constants, slower: Number) -> Constants:
+def cap_rates(c: Constants, slower: Number) -> Constants:
     """Return the constants with which no rate, divided by `slower`, is above the data sheet's."""
     largest_share = np.asarray(slower)
     dense = np.minimum(c.compute_efficiency, largest_share)
@@ -182,7 +182,7 @@ def capped(c: Constants, slower: Number) -> Constants:
     return replace(c, compute_efficiency=dense, expert_efficiency=np.minimum(c.expert_efficiency, 1.0), **narrow_rates, **rates)
 
 
-def problem_of(name: str, value: object) -> str:
+def constant_error(name: str, value: object) -> str:
     """Return what is wrong with a value of a constant, "" for nothing.
 
     >>> problem_of("compute_efficiency", 7)
@@ -196,10 +196,11 @@ def problem_of(name: str, value: object) -> str:
         return f"must be a number, not {shown(value)}"
     if metadata["least"] <= value <= metadata["most"]:
         return ""
-    return f"must be from {metadata['least']:g} to {metadata['most']:g} ({metadata['unit']} {metadata['line']}), not {shown(value)}"
+    limits = f"{metadata['least']:g} to {metadata['most']:g}"
+    return f"must be from {limits} ({metadata['unit']} {metadata['line']}), not {shown(value)}"
 
 
-def year_of(date: str) -> float:
+def decimal_year(date: str) -> float:
     """Return a date as a year with its fraction; a year alone is its middle.
 
     >>> round(year_of("2024-06"), 2), year_of("2025"), round(year_of("2026-01-15"), 2)

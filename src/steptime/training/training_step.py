@@ -19,18 +19,31 @@ from steptime.models.model import Model
 from steptime.number_checks import Array, Number, some
 from steptime.physics import network_time
 from steptime.physics.layout import shard_count
-from steptime.training.data_parallel import Held, copies_sharing, expert_copies_sharing, exposed, optimizer_seconds
-from steptime.training.layer_profile import WIDE, Sheet, Stem, draft_sheets, sheets, stem_of
-from steptime.training.layer_time import Passes, Terms, layer_passes, product_rates, seconds_of, stem_passes
-from steptime.training.pipeline_simulator import walk
+from steptime.training.data_parallel import (
+    ChipParameters,
+    expert_sharding_ranks,
+    exposed_exchange_seconds,
+    optimizer_seconds,
+    sharding_ranks,
+)
+from steptime.training.layer_profile import (
+    ACTIVATION_BYTES,
+    LayerProfile,
+    Stem,
+    draft_layer_profiles,
+    layer_profiles,
+    stem_profile,
+)
+from steptime.training.layer_time import Passes, Terms, collective_seconds, layer_passes, product_rates, stem_passes
+from steptime.training.pipeline_simulator import simulate_step
 from steptime.training.schedules.schedule import schedule_named
-from steptime.training.stage_balance import Stage, stages_of
+from steptime.training.stage_balance import Stage, pipeline_stages
 from steptime.training.training_job import TrainingJob
 from steptime.training.training_layout import TrainingLayout
 from steptime.training.training_stack import TrainingEngine
 
 ONE_WAY: Final = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")  # schedules whose last device has the last chunk
-FILLED: Final = 4  # micro-batches a stage with which a pipeline is filled, and waits as long as with any more
+FILL_MICROBATCHES: Final = 4  # micro-batches a stage with which a pipeline is filled, and waits as long as with any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
+class StepTime:
     """A step [s]: by term, in all, what the pipeline leaves idle, and the number of micro-batches."""
 
     terms: Terms
@@ -58,14 +71,14 @@ class Seconds:
 
 def step_seconds(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, *, slower: Number = 1.0,
-    stages: StageTimes | None = None, parameters: Held | None = None,
-) -> Seconds:  # fmt: skip
+    stages: StageTimes | None = None, parameters: ChipParameters | None = None,
+) -> StepTime:  # fmt: skip
     """Return the seconds of a step of a layout that is legal; fields of the layout and the job may be arrays.
 
     slower: factor on all times. stages, parameters: of the layout, where they are known from one that differs in neither.
     """
     if stages is None:
-        passes = [layer_passes(sheet, job, system, engine, x) for sheet, _ in sheets(model)]
+        passes = [layer_passes(sheet, job, system, engine, x) for sheet, _ in layer_profiles(model)]
         stages = stage_times(model, job, system, engine, x, passes)
     m = job.batch / (x.dp * x.micro_batch)
     schedule = schedule_named(x.schedule)
@@ -75,9 +88,9 @@ def step_seconds(
     schedule_idle = schedule.idle(x.pp, m, x.virtual_stages, f, b, w) + schedule.stagger(x.pp, x.virtual_stages, f, b, w)
     idle = np.where(has_pipeline, np.maximum(schedule_idle, 0.0), 0.0)
     if x.layers and not any(np.ndim(value) for value in (x.pp, m, *stages.slowest)) and x.pp > 1:
-        idle = np.asarray(max(walked_idle(x, stages, int(m)), 0.0))
-    parameters = held_by_stage(model, x) if parameters is None else parameters
-    exchange_seconds = exposed(
+        idle = np.asarray(max(simulated_idle_seconds(x, stages, int(m)), 0.0))
+    parameters = fullest_stage_parameters(model, x) if parameters is None else parameters
+    exchange_seconds = exposed_exchange_seconds(
         parameters, job, system, engine, x, forward=stages.slowest[0], backward=stages.slowest[1], microbatches=m
     )
     terms: Terms = {}
@@ -96,15 +109,15 @@ def step_seconds(
     terms = {name: value * slower for name, value in terms.items() if some(value)}
     for value in terms.values():
         total = total + value
-    return Seconds(terms, total, idle * slower, m, stages)
+    return StepTime(terms, total, idle * slower, m, stages)
 
 
 def muon_seconds(model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout) -> Number:
     """Seconds of Muon's Newton-Schulz iterations, each matrix on one of the ranks that share it (arXiv 2502.16982)."""
-    dense = sum(n * sheet.orthogonal[0] for sheet, n in sheets(model))
-    experts = sum(n * sheet.orthogonal[1] for sheet, n in sheets(model))
+    dense = sum(n * sheet.orthogonal[0] for sheet, n in layer_profiles(model))
+    experts = sum(n * sheet.orthogonal[1] for sheet, n in layer_profiles(model))
     _, rate = product_rates(job, system, engine)
-    ranks, expert_ranks = copies_sharing(x), expert_copies_sharing(x)
+    ranks, expert_ranks = sharding_ranks(x), expert_sharding_ranks(x)
     return (dense / (x.tp * ranks) + experts / (x.ep * x.etp * expert_ranks)) / x.pp / rate
 
 
@@ -112,7 +125,7 @@ def stage_times(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout, passes: list[Passes]
 ) -> StageTimes:
     """Return the times of the slowest and of a mean stage, from those of a layer of each kind."""
-    head_seconds = stem_passes(stem_of(model), job, system, engine, x)
+    head_seconds = stem_passes(stem_profile(model), job, system, engine, x)
     draft_seconds = draft_passes(model, job, system, engine, x) if job.mtp else (0.0, 0.0)
     sums = [(layer_pass.total("forward"), layer_pass.total("backward")) for layer_pass in passes]
 
@@ -123,7 +136,7 @@ def stage_times(
         ]
         return direction_seconds[0], direction_seconds[1]
 
-    stages = stages_of(model, x)
+    stages = pipeline_stages(model, x)
     stage_seconds = tuple(sum_passes(stage.parts, stage.head) for stage in stages)
     slowest, slowest_parts, head_share = stage_seconds[0], stages[0].parts, stages[0].head
     for times, stage in zip(stage_seconds[1:], stages[1:], strict=True):
@@ -166,12 +179,12 @@ def chunk_times(x: TrainingLayout, stages: StageTimes, chunks: int) -> tuple[Arr
     return forward, backward, np.minimum(mean[2], backward / 2)
 
 
-def walked_idle(x: TrainingLayout, stages: StageTimes, microbatches: int) -> float:
+def simulated_idle_seconds(x: TrainingLayout, stages: StageTimes, microbatches: int) -> float:
     """Return the seconds that the slowest stage waits in a step, by a walk through as many micro-batches as fill the pipeline:
     each further one takes the slowest stage's time."""
-    microbatch_count = min(microbatches, FILLED * int(x.pp))
+    microbatch_count = min(microbatches, FILL_MICROBATCHES * int(x.pp))
     order = schedule_named(x.schedule).order(int(x.pp), microbatch_count, int(x.virtual_stages))
-    simulation = walk(order, *chunk_times(x, stages, order.chunks))
+    simulation = simulate_step(order, *chunk_times(x, stages, order.chunks))
     return float(simulation.total) - microbatch_count * float(np.asarray(stages.slowest[0] + stages.slowest[1]))
 
 
@@ -179,9 +192,9 @@ def draft_passes(
     model: Model, job: TrainingJob, system: System, engine: TrainingEngine, x: TrainingLayout
 ) -> tuple[Number, Number]:
     """Seconds of the multi-token-prediction layers forward and backward, each with a pass through the head."""
-    head_seconds = stem_passes(stem_of(model), job, system, engine, x)
+    head_seconds = stem_passes(stem_profile(model), job, system, engine, x)
     seconds = [0.0, 0.0]  # type: list[Number]
-    for sheet, n in draft_sheets(model):
+    for sheet, n in draft_layer_profiles(model):
         layer_pass = layer_passes(sheet, job, system, engine, x)
         seconds = [
             seconds[0] + n * (layer_pass.total("forward") + head_seconds[0]),
@@ -194,12 +207,12 @@ def hop_seconds(model: Model, job: TrainingJob, system: System, engine: Training
     """Seconds in which a micro-batch's activations pass from a stage to the next."""
     if not np.any(np.asarray(x.pp) > 1):
         return 0.0
-    sent_bytes = x.micro_batch * job.seq / x.cp / (1.0 if job.whole_hops else x.tp) * model.width * WIDE
+    sent_bytes = x.micro_batch * job.seq / x.cp / (1.0 if job.whole_hops else x.tp) * model.width * ACTIVATION_BYTES
     traffic = network_time.point_to_point(system, x.pp, sent_bytes, x.stage)
-    return seconds_of(traffic, engine) / x.pp
+    return collective_seconds(traffic, engine) / x.pp
 
 
-def held_by_sheet(sheet: Sheet, x: TrainingLayout) -> Held:
+def parameters_per_layer(sheet: LayerProfile, x: TrainingLayout) -> ChipParameters:
     """Parameters of one layer on one chip."""
     dense_parameters: Number = sheet.small
     expert_parameters: Number = 0.0
@@ -210,26 +223,26 @@ def held_by_sheet(sheet: Sheet, x: TrainingLayout) -> Held:
             dense_parameters = dense_parameters + product.weights / (
                 1 if product.replicated else shard_count(product.limit, x.tp)
             )
-    return Held(dense_parameters, expert_parameters)
+    return ChipParameters(dense_parameters, expert_parameters)
 
 
-def held_on(stage: Stage, layers: list[Held], stem: Stem, x: TrainingLayout) -> Held:
+def chip_parameters(stage: Stage, layers: list[ChipParameters], stem: Stem, x: TrainingLayout) -> ChipParameters:
     """Parameters of a chip of a stage, from those of a layer of each kind; an embedding that is the head is held once."""
     largest_share = np.maximum(stage.embedding, stage.head) if stem.shared else stage.head
     stem_parameters = stem.head * largest_share + (0.0 if stem.shared else stem.embedding * stage.embedding)
-    return Held(
+    return ChipParameters(
         sum((n * h.dense for n, h in zip(stage.parts, layers, strict=True)), stem_parameters / x.tp),
         sum((n * h.experts for n, h in zip(stage.parts, layers, strict=True)), 0.0),
     )
 
 
-def held_by_stage(model: Model, x: TrainingLayout) -> Held:
+def fullest_stage_parameters(model: Model, x: TrainingLayout) -> ChipParameters:
     """Parameters of a chip of the fullest stage."""
-    layers = [held_by_sheet(sheet, x) for sheet, _ in sheets(model)]
-    fullest, *other_stages = [held_on(stage, layers, stem_of(model), x) for stage in stages_of(model, x)]
+    layers = [parameters_per_layer(sheet, x) for sheet, _ in layer_profiles(model)]
+    fullest, *other_stages = [chip_parameters(stage, layers, stem_profile(model), x) for stage in pipeline_stages(model, x)]
     for stage_parameters in other_stages:
         is_fuller = np.asarray(stage_parameters.all > fullest.all)
-        fullest = Held(
+        fullest = ChipParameters(
             np.where(is_fuller, stage_parameters.dense, fullest.dense),
             np.where(is_fuller, stage_parameters.experts, fullest.experts),
         )

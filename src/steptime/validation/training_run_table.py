@@ -26,7 +26,7 @@ from steptime.training.layer_time import ALTERNATE
 from steptime.training.schedules.schedule import schedule_named
 from steptime.training.training_job import DTYPES, FLASH, UNFUSED, TrainingJob
 from steptime.training.training_layout import SHARDINGS, TASKS, TrainingLayout
-from steptime.training.training_stack import TrainingEngine, training_engine, year_of
+from steptime.training.training_stack import TrainingEngine, decimal_year, training_engine
 
 NEEDED: Final = ("model", "system", "chips", "seq_len", "global_batch", "dtype")
 WAYS: Final = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sharding_group")
@@ -148,7 +148,7 @@ def run_of(
     named = stack or STACKS.get(row.get("framework", "").casefold(), "typical")
     engine = training_engine(named, system, catalog)
     date = row.get("date", "")
-    job = _job(row, note, engine, year_of(date) if date else FUSED_SINCE)
+    job = _job(row, note, engine, decimal_year(date) if date else FUSED_SINCE)
     chips = _whole(row, "chips")
     layout, open_ = _layout(row, job, chips, named)
     return TrainingRun(
@@ -169,7 +169,7 @@ def run_of(
             and not row.get("schedule")
             and not row.get("vpp")
             and date
-            and year_of(date) >= FUSED_SINCE
+            and decimal_year(date) >= FUSED_SINCE
         ),
         step=measured_step(row, model),
         peak=_number(row, "peak_memory_gib") * 2**30 if row.get("peak_memory_gib") else None,

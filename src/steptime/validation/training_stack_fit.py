@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from steptime.number_checks import Array
-from steptime.training.training_layout import WAYS, TrainingLayout
-from steptime.training.training_stack import IDEAL, SINCE, Constants, TrainingEngine, aged, year_of
+from steptime.training.training_layout import DEGREES, TrainingLayout
+from steptime.training.training_stack import IDEAL, REFERENCE_YEAR, Constants, TrainingEngine, age_constants, decimal_year
 from steptime.training.training_step import step_seconds
 from steptime.validation.training_run_table import TrainingRun
 
@@ -142,14 +142,14 @@ class Runs:
 
     def _group(self, places: list[int]) -> _Group:
         first = self.layouts[places[0]]
-        ways: Any = {n: np.array([float(getattr(self.layouts[i], n)) for i in places]) for n in (*WAYS, "sharding_group")}
+        ways: Any = {n: np.array([float(getattr(self.layouts[i], n)) for i in places]) for n in (*DEGREES, "sharding_group")}
         return _Group(
             self.runs[places[0]],
             replace(first, **ways),
             np.array([float(self.runs[i].job.seq) for i in places]),
             np.array([float(self.runs[i].job.batch) for i in places]),
             np.array(places),
-            np.array([year_of(self.runs[i].date) if self.runs[i].date else SINCE for i in places]),
+            np.array([decimal_year(self.runs[i].date) if self.runs[i].date else REFERENCE_YEAR for i in places]),
         )
 
 
@@ -179,9 +179,9 @@ def _logs(group: _Group, points: Array, base: TrainingEngine) -> Array:
     values = {name: from_free(name, points[:, place])[:, None] for place, name in enumerate(NAMES)}
     c = Constants(**values)
     job = replace(group.run.job, seq=group.seq, batch=group.batch)
-    years = group.year - SINCE
+    years = group.year - REFERENCE_YEAR
     chip = base.chips.get(group.run.system.chip.name, {})
-    older = aged(c, years if group.run.experts else 0.0)
+    older = age_constants(c, years if group.run.experts else 0.0)
     older = replace(older, attention_efficiency=c.attention_efficiency * chip.get("attention", 1.0))
     engine = replace(base, constants=older)
     seconds = step_seconds(group.run.model, job, group.run.system, engine, group.layout).total

@@ -18,11 +18,11 @@ from steptime.atomic_files import temporary_file
 from steptime.errors import InputError
 from steptime.result_base import Tabular, broadcast, unit
 from steptime.safe_text import safe_cell
-from steptime.training.training_layout import WAYS, TrainingLayout
+from steptime.training.training_layout import DEGREES, TrainingLayout
 from steptime.training.training_memory import TrainingMemory, training_memory
-from steptime.training.training_result import range_of
+from steptime.training.training_result import step_time_range
 from steptime.training.training_search import search
-from steptime.training.training_stack import Constants, TrainingEngine, on_chip, training_engine, year_of
+from steptime.training.training_stack import Constants, TrainingEngine, decimal_year, on_chip, training_engine
 from steptime.training.training_step import step_seconds
 from steptime.units import show
 from steptime.validation.training_run_table import LEAST_RECOMPUTED, TrainingRun, read_training_runs
@@ -73,7 +73,7 @@ def layout_of(run: TrainingRun, engine: TrainingEngine) -> TrainingLayout:
     if run.any_order:  # interleaved as far as its layers can be dealt out
         known = {
             name: getattr(layout, name)
-            for name in (*WAYS, "sharding", "sharding_group", "recompute")
+            for name in (*DEGREES, "sharding", "sharding_group", "recompute")
             if name != "virtual_stages"
         }
         found = search(run.model, run.system, run.job, engine, chips=run.chips, fixed=known)
@@ -103,7 +103,7 @@ def predict_training(run: TrainingRun | str, *, name: str = "", engine: Training
     found = step_seconds(run.model, run.job, run.system, tuned, layout, slower=slower)
     memory = memory_of(run, used, layout)
     step = float(found.total)
-    low, high = range_of(used, run.system, experts=run.experts)
+    low, high = step_time_range(used, run.system, experts=run.experts)
     peak, fits = float(memory.allocated), bool(memory.fits)
     if run.driver:  # what an allocator holds beside, as far as there is room
         shown = peak * (1 + used.cached) + float(memory.reserved)
@@ -272,7 +272,7 @@ def calibrate_training(
     alone = tuple((kind, constant, spread) for kind, constant, spread in SPREADS if kind == "stack" and not constant)
     found = fit(Runs(runs, layouts, {}, alone, base), prior=(start, width))
     speed = base.speed * float(np.exp(-found.differs.get(("stack", "", name), 0.0)))
-    until = max([float(base.fit.get("until", 0.0)), *(year_of(run.date) for run in runs if run.date)])
+    until = max([float(base.fit.get("until", 0.0)), *(decimal_year(run.date) for run in runs if run.date)])
     systems = sorted({*base.fit.get("systems", ()), *(run.system.chip.name for run in runs)})
     made = replace(base, name=name, title=f"fitted to {len(runs)} runs of one's own, from {base.name}", speed=speed,
                    constants=Constants(**found.constants()),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from steptime.cli.views.widgets import heading
 from steptime.number_checks import Array
-from steptime.training.schedule_timeline import IDLE, WORDS, Timeline
+from steptime.training.schedule_timeline import IDLE, KIND_NAMES, Timeline
 from steptime.training.schedules.work_order import BACKWARD, INPUT, KINDS, PAIR
 from steptime.units import show
 
@@ -98,9 +98,9 @@ def _axis(parts: list[tuple[float, float]], counts: list[int], label: int) -> Te
 def _legend(made: Timeline, width: int) -> list[Text]:
     """Return what the glyphs stand for."""
     kinds = [KINDS.index(kind) for kind in made.kinds]
-    both = "backward, whole or gradients of inputs" if BACKWARD in kinds else WORDS[INPUT]
+    both = "backward, whole or gradients of inputs" if BACKWARD in kinds else KIND_NAMES[INPUT]
     pieces = [
-        Text.assemble((f"{FILLS[kind]} ", STYLES[kind]), both if kind == INPUT else WORDS[kind])
+        Text.assemble((f"{FILLS[kind]} ", STYLES[kind]), both if kind == INPUT else KIND_NAMES[kind])
         for kind in kinds
         if not (kind == BACKWARD and INPUT in kinds)
     ]

@@ -24,14 +24,14 @@ from steptime.hardware.unit_cost import usd
 from steptime.models.model import Model
 from steptime.result_base import in_words
 from steptime.training.chip_scaling import Scaling
-from steptime.training.layer_profile import Sheet, sheets
+from steptime.training.layer_profile import LayerProfile, layer_profiles
 from steptime.training.layer_time import layer_passes
 from steptime.training.schedule_timeline import Timeline
 from steptime.training.training_layout import show_training_layout
 from steptime.training.training_memory import PARTS
 from steptime.training.training_planner import Training
 from steptime.training.training_result import TrainingRunCost, TrainingStep
-from steptime.training.training_stack import CONSTANTS, TrainingEngine, on_chip, stack_of
+from steptime.training.training_stack import CONSTANTS, TrainingEngine, load_stack, on_chip
 from steptime.units import DAY, counted, show
 from steptime.validation.training_validation import TrainingValidation
 
@@ -40,7 +40,7 @@ def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
     """Return the training stacks with what they are."""
     grid = Grid(("Training stack", "What", "Runs", "Speed"), numbers=(2, 3))
     for name in names:
-        one = stack_of(name, catalog)
+        one = load_stack(name, catalog)
         grid.add_row(one.name, one.title, f"{one.fit.get('runs', 0):,}", f"{float(one.speed):.2f}")
     return Group(Text("Training stacks (steptime train --engine NAME)", style="bold"), grid)
 
@@ -205,7 +205,7 @@ def explained_view(model: Model, system: System, found: Training, engine: Traini
     grid = Grid(("Layer", "What", "Forward", "Backward", "How"), numbers=(2, 3), first_to_go=(4,))
     twice = "as much" if job.task == "lora" else "twice"
     rows = f"{x.micro_batch:g} x {job.seq:,} / cp {x.cp:g} = {x.micro_batch * job.seq / x.cp:,.0f} rows"
-    for (sheet, n), (layer, _) in zip(sheets(model), model.layers, strict=True):
+    for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
         one = layer_passes(sheet, job, system, tuned, x)
         how = {
             "matrices": f"{_giga(sheet, routed=False)} GFLOP a row, {rows}, tp {x.tp:g}; backward {twice}",
@@ -233,7 +233,7 @@ def explained_view(model: Model, system: System, found: Training, engine: Traini
     return Group(Text("One layer and one micro-batch on one chip", style="bold"), grid, Text(words))
 
 
-def _giga(sheet: Sheet, *, routed: bool) -> str:
+def _giga(sheet: LayerProfile, *, routed: bool) -> str:
     """Write the GFLOP of a row in a layer's products."""
     return f"{sum(product.flops for product in sheet.products if product.routed is routed) / 1e9:,.3g}"
 

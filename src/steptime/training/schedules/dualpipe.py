@@ -8,7 +8,7 @@ import numpy as np
 
 from steptime.number_checks import Array, Number
 from steptime.training.schedules.schedule import Condition, Schedule, longest
-from steptime.training.schedules.work_order import Item, Row, both_ways, vee
+from steptime.training.schedules.work_order import Item, Row, two_way_paths, v_path
 
 
 @final
@@ -34,12 +34,12 @@ class DualPipe(Schedule):
 
     def paths(self, p: int, v: int) -> Array:
         """Return the two paths, down and up."""
-        return both_ways(p)
+        return two_way_paths(p)
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
         """Return the work of a device; those of the second half see the same as the first from the other end."""
         near = int(device >= p // 2)
-        return dual(Row((0, m // 2)), p // 2, min(device, p - 1 - device), m // 2, near, 1 - near)
+        return dualpipe_items(Row((0, m // 2)), p // 2, min(device, p - 1 - device), m // 2, near, 1 - near)
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
         """Return $(p/2-1)(fb+b-3w)$ [s] where $f = b - w = w$ (README of deepseek-ai/DualPipe).
@@ -47,7 +47,7 @@ class DualPipe(Schedule):
         >>> float(DualPipe().idle(8, 32, 1, 1.0, 2.0, 1.0))
         6.0
         """
-        return waits(p / 2 - 1, f, b - w, w, f + b if fb is None else fb)
+        return dualpipe_idle_seconds(p / 2 - 1, f, b - w, w, f + b if fb is None else fb)
 
     def pairs(self, p: Number, m: Number, v: Number) -> Number:
         """Return $m - p - 1$: of the device with most."""
@@ -83,11 +83,11 @@ class DualPipeV(Schedule):
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path down and back."""
-        return vee(p)
+        return v_path(p)
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
         """Return the work of a device of the first half of a DualPipe of 2p devices."""
-        return dual(Row((0, 0)), p, device, m, 0, 1)
+        return dualpipe_items(Row((0, 0)), p, device, m, 0, 1)
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
         """Return $(p-1)(fb+b-3w)/2$ [s] where $f = b - w = w$: DualPipe's of 2p stages, each half as long (its README).
@@ -95,7 +95,7 @@ class DualPipeV(Schedule):
         >>> float(DualPipeV().idle(8, 32, 2, 1.0, 2.0, 1.0))
         7.0
         """
-        return waits(p - 1, f / 2, (b - w) / 2, w / 2, (f + b if fb is None else fb) / 2)
+        return dualpipe_idle_seconds(p - 1, f / 2, (b - w) / 2, w / 2, (f + b if fb is None else fb) / 2)
 
     def pairs(self, p: Number, m: Number, v: Number) -> Number:
         """Return $m - p - 1/2$: of the device with most."""
@@ -110,7 +110,7 @@ class DualPipeV(Schedule):
         return 2 * (p - 1) * m / p + 2 * (p - 2)
 
 
-def dual(row: Row, half: int, place: int, count: int, near: int, far: int) -> list[Item]:
+def dualpipe_items(row: Row, half: int, place: int, count: int, near: int, far: int) -> list[Item]:
     """Return the work of the device at `place` of `half`, counted from where micro-batches enter.
 
     count: micro-batches of each chunk. near: the chunk that this device starts with, far: the one that comes back to it. In
@@ -136,11 +136,11 @@ def dual(row: Row, half: int, place: int, count: int, near: int, far: int) -> li
     for _ in range(outer):
         row.backward(far)
         row.pair(far, near)
-    _tail(row, outer, place, near, far)
+    _add_last_passes(row, outer, place, near, far)
     return row.items
 
 
-def _tail(row: Row, outer: int, place: int, near: int, far: int) -> None:
+def _add_last_passes(row: Row, outer: int, place: int, near: int, far: int) -> None:
     """Add the last backward passes; from the middle of them on their gradients of weights come later."""
     late = False
     for turn in range(place + 1):
@@ -154,7 +154,7 @@ def _tail(row: Row, outer: int, place: int, near: int, far: int) -> None:
     row.rest()
 
 
-def waits(outer: Number, f: Number, inputs: Number, w: Number, pair: Number) -> Number:
+def dualpipe_idle_seconds(outer: Number, f: Number, inputs: Number, w: Number, pair: Number) -> Number:
     r"""Return the seconds that the device with most pairs waits: $h (fb + b - 3w)$ where $f = b_{in} = w$ [s].
 
     outer: devices of a half but one, h; f, inputs, w, pair: seconds of a stage. Where passes differ, the longest of chains that

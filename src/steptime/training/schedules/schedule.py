@@ -16,9 +16,9 @@ import numpy as np
 from steptime.errors import LayoutError, RangeError, UnknownName
 from steptime.number_checks import Array, Number
 from steptime.training import schedules
-from steptime.training.schedules.work_order import Item, Order, around, order_of
+from steptime.training.schedules.work_order import Item, Order, interleaved_path, step_order
 
-MOST_PIECES: Final = 1_000_000  # forward passes of chunks in a step that is walked through: some five seconds
+MAX_ITEMS: Final = 1_000_000  # forward passes of chunks in a step that is walked through: some five seconds
 
 
 class Shape(NamedTuple):
@@ -131,7 +131,7 @@ class Schedule(ABC):
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path of micro-batches over (device, chunk)."""
-        return around(p, v)
+        return interleaved_path(p, v)
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -141,7 +141,7 @@ class Schedule(ABC):
     @property
     def all_conditions(self) -> tuple[Condition, ...]:
         """What the schedule asks of p, m and v."""
-        return (_virtual(self), *self.conditions)
+        return (_virtual_stage_condition(self), *self.conditions)
 
     def legal(self, p: Number, m: Number, v: Number) -> Any:
         """Return whether the schedule can run; all broadcast."""
@@ -165,15 +165,15 @@ class Schedule(ABC):
 @lru_cache(maxsize=16)
 def _order(schedule: Schedule, p: int, m: int, v: int) -> Order:
     schedule.check(p, m, v)
-    if p * m * v > MOST_PIECES:
+    if p * m * v > MAX_ITEMS:
         raise RangeError(
             f"a step of {p} stages x {m:,} micro-batches x {v} virtual stages is too long to walk through; "
-            f"at most {MOST_PIECES:,} in all"
+            f"at most {MAX_ITEMS:,} in all"
         )
-    return order_of(schedule.paths(p, v), m, [schedule.items(p, m, v, device) for device in range(p)])
+    return step_order(schedule.paths(p, v), m, [schedule.items(p, m, v, device) for device in range(p)])
 
 
-def _virtual(schedule: Schedule) -> Condition:
+def _virtual_stage_condition(schedule: Schedule) -> Condition:
     """Return what a schedule asks of virtual stages."""
     number = schedule.virtual
     if number == 0:
@@ -206,9 +206,9 @@ def schedule_named(name: str) -> Schedule:
     ('zb-h1', 'interleaved')
     """
     schedule_by_name = known_schedules()
-    plain_name = _plain(name)
+    plain_name = _folded_name(name)
     for schedule in schedule_by_name.values():
-        if plain_name in map(_plain, (schedule.name, *schedule.aliases)):
+        if plain_name in map(_folded_name, (schedule.name, *schedule.aliases)):
             return schedule
     raise UnknownName("schedule", name, schedule_by_name, "Known: " + ", ".join(schedule_by_name) + ".")
 
@@ -218,5 +218,5 @@ def longest(*chains: Number) -> Number:
     return reduce(np.maximum, chains)
 
 
-def _plain(name: str) -> str:
+def _folded_name(name: str) -> str:
     return name.casefold().replace("_", "").replace("-", "").replace(" ", "")

@@ -17,9 +17,9 @@ import numpy as np
 
 from steptime.number_checks import Array, Number
 from steptime.training.schedules.schedule import Condition, Schedule, longest
-from steptime.training.schedules.work_order import FORWARD, INPUT, WEIGHT, Item, vee
+from steptime.training.schedules.work_order import FORWARD, INPUT, WEIGHT, Item, v_path
 
-EVERY = 6  # slots from one micro-batch to the next: forward, backward and gradients of weights of two chunks
+SLOTS_PER_MICROBATCH = 6  # slots from one micro-batch to the next: forward, backward and gradients of weights of two chunks
 Block = Callable[[int, int], tuple[int, int, int, int]]
 Piece = tuple[int, int, int]  # kind, chunk, micro-batch
 PASSES = ((FORWARD, 0), (FORWARD, 1), (INPUT, 1), (INPUT, 0))
@@ -31,7 +31,7 @@ class Slots:
     def __init__(self, block: tuple[int, int, int, int], micros: int, length: int) -> None:
         """Repeat the block; gradients of weights take the free slots that follow, first in first out."""
         self.slot: dict[Piece, int] = {
-            (kind, chunk, i): start_slot + EVERY * i
+            (kind, chunk, i): start_slot + SLOTS_PER_MICROBATCH * i
             for (kind, chunk), start_slot in zip(PASSES, block, strict=True)
             for i in range(micros)
         }
@@ -65,10 +65,10 @@ class Slots:
 
 
 @lru_cache(maxsize=4)
-def rows(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
+def block_items(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
     """Return the work of each device in a step of m micro-batches."""
     blocks = [block(p, device) for device in range(p)]
-    length = max(map(max, blocks)) + EVERY * m + 2 * m + 2
+    length = max(map(max, blocks)) + SLOTS_PER_MICROBATCH * m + 2 * m + 2
     devices = [Slots(device_slots, m, length) for device_slots in blocks]
     limit = max(int(device.held.max()) for device in devices)
     first_backward, last_forward = devices[0].slot[INPUT, 0, 0], devices[0].slot[FORWARD, 0, m - 1]
@@ -76,14 +76,14 @@ def rows(block: Block, p: int, m: int) -> tuple[tuple[Item, ...], ...]:
         (start_slot, d, piece) for d, device_slots in enumerate(devices) for piece, start_slot in device_slots.slot.items()
     ):
         if not first_backward < start_slot < last_forward:
-            devices[d].move(piece, _since(devices, d, piece), limit)
+            devices[d].move(piece, _first_slot(devices, d, piece), limit)
     return tuple(
         tuple((*piece, -1, -1) for piece in sorted(device_slots.slot, key=device_slots.slot.__getitem__))
         for device_slots in devices
     )
 
 
-def _since(devices: list[Slots], device: int, piece: Piece) -> int:
+def _first_slot(devices: list[Slots], device: int, piece: Piece) -> int:
     """Return the first slot at which a piece may stand: after what it waits for, and after the one before it of its kind."""
     kind, chunk, i = piece
     device_slots = devices[device].slot
@@ -119,11 +119,11 @@ class BuildingBlockSchedule(Schedule):
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path down and back."""
-        return vee(p)
+        return v_path(p)
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
         """Return the building block repeated, moved together at the beginning and the end."""
-        return list(rows(self.block, p, m)[device])
+        return list(block_items(self.block, p, m)[device])
 
 
 @final

@@ -120,31 +120,31 @@ class Links:
     sender: Array
 
 
-def order_of(paths: Array, microbatches: int, rows: Sequence[Sequence[Item]]) -> Order:
+def step_order(paths: Array, microbatches: int, rows: Sequence[Sequence[Item]]) -> Order:
     """Return the order of a step from the items of each device."""
     device = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     columns = np.array([item for row in rows for item in row], dtype=np.int64).reshape(-1, 5).T
     return Order(paths, microbatches, device, *columns)
 
 
-def down(devices: int, chunk: int = 0) -> list[tuple[int, int]]:
+def forward_path(devices: int, chunk: int = 0) -> list[tuple[int, int]]:
     """Return the path from the first device to the last."""
     return [(device, chunk) for device in range(devices)]
 
 
-def around(devices: int, virtual: int) -> Array:
+def interleaved_path(devices: int, virtual: int) -> Array:
     """Return the path that goes round `virtual` times: stage s lies on device s mod p (interleaved)."""
-    return np.array([[step for chunk in range(virtual) for step in down(devices, chunk)]])
+    return np.array([[step for chunk in range(virtual) for step in forward_path(devices, chunk)]])
 
 
-def vee(devices: int) -> Array:
+def v_path(devices: int) -> Array:
     """Return the path down and back: the first device holds the first and the last stage."""
-    return np.array([[*down(devices, 0), *reversed(down(devices, 1))]])
+    return np.array([[*forward_path(devices, 0), *reversed(forward_path(devices, 1))]])
 
 
-def both_ways(devices: int) -> Array:
+def two_way_paths(devices: int) -> Array:
     """Return two paths, down and up, each through a copy of the whole model."""
-    return np.array([down(devices, 0), list(reversed(down(devices, 1)))])
+    return np.array([forward_path(devices, 0), list(reversed(forward_path(devices, 1)))])
 
 
 def _ends(order: Order) -> tuple[Array, Array]:
@@ -161,7 +161,7 @@ def _ends(order: Order) -> tuple[Array, Array]:
     return forward, backward
 
 
-def _waits(order: Order) -> Array:
+def _dependencies(order: Order) -> Array:
     """Return (3, items): the item before on the device, what a forward waits for, what a backward waits for; -1 for nothing."""
     forward, backward = _ends(order)
     lanes, stages, _ = order.paths.shape
@@ -215,7 +215,7 @@ def _levels(waits: Array) -> Array:
 
 
 def _links(order: Order) -> Links:
-    waits = _waits(order)
+    waits = _dependencies(order)
     level = _levels(waits)
     items_by_level = np.argsort(level, kind="stable")
     rank = np.empty_like(items_by_level)

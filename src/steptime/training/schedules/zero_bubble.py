@@ -8,7 +8,7 @@ import numpy as np
 
 from steptime.number_checks import Array, Number
 from steptime.training.schedules.schedule import Condition, Schedule, longest
-from steptime.training.schedules.work_order import Item, Row, vee
+from steptime.training.schedules.work_order import Item, Row, v_path
 
 
 @final
@@ -119,7 +119,7 @@ class ZeroBubbleV(Schedule):
 
     def paths(self, p: int, v: int) -> Array:
         """Return the path down and back."""
-        return vee(p)
+        return v_path(p)
 
     def items(self, p: int, m: int, v: int, device: int) -> list[Item]:
         """Return the order of at least 2p - 1 micro-batches, those left out that there are not."""
@@ -133,7 +133,7 @@ class ZeroBubbleV(Schedule):
             row.forward(1)
             row.inputs(1)
             row.weights(1)
-        _go_on(row, p, count, device)
+        _add_steady_passes(row, p, count, device)
         return row.items
 
     def idle(self, p: Number, m: Number, v: Number, f: Number, b: Number, w: Number, fb: Number | None = None) -> Number:
@@ -175,7 +175,7 @@ class ZeroBubbleV(Schedule):
         return 5 * p - 7 + 0 * m
 
 
-def _go_on(row: Row, p: int, count: int, device: int) -> None:
+def _add_steady_passes(row: Row, p: int, count: int, device: int) -> None:
     """Add what follows the first backward passes: both chunks in turn, then the backward passes that are left."""
     for far in range(p, count):
         if far + p - 1 - device < count:

@@ -8,8 +8,8 @@ import numpy as np
 
 from steptime.blackboard.pipeline_stages import bubble_fraction
 from steptime.errors import InputError
-from steptime.training.pipeline_simulator import walk
-from steptime.training.schedule_timeline import WORDS, timeline
+from steptime.training.pipeline_simulator import simulate_step
+from steptime.training.schedule_timeline import KIND_NAMES, timeline
 from steptime.training.schedules.schedule import Schedule, schedule_named
 from steptime.training.schedules.work_order import KINDS
 from steptime.units import in_digits
@@ -49,7 +49,7 @@ def answer(asked: Asked) -> Answer:
         order = chosen.order(p, m, v)
     except InputError as error:
         return _none(f"{error}.", table, given, _command(asked, chosen, v), _python(chosen, p, m, v, f, b, w))
-    done = timeline(walk(order, f / v, b / v, w / v))
+    done = timeline(simulate_step(order, f / v, b / v, w / v))
     idle, total = float(done.idle.max()), done.total
     closed = float(chosen.idle(p, m, v, f, b, w) + chosen.stagger(p, v, f, b, w))
     held, holds = float(done.in_flight.max()), float(np.max(chosen.in_flight(p, m, v)))
@@ -61,7 +61,7 @@ def answer(asked: Asked) -> Answer:
                 "micro": done.micro + 1, "back": np.where(done.back_micro < 0, 0, done.back_micro + 1),
                 "start": done.start, "end": done.end,
             },
-            "kinds": {"kind": list(done.kinds), "words": [WORDS[KINDS.index(kind)] for kind in done.kinds]},
+            "kinds": {"kind": list(done.kinds), "words": [KIND_NAMES[KINDS.index(kind)] for kind in done.kinds]},
             "schedules": table,
         },
         marks={"total": total, "idle": idle, "share": idle / total, "held": held, **given},
