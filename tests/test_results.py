@@ -97,11 +97,11 @@ def refitted():
 
 
 def scaled():
-    from steptime.training.chip_scaling import scaling_of
+    from steptime.training.chip_scaling import strong_and_weak_scaling
 
     found = st.train("llama-3.1-8b", "hgx-h100", chips=8, seq=4096, batch=64)
     model, system = st.load_model("llama-3.1-8b"), st.load_system("hgx-h100")
-    return scaling_of(model, system, chips=8, engine=st.training_engine("megatron", system), job=found.job)
+    return strong_and_weak_scaling(model, system, chips=8, engine=st.training_engine("megatron", system), job=found.job)
 
 
 SERVED = st.Serving(system="hgx-h100", workload=WORK)
