@@ -1,8 +1,8 @@
 PYTHON ?= python3
 
-.PHONY: check test slow lint types imports docs bench mutants
+.PHONY: check test slow lint names types imports docs bench mutants
 
-check: test lint types imports docs
+check: test lint names types imports docs
 
 test:
 	$(PYTHON) -m pytest -n auto
@@ -11,8 +11,11 @@ slow:
 	$(PYTHON) -m pytest -m slow -n auto
 
 lint:
-	$(PYTHON) -m ruff check src tests benchmarks docs
-	$(PYTHON) -m ruff format --check src tests benchmarks docs
+	$(PYTHON) -m ruff check src tests benchmarks docs tools
+	$(PYTHON) -m ruff format --check src tests benchmarks docs tools
+
+names:
+	$(PYTHON) tools/check_names.py src/steptime --limit 2827
 
 types:
 	$(PYTHON) -m mypy

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-VAGUE = frozenset(
+WORDS = (
     "found told given asked held kept made left said shown wanted known taken drawn one each many most some what of at by on "
     "beside apart alone again chosen seen drafting sought met read brought spent paid named tried worked whole own more other "
-    "others less few rest such so there where when whoever anew meanwhile aside worth alike here way ways".split()
+    "others less few rest such so there where when whoever anew meanwhile aside worth alike here way ways"
 )
+VAGUE = frozenset(WORDS.split())
 
 
 def stored_names(tree: ast.AST) -> Iterator[tuple[int, str]]:

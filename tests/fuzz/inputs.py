@@ -269,8 +269,9 @@ def workload(rng: random.Random, _: Path) -> Any:
 def policy(rng: random.Random, _: Path) -> Any:
     usual: dict[str, tuple[Any, ...]] = {
         "kind": ("continuous", "train", "static"), "max_num_seqs": (8, 256), "max_num_batched_tokens": (64, 2048),
-        "block": (1, 16), "kv_tokens": (1e5,), "when_full": ("recompute", "queue"), "interval": (0.1,), "patience": (0.0, 1.0),
-        "speculative_tokens": (0, 3), "acceptance_length": (1.0, 2.0), "ranks": (1, 2), "max_context": (4096,), "route": ("round-robin", "least-loaded"),
+        "block": (1, 16), "kv_tokens": (1e5,), "when_full": ("recompute", "queue"), "interval": (0.1,),
+        "patience": (0.0, 1.0), "speculative_tokens": (0, 3), "acceptance_length": (1.0, 2.0), "ranks": (1, 2),
+        "max_context": (4096,), "route": ("round-robin", "least-loaded"),
     }  # fmt: skip
     names = rng.sample(sorted(usual), rng.choice((1, 2, 3, 5)))
     return Policy(**{name: some(rng, usual[name]) for name in names}).rules(groups=2)
