@@ -57,7 +57,7 @@ def simulate_step(
     for all.
 
     >>> from steptime.training.schedules.schedule import schedule_named
-    >>> done = walk(schedule_named("1f1b").order(4, 8), 1.0, 2.0)
+    >>> done = simulate_step(schedule_named("1f1b").order(4, 8), 1.0, 2.0)
     >>> float(done.total), float(done.idle[0]), done.in_flight.tolist()
     (33.0, 9.0, [4.0, 3.0, 2.0, 1.0])
     """

@@ -52,10 +52,10 @@ class LayerCounts:
 def deal_layers(depth: int, x: TrainingLayout) -> LayerCounts:
     """Return how `depth` layers are dealt to the stages of a layout.
 
-    >>> d = deal(126, TrainingLayout(pp=16, virtual_stages=8, tp=8))
+    >>> d = deal_layers(126, TrainingLayout(pp=16, virtual_stages=8, tp=8))
     >>> float(d.first), float(d.middle), float(d.last)
     (7.0, 8.0, 7.0)
-    >>> d = deal(80, TrainingLayout(pp=8, virtual_stages=5)); float(d.first), float(d.last)
+    >>> d = deal_layers(80, TrainingLayout(pp=8, virtual_stages=5)); float(d.first), float(d.last)
     (10.0, 10.0)
     """
     chunks = np.asarray(x.pp * x.virtual_stages)
@@ -81,7 +81,7 @@ def has_dense_prologue(counts: list[int]) -> bool:
     """Whether the first kind of layer stands at the beginning only, as the dense layers before experts do: one in eight or
     fewer.
 
-    >>> prologue([3, 58]), prologue([21, 21]), prologue([32])
+    >>> has_dense_prologue([3, 58]), has_dense_prologue([21, 21]), has_dense_prologue([32])
     (True, False, False)
     """
     return len(counts) > 1 and counts[0] * 8 <= sum(counts)

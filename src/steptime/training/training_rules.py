@@ -63,7 +63,7 @@ def check_virtual_stages(virtual: int) -> None:
 def nearest_divisors(number: int, degree: int) -> str:
     """Return the divisors of a number that are nearest to a way.
 
-    >>> near(128, 12), near(80, 7)
+    >>> nearest_divisors(128, 12), nearest_divisors(80, 7)
     ('8 or 16', '5 or 8')
     """
     below = [d for d in divisors(number) if d <= degree][-1:]

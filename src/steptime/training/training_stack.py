@@ -185,7 +185,7 @@ def cap_rates(c: Constants, slower: Number) -> Constants:
 def constant_error(name: str, value: object) -> str:
     """Return what is wrong with a value of a constant, "" for nothing.
 
-    >>> problem_of("compute_efficiency", 7)
+    >>> constant_error("compute_efficiency", 7)
     "must be from 0 to 1.25 (share of a chip's rate, in products of 16 bits), not 7"
     """
     if name not in CONSTANTS:
@@ -203,7 +203,7 @@ def constant_error(name: str, value: object) -> str:
 def decimal_year(date: str) -> float:
     """Return a date as a year with its fraction; a year alone is its middle.
 
-    >>> round(year_of("2024-06"), 2), year_of("2025"), round(year_of("2026-01-15"), 2)
+    >>> round(decimal_year("2024-06"), 2), decimal_year("2025"), round(decimal_year("2026-01-15"), 2)
     (2024.46, 2025.5, 2026.04)
     """
     parts = [int(part) for part in date.split("-")]

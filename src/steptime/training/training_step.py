@@ -49,7 +49,7 @@ FILL_MICROBATCHES: Final = 4  # micro-batches a stage with which a pipeline is f
 @dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds of one micro-batch forward and backward on the slowest stage, by term, of a mean stage, and of each of
-    `stages_of`."""
+    `pipeline_stages`."""
 
     forward: Terms
     backward: Terms

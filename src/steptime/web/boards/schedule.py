@@ -113,9 +113,9 @@ def _command(asked: Asked, chosen: Schedule, v: int) -> str:
 def _python(chosen: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> str:
     return python(
         "from steptime.training.schedules.schedule import schedule_named\n"
-        "from steptime.training.pipeline_simulator import walk\n\n"
+        "from steptime.training.pipeline_simulator import simulate_step\n\n"
         f'order = schedule_named("{chosen.name}").order({p}, {m}, {v})\n'
-        f"done = walk(order, {f / v:g}, {b / v:g}, {w / v:g})\n"
+        f"done = simulate_step(order, {f / v:g}, {b / v:g}, {w / v:g})\n"
         "float(done.total), float(done.idle.max()), float(done.in_flight.max())"
     )
 
