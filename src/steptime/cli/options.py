@@ -1,7 +1,7 @@
 """Options that several commands take, and how what was asked for is read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,9 +13,7 @@ from steptime.units import count as read_count
 if TYPE_CHECKING:
     from steptime.hardware.system import System
     from steptime.models.model import Model
-    from steptime.models.multimodal_inputs import Reading
     from steptime.physics.engine import Engine
-    from steptime.physics.layout import Layout
     from steptime.planning.workload import Slo, Workload
 
 SUBJECT, LIMITS, LAYOUT, OUTPUT = "Model, machine and engine", "Limits", "Layout", "Output"
@@ -117,122 +115,6 @@ def option(words: str, panel: str | None = None, *names: str, **more: Any) -> An
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is asked about: a model on a system by an engine."""
-
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="Catalogue name, Hugging Face id, or path: a config.json or its folder, a checkpoint's file, a .gguf.",
-            show_default=False,
-        ),
-    ]
-    system: Annotated[str, typer.Argument(help="Catalogue name, or path to a TOML file.", show_default=False)]
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Serving engine: a name (`steptime engines`), a file of constants, or ideal, the bound that physics sets.",
-            show_default="vllm on NVIDIA chips, typical on others",
-            rich_help_panel=SUBJECT,
-        ),
-    ] = None
-    weights: WEIGHTS = None
-    experts: EXPERTS = None
-    kv: KV = None
-    imbalance: Annotated[
-        float | None,
-        typer.Option(
-            help="Rows on the busiest expert chip over the mean, where chips divide experts.",
-            show_default="the engine's",
-            rich_help_panel=SUBJECT,
-        ),
-    ] = None
-    anchor: Annotated[
-        str | None,
-        typer.Option(
-            "--anchor",
-            metavar="RESULTS",
-            help="Runs of your own of this model, system and engine, which set its times right: a result of `vllm bench serve` "
-            "or of SGLang's bench_serving, with what it does not tell behind it (result.json,tp=4,weights=fp8), or a CSV of "
-            "runs.",
-            show_default="those that `steptime anchors` keeps",
-            rich_help_panel=SUBJECT,
-        ),
-    ] = None
-    no_anchor: Annotated[
-        bool,
-        typer.Option("--no-anchor", help="Leave out the runs that `steptime anchors` keeps.", rich_help_panel=SUBJECT),
-    ] = False
-    software: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DAY",
-            help="Take the engine's software of a day, such as 2025-12-31: of the measured period that holds it or "
-            "comes next (MI300X, whose shares MI325X has, and MI355X).",
-            show_default="the newest that was measured",
-            rich_help_panel=SUBJECT,
-        ),
-    ] = None
-    set_: SET = None
-    catalog: CATALOG = None
-
-    def read(self) -> "tuple[Model, System, Engine]":
-        """Return model, system and engine; an option about experts is refused where there are none."""
-        from steptime.physics.engine import engine_for, with_imbalance
-
-        not_empty("--catalog", self.catalog, "a folder")
-        machine = read_system(self.system, self.set_, self.catalog)
-        if self.software is not None:
-            from steptime.hardware.software_maturity import with_software
-
-            if self.engine == "ideal":
-                raise RangeError("--software is of a real engine's losses, and --engine ideal has none")
-            machine = with_software(machine, self.software)
-        described = read_model(self.model, self.weights, self.experts, self.kv, self.catalog)
-        for name, given in (("--experts", self.experts), ("--imbalance", self.imbalance)):
-            if given is not None and not described.routed:
-                raise RangeError(f"{name} needs a model with experts; {described.name} has none")
-        engine = engine_for(machine, self.engine, self.catalog)
-        engine = engine if self.imbalance is None else with_imbalance(engine, self.imbalance)
-        return described, machine, self._anchored(described, machine, engine)
-
-    def _anchored(self, model: "Model", system: "System", engine: "Engine") -> "Engine":
-        """Return the engine with the runs of one's own that are given, or that are kept of this model, system and engine."""
-        from steptime.catalog.data_files import files
-        from steptime.physics.engine import anchored
-        from steptime.physics.uncertainty import has_range
-
-        if self.anchor is not None and self.no_anchor:
-            raise RangeError("--anchor gives runs and --no-anchor leaves them out; keep one of the two")
-        if self.anchor is not None:
-            asked = {"system": self.system, "weights": self.weights or ""}
-            given = read_anchor(self.anchor, asked, engine, self.catalog)
-            return anchored(engine, given, model=model.name, system=system.name)
-        if self.no_anchor or not has_range(engine) or not files("anchors", self.catalog):
-            return engine
-        from steptime.validation.user_calibration import kept_anchor
-
-        return anchored(engine, kept_anchor(model, system, engine, self.catalog), model=model.name, system=system.name)
-
-    def files(self) -> list[str]:
-        """Return the names that may be files which the command reads."""
-        own = file_of(self.anchor) if self.anchor else ""
-        return [name for name in (self.model, self.system, self.engine, own) if name]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rented(Subject):
-    """What is asked about where money is counted."""
-
-    rent: RENT = None
-
-    def read(self) -> "tuple[Model, System, Engine]":
-        """Return model, system with the rent asked for, and engine."""
-        model, system, engine = super().read()
-        return model, with_rent(system, self.rent, self.set_), engine
-
-
-@dataclass(frozen=True, kw_only=True)
 class Load:
     """Requests that are alike, and the limits on them."""
 
@@ -247,69 +129,6 @@ class Load:
         from steptime.planning.workload import Workload
 
         return Workload(input_tokens=self.input_, output_tokens=self.output, cached_share=self.cached)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ways:
-    """How one replica is laid over chips."""
-
-    tp: Annotated[
-        int | None,
-        count("--tp", "Tensor parallel ways.", LAYOUT, show_default="1; the fewest that hold the model if no way is given"),
-    ] = None
-    pp: Annotated[int | None, count("--pp", "Pipeline stages.", LAYOUT, show_default="1")] = None
-    dp: Annotated[int | None, count("--dp", "Attention groups (data parallel attention).", LAYOUT, show_default="1")] = None
-    ep: Annotated[int | None, count("--ep", "Expert parallel ways.", LAYOUT, show_default="1")] = None
-    cp: Annotated[int | None, count("--cp", "Context parallel ways.", LAYOUT, show_default="1")] = None
-
-    def layout(self, **more: int) -> "Layout":
-        """Return the layout, with as many micro-batches in flight as stages unless told otherwise."""
-        from steptime.physics.layout import Layout
-
-        given = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep, "cp": self.cp}
-        ways = {name: 1 if value is None else value for name, value in given.items()}
-        return Layout(**({**ways, "microbatches": ways["pp"]} | more))
-
-    def layout_for(
-        self, model: "Model", system: "System", engine: "Engine", *, batch: float, context: float, **more: int
-    ) -> "Layout":
-        """Return the layout that is given, or the default one of a model on a system, and say which that is."""
-        if any(way is not None for way in (self.tp, self.pp, self.dp, self.ep, self.cp)):
-            return self.layout(**more)
-        from steptime.physics.default_layout import default_layout
-        from steptime.physics.layout import show_layout
-
-        layout = default_layout(model, system, engine=engine, batch=batch, context=context)
-        if layout.chips > 1:
-            typer.echo(f"steptime: layout {show_layout(layout)}: the smallest that holds {model.name}; --tp sets it", err=True)
-        return replace(layout, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """Images and recordings that every prompt holds beside its text."""
-
-    image: IMAGES = None
-    audio: AUDIO = None
-
-    def tokens(self, model: "Model") -> int:
-        """Return the tokens that a prompt gains."""
-        return sum(one.tokens for one in self._readings(model))
-
-    def read(self, model: "Model", text: float) -> "Model":
-        """Return the model with what its prompts of `text` tokens hold."""
-        if not (readings := self._readings(model)):
-            return model
-        from steptime.models.multimodal_inputs import with_media
-
-        return with_media(model, readings, text)
-
-    def _readings(self, model: "Model") -> "tuple[Reading, ...]":
-        if not self.image and not self.audio:
-            return ()
-        from steptime.models.multimodal_inputs import read_media
-
-        return read_media(model, self.image or (), self.audio or ())
 
 
 def read_limits(speed: float | None, ttft: float | None) -> "Slo":
