@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.describe.kv_tradeoff import CacheTrade, cache_trade
 from steptime.models.model_loading import load_model, model_of
-from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, question_of_result, text
+from steptime.questions.declaration import Read, answers_of, bind_declared, count, question_of_result, text
 from steptime.questions.subject import read_machine
 
 
@@ -27,8 +27,7 @@ def solve(values: Mapping[str, Any]) -> CacheTrade:
     Args:
         values: values of `CacheTradeInputs` by name, and figures of the machine by path.
     """
-    declared = inputs_from(CacheTradeInputs)
-    inputs = bind(CacheTradeInputs, {name: value for name, value in values.items() if name in declared}, "reversible")
+    inputs = bind_declared(CacheTradeInputs, values, "reversible")
     model = load_model(inputs.model) if isinstance(inputs.model, str) else model_of(inputs.model)
     return cache_trade([model], read_machine(values), (inputs.context,))
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.lecture.model_on_system import CONTEXT
 from steptime.lecture.pair_roofline import Roofline, roofline
-from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, question_of_result
+from steptime.questions.declaration import Read, answers_of, bind_declared, count, question_of_result
 from steptime.questions.subject import PricedSubject, read_subject
 
 
@@ -25,8 +25,7 @@ def solve(values: Mapping[str, Any]) -> Roofline:
     Args:
         values: values of `RooflineInputs` by name, and figures of the machine by path.
     """
-    declared = inputs_from(RooflineInputs)
-    inputs = bind(RooflineInputs, {name: value for name, value in values.items() if name in declared}, "roofline")
+    inputs = bind_declared(RooflineInputs, values, "roofline")
     model, system, engine = read_subject(values)
     return roofline(model, system, context=inputs.context, engine=engine)
 

@@ -266,6 +266,18 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
     return form(**read)
 
 
+def bind_declared(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
+    """Return the inputs that a form declares, out of values that hold figures of the machine too.
+
+    Args:
+        form: dataclass of the inputs.
+        values: values by input name, and figures of the machine by path.
+        question: name of the question, for messages.
+    """
+    declared = inputs_from(form)  # type: ignore[arg-type]
+    return bind(form, {name: value for name, value in values.items() if name in declared}, question)
+
+
 def read_value(name: str, value: Any, declared: Input) -> Any:
     """Return the value of an input, read from a text where it is one, and checked.
 

@@ -17,7 +17,7 @@ from steptime.physics.engine import Engine
 from steptime.planning.plan_result import Plan
 from steptime.planning.planner import MODES, plan
 from steptime.planning.workload import Slo, Workload, limits
-from steptime.questions.declaration import Answer, Question, bind, count, inputs_from, number, text
+from steptime.questions.declaration import Answer, Question, bind_declared, count, inputs_from, number, text
 from steptime.questions.subject import (
     DESIGN,
     MADE,
@@ -162,8 +162,7 @@ def answers_from(deployment: Plan, model: Model, system: System, wanted: frozens
 
 def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Engine, Workload]:
     """Return the inputs of a plan, read and checked, what they name, and the requests."""
-    own = {name: value for name, value in values.items() if name in INPUTS and name not in DESIGN}
-    inputs = bind(PlanInputs, own, "plan")
+    inputs = bind_declared(PlanInputs, values, "plan")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
     return inputs, model, system, engine, inputs.workload(gained)

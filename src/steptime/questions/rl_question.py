@@ -9,7 +9,16 @@ from typing import Any, Final
 from steptime.models.model_loading import load_model, model_of
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.layout import Layout
-from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, number, question_of_result, rent, text
+from steptime.questions.declaration import (
+    Read,
+    answers_of,
+    bind_declared,
+    count,
+    number,
+    question_of_result,
+    rent,
+    text,
+)
 from steptime.questions.subject import SIZES, SUBJECT_GROUP, ParallelSizes, read_machine
 from steptime.scaling.rl_step import RlStep, rl_step
 
@@ -50,7 +59,7 @@ def solve(values: Mapping[str, Any]) -> RlStep:
     Args:
         values: values of `RlInputs` by name, and figures of the machine by path.
     """
-    inputs = bind(RlInputs, {name: value for name, value in values.items() if name in inputs_from(RlInputs)}, "rl")
+    inputs = bind_declared(RlInputs, values, "rl")
     sizes = {name: value for name in SIZES if (value := getattr(inputs, name)) is not None}
     model = load_model(inputs.model) if isinstance(inputs.model, str) else model_of(inputs.model)
     return rl_step(

@@ -13,7 +13,7 @@ from steptime.models.model import Model
 from steptime.physics.default_layout import default_layout
 from steptime.physics.engine import Engine
 from steptime.physics.layout import Layout
-from steptime.questions.declaration import Answer, Question, bind, choice, count, inputs_from, number, text
+from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from, number, text
 from steptime.questions.plan_question import LatencyLimits
 from steptime.questions.subject import (
     DESIGN,
@@ -228,8 +228,7 @@ def setup(values: Mapping[str, Any], *, searches_rate: bool = False) -> Setup:
     """
     if find_spec("numba") is None:
         raise RangeError("the simulator is compiled by numba, which is not installed: pip install 'steptime[simulate]'")
-    own = {name: value for name, value in values.items() if name in INPUTS and name not in DESIGN}
-    inputs = bind(SimulateInputs, own, "simulate")
+    inputs = bind_declared(SimulateInputs, values, "simulate")
     model, system, engine = read_subject(values)
     model, gained = with_prompt_media(model, inputs, inputs.input)
     draws_for_search = searches_rate and inputs.trace is None

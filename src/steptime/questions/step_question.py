@@ -23,7 +23,7 @@ from steptime.physics.extrapolation import distances
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import has_range, step_and_range, step_range
-from steptime.questions.declaration import Answer, Question, bind, choice, count, inputs_from
+from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from
 from steptime.questions.image_cost import ImageCost, cost_of
 from steptime.questions.subject import (
     DESIGN,
@@ -268,8 +268,7 @@ def step_summary(
 def bind_pass(values: Mapping[str, Any]) -> tuple[StepInputs, Model, System, Engine, Layout]:
     """Return the inputs of a pass, read and checked, and what they name."""
     check_pass(values)
-    own = {name: value for name, value in values.items() if name in INPUTS and name not in DESIGN}
-    inputs = bind(StepInputs, own, "step")
+    inputs = bind_declared(StepInputs, values, "step")
     model, system, engine = read_subject(values)
     if inputs.phase != "decode":
         model, gained = with_prompt_media(model, inputs, float(np.mean(inputs.tokens)))

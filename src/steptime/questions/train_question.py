@@ -14,7 +14,7 @@ from steptime.number_checks import MOST_CHIPS
 from steptime.questions.declaration import (
     Read,
     answers_of,
-    bind,
+    bind_declared,
     count,
     inputs_from,
     number,
@@ -164,7 +164,7 @@ def read_tokens(name: str, value: Any) -> float:
 
 def bind_train(values: Mapping[str, Any]) -> tuple[TrainInputs, Model, System, Any]:
     """Return the inputs of a training run, read and checked, and the model, machine and stack that they name."""
-    inputs = bind(TrainInputs, {name: value for name, value in values.items() if name in inputs_from(TrainInputs)}, "train")
+    inputs = bind_declared(TrainInputs, values, "train")
     system = read_machine(values)
     model = load_model(inputs.model, catalog=inputs.catalog) if isinstance(inputs.model, str) else model_of(inputs.model)
     return inputs, model, system, training_engine(inputs.engine, system, inputs.catalog)

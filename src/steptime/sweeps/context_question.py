@@ -8,7 +8,15 @@ from typing import Any, Final
 
 from steptime.errors import InputError
 from steptime.number_checks import MOST_CHIPS
-from steptime.questions.declaration import Read, answers_of, bind, count, inputs_from, number, question_of_result, texts
+from steptime.questions.declaration import (
+    Read,
+    answers_of,
+    bind_declared,
+    count,
+    number,
+    question_of_result,
+    texts,
+)
 from steptime.questions.subject import PricedSubject, read_subject
 from steptime.sweeps.context_limit import LEAST, context_walls
 from steptime.sweeps.context_limit_result import LONGEST, ContextWalls
@@ -49,8 +57,7 @@ def solve(values: Mapping[str, Any]) -> ContextWalls:
     Args:
         values: values of `ContextInputs` by name, and figures of the machine by path.
     """
-    declared = inputs_from(ContextInputs)
-    inputs = bind(ContextInputs, {name: value for name, value in values.items() if name in declared}, "context")
+    inputs = bind_declared(ContextInputs, values, "context")
     if not all(words.strip() for words in inputs.technique):
         raise InputError("technique is empty; the unchanged model comes first in any case")
     model, system, engine = read_subject(values)
