@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from steptime.web.server import answered_hosts, is_loopback
+from steptime.web.server import answered_hosts, is_loopback, listening_socket
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux only")
 SERVER = """
@@ -40,7 +40,7 @@ for name, answer in (("frozen", frozen), ("spinning", spinning)):
     boards[name] = Board(name=name, title=name, order=1, section=1, asked=boards["step"].asked, answer=answer)
 app.found = lambda: boards
 serve(
-    "127.0.0.1", 18600, browse=False, told=lambda address: print(address, flush=True),
+    "127.0.0.1", 0, browse=False, told=lambda address: print(address, flush=True),
     patience=Patience(headers=0.6, idle=1, silence=1.5, restart=0.1), limits=Limits(seconds=0.3, stuck=1.0),
 )
 """
@@ -49,13 +49,15 @@ serve(
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self):
+    def __init__(self, folder):
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            )
         self.address = self.process.stdout.readline().strip()
-        assert self.address.startswith("http"), self.process.stderr.read()
+        assert self.address.startswith("http"), self.log.read_text()
         self.port = int(self.address.rstrip("/").rpartition(":")[2])
 
     def children(self):
@@ -85,15 +87,14 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server():
-    running = Server()
+def server(tmp_path_factory):
+    running = Server(tmp_path_factory.mktemp("server"))
     yield running
     children = running.children()
     running.process.terminate()
-    _, log = running.process.communicate(timeout=15)
+    running.process.communicate(timeout=15)
     assert running.process.returncode == -signal.SIGTERM
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
-    assert "another takes its place" in log
 
 
 def wait_until(condition, seconds=20.0):
@@ -116,6 +117,7 @@ def test_worker_that_is_killed_is_reaped_and_replaced(server):
     os.kill(next(iter(before)), signal.SIGKILL)
     assert wait_until(lambda: is_whole(server, before))
     assert server.status("api/start") == 200
+    assert "another takes its place" in server.log.read_text()
 
 
 @pytest.mark.parametrize("board", ["frozen", "spinning"])
@@ -165,8 +167,8 @@ def test_idle_connection_answers_again_and_is_closed_in_time(server):
             assert time.monotonic() - started < 8
 
 
-def test_server_that_is_killed_leaves_no_worker():
-    server = Server()
+def test_server_that_is_killed_leaves_no_worker(tmp_path):
+    server = Server(tmp_path)
     children = server.children()
     assert children
     server.process.kill()
@@ -179,3 +181,10 @@ def test_hosts_of_an_open_address_are_those_of_this_machine_and_those_allowed():
     assert "10.1.2.3" in answered_hosts("10.1.2.3", ())
     assert "*" not in answered_hosts("0.0.0.0", ())
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1")] == [True] * 3 + [False] * 2
+
+
+def test_port_that_listens_already_is_passed_over():
+    with listening_socket("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=5), listening_socket("127.0.0.1", port) as second:
+            assert port < second.getsockname()[1] < port + 20

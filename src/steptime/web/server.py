@@ -50,18 +50,34 @@ class Patience:
     end: float = 3.0
 
 
-def free_port(host: str, port: int) -> int:
-    """Return the first free port from `port` on; raise RangeError where twenty are taken."""
-    for one in range(port, min(port + PORTS, 65_536)):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((host, one))
-            except OSError as error:
-                if error.errno not in (98, 48, 13):  # in use, in use on macOS, not permitted
-                    raise InputError(f"--host {host}: {error.strerror or error}") from None
-                continue
-            return one
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on the first free port from `port` on.
+
+    Args:
+        host: Address to listen on.
+        port: First port to try; 0 lets the system choose one.
+
+    Returns:
+        A socket that already takes connections, so that an address told at once can be opened at once.
+
+    Raises:
+        InputError: The address is not one of this machine.
+        RangeError: Twenty ports in a row are taken.
+    """
+    for number in range(port, min(port + PORTS, 65_536)) if port else (0,):
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            # Two servers can bind one port; only one of them can listen on it.
+            listening.bind((host, number))
+            listening.listen(CONNECTIONS)
+        except OSError as error:
+            listening.close()
+            if error.errno not in (98, 48, 13):  # in use, in use on macOS, not permitted
+                raise InputError(f"--host {host}: {error.strerror or error}") from None
+            continue
+        listening.set_inheritable(True)
+        return listening
     raise RangeError(f"--port: {port} to {port + PORTS - 1} are all taken or not permitted")
 
 
@@ -297,7 +313,8 @@ def serve(
     from steptime.web.app import app_for
 
     patience = patience or Patience()
-    chosen = free_port(host, port)
+    listening = listening_socket(host, port)
+    chosen = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else shown}:{chosen}/"
     app = app_for(hosts=answered_hosts(host, allowed), limits=limits)
@@ -305,7 +322,6 @@ def serve(
         app, host=host, port=chosen, log_level="warning", timeout_keep_alive=int(patience.idle),
         limit_concurrency=CONNECTIONS, server_header=False, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
     )  # fmt: skip
-    listening = config.bind_socket()
     serve_app(app, config, listening, patience, lambda: _announce(address, told, browse=browse))
 
 
