@@ -11,6 +11,8 @@ import json
 import math
 import os
 import re
+import shlex
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import fields, is_dataclass
@@ -90,6 +92,7 @@ ENGINES = HERE / "engines.md"
 TRAINING = HERE / "training.md"
 LECTURE = HERE / "lecture.md"
 QUESTIONS = HERE / "questions.md"
+README = Path(__file__).parent.parent / "README.md"
 ANSWERS: dict[type, str] = {
     Plan: "`steptime plan`, `st.plan`. The command adds `launch`, the commands that start each engine, and with `--simulate` "
     "`simulated`, a [Replay](#replay); where that holds the limits at no rate, `feasible` is false and `reason` says why. "
@@ -442,12 +445,29 @@ def _default_text(value: object) -> str:
     return "" if value is None or value == () else f"{value:,}" if isinstance(value, int) and value is not False else str(value)
 
 
+def readme_page() -> str:
+    """Return the README with its blocks of output as the commands print them today, without lines of how long they took."""
+
+    def with_output(match: re.Match[str]) -> str:
+        command = match[1]
+        environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+        run = subprocess.run(
+            [sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, env=environment, check=True
+        )
+        lines = [line.rstrip() for line in run.stdout.splitlines() if not re.search(r"layouts in [\d.]+ s", line)]
+        text = "\n".join(lines).strip("\n")
+        return f"<!-- output of: {command} -->\n```\n{text}\n```\n<!-- end of output -->"
+
+    block = re.compile(r"<!-- output of: (.+?) -->\n```\n.*?```\n<!-- end of output -->", re.DOTALL)
+    return block.sub(with_output, README.read_text(encoding="utf-8"))
+
+
 def main() -> int:
     """Write the pages, or compare them."""
     stale = []
     pages = {
         PAGE: page(), KEYS: keys_page(), ENGINES: engines_page(), TRAINING: training_page(), LECTURE: lecture_page(),
-        QUESTIONS: questions_page(),
+        QUESTIONS: questions_page(), README: readme_page(),
     }  # fmt: skip
     for path, text in pages.items():
         if "--check" not in sys.argv:

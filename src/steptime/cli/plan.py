@@ -7,9 +7,10 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, CSV, JSON, LIMITS, OUTPUT, SubjectChanges, not_empty, option, read_systems, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv, wrote
 from steptime.cli.output_folders import check_folder, write_folder
 from steptime.errors import InputError
+from steptime.picture_files import check_picture
 from steptime.planning.planner import DoesNotFit
 from steptime.questions.plan_question import PlanInputs, answers_from, bind_plan, solve
 
@@ -42,6 +43,10 @@ class PlanOutput:
         bool, option("Write over other scripts in the folder, and remove those of an earlier plan.", OUTPUT, "--force")
     ] = False
     brief: BRIEF = False
+    plot: Annotated[
+        str | None,
+        option("Draw the Pareto front of speed and cost: .svg, .png or .pdf.", OUTPUT, "--plot", metavar="FILE"),
+    ] = None
     csv: CSV = None
     json: JSON = False
 
@@ -74,7 +79,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, wanted
     )
     launches = wanted.launches()
     not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
-    check_outputs({"--csv": wanted.csv}, changes.files(vars(inputs)))
+    check_outputs({"--csv": wanted.csv, "--plot": wanted.plot}, changes.files(vars(inputs)))
+    if wanted.plot is not None:
+        check_picture(wanted.plot)
     check_folder("--launch-dir", wanted.launch_dir)
     if wanted.simulate:
         from steptime.cli.simulate_common import known_quantile, need_numba
@@ -93,6 +100,9 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, wanted
     replayed = _replayed(model, system, found, engine, wanted.quantile) if wanted.simulate and found.feasible else None
     if wanted.csv is not None:
         write_csv(wanted.csv, found)
+    if wanted.plot is not None:
+        found.plot(wanted.plot)
+        wrote(wanted.plot, "the Pareto front")
     refused = replayed is not None and not replayed.good
     if wanted.launch_dir is not None and found.feasible and not refused:
         _write_launch(found, launches, wanted.launch_dir, force=wanted.force)

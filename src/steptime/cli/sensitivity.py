@@ -105,7 +105,7 @@ def _check_picture(plot: str | None, csv: str | None) -> None:
     """Raise InputError, before the work, for a picture that cannot be written."""
     import os
 
-    from steptime.sweeps.export import PICTURES
+    from steptime.picture_files import PICTURES
 
     if plot is None:
         return

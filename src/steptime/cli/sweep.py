@@ -143,7 +143,8 @@ def _answers(question: "Question", answers: list[str], against: str | None) -> t
 
 def check_files(out: list[str], plot: str | None, csv: str | None = None) -> list[str]:
     """Return the files of results; raise InputError, before the work, for one that cannot be written."""
-    from steptime.sweeps.export import PICTURES, ending
+    from steptime.picture_files import PICTURES
+    from steptime.sweeps.export import ending
 
     pictures = [name for name in out if name.casefold().endswith(PICTURES)]
     if pictures:

@@ -14,6 +14,7 @@ from steptime.physics.bias_correction import Anchor
 from steptime.physics.chip_memory import Memory
 from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step
+from steptime.picture_files import save_picture
 from steptime.planning.launch_facts import Served
 from steptime.planning.slo_probability import likelihood
 from steptime.planning.speculative_config import NONE, Speculation
@@ -283,6 +284,16 @@ class Plan(Tabular):
         chosen_point = (self.tokens_per_second_per_user, self.usd_per_million_output_tokens)
         picture = curve(speeds, costs, x_words="tok/s of a user", y_words="USD per million output tokens", point=chosen_point)
         return picture + self.pools[-1].memory.drawing()
+
+    def plot(self, path: str) -> None:
+        """Write the Pareto front as a picture.
+
+        Args:
+            path: File to write, in the format of its ending: .svg, .png or .pdf.
+        """
+        from steptime.planning.pareto_plot import draw_pareto_front
+
+        save_picture(path, lambda: draw_pareto_front(self))
 
     def columns(self) -> dict[str, Any]:
         """Return the front, fastest first."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from steptime.atomic_files import temporary_file
-from steptime.errors import DataFileError, InputError
+from steptime.errors import InputError
+from steptime.picture_files import PICTURES, replace_file
 from steptime.safe_text import replace_controls, safe_cell
 from steptime.sweeps.axes import label
 from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
@@ -18,7 +18,6 @@ from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
 if TYPE_CHECKING:
     from steptime.sweeps.sweep_result import Sweep
 
-PICTURES: Final = (".svg", ".png", ".pdf")
 MOST_ROWS: Final = 1_048_575  # of a spreadsheet, below its header
 # up to which a .csv file is written without pyarrow
 FEW_POINTS: Final = 20_000
@@ -47,24 +46,7 @@ def save(sweep: Sweep, path: str, *, answer: str | None = None) -> None:
         return
     if found == ".xlsx" and sweep.points > MOST_ROWS:
         raise InputError(f"{path}: a spreadsheet has {MOST_ROWS:,} rows, and the sweep {sweep.points:,} points; write .parquet")
-    replace_with(path, lambda place: WRITERS[found](sweep, place))
-
-
-def save_picture(path: str, drawn: Callable[[], Any]) -> None:
-    """Write the figure that `drawn` makes, by its ending; raise InputError for an ending of no picture, before it is made."""
-    if ending(path) not in PICTURES:
-        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
-    figure = drawn()
-    replace_with(path, lambda place: figure.savefig(place, dpi=160))
-
-
-def replace_with(path: str, write: Callable[[str], None]) -> None:
-    """Write beside `path` and put it in its place then; raise DataFileError where that cannot be done."""
-    try:
-        with temporary_file(path) as beside:
-            write(str(beside))
-    except OSError as error:
-        raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
+    replace_file(path, lambda place: WRITERS[found](sweep, place))
 
 
 def _csv(sweep: Sweep, path: str) -> None:

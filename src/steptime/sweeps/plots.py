@@ -8,8 +8,8 @@ import numpy as np
 
 from steptime.errors import InputError, RangeError
 from steptime.number_checks import Array
+from steptime.picture_files import save_picture
 from steptime.questions.declaration import listed
-from steptime.sweeps.export import save_picture
 from steptime.sweeps.question_inputs import lower_is_better
 from steptime.units import in_digits
 

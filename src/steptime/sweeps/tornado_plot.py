@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from steptime.errors import InputError
-from steptime.sweeps.export import save_picture
+from steptime.picture_files import save_picture
 from steptime.sweeps.plots import COLOURS
 from steptime.sweeps.sensitivity_result import written
 from steptime.units import in_digits

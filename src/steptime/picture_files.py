@@ -1,0 +1,73 @@
+"""Pictures as files: their endings, the style that all share, and writing them whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from steptime.atomic_files import temporary_file
+from steptime.errors import DataFileError, InputError
+
+PICTURES: Final = (".svg", ".png", ".pdf")
+# Okabe and Ito's colours, which the colour-blind tell apart (https://jfly.uni-koeln.de/color/).
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#888888"
+STYLE: Final = {
+    "font.size": 10,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "steptime",
+}
+
+
+def check_picture(path: str) -> None:
+    """Raise InputError unless `path` ends like a picture and matplotlib is installed.
+
+    Args:
+        path: File to write later.
+
+    Raises:
+        InputError: The ending is not one of a picture, or matplotlib is missing.
+    """
+    if Path(path).suffix.casefold() not in PICTURES:
+        raise InputError(f"{path}: a picture is written to {', '.join(PICTURES)}")
+    if find_spec("matplotlib") is None:
+        raise InputError(f"{path}: pictures need matplotlib: pip install 'steptime[plot]'")
+
+
+def save_picture(path: str, make_figure: Callable[[], Any]) -> None:
+    """Write a figure to a file, in the format of its ending.
+
+    Args:
+        path: File to write; one that exists is replaced once the new one is whole.
+        make_figure: Returns a matplotlib figure; called after the ending is checked.
+
+    Raises:
+        InputError: The ending is not one of a picture, or matplotlib is missing.
+        DataFileError: The file cannot be written.
+    """
+    check_picture(path)
+    figure = make_figure()
+    replace_file(path, lambda place: figure.savefig(place, dpi=160))
+
+
+def replace_file(path: str, write: Callable[[str], None]) -> None:
+    """Write a file next to its place, then move it there.
+
+    Args:
+        path: File to write or replace.
+        write: Writes the whole file to the path that it is given.
+
+    Raises:
+        DataFileError: The file cannot be written.
+    """
+    try:
+        with temporary_file(path) as place:
+            write(str(place))
+    except OSError as error:
+        raise DataFileError(path, f"cannot be written: {error.strerror or error}") from None
