@@ -8,7 +8,7 @@ import typer
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CATALOG, CSV, JSON, not_empty, refuse_idle
 from steptime.cli.output import check_outputs, print_json, say, show, write_csv
-from steptime.cli.run_files import Told
+from steptime.cli.run_files import RunSettings
 from steptime.errors import RangeError, UnknownName
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ ACTIONS = ("add", "remove")
 @grouped
 def anchors(
     ctx: typer.Context,
-    told: Told,
+    run_settings: RunSettings,
     action: Annotated[
         str | None,
         typer.Argument(metavar="[add|remove]", help="Without it, kept runs are listed.", show_default=False),
     ] = None,
-    what: Annotated[
+    target: Annotated[
         str | None,
         typer.Argument(
             metavar="[FILE|NAME]",
@@ -39,40 +39,40 @@ def anchors(
     json: JSON = False,
 ) -> None:
     """Keep measured runs of your own: plan, step and simulate use them for the same model, system and engine, and say so."""
-    from steptime.validation import user_calibration as own
+    from steptime.validation import user_calibration
 
     adds = "add FILE"
     refuse_idle(
         ctx,
         {
-            adds: (action == "add", "name " + " ".join(field.name for field in dataclasses.fields(told))),
+            adds: (action == "add", "name " + " ".join(field.name for field in dataclasses.fields(run_settings))),
             "the list of runs": (action is None, "csv"),
         },
     )
     if action is None:
         check_outputs({"--csv": csv}, ())
-        _list(own.kept_anchors(catalog), csv, json=json)
+        _list(user_calibration.kept_anchors(catalog), csv, json=json)
         return
     if action not in ACTIONS:
         raise UnknownName("action", action, ACTIONS, "Known: add FILE, remove NAME; alone it lists them.")
-    if not what:
+    if not target:
         raise RangeError(f"anchors {action} needs {'a file of runs' if action == 'add' else 'the name of runs that are kept'}")
     not_empty("--name", name, "a name for the runs")
     if action == "remove":
-        say(f"Removed {own.remove(what, catalog=catalog)}.")
+        say(f"Removed {user_calibration.remove(target, catalog=catalog)}.")
         return
-    path, found = own.keep(what, name=name or "", catalog=catalog, **told.given())
+    path, runs = user_calibration.keep(target, name=name or "", catalog=catalog, **run_settings.arguments())
     say(f"Keeping {path}: plan, step and simulate use it for the same model, system and engine; --no-anchor leaves it out.")
-    _list(found, None, json=json)
+    _list(runs, None, json=json)
 
 
-def _list(found: "Anchors", csv: str | None, *, json: bool) -> None:
+def _list(runs: "Anchors", csv: str | None, *, json: bool) -> None:
     """Print anchors as text or JSON, and write them as CSV where that is asked for."""
     from steptime.cli.views.calibration_view import anchors_view
 
     if csv is not None:
-        write_csv(csv, found)
+        write_csv(csv, runs)
     if json:
-        print_json(found)
+        print_json(runs)
     else:
-        show(anchors_view(found))
+        show(anchors_view(runs))

@@ -6,7 +6,7 @@ import typer
 
 from steptime.cli.option_groups import grouped, typed_values
 from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.errors import InputError, RangeError
 from steptime.questions.budget_question import BudgetInputs, solve, summary
 
@@ -57,7 +57,7 @@ def budget(
         return
     from steptime.cli.views.budget_view import budget_view
 
-    console = console_of()
+    console = make_console()
     show(budget_view(result, console.width, brief=brief), console=console)
 
 

@@ -9,13 +9,13 @@ from steptime.atomic_files import write_text_atomically
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CATALOG, not_empty
 from steptime.cli.output import check_outputs, patience, show, writing
-from steptime.cli.run_files import FILES, SKIP, Told, calibrate_training_file, training_file
+from steptime.cli.run_files import FILES, SKIP, RunSettings, calibrate_training_file, training_file
 from steptime.errors import DataFileError, InputError
 
 
 @grouped
 def calibrate(
-    told: Told,
+    run_settings: RunSettings,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help=FILES, show_default=False)],
     engine: Annotated[str, typer.Option(help="Name of the engine to make.", show_default=False)],
     prior: Annotated[
@@ -38,16 +38,16 @@ def calibrate(
     if training_file(files):
         calibrate_training_file(files[0], engine, prior, path, catalog)
         return
-    check_outputs({"--out": path}, [*files, prior or "", told.model, told.system])
+    check_outputs({"--out": path}, [*files, prior or "", run_settings.model, run_settings.system])
     if prior is not None:
         _check_prior(prior, catalog)
     with patience(f"reading the runs and fitting {engine}; many runs take minutes"):
-        found = fit(files, name=engine, prior=prior, skip_bad=skip_bad, catalog=catalog, **told.given())
-        rows, engines = list(found.rows), (found.prior, found.engine)
-        tables = {one.name: report(rows, predict(rows, engine=one, catalog=catalog)) for one in engines}
+        calibration = fit(files, name=engine, prior=prior, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
+        rows, engines = list(calibration.rows), (calibration.prior, calibration.engine)
+        tables = {candidate.name: report(rows, predict(rows, engine=candidate, catalog=catalog)) for candidate in engines}
     with writing(path):
-        write_text_atomically(path, found.toml)
-    show(calibration_view(*engines, tables, len(rows), list(found.left_out)))
+        write_text_atomically(path, calibration.toml)
+    show(calibration_view(*engines, tables, len(rows), list(calibration.left_out)))
     show(f"Written to {path}: use it with --engine {path}")
 
 

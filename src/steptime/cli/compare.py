@@ -18,17 +18,17 @@ from steptime.cli.options import (
     SUBJECT,
     WEIGHTS,
     Load,
-    modes_of,
     not_empty,
     option,
     read_limits,
     read_model,
+    read_modes,
     read_system,
     read_systems,
     refuse_idle,
     with_rent,
 )
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
 from steptime.errors import RangeError, UnknownName, shown
 from steptime.units import count as read_count
 from steptime.units import counted
@@ -69,27 +69,29 @@ class Rivals:
     def machines(self) -> "list[System]":
         """Return the systems that are asked for; raise InputError where none is left."""
         names = _parts("systems", self.systems)
-        found = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
+        systems = read_systems(self.catalog) if names == [ALL] else [read_system(name, None, self.catalog) for name in names]
         first, last = self._years()
-        makers = None if self.vendor is None else self._makers(found)
-        left = [
-            one for one in found if first <= one.chip.year <= last and (makers is None or one.chip.vendor.casefold() in makers)
+        makers = None if self.vendor is None else self._makers(systems)
+        matches = [
+            system
+            for system in systems
+            if first <= system.chip.year <= last and (makers is None or system.chip.vendor.casefold() in makers)
         ]
-        if not left:
+        if not matches:
             raise RangeError(
                 f"no system is of {self.year or 'any year'} and {self.vendor or 'any maker'}; their years are "
-                f"{min(one.chip.year for one in found)} to {max(one.chip.year for one in found)}"
+                f"{min(system.chip.year for system in systems)} to {max(system.chip.year for system in systems)}"
             )
-        return left
+        return matches
 
-    def _makers(self, found: "list[System]") -> set[str]:
+    def _makers(self, systems: "list[System]") -> set[str]:
         """Return the makers that are asked for, in small letters; raise UnknownName for one that no system has."""
-        known = sorted({one.chip.vendor for one in (*found, *read_systems(self.catalog))})
-        asked = {maker.casefold(): maker for maker in _parts("--vendor", self.vendor or "")}
-        for folded, maker in asked.items():
-            if folded not in {name.casefold() for name in known}:
-                raise UnknownName("maker of chips", maker, known, f"Known: {', '.join(known)}.")
-        return set(asked)
+        vendors = sorted({system.chip.vendor for system in (*systems, *read_systems(self.catalog))})
+        makers = {maker.casefold(): maker for maker in _parts("--vendor", self.vendor or "")}
+        for folded, maker in makers.items():
+            if folded not in {name.casefold() for name in vendors}:
+                raise UnknownName("maker of chips", maker, vendors, f"Known: {', '.join(vendors)}.")
+        return set(makers)
 
     def _years(self) -> tuple[int, int]:
         if self.year is None:
@@ -104,14 +106,14 @@ class Rivals:
 
 
 def _parts(name: str, text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",")]
-    if not all(found):
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
         raise RangeError(f"{name}: {shown(text)} has nothing between two commas, or at an end")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(parts))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Load):
+class CompareOptions(Load):
     """What is asked of each of them."""
 
     sure: Annotated[
@@ -131,23 +133,23 @@ class Asked(Load):
     csv: CSV = None
     json: JSON = False
 
-    def many(self) -> int | str | None:
+    def chip_count(self) -> int | str | None:
         """Return the chips, ANY, or None for a domain each."""
         not_empty("--chips", self.chips, "a number, or any")
         return self.chips if self.chips is None or self.chips == ANY else read_count(self.chips, "--chips")
 
 
 @grouped
-def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
+def compare(ctx: typer.Context, rivals: Rivals, options: CompareOptions) -> None:
     """Hold models and systems against one another: the cheapest plan of each pair, ties, and what would flip the order."""
-    refuse_idle(ctx, {"text, not --json": (not asked.json, "brief")})
+    refuse_idle(ctx, {"text, not --json": (not options.json, "brief")})
     names = _parts("models", rivals.models)
-    check_outputs({"--csv": asked.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
-    modes = modes_of(asked.mode)
-    many, limits = asked.many(), read_limits(asked.speed, asked.ttft)
+    check_outputs({"--csv": options.csv}, [*names, *([] if rivals.systems == ALL else _parts("systems", rivals.systems))])
+    modes = read_modes(options.mode)
+    chip_count, limits = options.chip_count(), read_limits(options.speed, options.ttft)
     machines = rivals.machines()
     models = [read_model(name, rivals.weights, rivals.experts, rivals.kv, rivals.catalog) for name in names]
-    if rivals.rent is not None and not any(_has_rent(one, rivals.rent) for one in machines):
+    if rivals.rent is not None and not any(_has_rent(machine, rivals.rent) for machine in machines):
         if len(machines) == 1:
             with_rent(machines[0], rivals.rent, None)  # says what is known of it
         raise RangeError(
@@ -156,30 +158,30 @@ def compare(ctx: typer.Context, rivals: Rivals, asked: Asked) -> None:
         )
     from steptime.sweeps.ranking import compare as rank
 
-    pairs, each = len(models) * len(machines), 2 if many == ANY else 0.3
-    with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {each:g} s each ..."):
-        found = rank(
+    pairs, seconds_per_pair = len(models) * len(machines), 2 if chip_count == ANY else 0.3
+    with patience(f"steptime: planning {counted(pairs, 'pair')} of model and system, some {seconds_per_pair:g} s each ..."):
+        ranking = rank(
             models,
             machines,
-            asked.workload(),
+            options.workload(),
             limits,
-            chips=many,
+            chips=chip_count,
             engine=rivals.engine,
             catalog=rivals.catalog,
             modes=modes,
             rent=rivals.rent,
-            sure=asked.sure,
+            sure=options.sure,
         )
-    if asked.csv is not None:
-        write_csv(asked.csv, found)
-    if asked.json:
-        print_json(found)
+    if options.csv is not None:
+        write_csv(options.csv, ranking)
+    if options.json:
+        print_json(ranking)
     else:
         from steptime.cli.views.ranking_view import ranking_view
 
-        console = console_of()
-        show(ranking_view(found, console.width, brief=asked.brief), console=console)
-    if not any(one.feasible for one in found.standings):
+        console = make_console()
+        show(ranking_view(ranking, console.width, brief=options.brief), console=console)
+    if not any(standing.feasible for standing in ranking.standings):
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ import typer
 from steptime.cli.budget import check_picture
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CSV, JSON, OUTPUT, SubjectChanges, option
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
 from steptime.sweeps.context_question import ContextInputs, solve, summary
 
 
@@ -42,7 +42,7 @@ def context(
     else:
         from steptime.cli.views.context_view import contexts_view
 
-        console = console_of()
+        console = make_console()
         show(contexts_view(walls, console.width), console=console)
     if walls.reason:
         raise typer.Exit(1)

@@ -29,20 +29,20 @@ def engines(
         _stack(name, catalog, json=json)
         return
     names = ("ideal", *files("engines", catalog)) if name is None else (name,)
-    shown = cards.engine_table(load_engine(n, catalog) for n in names)
+    table = cards.engine_table(load_engine(n, catalog) for n in names)
     if csv is not None:
-        write_csv(csv, shown)
+        write_csv(csv, table)
     if json:
-        print_json(shown if name is None else shown.engines[0])
+        print_json(table if name is None else table.engines[0])
         return
     from steptime.cli.views.catalog_view import engine_view, engines_view
 
     if name is not None:
-        show(engine_view(shown.engines[0]))
+        show(engine_view(table.engines[0]))
         return
     from steptime.cli.views.training_view import stacks_view
 
-    show(engines_view(shown.engines), stacks_view(files("stacks", catalog), catalog))
+    show(engines_view(table.engines), stacks_view(files("stacks", catalog), catalog))
 
 
 def _stack(name: str, catalog: str | None, *, json: bool) -> None:
@@ -50,8 +50,8 @@ def _stack(name: str, catalog: str | None, *, json: bool) -> None:
     from steptime.cli.views.training_view import stack_view
     from steptime.training.training_stack import load_stack
 
-    found = load_stack(name, catalog)
+    stack = load_stack(name, catalog)
     if json:
-        print_json(found)
+        print_json(stack)
     else:
-        show(stack_view(found))
+        show(stack_view(stack))

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.options import CATALOG, CSV, JSON, OUTPUT, count, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 from steptime.errors import RangeError
 
 if TYPE_CHECKING:
     from steptime.scaling.scaling_laws import Law
 
-ASKED, BOARD = "A loss", "Mixtures of experts"
+LOSS, BOARD = "A loss", "Mixtures of experts"
 
 
 def laws(
@@ -20,8 +20,8 @@ def laws(
         str | None,
         typer.Argument(help="A law to show, or a path to a TOML file; without it, all are listed.", show_default=False),
     ] = None,
-    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: tell its loss.", ASKED)] = None,
-    tokens: Annotated[int | None, count("--tokens", "Tokens that it is trained on, such as 15T.", ASKED)] = None,
+    params: Annotated[int | None, count("--params", "Parameters of a model, such as 70B: tell its loss.", LOSS)] = None,
+    tokens: Annotated[int | None, count("--tokens", "Tokens that it is trained on, such as 15T.", LOSS)] = None,
     moe: Annotated[
         int | None, count("--moe", "Active parameters: hold mixtures of so many against dense models, by several laws.", BOARD)
     ] = None,
@@ -60,30 +60,34 @@ def laws(
     if moe is not None:
         _board(moe, tokens, name, experts, system, weights, batch, plot, csv, json)
         return
-    found = [load_law(one, catalog) for one in ([name] if name else files("laws", catalog))]
-    _print(found, name is None, params, tokens, csv, json)
+    scaling_laws = [load_law(law_name, catalog) for law_name in ([name] if name else files("laws", catalog))]
+    _print(scaling_laws, name is None, params, tokens, csv, json)
 
 
-def _print(found: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool) -> None:
+def _print(
+    scaling_laws: "list[Law]", listed: bool, params: int | None, tokens: int | None, csv: str | None, json: bool
+) -> None:
     from steptime.describe.law_summary import law_card, law_table
     from steptime.questions.laws_question import summary
 
-    table = law_table(found)
-    told = None
+    table = law_table(scaling_laws)
+    loss_table = None
     if params is not None and tokens is not None:
         from steptime.scaling.law_comparison import losses_of
 
-        told = losses_of(found, params, tokens)
+        loss_table = losses_of(scaling_laws, params, tokens)
     if csv is not None:
-        write_csv(csv, table if told is None else told)
+        write_csv(csv, table if loss_table is None else loss_table)
     if json:
-        more: dict[str, Any] = {} if told is None else {"losses": told.losses, "summary": summary(told)}
-        print_json((table if listed else law_card(found[0])).to_dict(**more))
+        extra_fields: dict[str, Any] = (
+            {} if loss_table is None else {"losses": loss_table.losses, "summary": summary(loss_table)}
+        )
+        print_json((table if listed else law_card(scaling_laws[0])).to_dict(**extra_fields))
         return
     from steptime.cli.views.laws_view import law_view, laws_view, losses_view
 
-    if told is not None:
-        show(losses_view(told))
+    if loss_table is not None:
+        show(losses_view(loss_table))
         return
     show(laws_view(table.laws) if listed else law_view(table.laws[0]))
 
@@ -95,7 +99,7 @@ def _board(
     from steptime.scaling.moe_vs_dense import EXPERTS, LAWS, moe_board
     from steptime.units import count as read_count
 
-    counts = EXPERTS if experts is None else tuple(read_count(one, "--experts") for one in experts.split(","))
+    counts = EXPERTS if experts is None else tuple(read_count(text, "--experts") for text in experts.split(","))
     board = moe_board(
         moe,
         experts=counts,
@@ -118,5 +122,5 @@ def _board(
         return
     from steptime.cli.views.laws_view import board_view
 
-    console = console_of()
+    console = make_console()
     show(board_view(board, console.width), console=console)

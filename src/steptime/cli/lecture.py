@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import CSV, JSON, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 
 if TYPE_CHECKING:
     from steptime.lecture.lecture_content import Card
 
-WHAT = "What to do"
+ACTION = "What to do"
 
 
 def lecture(
@@ -19,9 +19,9 @@ def lecture(
         int | None, typer.Argument(help="A section to play, 1 to 18; without it, all are listed.", show_default=False)
     ] = None,
     check: Annotated[
-        bool, option("Compute every verdict again; exit code 1 if one differs from what is stored.", WHAT, "--check")
+        bool, option("Compute every verdict again; exit code 1 if one differs from what is stored.", ACTION, "--check")
     ] = False,
-    quiz: Annotated[bool, option("Ask the question cards; of one section where it is given.", WHAT, "--quiz")] = False,
+    quiz: Annotated[bool, option("Ask the question cards; of one section where it is given.", ACTION, "--quiz")] = False,
     csv: CSV = None,
     json: JSON = False,
 ) -> None:
@@ -42,23 +42,23 @@ def lecture(
     if quiz:
         _quiz(section)
         return
-    found = checked() if check else contents() if section is None else section_of(section)
+    report = checked() if check else contents() if section is None else section_of(section)
     if csv is not None and section is None:
-        write_csv(csv, found)  # type: ignore[arg-type]
+        write_csv(csv, report)  # type: ignore[arg-type]
     if json:
-        print_json(found)
+        print_json(report)
     else:
         from steptime.cli.views.lecture_view import check_view, lecture_view, section_view
         from steptime.lecture.lecture_check import Lecture, Verdicts
 
-        console = console_of()
-        if isinstance(found, Verdicts):
-            show(check_view(found, console.width), console=console)
-        elif isinstance(found, Lecture):
-            show(lecture_view(found), console=console)
+        console = make_console()
+        if isinstance(report, Verdicts):
+            show(check_view(report, console.width), console=console)
+        elif isinstance(report, Lecture):
+            show(lecture_view(report), console=console)
         else:
-            show(section_view(found, console.width), console=console)
-    raise typer.Exit(int(check and bool(found.changed)))  # type: ignore[union-attr]
+            show(section_view(report, console.width), console=console)
+    raise typer.Exit(int(check and bool(report.changed)))  # type: ignore[union-attr]
 
 
 def _quiz(section: int | None) -> None:
@@ -66,12 +66,12 @@ def _quiz(section: int | None) -> None:
     from steptime.errors import RangeError
     from steptime.lecture.lecture_content import cards
 
-    asked = [card for card in cards() if section in (None, card.section)]
-    if not asked:
-        known = sorted({card.section for card in cards()})
-        raise RangeError(f"no card is of section {section}; there are some of {', '.join(map(str, known))}")
-    for number, card in enumerate(asked, start=1):
-        if not _ask(card, f"{number} of {len(asked)}"):
+    section_cards = [card for card in cards() if section in (None, card.section)]
+    if not section_cards:
+        sections = sorted({card.section for card in cards()})
+        raise RangeError(f"no card is of section {section}; there are some of {', '.join(map(str, sections))}")
+    for number, card in enumerate(section_cards, start=1):
+        if not _ask(card, f"{number} of {len(section_cards)}"):
             return
 
 
@@ -83,28 +83,28 @@ def _ask(card: "Card", place: str) -> bool:
 
     show(Text.assemble((f"Card {card.number} ({place}): ", "bold"), card.question), Text(f"  {card.statement.name}?"))
     try:
-        given = input("> ").strip()
+        answer = input("> ").strip()
     except EOFError:
         return False
-    if given.casefold() in ("q", "quit"):
+    if answer.casefold() in ("q", "quit"):
         return False
-    if given:
-        show(Text(_judged(card, given)))
-    console = console_of()
+    if answer:
+        show(Text(_judge_answer(card, answer)))
+    console = make_console()
     show(card_view(card, console.width), Text(), console=console)
     return True
 
 
-def _judged(card: "Card", given: str) -> str:
+def _judge_answer(card: "Card", answer: str) -> str:
     """Say how near an answer is to what was said or computed."""
     from steptime.errors import UnitError
     from steptime.lecture.claim_verdicts import FACTOR, HOLDS, verdict
     from steptime.units import parse
 
-    one = card.statement
+    statement = card.statement
     try:
-        value = parse(given, one.unit if one.unit in ("s", "B") else "")
+        value = parse(answer, statement.unit if statement.unit in ("s", "B") else "")
     except UnitError:
         return "Not a number; here is the answer."
-    grades = {verdict([value], right, tolerance=0.1) for right in (one.said, *one.computed)}
+    grades = {verdict([value], right, tolerance=0.1) for right in (statement.said, *statement.computed)}
     return "Right." if HOLDS in grades else "Near: within a factor of two." if FACTOR in grades else "No."

@@ -178,9 +178,9 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
         "steptime plan deepseek-ai/DeepSeek-V3 gb200-nvl72 --input 8192 --output 1024 --speed 50 --ttft 2\n\n"
         "Exit codes: 0 an answer; 1 limits that nothing meets, or a model that does not fit; 2 wrong input; 130 interrupted.",
     )
-    named = words[:1] if words and words[0] in EXAMPLES else ()
-    for name in named or EXAMPLES:
-        is_listed_only = words is not None and not named
+    command_names = words[:1] if words and words[0] in EXAMPLES else ()
+    for name in command_names or EXAMPLES:
+        is_listed_only = words is not None and not command_names
         command = _stub if is_listed_only else getattr(import_module(f"steptime.cli.{name}"), name)
         epilog = "\n\n".join(["Examples:", *(f"steptime {example}" for example in EXAMPLES[name])])
         app.command(
@@ -222,9 +222,9 @@ def main() -> None:
         code = _answered()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    left = unwritten() if sys.stdout is not None else ""
-    if left:
-        say(f"steptime: {left}")
+    write_error = unwritten() if sys.stdout is not None else ""
+    if write_error:
+        say(f"steptime: {write_error}")
         code = WRONG
     if code:
         raise SystemExit(code)
@@ -265,11 +265,11 @@ def _refused(problem: InputError) -> int:
 
 def _with_option(message: str) -> str:
     """Return a message that begins with the name of an input with the option that the command line has for it."""
-    name, _, rest = message.partition(" ")
+    name, _, remainder = message.partition(" ")
     plain = name.rstrip(":")
     typed = {word.partition("=")[0] for word in sys.argv if word.startswith("--")}
     option = f"--{plain.replace('_', '-')}"
-    return f"{option}{name[len(plain) :]} {rest}" if option in typed else message
+    return f"{option}{name[len(plain) :]} {remainder}" if option in typed else message
 
 
 def _misread(problem: Any) -> int:
@@ -280,18 +280,18 @@ def _misread(problem: Any) -> int:
         if words:
             sys.stdout.write(words + "\n")
         return ANSWERED
-    asked = sys.argv[1] if sys.argv[1:] and sys.argv[1] in EXAMPLES else ""
-    command = context.command_path if context is not None else f"steptime {asked}".rstrip()
+    command_name = sys.argv[1] if sys.argv[1:] and sys.argv[1] in EXAMPLES else ""
+    command = context.command_path if context is not None else f"steptime {command_name}".rstrip()
     words = NOT_A_NUMBER.sub(_with_value, " ".join(problem.format_message().split()).rstrip("."))
     return _refused(InputError(f"{words}; `{command} --help` lists what there is"))
 
 
-def _with_value(found: re.Match[str]) -> str:
+def _with_value(match: re.Match[str]) -> str:
     """Say which value is no number, as it was typed."""
-    option, kind = found[1], "a whole number" if found[2] == "integer" else "a number"
-    given = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
-    given += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
-    return f"{option} takes {kind} without a unit" + (f", not {shown(given[0])}" if given else "")
+    option, kind = match[1], "a whole number" if match[2] == "integer" else "a number"
+    typed_texts = [after for before, after in pairwise([*sys.argv, ""]) if before == option]
+    typed_texts += [word.partition("=")[2] for word in sys.argv if word.startswith(f"{option}=")]
+    return f"{option} takes {kind} without a unit" + (f", not {shown(typed_texts[0])}" if typed_texts else "")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from steptime.cli.options import (
     read_model,
     refuse_idle,
 )
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 from steptime.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,41 +64,41 @@ def models(
     from steptime.describe import model_summary as cards
     from steptime.number_checks import whole
 
-    chosen, lists = list(names or []), not names and not compare
+    requested_names, lists = list(names or []), not names and not compare
     if new:
         if compare or like or context != 8192 or any((weights, experts, kv, image, audio)):
-            others = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
-            raise InputError(f"--new tells of a config as it stands: {others} do not go with it")
-        _show_new(chosen, catalog, csv, json=json)
+            excluded_options = "--table, --like, --context, --weights, --experts, --kv, --image and --audio"
+            raise InputError(f"--new tells of a config as it stands: {excluded_options} do not go with it")
+        _show_new(requested_names, catalog, csv, json=json)
         return
     refuse_idle(
         ctx,
         {
-            "the whole list or --table, not names": (not chosen, "like"),
+            "the whole list or --table, not names": (not requested_names, "like"),
             "a model, or --table": (not lists, "context weights experts kv"),
-            "one model": (len(chosen) == 1 and not compare, "image audio"),
-            "the list or a table": (len(chosen) != 1 or compare or bool(image or audio), "csv"),
+            "one model": (len(requested_names) == 1 and not compare, "image audio"),
+            "the list or a table": (len(requested_names) != 1 or compare or bool(image or audio), "csv"),
             "another answer than --image": (not (image or audio), "context"),
         },
     )
     whole("--context", context, unit="token")
-    check_outputs({"--csv": csv}, chosen)
-    found = chosen or _alike(like, catalog)
-    read = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in found]
+    check_outputs({"--csv": csv}, requested_names)
+    model_names = requested_names or _matching_names(like, catalog)
+    loaded_models = [] if lists else [read_model(name, weights, experts, kv, catalog) for name in model_names]
     if image or audio:
-        _show_images(read[0], image or [], audio or [], csv, json=json)
+        _show_images(loaded_models[0], image or [], audio or [], csv, json=json)
         return
-    if len(read) == 1 and not compare:
-        _show_one(cards.model_card(read[0], context=context), json=json)
+    if len(loaded_models) == 1 and not compare:
+        _show_one(cards.model_card(loaded_models[0], context=context), json=json)
         return
     from steptime.cli.views.catalog_view import comparison_view, models_view
 
-    console = console_of()
+    console = make_console()
     if lists:
         listed = cards.model_table(like, catalog)
         _show_table(listed, models_view(listed.models), csv, json=json)
     else:
-        compared = cards.compared(read, context=context)
+        compared = cards.compared(loaded_models, context=context)
         _show_table(compared, comparison_view(compared.models, console.width), csv, json=json)
 
 
@@ -136,9 +136,9 @@ def _show_new(names: list[str], catalog: str | None, csv: str | None, *, json: b
     else:
         from steptime.cli.views.models_view import config_view
 
-        console = console_of()
-        for at, card in enumerate(cards):
-            show(*([""] if at else []), config_view(card), console=console)
+        console = make_console()
+        for index, card in enumerate(cards):
+            show(*([""] if index else []), config_view(card), console=console)
     if refused:
         raise InputError("; ".join(refused))
 
@@ -153,17 +153,17 @@ def _show_table(table: "Tabular", view: "RenderableType", csv: str | None, *, js
         show(view)
 
 
-def _alike(like: str, catalog: str | None) -> list[str]:
+def _matching_names(like: str, catalog: str | None) -> list[str]:
     """Return the names of the catalogue that contain a text; raise InputError with the nearest where none does."""
     from steptime.catalog.data_files import files
     from steptime.errors import did_you_mean
 
-    known = files("models", catalog)
-    found = [name for name in known if like.casefold() in name.casefold()]
-    if not found:
-        near = ", ".join(did_you_mean(like, known, alike=0.0))
+    catalog_names = files("models", catalog)
+    matches = [name for name in catalog_names if like.casefold() in name.casefold()]
+    if not matches:
+        near = ", ".join(did_you_mean(like, catalog_names, alike=0.0))
         raise InputError(f"--like {like!r} finds no model; the nearest names are {near}")
-    return found
+    return matches
 
 
 def _show_one(card: "ModelCard", *, json: bool) -> None:
@@ -173,5 +173,5 @@ def _show_one(card: "ModelCard", *, json: bool) -> None:
         return
     from steptime.cli.views.catalog_view import model_view
 
-    console = console_of()
+    console = make_console()
     show(model_view(card, console.width), console=console)

@@ -71,16 +71,18 @@ def _declared_option(name: str, declared: Input) -> Parameter:
     """Return the option, or the argument, that an input declares."""
     kind = TYPES.get(declared.kind, str | None)
     if declared.positional:
-        told: Any = typer.Argument(help=declared.help(), show_default=False)
-        return _keyword(name, Annotated[str if declared.required else str | None, told], Parameter.empty)
-    more: dict[str, Any] = {"rich_help_panel": declared.group or None}
+        argument: Any = typer.Argument(help=declared.help(), show_default=False)
+        return _keyword(name, Annotated[str if declared.required else str | None, argument], Parameter.empty)
+    settings: dict[str, Any] = {"rich_help_panel": declared.group or None}
     if declared.metavar:
-        more["metavar"] = declared.metavar
+        settings["metavar"] = declared.metavar
     if declared.kind == COUNT:
-        more |= {"parser": _count_parser(f"--{option_name(name)}"), "metavar": declared.metavar or "N"}
+        settings |= {"parser": _count_parser(f"--{option_name(name)}"), "metavar": declared.metavar or "N"}
     if declared.kind != SWITCH:
-        more["show_default"] = declared.default_words or (_shown_default(declared) if declared.default is not None else False)
-    option = typer.Option(f"--{option_name(name)}", help=declared.help(), **more)
+        settings["show_default"] = declared.default_words or (
+            _shown_default(declared) if declared.default is not None else False
+        )
+    option = typer.Option(f"--{option_name(name)}", help=declared.help(), **settings)
     return _keyword(name, Annotated[kind, option], False if declared.kind == SWITCH else None)
 
 
@@ -100,10 +102,10 @@ def option_name(name: str) -> str:
 
 
 def _count_parser(name: str) -> Callable[[Any], Any]:
-    def read(text: Any) -> Any:
+    def parse(text: Any) -> Any:
         return text if text is None else read_count(text, name)
 
-    return read
+    return parse
 
 
 def typed_values(ctx: typer.Context, form: type) -> dict[str, Any]:

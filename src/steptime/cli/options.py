@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steptime.cli.calibration_args import file_of, read_anchor
+from steptime.cli.calibration_args import anchor_path, read_anchor
 from steptime.errors import InputError, RangeError, UnknownName
 from steptime.units import count as read_count
 
@@ -100,18 +100,18 @@ AUDIO = Annotated[
 ]
 
 
-def count(name: str, words: str, panel: str | None = None, **more: Any) -> Any:
+def count(name: str, words: str, panel: str | None = None, **settings: Any) -> Any:
     """Return an option that takes a count: 8192, 8k or 1e3."""
 
-    def read(text: Any) -> Any:
+    def parse(text: Any) -> Any:
         return text if text is None else read_count(text, name)
 
-    return typer.Option(name, parser=read, metavar="N", help=words, rich_help_panel=panel, **more)
+    return typer.Option(name, parser=parse, metavar="N", help=words, rich_help_panel=panel, **settings)
 
 
-def option(words: str, panel: str | None = None, *names: str, **more: Any) -> Any:
+def option(words: str, panel: str | None = None, *names: str, **settings: Any) -> Any:
     """Return an option of a panel of the help; its name is the parameter's unless others are given."""
-    return typer.Option(*names, help=words, rich_help_panel=panel, **more)
+    return typer.Option(*names, help=words, rich_help_panel=panel, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,33 +142,33 @@ def read_limits(speed: float | None, ttft: float | None) -> "Slo":
     )
 
 
-def modes_of(text: str) -> tuple[str, ...]:
+def read_modes(text: str) -> tuple[str, ...]:
     """Return the modes of deployment that --mode names, with commas between them, or any."""
     from steptime.errors import shown
     from steptime.planning.planner import MODES
 
-    asked = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
-    for name in asked:
+    modes = MODES if text == "any" else tuple(name.strip() for name in text.split(","))
+    for name in modes:
         if name == "any":
             raise RangeError(f"--mode {shown(text)} names any beside others; any alone is every mode")
         if name not in MODES:
             raise UnknownName("mode", name, [*MODES, "any"], "Known: aggregated, disaggregated, any.")
-    return tuple(name for name in MODES if name in asked)
+    return tuple(name for name in MODES if name in modes)
 
 
 def read_model(name: str, weights: str | None, experts: str | None, kv: str | None, catalog: str | None) -> "Model":
     """Return the model of a name or a path, in the formats asked for."""
     from steptime.models.model_loading import load_model
 
-    for named, text in (("--weights", weights), ("--experts", experts), ("--kv", kv)):
-        not_empty(named, text, "a number format, such as fp8")
+    for option, text in (("--weights", weights), ("--experts", experts), ("--kv", kv)):
+        not_empty(option, text, "a number format, such as fp8")
     return load_model(name, weights=weights or "", experts=experts or "", kv=kv or "", catalog=catalog)
 
 
-def not_empty(name: str, text: str | None, what: str) -> None:
+def not_empty(name: str, text: str | None, content: str) -> None:
     """Raise RangeError for an option that was given without anything in it."""
     if text is not None and not text.strip():
-        raise RangeError(f"{name} needs {what}")
+        raise RangeError(f"{name} needs {content}")
 
 
 def read_system(name: str, changes: list[str] | None, catalog: str | None) -> "System":
@@ -219,11 +219,12 @@ def refuse_idle(ctx: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> No
 
     `needs` says what an option needs: whether that holds, and the parameters that need it, parted by spaces.
     """
-    given = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    for what, (holds, names) in needs.items():
-        idle = [name for name in names.split() if name in given]
+    typed_names = {name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    for requirement, (holds, names) in needs.items():
+        idle = [name for name in names.split() if name in typed_names]
         if idle and not holds:
-            raise RangeError(f"--{idle[0].strip('_').replace('_', '-')} needs {what}")
+            option_strings = {param.name: param.opts[0] for param in ctx.command.params}
+            raise RangeError(f"{option_strings[idle[0]]} needs {requirement}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +285,7 @@ class SubjectChanges:
 
     def files(self, values: Mapping[str, Any]) -> list[str]:
         """Return the names that may be files which the command reads."""
-        runs = file_of(self.anchor) if self.anchor else ""
+        runs = anchor_path(self.anchor) if self.anchor else ""
         return [
             name
             for name in (*(values.get(key) for key in ("model", "system", "engine")), runs)

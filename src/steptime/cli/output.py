@@ -42,15 +42,15 @@ def _in_few_letters(error: UnicodeError) -> tuple[str, int]:
     """Replace what a stream of a small alphabet cannot hold: bars by #, curves by stars, other letters by a question mark."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    found = ""
+    replacement = ""
     for letter in error.object[error.start : error.end]:
         if "\u2800" <= letter <= "\u28ff":  # Braille dots, which curves are drawn with
-            found += " " if letter == "\u2800" else "*"
+            replacement += " " if letter == "\u2800" else "*"
         elif letter in PARTS:
-            found += "#" if PARTS.index(letter) % 7 >= 3 else "."
+            replacement += "#" if PARTS.index(letter) % 7 >= 3 else "."
         else:
-            found += GLYPHS.get(letter, "?")
-    return found, error.end
+            replacement += GLYPHS.get(letter, "?")
+    return replacement, error.end
 
 
 def prepare() -> None:
@@ -89,7 +89,7 @@ def drop() -> None:
         return
 
 
-def console_of() -> Console:
+def make_console() -> Console:
     """Return where text is printed."""
     from steptime.cli.views.widgets import SafeConsole
 
@@ -98,7 +98,7 @@ def console_of() -> Console:
 
 def show(*parts: RenderableType, console: Console | None = None) -> None:
     """Print texts, tables and pictures, one below the other."""
-    (console or console_of()).print(*parts, sep="\n")
+    (console or make_console()).print(*parts, sep="\n")
 
 
 def say(words: str) -> None:
@@ -158,8 +158,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
 
     outputs: files by the option that names them.
     """
-    read = set(_inputs(inputs))
-    taken: dict[Path, str] = {}
+    input_paths = set(_inputs(inputs))
+    options_by_path: dict[Path, str] = {}
     for name, text in outputs.items():
         if text is None:
             continue
@@ -172,13 +172,13 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str]) -> N
             raise DataFileError(text, "cannot be written: its folder does not exist")
         with writing(text):
             _try(place)
-        if place in read:
+        if place in input_paths:
             raise DataFileError(text, f"is what this command reads; give {name} another name")
-        if place in taken:
-            raise DataFileError(text, f"is written by {taken[place]} already; give {name} another name")
+        if place in options_by_path:
+            raise DataFileError(text, f"is written by {options_by_path[place]} already; give {name} another name")
         if _foreign(name, place):
             raise DataFileError(text, f"holds something else than {name} writes; give another name, or remove it")
-        taken[place] = name
+        options_by_path[place] = name
 
 
 def _foreign(name: str, place: Path) -> bool:
@@ -230,9 +230,9 @@ def writing(path: str) -> Iterator[None]:
         raise DataFileError(path, f"cannot be written: {error.strerror}") from None
 
 
-def wrote(path: str, what: str, *, replaced: bool = False) -> None:
+def wrote(path: str, content: str, *, replaced: bool = False) -> None:
     """Say what was written where, and that it took the place of an older file."""
-    say(f"Wrote {path}: {what}" + (", in place of an older file." if replaced else "."))
+    say(f"Wrote {path}: {content}" + (", in place of an older file." if replaced else "."))
 
 
 # --- waiting ------------------------------------------------------------------------------------------------------------

@@ -43,23 +43,29 @@ def write_folder(folder: str, files: Mapping[str, str], *, force: bool) -> None:
     places = {top / name: text for name, text in files.items()}
     with writing(folder):
         _check_inside(top, places)
-        old = {place: told for place, told in _written(top).items() if place not in places and place.is_file()}
-        own = [place for place, told in old.items() if _sum(place.read_bytes()) == told]
-        kept = [place for place, text in places.items() if os.path.lexists(place) and _other_than(place, text)]
-        if kept and not force:
-            raise DataFileError(str(kept[0]), "is there already, with another text; give --force to write over it")
-        if own and not force:
-            raise DataFileError(str(own[0]), "is of an earlier plan, and no part of this one; give --force to remove it")
-        for place in own:
+        old = {place: checksum for place, checksum in _written(top).items() if place not in places and place.is_file()}
+        obsolete_paths = [place for place, checksum in old.items() if _sum(place.read_bytes()) == checksum]
+        conflicts = [place for place, text in places.items() if os.path.lexists(place) and _other_than(place, text)]
+        if conflicts and not force:
+            raise DataFileError(str(conflicts[0]), "is there already, with another text; give --force to write over it")
+        if obsolete_paths and not force:
+            raise DataFileError(
+                str(obsolete_paths[0]), "is of an earlier plan, and no part of this one; give --force to remove it"
+            )
+        for place in obsolete_paths:
             place.unlink()
-        _drop_empty(top, own)
+        _drop_empty(top, obsolete_paths)
         for place, text in places.items():
             place.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(place, text, executable=place.suffix == ".sh", follow_symlinks=False)
         sums = "".join(f"{_sum(text.encode())}  {name}\n" for name, text in files.items())
         write_text_atomically(top / WRITTEN, sums, follow_symlinks=False)
-    changed = [place for place in old if place not in own]
-    wrote(folder, f"{len(files):,} file{'s' if len(files) > 1 else ''}{_left(own, changed)}", replaced=bool(kept))
+    changed = [place for place in old if place not in obsolete_paths]
+    wrote(
+        folder,
+        f"{len(files):,} file{'s' if len(files) > 1 else ''}{_cleanup_words(obsolete_paths, changed)}",
+        replaced=bool(conflicts),
+    )
 
 
 def _check_inside(top: Path, places: Iterable[Path]) -> None:
@@ -69,10 +75,10 @@ def _check_inside(top: Path, places: Iterable[Path]) -> None:
             raise DataFileError(str(folder), "is a symbolic link; remove it, or give another --launch-dir")
 
 
-def _left(own: list[Path], changed: list[Path]) -> str:
+def _cleanup_words(removed_paths: list[Path], changed: list[Path]) -> str:
     """Say what became of files of an earlier plan."""
-    said = f", and removed {len(own):,} of an earlier plan" if own else ""
-    return said + (f"; {', '.join(map(str, changed))} of an earlier plan was changed by hand, and stays" if changed else "")
+    words = f", and removed {len(removed_paths):,} of an earlier plan" if removed_paths else ""
+    return words + (f"; {', '.join(map(str, changed))} of an earlier plan was changed by hand, and stays" if changed else "")
 
 
 def _written(top: Path) -> dict[Path, str]:
@@ -81,12 +87,16 @@ def _written(top: Path) -> dict[Path, str]:
         lines = (top / WRITTEN).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError):
         return {}
-    found = {}
+    checksums = {}
     for line in lines:
-        read = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
-        if read and os.path.relpath(os.path.realpath(top / read[2]), os.path.realpath(top)) == read[2] and read[2][:2] != "..":
-            found[top / read[2]] = read[1]
-    return found
+        match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if (
+            match
+            and os.path.relpath(os.path.realpath(top / match[2]), os.path.realpath(top)) == match[2]
+            and match[2][:2] != ".."
+        ):
+            checksums[top / match[2]] = match[1]
+    return checksums
 
 
 def _sum(data: bytes) -> str:

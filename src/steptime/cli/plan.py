@@ -7,7 +7,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, CSV, JSON, LIMITS, OUTPUT, SubjectChanges, not_empty, option, read_systems, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.cli.output_folders import check_folder, write_folder
 from steptime.errors import InputError
 from steptime.picture_files import check_picture
@@ -64,29 +64,29 @@ class PlanOutput:
 
 
 @grouped
-def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, wanted: PlanOutput) -> None:
+def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, output: PlanOutput) -> None:
     """Find the cheapest way to serve a model on a system within limits on speed and first token."""
     refuse_idle(
         ctx,
         {
-            "--simulate": (wanted.simulate, "quantile"),
-            "text, not --json, which has the commands of all engines": (not wanted.json, "launch"),
-            "text, not --json": (not wanted.json, "brief"),
-            "a whole plan, not --brief": (not wanted.brief, "explain launch"),
-            "--launch ENGINE": (wanted.launch is not None, "launch_dir"),
-            "--launch-dir FOLDER": (wanted.launch_dir is not None, "force"),
+            "--simulate": (output.simulate, "quantile"),
+            "text, not --json, which has the commands of all engines": (not output.json, "launch"),
+            "text, not --json": (not output.json, "brief"),
+            "a whole plan, not --brief": (not output.brief, "explain launch"),
+            "--launch ENGINE": (output.launch is not None, "launch_dir"),
+            "--launch-dir FOLDER": (output.launch_dir is not None, "force"),
         },
     )
-    launches = wanted.launches()
+    launches = output.launches()
     not_empty("--electricity", inputs.electricity, "USD per kWh, such as 0.08/kWh")
-    check_outputs({"--csv": wanted.csv, "--plot": wanted.plot}, changes.files(vars(inputs)))
-    if wanted.plot is not None:
-        check_picture(wanted.plot)
-    check_folder("--launch-dir", wanted.launch_dir)
-    if wanted.simulate:
+    check_outputs({"--csv": output.csv, "--plot": output.plot}, changes.files(vars(inputs)))
+    if output.plot is not None:
+        check_picture(output.plot)
+    check_folder("--launch-dir", output.launch_dir)
+    if output.simulate:
         from steptime.cli.simulate_common import known_quantile, need_numba
 
-        known_quantile(wanted.quantile)
+        known_quantile(output.quantile)
         need_numba()
     inputs.slo()
     values = changes.values(ctx, PlanInputs)
@@ -94,53 +94,63 @@ def plan(ctx: typer.Context, inputs: PlanInputs, changes: SubjectChanges, wanted
     if launches and engine.name == "ideal":
         raise InputError("--launch cannot be used with --engine ideal")
     try:
-        found = solve(values, diagnostics=not wanted.brief)
+        deployment = solve(values, diagnostics=not output.brief)
     except DoesNotFit as problem:
-        raise DoesNotFit(f"{problem}{_other(model, inputs.catalog)}") from None
-    replayed = _replayed(model, system, found, engine, wanted.quantile) if wanted.simulate and found.feasible else None
-    if wanted.csv is not None:
-        write_csv(wanted.csv, found)
-    if wanted.plot is not None:
-        found.plot(wanted.plot)
-        wrote(wanted.plot, "the Pareto front")
+        raise DoesNotFit(f"{problem}{_smallest_system_hint(model, inputs.catalog)}") from None
+    replayed = (
+        _replayed(model, system, deployment, engine, output.quantile) if output.simulate and deployment.feasible else None
+    )
+    if output.csv is not None:
+        write_csv(output.csv, deployment)
+    if output.plot is not None:
+        deployment.plot(output.plot)
+        wrote(output.plot, "the Pareto front")
     refused = replayed is not None and not replayed.good
-    if wanted.launch_dir is not None and found.feasible and not refused:
-        _write_launch(found, launches, wanted.launch_dir, force=wanted.force)
-    if wanted.json:
+    if output.launch_dir is not None and deployment.feasible and not refused:
+        _write_launch(deployment, launches, output.launch_dir, force=output.force)
+    if output.json:
         print_json(
-            _data(model, system, found, engine, replayed, explain=wanted.explain, answers=answers_from(found, model, system))
+            _data(
+                model,
+                system,
+                deployment,
+                engine,
+                replayed,
+                explain=output.explain,
+                answers=answers_from(deployment, model, system),
+            )
         )
     else:
-        _print(model, system, found, engine, replayed, wanted, launches)
-    if refused or not found.feasible:
+        _print(model, system, deployment, engine, replayed, output, launches)
+    if refused or not deployment.feasible:
         raise typer.Exit(1)
 
 
-def _write_launch(found: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
+def _write_launch(deployment: "Plan", launches: tuple[str, ...], folder: str, *, force: bool) -> None:
     """Write the scripts of a plan; those of several engines into a folder of their own each."""
     from steptime.launch.launch_commands import launch_files
 
     files = {
         f"{engine}/{name}" if len(launches) > 1 else name: text
         for engine in launches
-        for name, text in launch_files(found, engine).items()
+        for name, text in launch_files(deployment, engine).items()
     }
     write_folder(folder, files, force=force)
 
 
-def _other(model: "Model", catalog: str | None) -> str:
+def _smallest_system_hint(model: "Model", catalog: str | None) -> str:
     """Name the smallest system that would hold a model."""
     from steptime.planning.smallest_system import smallest_system
 
-    found = smallest_system(model, read_systems(catalog))
-    if found is None:
+    alternative = smallest_system(model, read_systems(catalog))
+    if alternative is None:
         return ""
-    system, chips = found
-    what = f"{chips} x {system.chip.name}{_rent_of(system, chips)}"
-    return f"; the smallest system of the catalogue that holds it is {system.name} ({what})"
+    system, chips = alternative
+    machine = f"{chips} x {system.chip.name}{_rent_words(system, chips)}"
+    return f"; the smallest system of the catalogue that holds it is {system.name} ({machine})"
 
 
-def _rent_of(system: "System", chips: int) -> str:
+def _rent_words(system: "System", chips: int) -> str:
     """Return the rent of some chips with its kind, where one is known."""
     from steptime.hardware.rental_prices import has_rent, kind_in_words
     from steptime.units import show as in_units
@@ -150,19 +160,19 @@ def _rent_of(system: "System", chips: int) -> str:
     return f", {in_units(float(chips * system.rent.typical), 'USD/s')}, {kind_in_words(system.rent)}"
 
 
-def _replayed(model: "Model", system: "System", found: "Plan", engine: "Engine", quantile: str) -> "Replay":
+def _replayed(model: "Model", system: "System", deployment: "Plan", engine: "Engine", quantile: str) -> "Replay":
     """Return what random arrivals make of a plan."""
     from steptime.cli.simulate_common import compiling
     from steptime.simulation.plan_replay import replay
 
     with compiling():
-        return replay(found, model, system, engine, percentile=quantile)
+        return replay(deployment, model, system, engine, percentile=quantile)
 
 
 def _data(
     model: "Model",
     system: "System",
-    found: "Plan",
+    deployment: "Plan",
     engine: "Engine",
     replayed: "Replay | None",
     *,
@@ -177,43 +187,46 @@ def _data(
     from steptime.launch.launch_commands import ENGINES, launch_commands
 
     if replayed is not None and not replayed.good:
-        found = replace(found, feasible=False, reason=replayed.reason)
-    more: dict[str, Any] = {"launch": {name: launch_commands(found, name) for name in ENGINES} if found.feasible else {}}
-    more["summary"] = answers
+        deployment = replace(deployment, feasible=False, reason=replayed.reason)
+    extra_fields: dict[str, Any] = {
+        "launch": {name: launch_commands(deployment, name) for name in ENGINES} if deployment.feasible else {}
+    }
+    extra_fields["summary"] = answers
     if replayed is not None:
-        more["simulated"] = replayed
-    if explain and found.feasible:
-        more["explanation"] = explain_json(model, system, found, engine)
-    return found.to_dict(**more)
+        extra_fields["simulated"] = replayed
+    if explain and deployment.feasible:
+        extra_fields["explanation"] = explain_json(model, system, deployment, engine)
+    return deployment.to_dict(**extra_fields)
 
 
 def _print(
     model: "Model",
     system: "System",
-    found: "Plan",
+    deployment: "Plan",
     engine: "Engine",
     replayed: "Replay | None",
-    wanted: PlanOutput,
+    output: PlanOutput,
     launches: tuple[str, ...],
 ) -> None:
     """Print a plan as text."""
     from steptime.cli.views.plan_view import launch_view, plan_brief, plan_view
 
-    console = console_of()
+    console = make_console()
     lead = []
     if replayed is not None:
         from steptime.cli.views.simulation_view import replay_lines
 
-        lead = replay_lines(replayed, brief=wanted.brief)
-    show(plan_brief(found, lead) if wanted.brief else plan_view(found, console.width, lead), console=console)
-    if not found.feasible or wanted.brief or (replayed is not None and not replayed.good):
+        lead = replay_lines(replayed, brief=output.brief)
+    show(plan_brief(deployment, lead) if output.brief else plan_view(deployment, console.width, lead), console=console)
+    if not deployment.feasible or output.brief or (replayed is not None and not replayed.good):
         return
-    if wanted.explain:
+    if output.explain:
         from steptime.cli.views.explain_view import explain_plan
 
-        show(explain_plan(model, system, found, engine), console=console)
+        show(explain_plan(model, system, deployment, engine), console=console)
     if launches:
-        console.print(launch_view(found, launches), soft_wrap=True)
-    if not (wanted.explain or launches):
-        more = f"{found.evaluated:,} layouts in {found.search_seconds:.2f} s. More: --explain, --launch all, --json, --csv."
-        console.print(more, style="bright_black")
+        console.print(launch_view(deployment, launches), soft_wrap=True)
+    if not (output.explain or launches):
+        hint = f"{deployment.evaluated:,} layouts in {deployment.search_seconds:.2f} s."
+        hint += " More: --explain, --launch all, --json, --csv."
+        console.print(hint, style="bright_black")

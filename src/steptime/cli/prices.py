@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.option_groups import grouped
-from steptime.cli.options import BRIEF, CATALOG, CSV, JSON, modes_of, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv
+from steptime.cli.options import BRIEF, CATALOG, CSV, JSON, not_empty, option, read_modes, refuse_idle
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
 from steptime.errors import InputError, RangeError, shown
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from steptime.pricing.price_list import PriceList
     from steptime.result_base import Tabular
 
-READ, ASK, BACK = "What is read", "Requests", "Reading backward"
+SOURCE, REQUESTS, INVERSION = "What is read", "Requests", "Reading backward"
 
 
 @dataclass(frozen=True, kw_only=True)
-class What:
+class PriceQuery:
     """Whose prices."""
 
     model: Annotated[
@@ -31,17 +31,18 @@ class What:
         ),
     ] = None
     system: Annotated[str | None, typer.Argument(help="With --target-margin: what serves it.", show_default=False)] = None
-    provider: Annotated[str | None, option("One seller.", READ, metavar="NAME")] = None
-    at: Annotated[
-        str | None, option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", READ, metavar="DATE")
+    provider: Annotated[str | None, option("One seller.", SOURCE, metavar="NAME")] = None
+    date: Annotated[
+        str | None,
+        option("Prices and rents of a day, 2026-03-01, or an hour, 2026-11-20T02:00Z.", SOURCE, "--at", metavar="DATE"),
     ] = None
     list_: Annotated[
-        str | None, option("A list of your own as TOML, read backward (`--read`).", READ, "--list", metavar="FILE.toml")
+        str | None, option("A list of your own as TOML, read backward (`--read`).", SOURCE, "--list", metavar="FILE.toml")
     ] = None
-    read: Annotated[bool, option("Read one list backward.", READ, "--read")] = False
-    history: Annotated[bool, option("Prices against the rents of the same days.", READ, "--history")] = False
-    target_margin: Annotated[float | None, option("Propose a list at this margin, on SYSTEM.", READ, metavar="TIMES")] = None
-    update: Annotated[bool, option("Fetch the newest prices first: the only use of a network.", READ, "--update")] = False
+    is_inversion: Annotated[bool, option("Read one list backward.", SOURCE, "--read")] = False
+    history: Annotated[bool, option("Prices against the rents of the same days.", SOURCE, "--history")] = False
+    target_margin: Annotated[float | None, option("Propose a list at this margin, on SYSTEM.", SOURCE, metavar="TIMES")] = None
+    update: Annotated[bool, option("Fetch the newest prices first: the only use of a network.", SOURCE, "--update")] = False
     catalog: CATALOG = None
 
 
@@ -49,9 +50,11 @@ class What:
 class Sold:
     """What is sold."""
 
-    speed: Annotated[float, option("Output speed for each user, in tok/s.", ASK)] = 40.0
-    mix: Annotated[str, option("Prompt, answer, and cached share of the prompt.", ASK, metavar="IN:OUT[:CACHED]")] = "4096:1024"
-    mode: Annotated[str, option("aggregated, disaggregated, or any: the cheaper of both.", ASK)] = "any"
+    speed: Annotated[float, option("Output speed for each user, in tok/s.", REQUESTS)] = 40.0
+    mix: Annotated[str, option("Prompt, answer, and cached share of the prompt.", REQUESTS, metavar="IN:OUT[:CACHED]")] = (
+        "4096:1024"
+    )
+    mode: Annotated[str, option("aggregated, disaggregated, or any: the cheaper of both.", REQUESTS)] = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,79 +65,85 @@ class Backward:
         str | None,
         option(
             "Price over cost: a number, or a 90 % range such as 1.2..7.",
-            BACK,
+            INVERSION,
             metavar="LOW..HIGH",
             show_default="the host market's",
         ),
     ] = None
-    fast_speed: Annotated[float | None, option("How many times as fast the fast service is.", BACK, metavar="TIMES")] = None
+    fast_speed: Annotated[float | None, option("How many times as fast the fast service is.", INVERSION, metavar="TIMES")] = (
+        None
+    )
     hold: Annotated[
         list[str] | None,
-        option("Cost of holding a cache, USD per GB-hour, such as DRAM=0.0005. Repeatable.", BACK, metavar="TIER=USD"),
+        option("Cost of holding a cache, USD per GB-hour, such as DRAM=0.0005. Repeatable.", INVERSION, metavar="TIER=USD"),
     ] = None
-    lecture: Annotated[bool, option("The lecture's closed forms too (sections 5, 13 to 15).", BACK, "--lecture")] = False
-    balance: Annotated[float, option("R of the lecture's machine.", BACK, "--balance", metavar="R")] = 300.0
-    active: Annotated[str, option("Active parameters of the lecture's model.", BACK, "--active", metavar="N")] = "100B"
-    short: Annotated[str, option("Usual context below a step, for the lecture's joint reading.", BACK, metavar="TOKENS")] = (
-        "20k"
-    )
-    long: Annotated[str, option("Usual context above it.", BACK, metavar="TOKENS")] = "400k"
-    seed: Annotated[int, option("Of the draws.", BACK)] = 0
+    lecture: Annotated[bool, option("The lecture's closed forms too (sections 5, 13 to 15).", INVERSION, "--lecture")] = False
+    balance: Annotated[float, option("R of the lecture's machine.", INVERSION, "--balance", metavar="R")] = 300.0
+    active: Annotated[str, option("Active parameters of the lecture's model.", INVERSION, "--active", metavar="N")] = "100B"
+    short: Annotated[
+        str, option("Usual context below a step, for the lecture's joint reading.", INVERSION, metavar="TOKENS")
+    ] = "20k"
+    long: Annotated[str, option("Usual context above it.", INVERSION, metavar="TOKENS")] = "400k"
+    seed: Annotated[int, option("Of the draws.", INVERSION)] = 0
     brief: BRIEF = False
     csv: CSV = None
     json: JSON = False
 
 
 @grouped
-def prices(ctx: typer.Context, what: What, sold: Sold, backward: Backward) -> None:
+def prices(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward) -> None:
     """Hold a model's prices against what its tokens cost; or read a price list backward, or propose one."""
     from steptime.pricing.market import Market
     from steptime.questions.prices_question import summary
 
-    reading = what.read or what.list_ is not None
-    _check(ctx, what, sold, backward, reading=reading)
-    if what.target_margin is not None:
-        found, view = _proposed(what, sold, backward)
+    reading = query.is_inversion or query.list_ is not None
+    _check(ctx, query, sold, backward, reading=reading)
+    if query.target_margin is not None:
+        table, view = _propose(query, sold, backward)
     elif reading:
-        found, view = _read(what, sold, backward)
-    elif what.history:
-        found, view = _history(what, sold)
+        table, view = _invert_list(query, sold, backward)
+    elif query.history:
+        table, view = _history(query, sold)
     else:
-        found, view = _surveyed(what, sold, backward)
+        table, view = _survey(query, sold, backward)
     if backward.csv is not None:
-        write_csv(backward.csv, found)
+        write_csv(backward.csv, table)
     if backward.json:
-        survey = found if isinstance(found, Market) else None
-        print_json(found if survey is None else survey.to_dict(summary=summary(survey)))
+        survey = table if isinstance(table, Market) else None
+        print_json(table if survey is None else survey.to_dict(summary=summary(survey)))
     else:
-        console = console_of()
+        console = make_console()
         show(view(console.width), console=console)
 
 
-def _check(ctx: typer.Context, what: What, sold: Sold, backward: Backward, *, reading: bool) -> None:
+def _check(ctx: typer.Context, query: PriceQuery, sold: Sold, backward: Backward, *, reading: bool) -> None:
     """Refuse what does not go together, before any work."""
-    if what.model is None and what.list_ is None:
+    if query.model is None and query.list_ is None:
         raise InputError(
             "prices needs a model, such as deepseek-v3, a seller's, such as openai/gpt-6-sol with --read, or --list FILE.toml"
         )
-    if what.model is not None and what.list_ is not None:
+    if query.model is not None and query.list_ is not None:
         raise RangeError("--list is a list of your own, and a model is named too; keep one of the two")
     several = [
         name
-        for name, on in (("--read", reading), ("--history", what.history), ("--target-margin", what.target_margin is not None))
-        if on
+        for name, is_given in (
+            ("--read", reading),
+            ("--history", query.history),
+            ("--target-margin", query.target_margin is not None),
+        )
+        if is_given
     ]
     if len(several) > 1:
         raise RangeError(f"{' and '.join(several)} are different questions; keep one")
-    if what.system is not None and what.target_margin is None:
+    if query.system is not None and query.target_margin is None:
         raise RangeError(
-            f"a system ({shown(what.system)}) goes with --target-margin 2; sellers are held against all plausible systems"
+            f"a system ({shown(query.system)}) goes with --target-margin 2; sellers are held against all plausible systems"
         )
-    if what.target_margin is not None and what.system is None:
+    if query.target_margin is not None and query.system is None:
         raise RangeError("--target-margin needs a system after the model: prices deepseek-v3 gb200-nvl72 --target-margin 2")
     for name, text, needs in (
-        ("--provider", what.provider, "the name of a seller"),
-        ("--at", what.at, "a day, such as 2026-03-01"),
+        ("--provider", query.provider, "the name of a seller"),
+        ("--at", query.date, "a day, such as 2026-03-01"),
     ):
         not_empty(name, text, needs)
     refuse_idle(
@@ -143,101 +152,101 @@ def _check(ctx: typer.Context, what: What, sold: Sold, backward: Backward, *, re
             "--read or --list": (reading, "margin fast_speed lecture balance active short long seed"),
             "--lecture": (backward.lecture or not reading, "short long"),
             "a model at its sellers or a proposal, not a list that is read": (not reading, "mode mix catalog"),
-            "a model at its sellers or a list, not --history": (not what.history, "mode at hold update brief"),
-            "prices that are sold, not --target-margin": (what.target_margin is None, "provider at update brief"),
+            "a model at its sellers or a list, not --history": (not query.history, "mode date hold update brief"),
+            "prices that are sold, not --target-margin": (query.target_margin is None, "provider date update brief"),
             "text, not --json": (not backward.json, "brief"),
         },
     )
-    modes_of(sold.mode)
-    check_outputs({"--csv": backward.csv}, [what.list_] if what.list_ else [])
+    read_modes(sold.mode)
+    check_outputs({"--csv": backward.csv}, [query.list_] if query.list_ else [])
 
 
-def _read(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _invert_list(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
     from steptime.pricing.kv_storage_cost import read_holds
     from steptime.pricing.lecture_inversion import Ideal
     from steptime.pricing.price_inversion import read_prices
     from steptime.pricing.price_list import read_list
     from steptime.units import count
 
-    given: PriceList | str = read_list(what.list_) if what.list_ is not None else str(what.model)
+    source: PriceList | str = read_list(query.list_) if query.list_ is not None else str(query.model)
     size, short, long = (
         float(count(text, name))
         for text, name in ((backward.active, "--active"), (backward.short, "--short"), (backward.long, "--long"))
     )
-    found = read_prices(
-        given,
-        provider=what.provider,
-        at=what.at,
+    inversion = read_prices(
+        source,
+        provider=query.provider,
+        at=query.date,
         margin=backward.margin,
         speed=sold.speed,
         fast_speed=backward.fast_speed,
         hold=read_holds(backward.hold),
         ideal=Ideal(balance=backward.balance, active=size, short=short, long=long),
         seed=backward.seed,
-        update=what.update,
+        update=query.update,
     )
 
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import reading_view
 
-        return reading_view(found, width, lecture=backward.lecture, brief=backward.brief)
+        return reading_view(inversion, width, lecture=backward.lecture, brief=backward.brief)
 
-    return found, view
+    return inversion, view
 
 
-def _surveyed(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _survey(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
     from steptime.questions.prices_question import solve as survey_prices
 
     values = {
-        "model": what.model, "provider": what.provider, "at": what.at, "speed": sold.speed, "mix": sold.mix, "mode": sold.mode,
-        "hold": tuple(backward.hold or ()), "catalog": what.catalog,
+        "model": query.model, "provider": query.provider, "at": query.date, "speed": sold.speed, "mix": sold.mix,
+        "mode": sold.mode, "hold": tuple(backward.hold or ()), "catalog": query.catalog,
     }  # fmt: skip
     with patience("steptime: planning on eight systems ..."):
-        found = survey_prices(values, update=what.update)
+        market = survey_prices(values, update=query.update)
 
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import market_view
 
-        return market_view(found, width, brief=backward.brief)
+        return market_view(market, width, brief=backward.brief)
 
-    return found, view
+    return market, view
 
 
-def _history(what: What, sold: Sold) -> "tuple[Tabular, _View]":
+def _history(query: PriceQuery, sold: Sold) -> "tuple[Tabular, _View]":
     from steptime.pricing.price_history import price_history
 
-    found = price_history(str(what.model), provider=what.provider, speed=sold.speed, mix=sold.mix, catalog=what.catalog)
+    history = price_history(str(query.model), provider=query.provider, speed=sold.speed, mix=sold.mix, catalog=query.catalog)
 
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import history_view
 
-        return history_view(found, width)
+        return history_view(history, width)
 
-    return found, view
+    return history, view
 
 
-def _proposed(what: What, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
+def _propose(query: PriceQuery, sold: Sold, backward: Backward) -> "tuple[Tabular, _View]":
     from steptime.pricing.kv_storage_cost import read_holds
     from steptime.pricing.price_proposal import propose_prices
 
     with patience("steptime: planning at several speeds and contexts ..."):
-        found = propose_prices(
-            str(what.model),
-            str(what.system),
-            margin=float(what.target_margin or 0),
+        proposal = propose_prices(
+            str(query.model),
+            str(query.system),
+            margin=float(query.target_margin or 0),
             speed=sold.speed,
             mix=sold.mix,
-            mode=modes_of(sold.mode),
+            mode=read_modes(sold.mode),
             hold=read_holds(backward.hold),
-            catalog=what.catalog,
+            catalog=query.catalog,
         )
 
     def view(width: int) -> "RenderableType":
         from steptime.cli.views.prices_view import proposal_view
 
-        return proposal_view(found, width)
+        return proposal_view(proposal, width)
 
-    return found, view
+    return proposal, view
 
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from steptime.questions.declaration import Question
     from steptime.sweeps.axes import Axis
 
-FEW = 8  # points from which the time that is left is told: several come at once from a process
+MIN_POINTS_FOR_ETA = 8  # points from which the time that is left is told: several come at once from a process
 
 
 def read_words(command: str, words: list[str], several: str) -> tuple[str, dict[str, Any], list[str]]:
@@ -30,78 +30,82 @@ def read_words(command: str, words: list[str], several: str) -> tuple[str, dict[
         )
     if len(plain) > 3:
         raise InputError(f"{plain[3]} is one word too many: {command} takes QUESTION [MODEL] [SYSTEM]")
-    rest, more = words[len(plain) :], []
-    while rest:
-        name, equals, value = rest.pop(0).partition("=")
+    remaining_words, settings = words[len(plain) :], []
+    while remaining_words:
+        name, equals, value = remaining_words.pop(0).partition("=")
         if not name.startswith("--") or not name.strip("-"):
             raise InputError(
                 f"{name} follows no option; options of the question are --name value, and the rest goes before them"
             )
         if not equals:
-            if not rest:
+            if not remaining_words:
                 raise InputError(f"{name} needs a value; {several} NAME=... gives several")
-            value = rest.pop(0)
-        more.append(f"{name}={value}")
-    return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), more
+            value = remaining_words.pop(0)
+        settings.append(f"{name}={value}")
+    return plain[0], dict(zip(("model", "system"), plain[1:], strict=False)), settings
 
 
-def no_slips(question: Question, more: list[str], own: Sequence[str]) -> None:
+def no_slips(question: Question, settings: list[str], command_options: Sequence[str]) -> None:
     """Raise UnknownName for a misspelt option of the command itself, which would else be taken for one of the question."""
-    for text in more:
+    for text in settings:
         name = text.partition("=")[0].lstrip("-")
-        if name.replace("-", "_") not in question.inputs and "." not in name and did_you_mean(name, own, alike=0.75):
-            raise UnknownName("option", f"--{name}", [f"--{one}" for one in own])
+        if (
+            name.replace("-", "_") not in question.inputs
+            and "." not in name
+            and did_you_mean(name, command_options, alike=0.75)
+        ):
+            raise UnknownName("option", f"--{name}", [f"--{option}" for option in command_options])
 
 
-def check_given(question: Question, given: Mapping[str, Any]) -> None:
+def check_subject(question: Question, subject: Mapping[str, Any]) -> None:
     """Raise InputError where a model or a system is named, and the question takes none."""
-    for key in given:
+    for key in subject:
         if key not in question.inputs:
             raise InputError(f"{question.name} takes no {key}: its inputs are {', '.join(question.inputs)}")
 
 
 def read_question(
-    command: str, words: list[str], several: str, own: Sequence[str]
+    command: str, words: list[str], several: str, command_options: Sequence[str]
 ) -> tuple[Question, dict[str, Any], list[str]]:
     """Return the question that is asked, its model and system, and its other options as NAME=VALUE, all of them checked.
 
-    several: the option that takes more than one value of an input; own: the options of the command itself.
+    several: the option that takes more than one value of an input; command_options: the options of the command itself.
     """
     from steptime.questions.registry import question_of
 
-    name, given, more = read_words(command, words, several)
+    name, subject, settings = read_words(command, words, several)
     question = question_of(name)
-    no_slips(question, more, own)
-    check_given(question, given)
-    return question, given, more
+    no_slips(question, settings, command_options)
+    check_subject(question, subject)
+    return question, subject, settings
 
 
-def with_kept(question: Question, held: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
+def with_kept(question: Question, fixed_inputs: Mapping[str, Any], axes: Sequence[Axis] = ()) -> dict[str, Any]:
     """Return what is held with the engine set right by the runs that `steptime anchors` keeps, and say so; or say why not."""
     from steptime.catalog.data_files import files
 
-    if not question.figures or not files("anchors", held.get("catalog")):
-        return dict(held)
+    if not question.figures or not files("anchors", fixed_inputs.get("catalog")):
+        return dict(fixed_inputs)
     if {"model", "system", "engine"} & {axis.name for axis in axes} or any(a.name.startswith("arch.") for a in axes):
         say("steptime: the runs of your own that are kept are left out, since model, system or engine is an axis")
-        return dict(held)
-    if any(name not in held for name in question.needs):
-        return dict(held)
+        return dict(fixed_inputs)
+    if any(name not in fixed_inputs for name in question.needs):
+        return dict(fixed_inputs)
     from steptime.physics.engine import anchored
     from steptime.physics.uncertainty import has_range
     from steptime.questions.subject import read_subject
     from steptime.validation.user_calibration import kept_anchor
 
-    model, system, engine = read_subject(held)
-    kept = kept_anchor(model, system, engine, held.get("catalog")) if has_range(engine) else None
-    if kept is None:
-        return dict(held)
+    model, system, engine = read_subject(fixed_inputs)
+    anchor = kept_anchor(model, system, engine, fixed_inputs.get("catalog")) if has_range(engine) else None
+    if anchor is None:
+        return dict(fixed_inputs)
     say(f"steptime: anchored on runs of your own of {model.name} on {system.name} by {engine.name} (`steptime anchors`)")
-    return {**held, "engine": anchored(engine, kept, model=model.name, system=system.name)}
+    return {**fixed_inputs, "engine": anchored(engine, anchor, model=model.name, system=system.name)}
 
 
 @contextmanager
-def told() -> Iterator[Callable[[int, int], None]]:
+def report_progress() -> Iterator[Callable[[int, int], None]]:
     """Give a function that tells how far the work is: a bar with the time that is left, on a terminal, where it is long."""
     from steptime.sweeps.point_limits import duration
 
@@ -119,11 +123,11 @@ def told() -> Iterator[Callable[[int, int], None]]:
                 say(f"steptime: goes on from {done:,} of {total:,} points that were answered before")
             return
         passed = time.perf_counter() - state["started"]
-        if bar is None and passed > 1.5 and state["first"] + max(FEW, total // 20) <= done < total:
-            left = passed / (done - state["first"]) * (total - done)
+        if bar is None and passed > 1.5 and state["first"] + max(MIN_POINTS_FOR_ETA, total // 20) <= done < total:
+            remaining_seconds = passed / (done - state["first"]) * (total - done)
             if sys.stderr is None or not sys.stderr.isatty():
                 bar = False
-                say(f"steptime: {done:,} of {total:,} points, some {duration(left)} left ...")
+                say(f"steptime: {done:,} of {total:,} points, some {duration(remaining_seconds)} left ...")
             else:
                 bar = _bar(total)
         if bar:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from steptime.cli.options import CATALOG, CSV, EXPERTS, JSON, KV, OUTPUT, SET, WEIGHTS, count, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv
 from steptime.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def reversible(
     json: JSON = False,
 ) -> None:
     """Trade memory for arithmetic: networks undone instead of stored, ciphers that mix alike, caches that do the reverse."""
-    topic, rest = _topic(words or [])
+    topic, arguments = _topic(words or [])
     refuse_idle(
         ctx,
         {
@@ -60,7 +60,7 @@ def reversible(
     )
     check_outputs({"--csv": csv}, [])
     if topic == "stacks":
-        given = {
+        settings = {
             "depth": depth,
             "width": width,
             "rows": rows,
@@ -69,44 +69,44 @@ def reversible(
             "repeats": repeats,
             "seed": seed,
         }
-        found: Tabular = _stacks(given)
+        table: Tabular = _stacks(settings)
     elif topic == "mixing":
-        found = _mixing(samples, seed)
+        table = _mixing(samples, seed)
     elif topic == "sboxes":
-        found = _sbox(rest)
+        table = _sbox(arguments)
     else:
-        found = _cache(rest, context, {"weights": weights, "experts": experts, "kv": kv}, set_, catalog)
+        table = _cache(arguments, context, {"weights": weights, "experts": experts, "kv": kv}, set_, catalog)
     if csv is not None:
-        write_csv(csv, found)
+        write_csv(csv, table)
     if json:
-        print_json(_with_summary(found))
+        print_json(_with_summary(table))
         return
     from steptime.cli.views.reversible_view import view_of
 
-    console = console_of()
-    show(view_of(found, console.width), console=console)
+    console = make_console()
+    show(view_of(table, console.width), console=console)
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return what is asked, stacks by default, and the words after it; raise InputError for words too many or too few."""
-    topic, *rest = words or ["stacks"]
+    topic, *arguments = words or ["stacks"]
     if topic not in TOPICS:
         raise UnknownName("topic", topic, TOPICS, "Known: " + ", ".join(TOPICS) + ".")
-    wanted = {"stacks": (0, 0), "mixing": (0, 0), "sboxes": (0, 1), "cache": (2, 2)}[topic]
-    if not wanted[0] <= len(rest) <= wanted[1]:
+    word_limits = {"stacks": (0, 0), "mixing": (0, 0), "sboxes": (0, 1), "cache": (2, 2)}[topic]
+    if not word_limits[0] <= len(arguments) <= word_limits[1]:
         needs = {
             "sboxes": "takes one S-box: present, aes, or values with commas between",
             "cache": "takes a model, or several with commas between, and a system",
         }.get(topic, "takes no words behind it")
         raise InputError(f"`steptime reversible {topic}` {needs}; `steptime reversible --help` has examples")
-    return topic, rest
+    return topic, arguments
 
 
-def _stacks(given: dict[str, Any]) -> "Tabular":
+def _stacks(settings: dict[str, Any]) -> "Tabular":
     from steptime.reversible.reversible_stacks import measure_stacks
 
     with patience("Measuring stacks of several depths ..."):
-        return measure_stacks(**given)
+        return measure_stacks(**settings)
 
 
 def _mixing(samples: int, seed: int) -> "Tabular":
@@ -119,10 +119,10 @@ def _mixing(samples: int, seed: int) -> "Tabular":
 def _sbox(words: list[str]) -> "Tabular":
     from steptime.reversible.sboxes import sbox_card
 
-    asked = words[0] if words else "present"
-    if "," not in asked:
-        return sbox_card(asked)
-    return sbox_card([_value(text.strip()) for text in asked.split(",")])
+    sbox = words[0] if words else "present"
+    if "," not in sbox:
+        return sbox_card(sbox)
+    return sbox_card([_value(text.strip()) for text in sbox.split(",")])
 
 
 def _value(text: str) -> int:

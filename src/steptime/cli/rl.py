@@ -4,7 +4,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, JSON, SET, refuse_idle, typed_with_changes
-from steptime.cli.output import console_of, print_json, show
+from steptime.cli.output import make_console, print_json, show
 from steptime.questions.rl_question import RlInputs, solve, summary
 
 
@@ -18,4 +18,4 @@ def rl(ctx: typer.Context, inputs: RlInputs, set_: SET = None, brief: BRIEF = Fa
         return
     from steptime.cli.views.rl_view import rl_view
 
-    show(rl_view(step, brief=brief), console=console_of())
+    show(rl_view(step, brief=brief), console=make_console())

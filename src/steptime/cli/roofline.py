@@ -4,7 +4,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CSV, JSON, SET, typed_with_changes
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv
 from steptime.lecture.roofline_question import RooflineInputs, solve, summary
 
 
@@ -20,5 +20,5 @@ def roofline(ctx: typer.Context, inputs: RooflineInputs, set_: SET = None, csv: 
         return
     from steptime.cli.views.lecture_view import roofline_view
 
-    console = console_of()
+    console = make_console()
     show(roofline_view(board, console.width), console=console)

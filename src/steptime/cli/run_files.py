@@ -12,7 +12,7 @@ import typer
 
 from steptime.atomic_files import write_text_atomically
 from steptime.cli.options import count
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv, writing, wrote
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, writing, wrote
 from steptime.errors import RangeError
 
 FILES = (
@@ -23,37 +23,38 @@ SKIP = Annotated[bool, typer.Option("--skip-bad", help="Leave out runs that cann
 PANEL = "What result JSON does not tell"
 
 
-def _told(words: str, name: str, metavar: str) -> Any:
+def _text_option(words: str, name: str, metavar: str) -> Any:
     return typer.Option(name, help=words, metavar=metavar, rich_help_panel=PANEL, show_default=False)
 
 
-def _ways(words: str, name: str) -> Any:
+def _count_option(words: str, name: str) -> Any:
     return count(name, words, PANEL, show_default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RunSettings:
     """What was run, where the files do not tell."""
 
     model: Annotated[
-        str, _told("Catalogue name or config, instead of the file's model_id (SGLang's may have none).", "--model", "NAME")
+        str,
+        _text_option("Catalogue name or config, instead of the file's model_id (SGLang's may have none).", "--model", "NAME"),
     ] = ""
-    system: Annotated[str, _told("System that was measured.", "--system", "NAME")] = ""
-    tp: Annotated[int | None, _ways("Tensor parallel ways.", "--tp")] = None
-    pp: Annotated[int | None, _ways("Pipeline stages; 1 where not given.", "--pp")] = None
+    system: Annotated[str, _text_option("System that was measured.", "--system", "NAME")] = ""
+    tp: Annotated[int | None, _count_option("Tensor parallel ways.", "--tp")] = None
+    pp: Annotated[int | None, _count_option("Pipeline stages; 1 where not given.", "--pp")] = None
     dp: Annotated[
-        int | None, _ways("Attention groups (data parallel attention), which multiply tp; 1 where not given.", "--dp")
+        int | None, _count_option("Attention groups (data parallel attention), which multiply tp; 1 where not given.", "--dp")
     ] = None
-    ep: Annotated[int | None, _ways("Expert parallel ways; 1 where not given.", "--ep")] = None
-    weights: Annotated[str, _told("Format of all weights but routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")] = (
-        ""
-    )
-    experts: Annotated[str, _told("Format of routed experts; as --weights where not given.", "--experts", "FORMAT")] = ""
+    ep: Annotated[int | None, _count_option("Expert parallel ways; 1 where not given.", "--ep")] = None
+    weights: Annotated[
+        str, _text_option("Format of all weights but routed experts: bf16, fp8, nvfp4, ...", "--weights", "FORMAT")
+    ] = ""
+    experts: Annotated[str, _text_option("Format of routed experts; as --weights where not given.", "--experts", "FORMAT")] = ""
     kv: Annotated[
-        str, _told("Format of the KV cache; where not given, 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
+        str, _text_option("Format of the KV cache; where not given, 8 bits if the weights have 8 or fewer.", "--kv", "FORMAT")
     ] = ""
 
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return what was given, by the argument of `validate` and `calibrate`."""
         return {name: value for name, value in vars(self).items() if value not in ("", None)}
 
@@ -64,10 +65,10 @@ def training_file(files: Sequence[str]) -> bool:
         return False
     from steptime.validation.training_run_table import header_of, is_training
 
-    found = [name for name in files if name.casefold().endswith(".csv") and is_training(header_of(name))]
-    if found and len(files) > 1:
-        raise RangeError(f"{found[0]} holds training runs: give it alone")
-    return bool(found)
+    training_tables = [name for name in files if name.casefold().endswith(".csv") and is_training(header_of(name))]
+    if training_tables and len(files) > 1:
+        raise RangeError(f"{training_tables[0]} holds training runs: give it alone")
+    return bool(training_tables)
 
 
 def validate_training_file(
@@ -79,19 +80,23 @@ def validate_training_file(
 
     check_outputs({"--predictions": predictions, "--csv": csv}, [path])
     with patience(f"reading and predicting the training runs of {path}"):
-        found = validate_training(path, engine=engine, catalog=catalog)
+        validation = validate_training(path, engine=engine, catalog=catalog)
     if predictions:
         existed = os.path.exists(predictions)
         with writing(predictions):
-            write_training_predictions(predictions, found.predictions)
-        wrote(predictions, f"steps of {found.runs:,} training runs in s, with 90 % ranges, and their memory", replaced=existed)
+            write_training_predictions(predictions, validation.predictions)
+        wrote(
+            predictions,
+            f"steps of {validation.runs:,} training runs in s, with 90 % ranges, and their memory",
+            replaced=existed,
+        )
     if csv is not None:
-        write_csv(csv, found)
+        write_csv(csv, validation)
     if json:
-        print_json(found)
+        print_json(validation)
         return
-    console = console_of()
-    show(validation_view(found), console=console)
+    console = make_console()
+    show(validation_view(validation), console=console)
 
 
 def calibrate_training_file(path: str, name: str, prior: str | None, out: str, catalog: str | None) -> None:
@@ -100,8 +105,8 @@ def calibrate_training_file(path: str, name: str, prior: str | None, out: str, c
 
     check_outputs({"--out": out}, [path, prior or ""])
     with patience(f"reading the runs and fitting {name}"):
-        made, text, runs = calibrate_training(path, name=name, prior=prior, catalog=catalog)
+        stack, text, runs = calibrate_training(path, name=name, prior=prior, catalog=catalog)
     with writing(out):
         write_text_atomically(out, text)
-    show(f"{name}: fitted to {runs:,} training runs; speed {float(made.speed):.3g} of the prior's constants")
+    show(f"{name}: fitted to {runs:,} training runs; speed {float(stack.speed):.3g} of the prior's constants")
     show(f"Written to {out}: use it with `steptime train --engine {out}`")

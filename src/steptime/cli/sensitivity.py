@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, count, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, say, show, write_csv, wrote
-from steptime.cli.question_args import read_question, told, with_kept
+from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv, wrote
+from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError, shown
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from steptime.sweeps.sensitivity_result import Sensitivity
 
 INPUTS, INDICES = "Unsure inputs", "Sobol's indices"
-OWN = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
+OPTIONS = ("of", "vary", "set", "sobol", "samples", "seed", "workers", "plot", "csv", "brief", "json")
 WORDS = Annotated[
     list[str] | None,
     typer.Argument(
@@ -48,7 +48,9 @@ SET = Annotated[
 def sensitivity(
     ctx: typer.Context,
     words: WORDS = None,
-    of: Annotated[str | None, option("The answer that is looked at; by default the cost.", OUTPUT, metavar="ANSWER")] = None,
+    answer: Annotated[
+        str | None, option("The answer that is looked at; by default the cost.", OUTPUT, "--of", metavar="ANSWER")
+    ] = None,
     vary: VARY = None,
     set_: SET = None,
     sobol: Annotated[
@@ -68,29 +70,29 @@ def sensitivity(
     from steptime.sweeps.axes import read_axes
     from steptime.sweeps.sensitivity import sensitivity_of
 
-    question, given, more = read_question("sensitivity", words or [], "--vary", OWN)
+    question, subject, settings = read_question("sensitivity", words or [], "--vary", OPTIONS)
     refuse_idle(ctx, {"text, not --json": (not json, "brief")})
-    check_outputs({"--csv": csv}, given.values())
+    check_outputs({"--csv": csv}, subject.values())
     _check_picture(plot, csv)
     ranges = [_range(text) for text in vary or []]
-    _, held = read_axes(question, [], [*more, *(set_ or [])], given)
-    held = with_kept(question, held)
+    _, fixed_inputs = read_axes(question, [], [*settings, *(set_ or [])], subject)
+    fixed_inputs = with_kept(question, fixed_inputs)
     if question.name == "simulate":
         compile_first()
-    with told() as progress:
-        found = sensitivity_of(
-            question, held, of=of, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers, progress=progress,
-            announce=lambda told_: say(f"steptime: {told_}"),
+    with report_progress() as progress:
+        study = sensitivity_of(
+            question, fixed_inputs, of=answer, ranges=ranges, sobol=sobol, samples=samples, seed=seed, workers=workers,
+            progress=progress, announce=lambda message: say(f"steptime: {message}"),
         )  # fmt: skip
-    _write(found, csv, plot)
+    _write(study, csv, plot)
     if json:
-        print_json(found)
-        raise typer.Exit(0 if found.fits else 1)
+        print_json(study)
+        raise typer.Exit(0 if study.fits else 1)
     from steptime.cli.views.sensitivity_view import sensitivity_view
 
-    console = console_of()
-    show(sensitivity_view(found, console.width, brief=brief), console=console)
-    if not found.fits:
+    console = make_console()
+    show(sensitivity_view(study, console.width, brief=brief), console=console)
+    if not study.fits:
         raise typer.Exit(1)
 
 
@@ -122,9 +124,9 @@ def _check_picture(plot: str | None, csv: str | None) -> None:
         raise InputError("two files have one name; give each its own")
 
 
-def _write(found: "Sensitivity", csv: str | None, plot: str | None) -> None:
+def _write(study: "Sensitivity", csv: str | None, plot: str | None) -> None:
     if csv is not None:
-        write_csv(csv, found)
+        write_csv(csv, study)
     if plot is not None:
-        found.plot(plot)
+        study.plot(plot)
         wrote(plot, "the tornado")

@@ -9,7 +9,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, SubjectChanges, not_empty, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, make_console, print_json, show, write_csv, wrote
 from steptime.cli.simulate_common import compiling, need_numba, with_progress
 from steptime.errors import InputError, RangeError
 from steptime.questions.simulate_question import TRAFFIC, Setup, SimulateInputs, answers_from, setup
@@ -76,20 +76,20 @@ def _check_traffic(inputs: SimulateInputs, output: SimulateOutput) -> None:
 
 def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bool, str]]:
     """Return what options need: whether that holds, and which options need it."""
-    drawn, once = inputs.trace is None, not output.find_rate
-    random = drawn and inputs.concurrency is None
+    is_synthetic, once = inputs.trace is None, not output.find_rate
+    random = is_synthetic and inputs.concurrency is None
     cached, lengths, prefixes = bool(inputs.prefix_cache), inputs.lengths, inputs.prefixes != 0
     limited = any(limit is not None for limit in (inputs.speed, inputs.tpot, inputs.ttft))
     return {
-        "--trace without --find-rate, which searches the scale itself": (once or drawn, "rate_scale"),
-        "--rate, --concurrency or --find-rate; a trace has its own": (drawn, "input output lengths spread"),
-        "arrivals that are drawn, or --prefixes": (drawn or prefixes, "seed"),
+        "--trace without --find-rate, which searches the scale itself": (once or is_synthetic, "rate_scale"),
+        "--rate, --concurrency or --find-rate; a trace has its own": (is_synthetic, "input output lengths spread"),
+        "arrivals that are drawn, or --prefixes": (is_synthetic or prefixes, "seed"),
         "--speed or --ttft, the limits that hold at it, or --find-rate": (limited or not once, "quantile"),
         "--find-rate; --export writes the requests of a run": (not once, "csv"),
         "--rate, --find-rate or --trace; clients stay with their replica": (inputs.concurrency is None, "route"),
         "--prefix-cache": (cached, "prefixes"),
         "--rate or --find-rate": (random, "arrivals burst fast_share"),
-        "--trace": (not drawn, "rate_scale"),
+        "--trace": (not is_synthetic, "rate_scale"),
         "a run at one rate, not --find-rate": (once, "export chrome range_"),
         "--arrivals gamma": (inputs.arrivals == "gamma", "burst"),
         "--lengths uniform or lognormal": (lengths != "fixed", "spread"),
@@ -97,7 +97,7 @@ def _needs(inputs: SimulateInputs, output: SimulateOutput) -> dict[str, tuple[bo
         "--policy train": (inputs.policy == "train", "interval"),
         "--policy static": (inputs.policy == "static", "patience"),
         "--prefixes": (prefixes, "prefix_tokens"),
-        "--prefixes or a trace with hash_ids": (prefixes or not drawn, "prefix_cache"),
+        "--prefixes or a trace with hash_ids": (prefixes or not is_synthetic, "prefix_cache"),
         "--prefix-cache, unless round-robin or least-loaded": (cached or inputs.route != "prefix-aware", "route"),
         "--prefill-replicas": (inputs.prefill_replicas > 0, "prefill_tp"),
         "--fast-replicas": (inputs.fast_replicas > 0, "fast_sequences"),
@@ -156,7 +156,7 @@ def _print_rate(prepared: Setup, highest: "HighestRate", *, brief: bool) -> None
     from steptime.planning.workload import Slo
     from steptime.units import counted
 
-    console, arguments, trace = console_of(), prepared.arguments, prepared.traffic
+    console, arguments, trace = make_console(), prepared.arguments, prepared.traffic
     engine, prefill = arguments["engine"], arguments["prefill"]
     title = f"{prepared.model.name} on {prepared.system.chip.name} ({show_layout(arguments['layout'])}), engine {engine.name}"
     title += "" if prefill is None else f", {counted(int(prefill.replicas), 'prefill replica')}"
@@ -192,7 +192,7 @@ def _run(prepared: Setup, output: SimulateOutput) -> None:
         raise typer.Exit(_exit_code(run))
     from steptime.cli.views.simulation_view import range_view, simulation_brief, simulation_title, simulation_view
 
-    console = console_of()
+    console = make_console()
     title = simulation_title(model.name, system.chip.name, run, arguments["layout"], engine.name)
     show(simulation_brief(title, run) if output.brief else simulation_view(title, run, console.width), console=console)
     if slower:
@@ -221,6 +221,6 @@ def _write(run: "Simulation", output: SimulateOutput) -> None:
         wrote(output.export, f"{len(run.requests):,} requests; times in s, lengths in tokens", replaced=existed)
     if output.chrome is not None:
         existed = os.path.exists(output.chrome)
-        left = run_export.write_chrome_trace(output.chrome, run)
-        rest = f"; the last {left:,} requests are left out" if left else ""
-        wrote(output.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{rest}", replaced=existed)
+        omitted_requests = run_export.write_chrome_trace(output.chrome, run)
+        note = f"; the last {omitted_requests:,} requests are left out" if omitted_requests else ""
+        wrote(output.chrome, f"a timeline for chrome://tracing or ui.perfetto.dev{note}", replaced=existed)

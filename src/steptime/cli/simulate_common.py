@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def known_quantile(quantile: str) -> None:
     """Raise UnknownName for a quantile that no limit can be held at."""
-    known = ("mean", "p50", "p90", "p95", "p99")
-    if quantile not in known:
-        raise UnknownName("quantile", quantile, known, f"Known: {', '.join(known)}.")
+    quantiles = ("mean", "p50", "p90", "p95", "p99")
+    if quantile not in quantiles:
+        raise UnknownName("quantile", quantile, quantiles, f"Known: {', '.join(quantiles)}.")
 
 
 def need_numba() -> None:

@@ -6,7 +6,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, SubjectChanges, option, refuse_idle
-from steptime.cli.output import check_outputs, console_of, print_json, say, show, write_csv
+from steptime.cli.output import check_outputs, make_console, print_json, say, show, write_csv
 from steptime.questions.step_question import STEP, StepInputs, bind_pass, pass_sizes, with_layout
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def step(
         raise typer.Exit(exit_code)
     from steptime.cli.views.step_view import step_brief, step_view
 
-    console = console_of()
+    console = make_console()
     show(step_brief(summary) if brief else step_view(summary, console.width), console=console)
     if explain:
         from steptime.cli.views.explain_view import lines_table, sources_table

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steptime.cli.options import BRIEF, JSON, OUTPUT, not_empty, option, refuse_idle
-from steptime.cli.output import console_of, print_json, say, show, wrote
-from steptime.cli.question_args import read_question, told, with_kept
+from steptime.cli.output import make_console, print_json, say, show, wrote
+from steptime.cli.question_args import read_question, report_progress, with_kept
 from steptime.cli.simulate_common import compile_first
 from steptime.errors import DataFileError, InputError, RangeError
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from steptime.questions.declaration import Question
     from steptime.sweeps.sweep_result import Sweep
 
-AXES, WHERE = "Axes", "Where it runs"
-DRAWN = "--plot, the picture that it is drawn in"
-OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
+AXES, EXECUTION = "Axes", "Where it runs"
+PLOT_OPTION = "--plot, the picture that it is drawn in"
+OPTIONS = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
 OVER = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,9 +64,6 @@ OUT = Annotated[
 ]
 
 
-OWN = ("over", "set", "together", "answer", "out", "plot", "against", "workers", "cluster", "brief", "json")
-
-
 def sweep(
     ctx: typer.Context,
     words: WORDS = None,
@@ -81,9 +78,9 @@ def sweep(
         str | None, option("Draw the first --answer, or the cost, into a .svg, .png or .pdf file.", OUTPUT, metavar="FILE")
     ] = None,
     against: Annotated[str | None, option("Draw it against this answer, with the front.", OUTPUT, metavar="NAME")] = None,
-    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", WHERE, metavar="N")] = None,
+    workers: Annotated[int | None, option("Processes of this machine; by default one a core.", EXECUTION, metavar="N")] = None,
     cluster: Annotated[
-        str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", WHERE, metavar="ADDRESS")
+        str | None, option("Dask cluster that does the work, such as tcp://127.0.0.1:8786.", EXECUTION, metavar="ADDRESS")
     ] = None,
     brief: BRIEF = False,
     json: JSON = False,
@@ -94,22 +91,22 @@ def sweep(
     from steptime.sweeps.resume_log import SUFFIX
     from steptime.sweeps.sweep import sweep_of
 
-    question, given, more = read_question("sweep", words or [], "--over", OWN)
-    refuse_idle(ctx, {"text, not --json": (not json, "brief"), DRAWN: (plot is not None, "against")})
-    files, asked = check_files(out or [], plot), _answers(question, answer or [], against)
-    drawn = answer[0].partition(",")[0].strip() if answer else None
-    axes, held = read_axes(question, over or [], [*more, *(set_ or [])], given)
+    question, subject, settings = read_question("sweep", words or [], "--over", OPTIONS)
+    refuse_idle(ctx, {"text, not --json": (not json, "brief"), PLOT_OPTION: (plot is not None, "against")})
+    files, answer_names = check_files(out or [], plot), _answers(question, answer or [], against)
+    plotted_answer = answer[0].partition(",")[0].strip() if answer else None
+    axes, fixed_inputs = read_axes(question, over or [], [*settings, *(set_ or [])], subject)
     if not axes:
         raise RangeError("a sweep needs an axis: --over NAME=VALUES, such as --over batch=1:4096:log2")
-    held = with_kept(question, held, axes)
+    fixed_inputs = with_kept(question, fixed_inputs, axes)
     not_empty("--cluster", cluster, "an address, such as tcp://127.0.0.1:8786")
     if question.name == "simulate":
         compile_first()
     client = None if cluster is None else connect(cluster)
     try:
-        with told() as progress:
-            found = sweep_of(
-                question, axes, held, answers=asked, together=together, workers=workers, client=client,
+        with report_progress() as progress:
+            study = sweep_of(
+                question, axes, fixed_inputs, answers=answer_names, together=together, workers=workers, client=client,
                 out=files[0] if files else None, progress=progress, banded=True,
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -119,16 +116,16 @@ def sweep(
     finally:
         if client is not None:
             client.close()
-    wrote_all(found, files, plot, drawn, against)
+    wrote_all(study, files, plot, plotted_answer, against)
     if json:
-        print_json(found)
+        print_json(study)
     else:
         from steptime.cli.views.sweep_view import sweep_view
 
-        console = console_of()
-        show(sweep_view(found, console.width, brief=brief), console=console)
-    share = found.answers.get("memory_share")
-    if len(found.reasons) == found.points or (share is not None and not (share.values <= 1).any()):
+        console = make_console()
+        show(sweep_view(study, console.width, brief=brief), console=console)
+    share = study.answers.get("memory_share")
+    if len(study.reasons) == study.points or (share is not None and not (share.values <= 1).any()):
         raise typer.Exit(1)
 
 
@@ -153,8 +150,8 @@ def check_files(out: list[str], plot: str | None, csv: str | None = None) -> lis
         raise InputError(
             f"--plot writes a picture, {', '.join(PICTURES)}, not {plot or 'a file without a name'}; --out writes tables"
         )
-    named = [*out, *(name for name in (plot, csv) if name is not None)]
-    for name in named:
+    paths = [*out, *(name for name in (plot, csv) if name is not None)]
+    for name in paths:
         if name != csv:
             ending(name)
         place = os.path.dirname(os.path.realpath(name))
@@ -162,16 +159,16 @@ def check_files(out: list[str], plot: str | None, csv: str | None = None) -> lis
             raise DataFileError(name, "cannot be written: its folder does not exist")
         if not os.access(place, os.W_OK) or (os.path.isfile(name) and not os.access(name, os.W_OK)):
             raise DataFileError(name, "cannot be written: permission denied")
-        if os.path.isfile(name) and not _own(name):
+        if os.path.isfile(name) and not _is_sweep_file(name):
             raise DataFileError(name, "holds something else than a sweep writes; give another name, or remove it")
         if os.path.isdir(name) and not (name.endswith(".zarr") and os.path.exists(os.path.join(name, ".zgroup"))):
             raise DataFileError(name, "is a folder; give the results another name")
-    if len(set(named)) < len(named):
+    if len(set(paths)) < len(paths):
         raise InputError("two files have one name; give each its own")
     return out
 
 
-def _own(name: str) -> bool:
+def _is_sweep_file(name: str) -> bool:
     """Whether a file may be an older one of a sweep: of a table or of JSON, by its beginning; of others, by its ending."""
     if not name.casefold().endswith((".csv", ".json")):
         return True
@@ -182,12 +179,12 @@ def _own(name: str) -> bool:
     return not begins.strip() or b"," in begins.partition(b"\n")[0]
 
 
-def wrote_all(found: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
+def wrote_all(study: "Sweep", files: list[str], plot: str | None, answer: str | None, against: str | None) -> None:
     """Write the files that are left after the first, and the picture, and say so."""
     for name in files[1:]:
-        found.save(name)
+        study.save(name)
     for name in files:
-        wrote(name, f"{found.points:,} point{'s' * (found.points > 1)}")
+        wrote(name, f"{study.points:,} point{'s' * (study.points > 1)}")
     if plot is not None:
-        found.plot(plot, answer=answer, against=against)
+        study.plot(plot, answer=answer, against=against)
         wrote(plot, "the picture")

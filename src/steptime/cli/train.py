@@ -6,7 +6,7 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import BRIEF, CSV, JSON, OUTPUT, SET, not_empty, option, typed_with_changes
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv, wrote
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, wrote
 from steptime.questions.train_question import TrainInputs, bind_train, solve, summary
 
 if TYPE_CHECKING:
@@ -43,65 +43,65 @@ def train(
         values["engine"] = launch
     _, described, machine, stack = bind_train(values)
     with patience("searching layouts"):
-        found = solve(values, changes=not brief)
-        scaled = _scaled(described, machine, found, stack, inputs.axes()) if scaling else None
+        training = solve(values, changes=not brief)
+        scaled = _scaled(described, machine, training, stack, inputs.axes()) if scaling else None
     if csv is not None:
-        write_csv(csv, found.step)
+        write_csv(csv, training.step)
     if plot is not None:
-        _plotted(plot, described, machine, found, stack)
-    lines = None if launch is None else _lines(described, machine, found, launch)
+        _write_plot(plot, described, machine, training, stack)
+    lines = None if launch is None else _lines(described, machine, training, launch)
     if json:
-        more = {"summary": summary(found), **({"scaling": scaled.to_dict()} if scaled else {})}
-        print_json(found.to_dict(**more, **({"launch": lines} if lines else {})))
+        extra_fields = {"summary": summary(training), **({"scaling": scaled.to_dict()} if scaled else {})}
+        print_json(training.to_dict(**extra_fields, **({"launch": lines} if lines else {})))
         return
-    _shown(described, machine, found, stack, scaled, brief=brief, explain=explain)
+    _show_training(described, machine, training, stack, scaled, brief=brief, explain=explain)
     for line in lines or []:
         typer.echo(line)
 
 
-def _lines(described: Any, machine: "System", found: "Training", stack: str) -> list[str]:
+def _lines(described: Any, machine: "System", training: "Training", stack: str) -> list[str]:
     """Return the lines of a script that start a run."""
     from steptime.launch.training_commands import training_lines
 
-    return training_lines(described, found.job, found.step.layout, machine, stack)
+    return training_lines(described, training.job, training.step.layout, machine, stack)
 
 
-def _shown(
-    described: Any, machine: "System", found: "Training", stack: Any, scaled: Any, *, brief: bool, explain: bool
+def _show_training(
+    described: Any, machine: "System", training: "Training", stack: Any, scaled: Any, *, brief: bool, explain: bool
 ) -> None:
     from steptime.cli.views.explain_view import sources_table
     from steptime.cli.views.training_view import explained_view, scaling_view, training_brief, training_view
     from steptime.training.step_schedule import step_timeline
 
-    console = console_of()
+    console = make_console()
     if brief:
-        show(training_brief(found, machine), console=console)
+        show(training_brief(training, machine), console=console)
     else:
-        made = step_timeline(described, machine, found, stack)
-        show(training_view(found, machine, made, console.width), console=console)
+        timeline = step_timeline(described, machine, training, stack)
+        show(training_view(training, machine, timeline, console.width), console=console)
     if scaled is not None:
         show(scaling_view(scaled, console.width), console=console)
     if explain:
-        show(explained_view(described, machine, found, stack), console=console)
+        show(explained_view(described, machine, training, stack), console=console)
         show(sources_table(machine), console=console)
 
 
-def _plotted(path: str, described: Any, machine: "System", found: "Training", stack: Any) -> None:
+def _write_plot(path: str, described: Any, machine: "System", training: "Training", stack: Any) -> None:
     import os
 
     from steptime.errors import RangeError
     from steptime.training.schedule_timeline import write_timeline as drawn
     from steptime.training.step_schedule import step_timeline
 
-    made = step_timeline(described, machine, found, stack)
-    if made is None:
+    timeline = step_timeline(described, machine, training, stack)
+    if timeline is None:
         raise RangeError("--plot draws the schedule of a pipeline, and this layout has none (pp=1); give --pp")
     existed = os.path.exists(path)
-    drawn(made, path)
+    drawn(timeline, path)
     wrote(path, "the schedule of a step", replaced=existed)
 
 
-def _scaled(described: Any, machine: "System", found: "Training", stack: Any, laid: dict[str, Any]) -> Any:
+def _scaled(described: Any, machine: "System", training: "Training", stack: Any, laid: dict[str, Any]) -> Any:
     from steptime.training.chip_scaling import strong_and_weak_scaling
 
-    return strong_and_weak_scaling(described, machine, chips=found.chips, engine=stack, layout=laid, job=found.job)
+    return strong_and_weak_scaling(described, machine, chips=training.chips, engine=stack, layout=laid, job=training.job)

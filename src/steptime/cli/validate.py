@@ -7,14 +7,14 @@ import typer
 
 from steptime.cli.option_groups import grouped
 from steptime.cli.options import CATALOG, CSV, JSON, not_empty
-from steptime.cli.output import check_outputs, console_of, patience, print_json, show, write_csv, writing, wrote
-from steptime.cli.run_files import FILES, SKIP, Told, training_file, validate_training_file
+from steptime.cli.output import check_outputs, make_console, patience, print_json, show, write_csv, writing, wrote
+from steptime.cli.run_files import FILES, SKIP, RunSettings, training_file, validate_training_file
 from steptime.errors import RangeError
 
 
 @grouped
 def validate(
-    told: Told,
+    run_settings: RunSettings,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE...", help=FILES, show_default=False)] = None,
     predictions: Annotated[
         str | None,
@@ -48,29 +48,29 @@ def validate(
     if training_file(files):
         validate_training_file(files[0], predictions, engine, catalog, csv, json=json)
         return
-    check_outputs({"--predictions": predictions, "--csv": csv}, [*files, engine or "", told.model, told.system])
+    check_outputs({"--predictions": predictions, "--csv": csv}, [*files, engine or "", run_settings.model, run_settings.system])
     with patience(f"reading and predicting the runs of {', '.join(files[:3])}{' ...' if len(files) > 3 else ''}"):
-        found = hold(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **told.given())
+        validation = hold(files, engine=engine, skip_bad=skip_bad, catalog=catalog, **run_settings.arguments())
     if predictions:
         existed = os.path.exists(predictions)
         with writing(predictions):
-            write_predictions(predictions, found.rows, found.predictions)
-        wrote(predictions, f"times of {found.runs:,} runs in s and tok/s, with 90 % ranges", replaced=existed)
+            write_predictions(predictions, validation.rows, validation.predictions)
+        wrote(predictions, f"times of {validation.runs:,} runs in s and tok/s, with 90 % ranges", replaced=existed)
     if csv is not None:
-        write_csv(csv, found)
+        write_csv(csv, validation)
     if json:
-        print_json(found)
+        print_json(validation)
         return
-    console = console_of()
+    console = make_console()
     show(
         validation_view(
-            list(found.rows),
-            found.predictions,
-            found.tables,
-            list(found.left_out),
+            list(validation.rows),
+            validation.predictions,
+            validation.tables,
+            list(validation.left_out),
             console.width,
-            scripted=found.scripted,
-            unread=found.unread,
+            scripted=validation.scripted,
+            unread=validation.unread,
         ),
         console=console,
     )

@@ -38,8 +38,8 @@ def web(
         from steptime.web.page_export import export_to
 
         with patience("computing boards"):
-            made = export_to(export)
-        typer.echo(f"{made} answers in {export}; serve the folder with any file server")
+            answer_count = export_to(export)
+        typer.echo(f"{answer_count} answers in {export}; serve the folder with any file server")
         return
     from steptime.web.server import answered_hosts, is_loopback, serve
 
