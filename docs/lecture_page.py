@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steptime.cli.views.lecture_view import between, said
+from steptime.cli.views.lecture_view import between, format_claim
 from steptime.lecture.lecture_content import LECTURE, Statement, cards, claims, sections
 
 HEAD = "| number | said | computed | verdict | why |\n|---|---:|---:|---|---|"
@@ -20,7 +20,7 @@ def row(one: Statement, *before: str) -> str:
     values = one.computed
     name = cell(one.name) + (f" (check {one.check})" if one.check else "")
     why = cell(one.reason) + ("" if one.source == LECTURE else f" ([source]({one.source}))")
-    figures = said(one.said, one.relation, one.unit), between(min(values), max(values), one.unit)
+    figures = format_claim(one.said, one.relation, one.unit), between(min(values), max(values), one.unit)
     return "| " + " | ".join([*before, name, *figures, one.found, why]) + " |"
 
 

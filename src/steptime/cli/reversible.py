@@ -81,10 +81,10 @@ def reversible(
     if json:
         print_json(_with_summary(table))
         return
-    from steptime.cli.views.reversible_view import view_of
+    from steptime.cli.views.reversible_view import result_view
 
     console = make_console()
-    show(view_of(table, console.width), console=console)
+    show(result_view(table, console.width), console=console)
 
 
 def _topic(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -197,8 +197,8 @@ def file_text(run: Run) -> str:
     if policy != "None":
         lines.append(f"from torchtitan.distributed.activation_checkpoint import {policy.partition('.')[0]}")
     components = '["loss"]' if run.schedule in SPLIT else '["model", "loss"]'
-    given = f"{built_in.size!r}".replace("'", '"')
-    arguments = [given] + ([f"converters=[{', '.join(converter_lines)}]"] if converter_lines else [])
+    size_literal = f"{built_in.size!r}".replace("'", '"')
+    arguments = [size_literal] + ([f"converters=[{', '.join(converter_lines)}]"] if converter_lines else [])
     arguments += [f"num_mtp_layers={run.drafts}"] if run.drafts else []
     lines += [
         f"from torchtitan.models.{built_in.module} import config_registry, model_registry",

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import drawn, figure, label, room
+from steptime.cli.views.terminal_plots import figure, label, render_chart, room
 from steptime.cli.views.widgets import heading, notes, ranged, table
 from steptime.scaling.model_sizing import Budget, Choice
 from steptime.scaling.sizing_on_system import MachineBudget
@@ -18,38 +18,38 @@ from steptime.units import DAY, in_digits, show
 PARTS = (("training", "green", "o"), ("RL", "magenta", "+"), ("serving", "cyan", "x"))
 
 
-def budget_view(found: Budget, width: int, *, brief: bool = False) -> RenderableType:
+def budget_view(budget: Budget, width: int, *, brief: bool = False) -> RenderableType:
     """Return the answer: first in a sentence, then by law, in money, as a picture, and by machine."""
-    best = found.choice
-    parts: list[RenderableType] = [Text(_sentence(found), style="bold"), *notes(found.warnings)]
+    best = budget.choice
+    parts: list[RenderableType] = [Text(_sentence(budget), style="bold"), *notes(budget.warnings)]
     if brief:
-        return Group(*parts, *(notes(found.machine.notes) if found.machine is not None else []))
-    parts += [_laws(found), _bill(found, best)]
-    if found.demand.weight:
-        parts += _picture(found, best, width)
-    if found.machine is not None:
-        parts += [heading("By machine"), machine_view(found.machine, found)]
+        return Group(*parts, *(notes(budget.machine.notes) if budget.machine is not None else []))
+    parts += [_laws(budget), _bill(budget, best)]
+    if budget.demand.weight:
+        parts += _picture(budget, best, width)
+    if budget.machine is not None:
+        parts += [heading("By machine"), machine_view(budget.machine, budget)]
     return Group(*parts)
 
 
-def _sentence(found: Budget) -> str:
-    best = found.choice
-    spread = found.params_over_laws
-    tokens = found.tokens_over_laws
-    laws = f", over {len(found.choices)} laws {_span(spread)} on {_span(tokens)}" if spread and tokens else ""
+def _sentence(budget: Budget) -> str:
+    best = budget.choice
+    spread = budget.params_over_laws
+    tokens = budget.tokens_over_laws
+    laws = f", over {len(budget.choices)} laws {_span(spread)} on {_span(tokens)}" if spread and tokens else ""
     mixed = f" ({show(best.total_params)} in all)" if best.total_params > 1.01 * best.params else ""
     return (
-        f"For {found.target.words}: {show(best.params)} parameters{mixed} on {show(best.tokens)} tokens, "
-        f"{in_digits(best.over_chinchilla)}x over 20 a parameter, by {best.law}{laws}.{_by_machine(found)}"
+        f"For {budget.target.words}: {show(best.params)} parameters{mixed} on {show(best.tokens)} tokens, "
+        f"{in_digits(best.over_chinchilla)}x over 20 a parameter, by {best.law}{laws}.{_by_machine(budget)}"
     )
 
 
-def _by_machine(found: Budget) -> str:
+def _by_machine(budget: Budget) -> str:
     """Return the machine's answer in a sentence."""
-    machine = found.machine
+    machine = budget.machine
     if machine is None:
         return ""
-    bought = f" at a loss of {machine.loss:.4f}" if not math.isnan(found.target.usd) else ""
+    bought = f" at a loss of {machine.loss:.4f}" if not math.isnan(budget.target.usd) else ""
     return (
         f" By machine: {show(machine.params)} parameters on {show(machine.tokens)} tokens{bought}, "
         f"{money(machine.total_usd)} in all on {machine.system}."
@@ -60,14 +60,14 @@ def _span(ends: tuple[float, float]) -> str:
     return f"{show(ends[0])} to {show(ends[1])}"
 
 
-def _laws(found: Budget) -> RenderableType:
+def _laws(budget: Budget) -> RenderableType:
     """Return a row a law, with its 90 % range where there is one."""
-    shown = table(
+    grid = table(
         "Law", "Parameters", "Tokens", "Over 20 N", "Over its own best", "Training", "Half", "Twice", "At equality", "Loss",
         numbers=range(1, 10), first_to_go=(9, 8, 4, 6, 7),
     )  # fmt: skip
-    for choice in found.choices:
-        shown.add_row(
+    for choice in budget.choices:
+        grid.add_row(
             choice.law, show(choice.params), show(choice.tokens), _times(choice.over_chinchilla), _times(choice.over_own),
             f"{choice.training_share:.0%}", _ratio(choice.half_cost), _ratio(choice.double_cost), _ratio(choice.equality_cost),
             f"{choice.loss:.4f}",
@@ -76,9 +76,9 @@ def _laws(found: Budget) -> RenderableType:
         "Training: share of the bill. Half, twice: the bill at the same loss with so many parameters, over the least; at "
         "equality: where training costs what the rest does; -: there is none, as no number of tokens makes up for the size."
     )
-    known = [choice for choice in found.choices if choice.ranges]
-    words = [Text(_range(choice)) for choice in known]
-    return Group(shown, below, *words)
+    ranged_choices = [choice for choice in budget.choices if choice.ranges]
+    words = [Text(_range(choice)) for choice in ranged_choices]
+    return Group(grid, below, *words)
 
 
 def _range(choice: Choice) -> str:
@@ -89,13 +89,13 @@ def _range(choice: Choice) -> str:
     return f"90 % range over the errors of {choice.law}: {params} parameters, {tokens} tokens, {ratio} over 20 N."
 
 
-def _bill(found: Budget, best: Choice) -> RenderableType:
+def _bill(budget: Budget, best: Choice) -> RenderableType:
     """Return the bill of the first law's choice, in FLOP, money and chips."""
-    title = f"The bill by {best.law}, FLOP of training at {found.mfu:.0%} of bf16 on {found.system}"
-    shown = table(title, "FLOP", "Share", "USD", "Chips", numbers=(1, 2, 3, 4))
-    trained = f"{best.training_chips:,.0f} for {found.training_days:g} d"
-    serving = f"{best.serving_chips:,.0f} for {found.demand.lifetime / DAY:g} d" if math.isfinite(best.serving_chips) else "-"
-    likely = f", {1 - found.demand.discard:.0%} likely" if found.demand.discard else ""
+    title = f"The bill by {best.law}, FLOP of training at {budget.mfu:.0%} of bf16 on {budget.system}"
+    grid = table(title, "FLOP", "Share", "USD", "Chips", numbers=(1, 2, 3, 4))
+    trained = f"{best.training_chips:,.0f} for {budget.training_days:g} d"
+    serving = f"{best.serving_chips:,.0f} for {budget.demand.lifetime / DAY:g} d" if math.isfinite(best.serving_chips) else "-"
+    likely = f", {1 - budget.demand.discard:.0%} likely" if budget.demand.discard else ""
     rows = [
         ("Training", best.training_flop, best.training_usd, trained),
         ("RL", best.rl_flop, best.rl_usd, "-"),
@@ -103,51 +103,51 @@ def _bill(found: Budget, best: Choice) -> RenderableType:
     ]  # fmt: skip
     for name, flop, usd, chips in rows:
         if flop:
-            shown.add_row(name, f"{flop:.3g}", f"{flop / best.total_flop:.0%}", money(usd), chips)
-    shown.add_section()
-    shown.add_row("In all", f"{best.total_flop:.3g}", "", money(best.usd), "")
-    return shown
+            grid.add_row(name, f"{flop:.3g}", f"{flop / best.total_flop:.0%}", money(usd), chips)
+    grid.add_section()
+    grid.add_row("In all", f"{best.total_flop:.3g}", "", money(best.usd), "")
+    return grid
 
 
-def _picture(found: Budget, best: Choice, width: int) -> list[RenderableType]:
+def _picture(budget: Budget, best: Choice, width: int) -> list[RenderableType]:
     """Return the bill against parameters at equal loss, in its parts, with the minimum and the point of equality."""
-    curve = cost_curve(best.known, found.demand, best.loss, best.params, **found.more)
+    curve = cost_curve(best.known, budget.demand, best.loss, best.params, **budget.more)
     x, total = np.log10(curve.params), np.asarray(curve.total)
     finite = np.isfinite(total)
     if finite.sum() < 3:
         return []
-    made = figure(room(width), 14)
+    chart = figure(room(width), 14)
     least_bill = float(np.log10(best.total_flop))
     served = np.asarray(curve.serving)
     low = float(np.log10(served[served > 0].min())) if (served > 0).any() else least_bill
-    made.set_x_limits(float(x[finite].min()), float(x.max()))
-    made.set_y_limits(min(low, least_bill - 1.0), least_bill + 0.7)
-    made.x_ticks_fkt = lambda value, _: show(10**value, "", 2)
-    made.y_ticks_fkt = lambda value, _: f"{10**value:.1e}"
-    label(made, "parameters", "FLOP", width)
+    chart.set_x_limits(float(x[finite].min()), float(x.max()))
+    chart.set_y_limits(min(low, least_bill - 1.0), least_bill + 0.7)
+    chart.x_ticks_fkt = lambda value, _: show(10**value, "", 2)
+    chart.y_ticks_fkt = lambda value, _: f"{10**value:.1e}"
+    label(chart, "parameters", "FLOP", width)
     legend = Text()
-    made.plot(x[finite], np.log10(total[finite]), lc="white")
+    chart.plot(x[finite], np.log10(total[finite]), lc="white")
     legend.append("━ in all   ")
     for (name, colour, mark), values in zip(
         PARTS, (np.broadcast_to(part, x.shape) for part in (curve.training, curve.rl, curve.serving)), strict=True
     ):
-        shown = finite & (values > 0) & (np.log10(np.maximum(values, 1e-300)) < least_bill + 0.7)
-        if shown.any():
-            made.scatter(x[shown][::3], np.log10(values[shown])[::3], lc=colour, marker=mark)
+        visible = finite & (values > 0) & (np.log10(np.maximum(values, 1e-300)) < least_bill + 0.7)
+        if visible.any():
+            chart.scatter(x[visible][::3], np.log10(values[visible])[::3], lc=colour, marker=mark)
             legend.append(f"{mark} {name}   ", style=colour)
-    made.scatter([math.log10(best.params)], [least_bill], lc="yellow", marker="◆")
+    chart.scatter([math.log10(best.params)], [least_bill], lc="yellow", marker="◆")
     legend.append("◆ least   ", style="yellow")
     if math.isfinite(best.equality_params):
-        made.scatter(
+        chart.scatter(
             [math.log10(best.equality_params)], [math.log10(best.equality_cost * best.total_flop)], lc="red", marker="="
         )
         legend.append("= at equality", style="red")
-    return [Text(f"The bill at a loss of {best.loss:.4f} by {best.law}", style="bold"), drawn(made), legend]
+    return [Text(f"The bill at a loss of {best.loss:.4f} by {best.law}", style="bold"), render_chart(chart), legend]
 
 
-def machine_view(machine: MachineBudget, found: Budget) -> RenderableType:
+def machine_view(machine: MachineBudget, budget: Budget) -> RenderableType:
     """Return the two modes side by side, and the sizes that were planned."""
-    best = found.choice
+    best = budget.choice
     both = table(f"By {best.law}", "Lecture", "Machine", numbers=(1, 2))
     rows = [
         ("Parameters", show(best.params), show(machine.params)),
@@ -155,10 +155,10 @@ def machine_view(machine: MachineBudget, found: Budget) -> RenderableType:
         ("Tokens", show(best.tokens), show(machine.tokens)),
         ("Loss", f"{best.loss:.4f}", f"{machine.loss:.4f}"),
         ("Over 20 N", _times(best.over_chinchilla), _times(machine.tokens / machine.params / 20)),
-        ("Share of the peak", f"{found.mfu:.0%}", f"{machine.mfu:.0%}"),
-        ("η", f"{found.demand.eta:g}", f"{machine.eta:.2f}" if math.isfinite(machine.eta) else "-"),
+        ("Share of the peak", f"{budget.mfu:.0%}", f"{machine.mfu:.0%}"),
+        ("η", f"{budget.demand.eta:g}", f"{machine.eta:.2f}" if math.isfinite(machine.eta) else "-"),
         ("Chips that train", f"{best.training_chips:,.0f}", f"{machine.training_chips:,}"),
-        ("Days of training", f"{found.training_days:g}", f"{machine.training_seconds / DAY:,.0f}"),
+        ("Days of training", f"{budget.training_days:g}", f"{machine.training_seconds / DAY:,.0f}"),
         ("Training", money(best.training_usd), money(machine.training_usd)),
         ("RL", money(best.rl_usd), money(machine.rl_usd)),
         ("Serving", money(best.serving_usd), money(machine.serving_usd)),
@@ -183,14 +183,14 @@ def machine_view(machine: MachineBudget, found: Budget) -> RenderableType:
         numbers=range(11),
         first_to_go=(1, 2, 9),
     )
-    for one in machine.sizes:
-        usd = f"{one.usd_per_request:.3g}" if math.isfinite(one.usd_per_request) else "-"
-        tokens = show(one.tokens) if math.isfinite(one.tokens) else "-" if one.training_chips else "too small"
-        days = f"{one.training_seconds / DAY:,.0f}" if math.isfinite(one.training_seconds) else "-"
-        trainers = f"{one.training_chips:,}" if one.training_chips else "-"
-        sizes.add_row(show(one.params), f"{one.width:,}", f"{one.layers}", f"{one.chips:,}" if one.chips else "-", usd, tokens,
-                      trainers, days, money(one.training_usd),
-                      f"{one.mfu:.0%}" if math.isfinite(one.mfu) else "-", money(one.serving_usd))  # fmt: skip
+    for size in machine.sizes:
+        usd = f"{size.usd_per_request:.3g}" if math.isfinite(size.usd_per_request) else "-"
+        tokens = show(size.tokens) if math.isfinite(size.tokens) else "-" if size.training_chips else "too small"
+        days = f"{size.training_seconds / DAY:,.0f}" if math.isfinite(size.training_seconds) else "-"
+        trainers = f"{size.training_chips:,}" if size.training_chips else "-"
+        sizes.add_row(show(size.params), f"{size.width:,}", f"{size.layers}", f"{size.chips:,}" if size.chips else "-", usd,
+                      tokens, trainers, days, money(size.training_usd),
+                      f"{size.mfu:.0%}" if math.isfinite(size.mfu) else "-", money(size.serving_usd))  # fmt: skip
     words = (
         f"Served on {machine.system} ({machine.serving_chips:,.0f} chips all its life), "
         f"${machine.usd_per_million_tokens:.3g} a million tokens; trained on {machine.training_by}."

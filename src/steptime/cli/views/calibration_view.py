@@ -9,17 +9,25 @@ from steptime.cli.views.widgets import table
 from steptime.physics.bias_correction import Anchors, Factor
 
 
-def anchors_view(found: Anchors) -> RenderableType:
+def anchors_view(anchors: Anchors) -> RenderableType:
     """Return a row for each group of runs; where there are none, how they are added."""
-    if not found.anchors:
+    if not anchors.anchors:
         return Text("No runs are kept: `steptime anchors add FILE` keeps those of a load generator or a CSV.")
-    shown = table("Name", "Model", "System", "Engine", "Runs", "Time per token", "First token", numbers=(4, 5, 6))
-    for one in found.anchors:
-        engine = f"{one.engine} {one.version}".strip()
-        shown.add_row(one.source, one.model, one.system, engine, f"{len(one.runs):,}", _factor(one.tpot), _factor(one.ttft))
-    left = [Text(f"Left out: {why}.") for one in found.anchors for why in one.left_out]
-    return Group(shown, *left)
+    grid = table("Name", "Model", "System", "Engine", "Runs", "Time per token", "First token", numbers=(4, 5, 6))
+    for anchor in anchors.anchors:
+        engine = f"{anchor.engine} {anchor.version}".strip()
+        grid.add_row(
+            anchor.source,
+            anchor.model,
+            anchor.system,
+            engine,
+            f"{len(anchor.runs):,}",
+            _factor(anchor.tpot),
+            _factor(anchor.ttft),
+        )
+    exclusions = [Text(f"Left out: {why}.") for anchor in anchors.anchors for why in anchor.left_out]
+    return Group(grid, *exclusions)
 
 
-def _factor(found: Factor | None) -> str:
-    return "" if found is None else f"x {found.factor:.3f}"
+def _factor(correction: Factor | None) -> str:
+    return "" if correction is None else f"x {correction.factor:.3f}"

@@ -28,28 +28,30 @@ PART_COLOURS = {
 
 def models_view(rows: Sequence[ModelRow]) -> RenderableType:
     """Return the list of models."""
-    shown = table("Model", "Params", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
+    grid = table("Model", "Params", "Active", "KV a token", "Weights", numbers=(1, 2, 3, 4), first_to_go=(3, 2))
     for row in rows:
         if row.problem:
-            shown.add_row(row.name, Text("cannot be read: " + row.problem, style="red"), "", "", "")
+            grid.add_row(row.name, Text("cannot be read: " + row.problem, style="red"), "", "", "")
             continue
-        shown.add_row(
+        grid.add_row(
             row.name,
             show(row.total_parameters),
             show(row.active_parameters),
             f"{row.kv_bytes_per_token:,.0f} B",
             show(row.weight_bytes, "B"),
         )
-    return Group(shown, Text(f"{counted(len(rows), 'model')}. `steptime models NAME` shows one."))
+    return Group(grid, Text(f"{counted(len(rows), 'model')}. `steptime models NAME` shows one."))
 
 
 def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType:
     """Return models side by side: what they are made of, and what a sequence costs them, with bars of its cache."""
     context = rows[0].context
     names = _short_names(rows) if width < 110 else [row.name for row in rows]
-    made = table("Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6), first_to_go=(3,))
+    parameters = table(
+        "Model", "Parameters", "Active", "Share", "Weights", "FLOPs a token", numbers=range(1, 6), first_to_go=(3,)
+    )
     for name, row in zip(names, rows, strict=True):
-        made.add_row(
+        parameters.add_row(
             name,
             show(row.total_parameters),
             show(row.active_parameters),
@@ -71,11 +73,11 @@ def comparison_view(rows: Sequence[ComparisonRow], width: int) -> RenderableType
         )
         size = row.cache_bytes_at_context
         picture.add_row(name, show(size, "B"), bar(size / largest, cells, "cyan"))
-    said = (
+    footnote = (
         f"FLOPs of one decode token, and cache with state of one sequence, at {context:,} tokens (--context). KV a token: "
         "while no window is full. KV = weights: context [tokens] at which a token reads as much cache as the model has weights."
     )
-    return Group(made, cache, picture, Text(said, style="bright_black"))
+    return Group(parameters, cache, picture, Text(footnote, style="bright_black"))
 
 
 def _short_names(rows: Sequence[ComparisonRow]) -> list[str]:
@@ -123,12 +125,12 @@ def model_view(card: ModelCard, width: int) -> RenderableType:
 
 
 def _smallest(card: ModelCard) -> str:
-    found = card.smallest_system
-    if not found:
+    system = card.smallest_system
+    if not system:
         return "none in the catalogue"
-    rent = Rent(kind=found.rent_kind, term=found.rent_term)
-    paid = f"{show(found.rent, 'USD/s')}, {kind_in_words(rent)}" if math.isfinite(found.rent) else "no rent is known"
-    return f"{counted(found.chips, 'chip')} of {found.name} ({paid}): {found.title}"
+    rent = Rent(kind=system.rent_kind, term=system.rent_term)
+    rent_text = f"{show(system.rent, 'USD/s')}, {kind_in_words(rent)}" if math.isfinite(system.rent) else "no rent is known"
+    return f"{counted(system.chips, 'chip')} of {system.name} ({rent_text}): {system.title}"
 
 
 def _source(source: Mapping[str, str]) -> str:
@@ -142,9 +144,9 @@ def _published(card: ModelCard) -> str:
     published, over = card.published, card.counted_over_published
     if not over:
         return "no figure of the maker"
-    told = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
+    figures = [f"{show(published[kind])} {kind} (counted {ratio - 1:+.1%})" for kind, ratio in over.items()]
     basis = ", ".join(str(published[key]) for key in ("basis", "grade") if published.get(key))
-    return ", ".join(told) + (f"; {basis}" if basis else "")
+    return ", ".join(figures) + (f"; {basis}" if basis else "")
 
 
 def _counting(card: ModelCard) -> list[Text]:
@@ -162,46 +164,46 @@ def _tokens(value: float, otherwise: str = "no context") -> str:
 
 
 def _layers(card: ModelCard) -> Grid:
-    shown = table("Layers", "Count", "Parameters each", numbers=(1, 2))
+    grid = table("Layers", "Count", "Parameters each", numbers=(1, 2))
     for layer in card.layers:
-        shown.add_row(layer.kind, str(layer.count), show(layer.parameters))
-    return shown
+        grid.add_row(layer.kind, str(layer.count), show(layer.parameters))
+    return grid
 
 
 def _parts(card: ModelCard, width: int) -> Grid:
-    shown = table("Part", "Parameters", "Share", "", numbers=(1, 2), first_to_go=(3,))
+    grid = table("Part", "Parameters", "Share", "", numbers=(1, 2), first_to_go=(3,))
     total = card.parameters.total
     cells = max(10, min(40, width - 44))
     names = {"projections": "attention"}
     for name, value in sorted(card.parts.items(), key=lambda item: -item[1]):
-        shown.add_row(
+        grid.add_row(
             names.get(name, name),
             show(value),
             f"{value / total:.1%}",
             bar(value / total, cells, PART_COLOURS.get(name, "white")),
         )
-    return shown
+    return grid
 
 
 def _flops(card: ModelCard) -> Grid:
-    shown = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
+    grid = table("Context", "FLOPs of a decode token", "FLOPs of a prompt token, mean", numbers=(0, 1, 2))
     for row in card.flops_per_token:
-        shown.add_row(f"{row.context:,}", show(row.decode, "FLOP"), show(row.prefill, "FLOP"))
-    return shown
+        grid.add_row(f"{row.context:,}", show(row.decode, "FLOP"), show(row.prefill, "FLOP"))
+    return grid
 
 
 def _cache_picture(card: ModelCard, width: int) -> Grid:
     """Return the cache of a sequence by context, as bars on a logarithmic scale."""
-    shown = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1), first_to_go=(2,))
+    grid = table("Context", "Cache of a sequence", "(logarithmic)", numbers=(0, 1), first_to_go=(2,))
     sizes = [row.bytes for row in card.cache_bytes if row.bytes > 0]
     if not sizes:
-        return shown
+        return grid
     low, high = math.floor(math.log10(min(sizes))), math.log10(max(sizes))
     cells = max(10, min(60, width - 40))
     for row in card.cache_bytes:
         share = (math.log10(row.bytes) - low) / (high - low) if row.bytes else 0.0
-        shown.add_row(f"{row.context:,}", show(row.bytes, "B"), bar(share, cells, "cyan"))
-    return shown
+        grid.add_row(f"{row.context:,}", show(row.bytes, "B"), bar(share, cells, "cyan"))
+    return grid
 
 
 KINDS = {"owned": "owned", "contract": "contract", "ondemand": "ondemand", "assumed": "assumed", "given": "given"}
@@ -210,10 +212,10 @@ KINDS = {"owned": "owned", "contract": "contract", "ondemand": "ondemand", "assu
 def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
     """Return the list of systems."""
     heads = ("System", "Chips", "BF16", "FP8", "FP4", "HBM GB", "HBM TB/s", "Rent $/h", "Kind of rent")
-    shown = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3, 6, 5, 1))
+    grid = table(*heads, numbers=range(1, 8), first_to_go=(2, 4, 3, 6, 5, 1))
     for row in rows:
         peak = row.peak
-        shown.add_row(
+        grid.add_row(
             row.name,
             f"{row.scale_up_size:,.0f}",
             *(f"{peak[k] / 1e12:,.0f}" if k in peak else "-" for k in ("bf16", "fp8", "fp4")),
@@ -225,26 +227,26 @@ def systems_view(rows: Sequence[SystemRow]) -> RenderableType:
         "Chips of a scale-up domain; per chip: dense TFLOP/s, memory, rent. To compare rents of one kind: --rent owned, "
         "contract or ondemand. `steptime systems NAME` shows one system with its sources and dates."
     )
-    return Group(shown, Text(note))
+    return Group(grid, Text(note))
 
 
 def system_view(card: SystemCard) -> RenderableType:
     """Return one system's card."""
-    made = ", ".join(str(part) for part in (card.vendor, card.year) if part)
+    vendor_year = ", ".join(str(part) for part in (card.vendor, card.year) if part)
     out = math.isfinite(card.up_over_out)
     balances = ", ".join(f"{kind} {value:,.0f}" for kind, value in card.balance.items())
     pairs = [
-        ("Chip", f"{card.chip_title or card.chip} ({made})" if made else card.chip_title or card.chip),
+        ("Chip", f"{card.chip_title or card.chip} ({vendor_year})" if vendor_year else card.chip_title or card.chip),
         ("Balance R, multiplies per weight read", balances),
         ("HBM drain time", show(card.drain_seconds, "s")),
         ("HBM of a usual deployment", f"{show(card.scale_up_hbm, 'B')} on {card.chips} chips"),
         ("Scale-up over scale-out bandwidth", f"{card.up_over_out:,.1f}" if out else "a box: no network beyond its chips"),
         ("Rent", _rent(card.rent_range)),
-        *(_other_rent(other) for other in card.rents if other != card.rent_range),
+        *(_other_rent(other_rent) for other_rent in card.rents if other_rent != card.rent_range),
         ("Power", power_in_words(card.power) if math.isfinite(card.power.watts) else "not known"),
     ]
     if card.software:
-        days = "; ".join(f"{one.share:.2g} from {one.first} to {one.last}" for one in card.software)
+        days = "; ".join(f"{period.share:.2g} from {period.first} to {period.last}" for period in card.software)
         pairs.append(("Software, of an engine's usual speed", days))
     links = card.scale_up_links
     pairs += [
@@ -265,7 +267,9 @@ def system_view(card: SystemCard) -> RenderableType:
         figure = card.figures.get(path)
         if figure:
             rows.append((path, figure.text, figure.grade, figure.date, figure.url))
-    rows += [(f"rent, {KINDS[one.kind]}", show(one.typical, "USD/s"), one.grade, one.date, one.url) for one in _rents(card)]
+    rows += [
+        (f"rent, {KINDS[rent.kind]}", show(rent.typical, "USD/s"), rent.grade, rent.date, rent.url) for rent in _rents(card)
+    ]
     rack = ((path, figure) for path, figure in card.figures.items() if path.startswith("rack."))
     rows += [(path, figure.text, figure.grade, figure.date, figure.url) for path, figure in rack]
     return Group(
@@ -279,7 +283,7 @@ def system_view(card: SystemCard) -> RenderableType:
 
 def _rents(card: SystemCard) -> list[Rent]:
     """Return the rent that plans reckon with, and those of other kinds."""
-    return [one for one in (card.rent_range, *(one for one in card.rents if one != card.rent_range)) if has_rent(one)]
+    return [rent for rent in (card.rent_range, *(rent for rent in card.rents if rent != card.rent_range)) if has_rent(rent)]
 
 
 def _rent(rent: Rent) -> str:
@@ -319,39 +323,39 @@ def _nearest(card: SystemCard) -> str:
     if limits["nearest"] is None:
         return f"not known: {ends}"
     shares = sorted((name for name in used if used[name]["share"] is not None), key=lambda name: -used[name]["share"])
-    told = [
+    usages = [
         f"{name}, {_amount(name, used[name]['value'])} of {_amount(name, used[name]['limit'])} ({used[name]['share']:.0%})"
         for name in shares
     ]
-    return "; ".join([*told, ends] if ends else told)
+    return "; ".join([*usages, ends] if ends else usages)
 
 
 def engines_view(cards: Sequence[EngineCard]) -> RenderableType:
     """Return the list of engines."""
-    shown = table("Engine", "What it is")
+    grid = table("Engine", "What it is")
     for card in cards:
-        shown.add_row(card.name, card.title)
-    return Group(shown, Text("Without --engine: vllm on NVIDIA chips, on which it was measured, and typical on others."))
+        grid.add_row(card.name, card.title)
+    return Group(grid, Text("Without --engine: vllm on NVIDIA chips, on which it was measured, and typical on others."))
 
 
 def engine_view(card: EngineCard) -> RenderableType:
     """Return one engine's constants."""
     fit = card.fit
-    known = fit.get("deviation", {})
-    heads = ("Constant", "Value", "Fitted to within") if known else ("Constant", "Value")
-    shown = table(*heads, numbers=(1, 2))
+    deviations = fit.get("deviation", {})
+    heads = ("Constant", "Value", "Fitted to within") if deviations else ("Constant", "Value")
+    grid = table(*heads, numbers=(1, 2))
     for name, value in card.constants.items():
         unit = "s" if name.startswith("seconds") else "B" if name.endswith("bytes") else ""
         row = [name.replace("_", " "), show(value, unit) if unit else f"{value:g}"]
-        shown.add_row(*row, *([f"{known[name]:.1%}" if name in known else ""] if known else []))
-    parts: list[RenderableType] = [Text(f"{card.name}: {card.title}", style="bold"), shown]
-    if known:
+        grid.add_row(*row, *([f"{deviations[name]:.1%}" if name in deviations else ""] if deviations else []))
+    parts: list[RenderableType] = [Text(f"{card.name}: {card.title}", style="bold"), grid]
+    if deviations:
         parts.append(Text("Within: one standard deviation; the others are held at what kernels take that are measured alone."))
     if fit.get("interval"):
         ranges = table("90 % range, over the estimate", "Decode", "With prompts", numbers=(1, 2))
         for quantity, title in (("tpot", "Time per token, step"), ("ttft", "Time to first token")):
-            found = fit["interval"].get(quantity, {})
-            cells = [f"{found[r][0]:.2f} to {found[r][1]:.2f}" if r in found else "-" for r in ("decode", "mixed")]
+            interval = fit["interval"].get(quantity, {})
+            cells = [f"{interval[r][0]:.2f} to {interval[r][1]:.2f}" if r in interval else "-" for r in ("decode", "mixed")]
             ranges.add_row(title, *cells)
         makers = f" on chips of {', '.join(fit['vendors'])}" if fit.get("vendors") else ""
         parts += [ranges, Text(f"From {fit['runs']:,} measured runs{makers}, each left out of the fit in its turn.")]

@@ -10,45 +10,48 @@ from steptime.describe.model_summary import ModelCard
 from steptime.models.checkpoint_summary import Held
 from steptime.units import counted, show
 
-MOST = 8  # lines of differences that are shown
+MAX_DIFFERENCES = 8  # lines of differences that are shown
 
 
 def held_facts(card: ModelCard) -> list[tuple[str, str]]:
     """Return what the files hold in all, and how the model's weights compare."""
-    held = card.checkpoint
-    if held is None:
+    checkpoint = card.checkpoint
+    if checkpoint is None:
         return []
-    size = f"{held.bytes:,} B ({show(held.bytes, 'B')}) in {counted(held.files, held.kind + ' file')}"
-    lines = [("Tensors on disk", f"{size}: {counted(held.tensors, 'tensor')}, {show(held.parameters)} parameters")]
-    lines.append(("  by dtype", ", ".join(f"{show(one.bytes, 'B')} {one.name}" for one in held.dtypes)))
-    if not held.missing:
-        lines.append(("Weights here less those on disk", _compared(card, held)))
+    size = f"{checkpoint.bytes:,} B ({show(checkpoint.bytes, 'B')}) in {counted(checkpoint.files, checkpoint.kind + ' file')}"
+    lines = [("Tensors on disk", f"{size}: {counted(checkpoint.tensors, 'tensor')}, {show(checkpoint.parameters)} parameters")]
+    lines.append(("  by dtype", ", ".join(f"{show(dtype.bytes, 'B')} {dtype.name}" for dtype in checkpoint.dtypes)))
+    if not checkpoint.missing:
+        lines.append(("Weights here less those on disk", _compared(card, checkpoint)))
     return lines
 
 
-def _compared(card: ModelCard, held: Held) -> str:
+def _compared(card: ModelCard, checkpoint: Held) -> str:
     """Say how far the weights of the model, with those of its draft layers, are from the tensors on disk."""
-    less = round(card.weight_bytes + card.draft_weight_bytes) - held.bytes
-    if not less:
+    difference = round(card.weight_bytes + card.draft_weight_bytes) - checkpoint.bytes
+    if not difference:
         return "equal to the byte"
-    return f"{less:+,} B ({less / held.bytes:+.3%})" if held.bytes else f"{less:+,} B"
+    return f"{difference:+,} B ({difference / checkpoint.bytes:+.3%})" if checkpoint.bytes else f"{difference:+,} B"
 
 
 def held_tables(card: ModelCard) -> list[RenderableType]:
     """Return the bytes on disk by part of the model, and what the model does not count of them, or counts besides."""
-    held = card.checkpoint
-    if held is None:
+    checkpoint = card.checkpoint
+    if checkpoint is None:
         return []
     parts = table("On disk", "Tensors", "Parameters", "Bytes", "Scales, zeros", numbers=(1, 2, 3, 4), first_to_go=(2, 1))
-    for part in held.groups:
+    for part in checkpoint.groups:
         scales = f"{part.scales:,}" if part.scales else "-"
         parts.add_row(part.name, f"{part.tensors:,}", show(part.parameters), f"{part.bytes:,}", scales)
-    if not held.differences:
+    if not checkpoint.differences:
         return [parts]
-    apart = table("Not in the model's weights", "Part", "Number", "Bytes", numbers=(2, 3), first_to_go=(1,))
-    for one in held.differences[:MOST]:
-        apart.add_row(one.what, one.group, f"{one.count:,}", f"{one.bytes:+,}")
-    if rest := held.differences[MOST:]:
-        number, size = sum(one.count for one in rest), sum(one.bytes for one in rest)
-        apart.add_row(f"{counted(len(rest), 'other kind')}", "", f"{number:,}", f"{size:+,}")
-    return [parts, Text(""), apart] if not held.missing else [parts]
+    difference_grid = table("Not in the model's weights", "Part", "Number", "Bytes", numbers=(2, 3), first_to_go=(1,))
+    for difference in checkpoint.differences[:MAX_DIFFERENCES]:
+        difference_grid.add_row(difference.what, difference.group, f"{difference.count:,}", f"{difference.bytes:+,}")
+    if further_differences := checkpoint.differences[MAX_DIFFERENCES:]:
+        number, size = (
+            sum(difference.count for difference in further_differences),
+            sum(difference.bytes for difference in further_differences),
+        )
+        difference_grid.add_row(f"{counted(len(further_differences), 'other kind')}", "", f"{number:,}", f"{size:+,}")
+    return [parts, Text(""), difference_grid] if not checkpoint.missing else [parts]

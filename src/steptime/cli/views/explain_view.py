@@ -25,12 +25,12 @@ from steptime.units import show
 
 def lines_table(lines: list[Line]) -> Grid:
     """Return a step's operators and collectives with their formulas."""
-    shown = table("Term", "Operator", "Per chip and micro-batch", "Time", numbers=(3,), first_to_go=(1,))
+    grid = table("Term", "Operator", "Per chip and micro-batch", "Time", numbers=(3,), first_to_go=(1,))
     previous = ""
     for line in lines:
-        shown.add_row(line.term if line.term != previous else "", line.name, line.formula, show(line.seconds, "s"))
+        grid.add_row(line.term if line.term != previous else "", line.name, line.formula, show(line.seconds, "s"))
         previous = line.term
-    return shown
+    return grid
 
 
 def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> RenderableType:
@@ -44,8 +44,8 @@ def explain_plan(model: Model, system: System, plan: Plan, engine: Engine) -> Re
             parts += [Text(), heading(f"A {name}: {show(float(step.total), 's')} (bounds {bounds(step)})")]
             parts.append(lines_table(_explained(model, system, plan, pool, engine, mixed=mixed)))
     origin = model.source or {"url": "a local config"}
-    where = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
-    parts.append(Text(f"Model: {origin['url']}" + (f" ({where})" if where else ""), no_wrap=True, overflow="ignore"))
+    provenance = ", ".join(text for key in ("grade", "date") if (text := origin.get(key)))
+    parts.append(Text(f"Model: {origin['url']}" + (f" ({provenance})" if provenance else ""), no_wrap=True, overflow="ignore"))
     return Group(*parts, sources_table(system))
 
 
@@ -70,8 +70,8 @@ def _equations(model: Model, plan: Plan, pool: Pool) -> list[str]:
 def _explained(model: Model, system: System, plan: Plan, pool: Pool, engine: Engine, *, mixed: bool) -> list[Line]:
     """Return the lines of a pass of a pool."""
     drafts = plan.drafting.drafts
-    given = step_given(pool, plan.workload, mixed=mixed, drafts=drafts)
-    return explain_step(model, system, sizes=given, layout=pool.layout, engine=engine, drafts=drafts)
+    sizes = step_given(pool, plan.workload, mixed=mixed, drafts=drafts)
+    return explain_step(model, system, sizes=sizes, layout=pool.layout, engine=engine, drafts=drafts)
 
 
 def _passes(pool: Pool) -> Iterator[tuple[str, Step, bool]]:

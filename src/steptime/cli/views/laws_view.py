@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import drawn, figure, label, room
+from steptime.cli.views.terminal_plots import figure, label, render_chart, room
 from steptime.cli.views.widgets import Grid, facts, heading, notes, sourced, table
 from steptime.describe.law_summary import LawCard
 from steptime.scaling.law_comparison import Losses
@@ -24,12 +24,12 @@ MOST_GAIN = 100.0  # of a picture; beyond, a law is far outside what it was fitt
 
 def laws_view(cards: Sequence[LawCard]) -> RenderableType:
     """Return the list of laws."""
-    shown = table("Law", "Year", "Grade", "Form", "Fitted to", numbers=(1,), first_to_go=(4, 1))
+    grid = table("Law", "Year", "Grade", "Form", "Fitted to", numbers=(1,), first_to_go=(4, 1))
     for card in cards:
         name = card.name + (" *" if card.default else "")
-        shown.add_row(name, str(card.year), card.grade, card.formula, card.fitted_to)
+        grid.add_row(name, str(card.year), card.grade, card.formula, card.fitted_to)
     return Group(
-        shown, Text("* used by `steptime budget` unless told. `steptime laws NAME` shows constants, errors and sources.")
+        grid, Text("* used by `steptime budget` unless told. `steptime laws NAME` shows constants, errors and sources.")
     )
 
 
@@ -41,10 +41,10 @@ def law_view(card: LawCard) -> RenderableType:
         pairs.append(("Not known", ", ".join(card.lacks) + ": give them in a copy of its file"))
     rows = []
     for name, value in card.constants.items():
-        found = card.figures[f"constants.{name}"]
+        source = card.figures[f"constants.{name}"]
         error = card.errors.get(name)
         text = f"{value:g}" + (f" ± {error:g}" if error is not None else "")
-        rows.append((name, text, found.grade, found.date, found.url))
+        rows.append((name, text, source.grade, source.date, source.url))
     parts: list[RenderableType] = [Text(f"{card.name}: {card.title} ({card.year})", style="bold"), facts(pairs)]
     if rows:
         parts.append(sourced("Constant", rows))
@@ -55,18 +55,18 @@ def law_view(card: LawCard) -> RenderableType:
     return Group(*parts)
 
 
-def losses_view(told: Losses) -> RenderableType:
+def losses_view(comparison: Losses) -> RenderableType:
     """Return what laws say of a model."""
-    title = f"{told.words}; {in_digits(told.losses[0].over_chinchilla)}x over 20 tokens a parameter."
-    shown = table(
+    title = f"{comparison.words}; {in_digits(comparison.losses[0].over_chinchilla)}x over 20 tokens a parameter."
+    grid = table(
         "Law", "Loss [nats/token]", "Over its own best", "Best of the same compute", "Beyond its runs",
         numbers=(1, 2), first_to_go=(3,),
     )  # fmt: skip
-    for one in told.losses:
-        best = f"{show(one.best_params)} on {show(one.best_tokens)}" if math.isfinite(one.best_params) else "-"
-        shown.add_row(one.law, _number(one.loss, "{:.4f}"), _times(one.over_own), best,
-                      one.reason or in_beyond(one.beyond))  # fmt: skip
-    return Group(Text(title, style="bold"), shown, Text("A loss means something else to each law: its own corpus and tokens."))
+    for estimate in comparison.losses:
+        best = f"{show(estimate.best_params)} on {show(estimate.best_tokens)}" if math.isfinite(estimate.best_params) else "-"
+        grid.add_row(estimate.law, _number(estimate.loss, "{:.4f}"), _times(estimate.over_own), best,
+                      estimate.reason or in_beyond(estimate.beyond))  # fmt: skip
+    return Group(Text(title, style="bold"), grid, Text("A loss means something else to each law: its own corpus and tokens."))
 
 
 def board_view(board: MoeBoard, width: int) -> RenderableType:
@@ -75,19 +75,19 @@ def board_view(board: MoeBoard, width: int) -> RenderableType:
         f"{show(board.active)} active parameters on {show(board.tokens)} tokens, in {board.weight_format} on {board.system} "
         f"(R = {board.balance:.0f}), {board.batch:,.0f} sequences"
     )
-    shown = table(
+    grid = table(
         "Law", "Experts", "Dense of equal loss", "Gain", "In all", "B* = R σ", "Chips", "USD/Mtok", "Over dense",
         numbers=range(1, 9), first_to_go=(6, 4, 7),
     )  # fmt: skip
     for law in dict.fromkeys(row.law for row in board.rows):
-        _rows(shown, [row for row in board.rows if row.law == law])
-    parts: list[RenderableType] = [heading(title), *_picture(board, width), shown]
+        _rows(grid, [row for row in board.rows if row.law == law])
+    parts: list[RenderableType] = [heading(title), *_picture(board, width), grid]
     parts.append(
         Text("USD/Mtok: of output, on an ideal machine, the KV cache aside; over dense: that against the dense model of equal "
              "loss at the same batch. Weights in all, chips by their memory alone.")
     )  # fmt: skip
-    where = facts([(law, words) for law, words in board.fitted.items()])
-    parts += [heading("Where each law was fitted"), where]
+    fitted_ranges = facts([(law, words) for law, words in board.fitted.items()])
+    parts += [heading("Where each law was fitted"), fitted_ranges]
     for law, size in board.vanishing.items():
         parts += notes([f"{law}: experts no longer help from {show(size)} parameters on, known to a factor of 3 at best"])
     far = {row.law for row in board.rows if row.gain > MOST_GAIN}
@@ -96,14 +96,14 @@ def board_view(board: MoeBoard, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _rows(shown: Grid, rows: Sequence[MoeRow]) -> None:
+def _rows(grid: Grid, rows: Sequence[MoeRow]) -> None:
     best = min(rows, key=lambda row: row.cost_over_dense)
     for row in rows:
         usd = f"{row.usd_per_million_tokens:.4f}"
         cells = [row.law, f"{row.experts:g}", show(row.equivalent), _times(row.gain), show(row.total_params),
                  f"{row.optimal_batch:,.0f}", f"{row.chips:,.0f}", usd, _times(row.cost_over_dense)]  # fmt: skip
-        shown.add_row(*cells, style="green" if row is best and len(rows) > 1 else None)
-    shown.add_section()
+        grid.add_row(*cells, style="green" if row is best and len(rows) > 1 else None)
+    grid.add_section()
 
 
 def _picture(board: MoeBoard, width: int) -> list[RenderableType]:
@@ -112,20 +112,20 @@ def _picture(board: MoeBoard, width: int) -> list[RenderableType]:
     counts = [row.experts for row in rows]
     if len(set(counts)) < 2:
         return []
-    made = figure(room(width), 12)
+    chart = figure(room(width), 12)
     top = max(row.gain for row in rows)
-    made.set_x_limits(0.0, float(np.log2(max(counts))) + 0.1)
-    made.set_y_limits(0.0, float(np.log10(max(top, 2.0))) + 0.05)
-    made.x_ticks_fkt = lambda value, _: f"{2**value:,.0f}"
-    made.y_ticks_fkt = lambda value, _: f"{10**value:.2g}x"
-    label(made, "experts", "dense size / active", width)
+    chart.set_x_limits(0.0, float(np.log2(max(counts))) + 0.1)
+    chart.set_y_limits(0.0, float(np.log10(max(top, 2.0))) + 0.05)
+    chart.x_ticks_fkt = lambda value, _: f"{2**value:,.0f}"
+    chart.y_ticks_fkt = lambda value, _: f"{10**value:.2g}x"
+    label(chart, "experts", "dense size / active", width)
     legend = Text()
     for position, law in enumerate(dict.fromkeys(row.law for row in rows)):
         mine = [row for row in rows if row.law == law]
         mark, colour = MARKS[position % len(MARKS)], COLOURS[position % len(COLOURS)]
-        made.scatter([np.log2(row.experts) for row in mine], [np.log10(row.gain) for row in mine], lc=colour, marker=mark)
+        chart.scatter([np.log2(row.experts) for row in mine], [np.log10(row.gain) for row in mine], lc=colour, marker=mark)
         legend.append(f"{mark} {law}   ", style=colour)
-    return [Text("Dense model of equal loss over active parameters", style="bold"), drawn(made), legend]
+    return [Text("Dense model of equal loss over active parameters", style="bold"), render_chart(chart), legend]
 
 
 def _number(value: float, form: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from steptime.cli.views.terminal_plots import drawn, figure, label, room
+from steptime.cli.views.terminal_plots import figure, label, render_chart, room
 from steptime.cli.views.widgets import Grid, facts, heading, notes, table
 from steptime.lecture.claim_verdicts import FACTOR, FAILS, HOLDS, UNDECIDED
 from steptime.lecture.lecture_check import Lecture, Row, Verdicts
@@ -23,46 +23,52 @@ SHORT = {"tokens": "tok", "sequences": "seq", "parameters": ""}
 CURVES = (("a", "green"), ("b", "red"), ("c", "cyan"), ("d", "yellow"))
 
 
-def lecture_view(found: Lecture) -> RenderableType:
+def lecture_view(lecture: Lecture) -> RenderableType:
     """Return the sections with how many of their numbers hold."""
-    made = table("", "Section", "Formula", "Holds", numbers=(0, 3), first_to_go=(2,))
-    for one in found.sections:
-        held = sum(verdict == HOLDS for verdict in one.verdicts)
-        made.add_row(str(one.number), one.title, one.formula, f"{held} of {len(one.verdicts)}")
+    grid = table("", "Section", "Formula", "Holds", numbers=(0, 3), first_to_go=(2,))
+    for section in lecture.sections:
+        hold_count = sum(verdict == HOLDS for verdict in section.verdicts)
+        grid.add_row(str(section.number), section.title, section.formula, f"{hold_count} of {len(section.verdicts)}")
     return Group(
         Text("The math behind how LLMs are trained and served, Reiner Pope, 2026-04-29; in words of our own"),
-        made,
+        grid,
         Text("`steptime lecture 3` plays a section; --check computes all verdicts again; --quiz asks.", style="bright_black"),
     )
 
 
-def section_view(one: Section, width: int) -> RenderableType:
+def section_view(section: Section, width: int) -> RenderableType:
     """Return a section: what was said, its formula, picture and numbers, and where it fails."""
     return Group(
-        heading(f"{one.number}. {one.title}"), Text(one.said), Text(),
-        Text(one.formula, style="bold cyan"), facts(one.symbols.items()),
-        *picture_view(one.picture, width),
-        numbers_view(one.statements, width),
-        Text.assemble(("Where it fails: ", "bold yellow"), one.fails),
+        heading(f"{section.number}. {section.title}"), Text(section.said), Text(),
+        Text(section.formula, style="bold cyan"), facts(section.symbols.items()),
+        *picture_view(section.picture, width),
+        numbers_view(section.statements, width),
+        Text.assemble(("Where it fails: ", "bold yellow"), section.fails),
     )  # fmt: skip
 
 
 def numbers_view(statements: Sequence[Statement], width: int) -> Grid:
     """Return numbers as they were said and as they are computed, with verdicts and reasons, below one another if narrow."""
     wide = width >= WIDE
-    made = table("Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []), numbers=(1, 2))
-    for one in statements:
-        values, why = one.computed, [one.reason] if wide else []
-        name = Text(one.name) if wide else Text.assemble(one.name, (f": {one.reason}", "bright_black"))
-        computed = between(min(values), max(values), one.unit)
-        made.add_row(name, said(one.said, one.relation, one.unit), computed, Text(one.found, style=COLOURS[one.found]), *why)
-    return made
+    grid = table("Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []), numbers=(1, 2))
+    for statement in statements:
+        values, why = statement.computed, [statement.reason] if wide else []
+        name = Text(statement.name) if wide else Text.assemble(statement.name, (f": {statement.reason}", "bright_black"))
+        computed = between(min(values), max(values), statement.unit)
+        grid.add_row(
+            name,
+            format_claim(statement.said, statement.relation, statement.unit),
+            computed,
+            Text(statement.found, style=COLOURS[statement.found]),
+            *why,
+        )
+    return grid
 
 
-def said(value: float, relation: str, unit: str) -> str:
+def format_claim(value: float, relation: str, unit: str) -> str:
     """Write a number that was said.
 
-    >>> said(2400, "about", ""), said(1, "at least", ""), said(0.02, "about", "s")
+    >>> format_claim(2400, "about", ""), format_claim(1, "at least", ""), format_claim(0.02, "about", "s")
     ('2,400', '>= 1', '20.0 ms')
     """
     return {"about": "", "at least": ">= ", "at most": "<= "}[relation] + written(value, unit)
@@ -98,22 +104,22 @@ def picture_view(picture: Picture, width: int) -> list[RenderableType]:
     every = np.concatenate(list(curves.values()))
     steep = float(every.max()) > 20 * max(float(every.min()), 1e-300) > 0
     low, high = float(every.min()), float(every.max())
-    made = figure(room(width), 11)
-    made.set_x_limits(float(across.min()), float(across.max()))
+    chart = figure(room(width), 11)
+    chart.set_x_limits(float(across.min()), float(across.max()))
     if steep:
-        made.set_y_limits(math.log10(low) - 0.1, math.log10(high) + 0.1)
+        chart.set_y_limits(math.log10(low) - 0.1, math.log10(high) + 0.1)
     else:
-        made.set_y_limits(min(0.0, low) if low < high / 2 else 0.9 * low, high * 1.05)
-    made.x_ticks_fkt = lambda value, _: tick(value if picture.linear else 10**value, picture.unit)
-    made.y_ticks_fkt = lambda value, _: tick(10**value if steep else value, picture.result_unit)
-    label(made, picture.label, picture.result, width)
+        chart.set_y_limits(min(0.0, low) if low < high / 2 else 0.9 * low, high * 1.05)
+    chart.x_ticks_fkt = lambda value, _: tick(value if picture.linear else 10**value, picture.unit)
+    chart.y_ticks_fkt = lambda value, _: tick(10**value if steep else value, picture.result_unit)
+    label(chart, picture.label, picture.result, width)
     legend = Text()
     for (letter, colour), (name, values) in zip(CURVES, curves.items(), strict=False):
         y = np.log10(values) if steep else values
-        made.plot(across, y, lc=colour)
-        made.scatter(across[5::10], y[5::10], lc=colour, marker=letter)
+        chart.plot(across, y, lc=colour)
+        chart.scatter(across[5::10], y[5::10], lc=colour, marker=letter)
         legend.append(f"{letter} {name}   ", style=colour)
-    return [Text(picture.title, style="bold"), drawn(made), legend]
+    return [Text(picture.title, style="bold"), render_chart(chart), legend]
 
 
 def tick(value: float, unit: str) -> str:
@@ -121,19 +127,19 @@ def tick(value: float, unit: str) -> str:
     return show(value, unit, 2) if unit else in_digits(value) if abs(value) < 1e6 else show(value, "", 2)
 
 
-def check_view(found: Verdicts, width: int) -> RenderableType:
+def check_view(verdicts: Verdicts, width: int) -> RenderableType:
     """Return every number with its verdict."""
-    title, counts = found.headline()
+    title, counts = verdicts.headline()
     wide = width >= WIDE
     parts: list[RenderableType] = []
-    for kind in dict.fromkeys(row.place.partition(" ")[0] for row in found.rows):
+    for kind in dict.fromkeys(row.place.partition(" ")[0] for row in verdicts.rows):
         heads = (kind.capitalize(), "Number", "Said", "Computed", "Verdict", *(["Why"] if wide else []))
-        made = table(*heads, numbers=(0, 2, 3))
-        for row in found.rows:
+        grid = table(*heads, numbers=(0, 2, 3))
+        for row in verdicts.rows:
             if row.place.startswith(kind):
-                made.add_row(row.place.partition(" ")[2], row.name, *_row(row), *([row.reason] if wide else []))
-        parts.append(made)
-    checks = sum(row.check > 0 for row in found.rows)
+                grid.add_row(row.place.partition(" ")[2], row.name, *_row(row), *([row.reason] if wide else []))
+        parts.append(grid)
+    checks = sum(row.check > 0 for row in verdicts.rows)
     return Group(Text(title), facts([*counts.items(), ("acceptance checks among them", str(checks))]), *parts)
 
 
@@ -153,28 +159,28 @@ def card_view(card: Card, width: int) -> RenderableType:
     )
 
 
-def roofline_view(found: Roofline, width: int) -> RenderableType:
+def roofline_view(roofline: Roofline, width: int) -> RenderableType:
     """Return the board's questions for a pair: spoken, closed form and full model side by side."""
     wide = width >= WIDE
     heads = ("", "Question", *(["Closed form"] if wide else []), "Spoken", "Closed form here" if wide else "Here", "Full model")
-    made = table(*heads, numbers=(0, *range(len(heads) - 3, len(heads))), first_to_go=(0,))
+    grid = table(*heads, numbers=(0, *range(len(heads) - 3, len(heads))), first_to_go=(0,))
     section = 0
-    for one in found.answers:
-        formula = [one.formula] if wide else []
-        made.add_row(str(one.section) if one.section != section else "", one.name, *formula, *_columns(one))
-        section = one.section
+    for answer in roofline.answers:
+        formula = [answer.formula] if wide else []
+        grid.add_row(str(answer.section) if answer.section != section else "", answer.name, *formula, *_columns(answer))
+        section = answer.section
     return Group(
         Text(
-            f"The board for {found.model} ({show(found.total)} parameters, {show(found.active)} active) on {found.chips} "
-            f"chips of {found.system} at {found.context:,} tokens; full model: engine {found.engine}"
+            f"The board for {roofline.model} ({show(roofline.total)} parameters, {show(roofline.active)} active) on "
+            f"{roofline.chips} chips of {roofline.system} at {roofline.context:,} tokens; full model: engine {roofline.engine}"
         ),
-        made,
-        *notes(found.notes),
+        grid,
+        *notes(roofline.notes),
     )
 
 
-def _columns(one: Answer) -> tuple[str, str, str]:
-    spoken, closed, full = (_value(value, one.unit) for value in (one.spoken, one.closed, one.full))
+def _columns(answer: Answer) -> tuple[str, str, str]:
+    spoken, closed, full = (_value(value, answer.unit) for value in (answer.spoken, answer.closed, answer.full))
     return spoken, closed, full
 
 

@@ -46,7 +46,7 @@ def config_view(card: ConfigCard) -> RenderableType:
 
 
 def _layers(card: ConfigCard) -> RenderableType:
-    made = table(
+    grid = table(
         "Layers",
         "Count",
         "What each is",
@@ -56,24 +56,29 @@ def _layers(card: ConfigCard) -> RenderableType:
         numbers=(1, 3, 4, 5),
         first_to_go=(4,),
     )
-    for one in card.layers:
-        made.add_row(
-            one.layers or "-", f"{one.count}", one.what, show(one.parameters), show(one.active), f"{one.kv_bytes:,.0f}"
+    for group in card.layers:
+        grid.add_row(
+            group.layers or "-",
+            f"{group.count}",
+            group.what,
+            show(group.parameters),
+            show(group.active),
+            f"{group.kv_bytes:,.0f}",
         )
     for name, size in card.stem.items():
         if size:
-            made.add_row("-", "1", name, show(size), "-" if name == "embed_tokens" else show(size), "-")
-    return made
+            grid.add_row("-", "1", name, show(size), "-" if name == "embed_tokens" else show(size), "-")
+    return grid
 
 
 def _ignored(card: ConfigCard) -> list[RenderableType]:
-    harmless = [one.name for one in card.ignored if not one.doubtful]
+    harmless = [field.name for field in card.ignored if not field.doubtful]
     parts: list[RenderableType] = []
     if card.doubtful:
         parts += [Text(), Text("Not read, and may be architecture", style="bold yellow")]
-        for one in card.doubtful:
-            near = f" (near {one.near}, which was looked for and is not there)" if one.near else ""
-            parts.append(Text(f"  {one.name} = {_short(one.value)}{near}"))
+        for field in card.doubtful:
+            near = f" (near {field.near}, which was looked for and is not there)" if field.near else ""
+            parts.append(Text(f"  {field.name} = {_short(field.value)}{near}"))
     parts.append(Text())
     parts.append(Text(f"{card.fields} fields, {card.fields - len(card.ignored)} of them read or empty."))
     if harmless:
@@ -93,17 +98,17 @@ def _short(value: object) -> str:
 
 def image_view(cost: ImageCost) -> RenderableType:
     """Return what they become, and the FLOPs of the towers beside those of the language model."""
-    shown = table("Size", "How many", "Sequences", "Rows", "Prompt tokens", "FLOPs", numbers=range(1, 6), first_to_go=(2,))
+    grid = table("Size", "How many", "Sequences", "Rows", "Prompt tokens", "FLOPs", numbers=range(1, 6), first_to_go=(2,))
     for row in cost.media:
         flops = show(row.tower_flop, "FLOP")
-        shown.add_row(row.size, f"{row.count:,}", f"{row.sequences:,}", f"{row.rows:,}", f"{row.tokens:,}", flops)
-    said = (
+        grid.add_row(row.size, f"{row.count:,}", f"{row.sequences:,}", f"{row.rows:,}", f"{row.tokens:,}", flops)
+    footnote = (
         "Rows, tokens and FLOPs of one of each size. Rows: patches of an image or frames of sound in the tower. FLOPs of the "
         "language model: of a prompt of these tokens alone."
     )
     return Group(
         Text(f"What a prompt of {cost.model} holds", style="bold"),
-        shown,
+        grid,
         facts(
             [
                 ("Tokens of the prompt", f"{cost.tokens:,}"),
@@ -112,6 +117,6 @@ def image_view(cost: ImageCost) -> RenderableType:
                 ("Parameters of the towers", f"{cost.tower_parameters:,.0f} ({show(cost.tower_parameters)})"),
             ]
         ),
-        Text(said, style="bright_black"),
+        Text(footnote, style="bright_black"),
         *notes(cost.notes),
     )

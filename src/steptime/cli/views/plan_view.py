@@ -66,9 +66,9 @@ def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> Re
     parts += [
         *lead,
         _answer(plan),
-        *_paid(plan),
+        *_cost_lines(plan),
         *_trust(plan),
-        *_drafting(plan),
+        *_draft_lines(plan),
         Text(),
         _pools(plan),
         _legend(plan),
@@ -87,18 +87,26 @@ def plan_view(plan: Plan, width: int, lead: Sequence[RenderableType] = ()) -> Re
 def plan_brief(plan: Plan, lead: Sequence[RenderableType] = ()) -> RenderableType:
     """Return the answer alone, behind what a replay of it found (`lead`)."""
     if not plan.feasible:
-        return Group(_asked(plan), *notes(plan.warnings), _impossible(plan))
+        return Group(_scenario_text(plan), *notes(plan.warnings), _impossible(plan))
     rows = []
     for (name, field, write), limits in _figures(plan):
         rent = f"; {kind_and_date(plan.rent)}" if name.startswith("USD") else ""
         rows.append((name, ranged(getattr(chosen_point(plan), field), limits, write) + rent))
     rows.append(("Layout", f"{plan.layout_text}, batch {plan.pools[-1].batch:,}, on {_used(plan)}, engine {plan.engine}"))
-    said = (Text(f"{name}: {value}") for name, value in rows)
-    paid = _paid(plan)[has_rent(plan) :] if math.isfinite(plan.electricity) else []
-    return Group(_asked(plan), *notes(plan.warnings), *lead, *said, *paid, *_trust(plan, brief=True), *_drafting(plan))
+    lines = (Text(f"{name}: {value}") for name, value in rows)
+    energy_lines = _cost_lines(plan)[has_rent(plan) :] if math.isfinite(plan.electricity) else []
+    return Group(
+        _scenario_text(plan),
+        *notes(plan.warnings),
+        *lead,
+        *lines,
+        *energy_lines,
+        *_trust(plan, brief=True),
+        *_draft_lines(plan),
+    )
 
 
-def _drafting(plan: Plan) -> list[Text]:
+def _draft_lines(plan: Plan) -> list[Text]:
     """Say what is drafted and accepted, where anything is."""
     return [Text(f"Drafts: {plan.drafting.text}.")] if plan.drafting.drafts else []
 
@@ -111,8 +119,8 @@ def _used(plan: Plan) -> str:
 def _figures(plan: Plan) -> list[tuple[tuple[str, str, Callable[[float], str]], tuple[float, float] | None]]:
     """Return what a plan is judged by, with the ranges; money only where it can be counted."""
     ranges = (plan.cost_range, plan.speed_range, plan.ttft_range, plan.throughput_range)
-    found = list(zip(FIGURES, ranges, strict=True))
-    return found if has_rent(plan) else [found[3], *found[1:3]]
+    figures = list(zip(FIGURES, ranges, strict=True))
+    return figures if has_rent(plan) else [figures[3], *figures[1:3]]
 
 
 def _impossible(plan: Plan) -> Text:
@@ -121,11 +129,11 @@ def _impossible(plan: Plan) -> Text:
 
 def _question(plan: Plan) -> Text:
     real = "with its losses; --engine ideal gives the bound that physics sets"
-    what = "the bound that physics sets" if plan.engine == "ideal" else real
-    return _asked(plan).append(f". Engine: {plan.engine}, {what}.")
+    meaning = "the bound that physics sets" if plan.engine == "ideal" else real
+    return _scenario_text(plan).append(f". Engine: {plan.engine}, {meaning}.")
 
 
-def _asked(plan: Plan) -> Text:
+def _scenario_text(plan: Plan) -> Text:
     w, limits = plan.workload, []
     if math.isfinite(plan.slo.tpot):
         limits.append(f"at least {in_digits(1 / plan.slo.tpot, 4)} tok/s per user")
@@ -133,10 +141,10 @@ def _asked(plan: Plan) -> Text:
         limits.append(f"first token within {show(plan.slo.ttft, 's')}")
     cached = f" ({w.cached_share:.0%} cached)" if w.cached_share else ""
     text = f"{counted(plan.chips, 'chip')}, {counted(w.input_tokens, 'token')} in{cached}, {w.output_tokens:,} out"
-    what = Text.assemble((plan.model, "bold"), " on ", (plan.system, "bold"), f": {text}")
+    scenario = Text.assemble((plan.model, "bold"), " on ", (plan.system, "bold"), f": {text}")
     if limits:
-        what.append("; " + ", ".join(limits))
-    return what
+        scenario.append("; " + ", ".join(limits))
+    return scenario
 
 
 def _answer(plan: Plan) -> Text:
@@ -157,7 +165,7 @@ def _answer(plan: Plan) -> Text:
     )
 
 
-def _paid(plan: Plan) -> list[Text]:
+def _cost_lines(plan: Plan) -> list[Text]:
     """Say what the chips cost and draw: the rent with its kind, date and grade, and energy with its basis."""
     lines = [f"Rent: {_rent(plan)}."] if has_rent(plan) else []
     return [Text(line) for line in (*lines, _energy(plan)) if line]
@@ -168,8 +176,8 @@ def _trust(plan: Plan, *, brief: bool = False) -> list[Text]:
     names = {"tpot": "the speed", "ttft": "the first token"}
     likely = " and ".join(f"{share:.0%} for {names[name]}" for name, share in plan.likely.items())
     aimed = f", as --sure {plan.sure:g} asks" if plan.sure is not None else "; --sure 0.9 plans for nine in ten"
-    known = likely and plan.tpot_range is not None
-    lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if known else []
+    has_chances = likely and plan.tpot_range is not None
+    lines = [f"Chance of meeting the limits: {likely}{'' if brief else aimed}."] if has_chances else []
     if plan.distance:
         wider = f"Ranges are wider here: {beyond_runs(plan.distance)}"
         if SEPARATE_POOLS.words in plan.distance:
@@ -184,8 +192,8 @@ def _anchored(plan: Plan) -> list[Text]:
     if before is None:
         return []
     times = f"{before.tokens_per_second_per_user:,.1f} tok/s for each user, first token {show(before.ttft, 's')}"
-    paid = f", {usd(before.usd_per_million_output_tokens)}" if has_rent(plan) else ""
-    return [*own_runs(plan.anchor), Text(f"Before them, the same layout and batch: {times}{paid}.")]
+    cost = f", {usd(before.usd_per_million_output_tokens)}" if has_rent(plan) else ""
+    return [*own_runs(plan.anchor), Text(f"Before them, the same layout and batch: {times}{cost}.")]
 
 
 def _rent(plan: Plan) -> str:
@@ -197,31 +205,31 @@ def _energy(plan: Plan) -> str:
     """Say what a token takes of energy, what that costs where a price is given, and how far the rent pays for it."""
     joules, cost = plan.joules_per_output_token, plan.electricity_usd_per_million_output_tokens
     if not math.isfinite(joules):
-        asked = math.isfinite(plan.electricity)
-        return f"Energy: no power of {plan.system} is known; give that of a chip as --set power=1.5kW." if asked else ""
-    said = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
+        has_price = math.isfinite(plan.electricity)
+        return f"Energy: no power of {plan.system} is known; give that of a chip as --set power=1.5kW." if has_price else ""
+    sentence = f"Energy: {show(joules, 'J')} per output token, from {power_in_words(plan.power)}"
     if math.isfinite(cost):
         price = show(plan.electricity, "USD/J")
-        said += f"; at {price} {usd(cost)} per million output tokens, {counted_by(plan.rent)}"
-    return said + "."
+        sentence += f"; at {price} {usd(cost)} per million output tokens, {counted_by(plan.rent)}"
+    return sentence + "."
 
 
 def _pools(plan: Plan) -> Grid:
-    shown = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
+    grid = table("Pool", "Layout of a replica", "Chips", "Batch", "Chunk", "Step", numbers=(2, 3, 4, 5), first_to_go=(4, 5))
     for pool in plan.pools:
-        one = Layout(
+        replica_layout = Layout(
             **{name: getattr(pool.layout, name) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches", "redundant_experts")}
         )
         count = int(pool.layout.replicas)
-        shown.add_row(
+        grid.add_row(
             pool.role,
-            show_layout(one),
+            show_layout(replica_layout),
             f"{count} x {int(pool.layout.chips)}",
             counted(pool.batch, "prompt") if pool.role == "prefill" else f"{pool.batch:,} seq",
             f"{pool.chunk:,} tok" if pool.chunk else "-",
             show(sum(mean_terms(pool).values()), "s"),
         )
-    return shown
+    return grid
 
 
 def _legend(plan: Plan) -> Text:
@@ -232,33 +240,33 @@ def _legend(plan: Plan) -> Text:
         *(p.layout_text for p in plan.front),
     ]
     used = {word.rstrip("0123456789") for text in points for word in text.split()}
-    named = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used)
-    said = f"{named}." if named else "one chip: no layout is needed."
+    axis_text = "; ".join(f"{axis}: {words}" for axis, words in AXES.items() if axis in used)
+    legend = f"{axis_text}." if axis_text else "one chip: no layout is needed."
     if any(pool.role == "prefill" and pool.batch > 1 for pool in plan.pools):
-        said += (
+        legend += (
             " Batch and step of the prefill pool: the most that a pass takes; the mean pass has fewer prompts and is shorter."
         )
-    return Text(said, style="bright_black")
+    return Text(legend, style="bright_black")
 
 
 def _comparison(plan: Plan) -> RenderableType:
     """Return the plan's figures with their ranges beside those of the ideal and of the runner-up."""
-    others = {"Ideal": plan.ideal, "Runner-up": plan.runner_up}
-    points = {title: point for title, point in others.items() if point is not None}
+    alternatives = {"Ideal": plan.ideal, "Runner-up": plan.runner_up}
+    points = {title: point for title, point in alternatives.items() if point is not None}
     best = "Cheapest" if has_rent(plan) else "Chosen"
     figures = _figures(plan)
     ranged_title = best + (" (90 % range)" if any(limits for _, limits in figures) else "")
-    shown = table("", ranged_title, *points, numbers=range(1, 2 + len(points)), first_to_go=(3, 2)[2 - len(points) :])
+    grid = table("", ranged_title, *points, numbers=range(1, 2 + len(points)), first_to_go=(3, 2)[2 - len(points) :])
     mine = chosen_point(plan)
     for (name, field, write), limits in figures:
         cells = [write(getattr(point, field)) for point in points.values()]
-        shown.add_row(name, ranged(getattr(mine, field), limits, write), *cells)
-    return Group(shown, *_beside(plan), Text())
+        grid.add_row(name, ranged(getattr(mine, field), limits, write), *cells)
+    return Group(grid, *_comparison_lines(plan), Text())
 
 
-def _beside(plan: Plan) -> list[Text]:
+def _comparison_lines(plan: Plan) -> list[Text]:
     """Say what the columns of the comparison are, and what else the plan comes to."""
-    said = [
+    figures = [
         f"{in_digits(plan.requests_per_second)} requests a second",
         f"{plan.concurrency:,.0f} requests in flight"
         if plan.concurrency >= 10
@@ -266,27 +274,31 @@ def _beside(plan: Plan) -> list[Text]:
         f"prompts come at {plan.utilisation:.0%} of the rate at which they can be read",
     ]
     if plan.idle_chips:
-        said.append(f"{plan.idle_chips:,} of {counted(plan.chips, 'chip')} idle")
+        figures.append(f"{plan.idle_chips:,} of {counted(plan.chips, 'chip')} idle")
     if plan.transfer_seconds:
-        said.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
-    lines = [Text("; ".join(said) + ".")]
+        figures.append(f"{show(plan.transfer_seconds, 's')} of KV transfer a request")
+    lines = [Text("; ".join(figures) + ".")]
     if plan.runner_up:
-        other = plan.runner_up
-        lines.append(Text(f"Runner-up: {other.layout_text}, batch {other.batch:,}: {_price(plan)}."))
+        runner_up = plan.runner_up
+        lines.append(Text(f"Runner-up: {runner_up.layout_text}, batch {runner_up.batch:,}: {_price(plan)}."))
     if plan.ideal:
-        held = f"90 % range: in it lie {'; '.join(plan.held)}." if plan.held else MEANING
-        lines.append(Text(f"{held} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
+        range_note = f"90 % range: in it lie {'; '.join(plan.held)}." if plan.held else MEANING
+        lines.append(Text(f"{range_note} Ideal: the same layout and batch, were nothing lost.", style="bright_black"))
     return lines
 
 
 def _price(plan: Plan) -> str:
     """Say how the runner-up compares: in money, or in output for each chip where no rent is known."""
-    more = runner_up_dearer(plan)
-    if abs(more) < 0.0005:
+    cost_difference = runner_up_dearer(plan)
+    if abs(cost_difference) < 0.0005:
         return "the same cost" if has_rent(plan) else "the same output per chip"
     if not has_rent(plan):
-        return f"{abs(more):.1%} {'less' if more > 0 else 'more'} output for the same chips"
-    return f"{more:.1%} dearer" if more > 0 else f"{-more:.1%} cheaper (within {AS_CHEAP:.1%}, the fastest comes first)"
+        return f"{abs(cost_difference):.1%} {'less' if cost_difference > 0 else 'more'} output for the same chips"
+    return (
+        f"{cost_difference:.1%} dearer"
+        if cost_difference > 0
+        else f"{-cost_difference:.1%} cheaper (within {AS_CHEAP:.1%}, the fastest comes first)"
+    )
 
 
 def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
@@ -299,19 +311,19 @@ def _memory_bars(plan: Plan, width: int) -> list[RenderableType]:
 
 def _shares(plan: Plan, width: int) -> RenderableType:
     server = plan.pools[-1]
-    what = "mean step, steps with a prompt chunk included" if server.mixed is not None else "decode step"
+    step_kind = "mean step, steps with a prompt chunk included" if server.mixed is not None else "decode step"
     gained = float(step_yield(plan.workload, plan.drafting))
-    where = f"Where the {show(plan.tpot, 's')} per token go ({what})"
+    title = f"Where the {show(plan.tpot, 's')} per token go ({step_kind})"
     if plan.drafting.drafts:
-        where = f"Where the {show(plan.tpot * gained, 's')} of a step go ({what}; makes {gained:.3g} tokens of each user)"
+        title = f"Where the {show(plan.tpot * gained, 's')} of a step go ({step_kind}; makes {gained:.3g} tokens of each user)"
     return Group(
-        heading(where),
+        heading(title),
         share_table(mean_terms(server), TERM_COLOURS, width, "Term"),
         resource_table(mean_resources(server), width),
     )
 
 
-def _front_table(plan: Plan, most: int = 7) -> list[RenderableType]:
+def _front_table(plan: Plan, max_rows: int = 7) -> list[RenderableType]:
     """Return some points of the front, evenly spaced in speed."""
     points = [p for p in plan.front if p.tokens_per_second_per_chip > 0]
     if len(points) < 2:
@@ -319,12 +331,12 @@ def _front_table(plan: Plan, most: int = 7) -> list[RenderableType]:
     heads = ["tok/s per user", "tok/s per chip", "USD/M out", "Batch", "Layout"]
     money = has_rent(plan)
     heads = heads if money else [head for head in heads if head != "USD/M out"]
-    shown = table(*heads, numbers=range(len(heads) - 1), first_to_go=(3, 2) if money else (2,))
+    grid = table(*heads, numbers=range(len(heads) - 1), first_to_go=(3, 2) if money else (2,))
     speed = np.log([p.tokens_per_second_per_user for p in points])
-    marks = np.linspace(speed.max(), speed.min(), most)
+    marks = np.linspace(speed.max(), speed.min(), max_rows)
     for position in dict.fromkeys(int(np.argmin(np.abs(speed - mark))) for mark in marks):
-        shown.add_row(*_front_row(points[position], money=money))
-    return [shown]
+        grid.add_row(*_front_row(points[position], money=money))
+    return [grid]
 
 
 def _front_row(point: Point, *, money: bool) -> list[str]:
@@ -335,14 +347,14 @@ def _front_row(point: Point, *, money: bool) -> list[str]:
 
 def _changes(plan: Plan, width: int) -> RenderableType:
     """Return what 10 % more of each figure does to the cost."""
-    shown = table("10 % more", "Cost changes by", "", numbers=(1,), first_to_go=(2,))
+    grid = table("10 % more", "Cost changes by", "", numbers=(1,), first_to_go=(2,))
     changes = cost_changes(plan)
     largest = max((abs(change) for change in changes.values()), default=1.0) or 1.0
     cells = max(10, min(30, width - 44))
     for name, change in sorted(changes.items(), key=lambda item: item[1]):
         text = f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%"
-        shown.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
-    return Group(heading("How the cost follows each figure"), shown)
+        grid.add_row(IN_WORDS.get(name, name), text, bar(abs(change) / largest, cells, "green" if change < 0 else "red"))
+    return Group(heading("How the cost follows each figure"), grid)
 
 
 def _choices(plan: Plan) -> list[RenderableType]:
@@ -350,29 +362,29 @@ def _choices(plan: Plan) -> list[RenderableType]:
     if not plan.levers:
         return []
     money = has_rent(plan)
-    shown = table("Choice", "Cost changes by" if money else "Output per chip", "Layout", numbers=(1,), first_to_go=(2,))
+    grid = table("Choice", "Cost changes by" if money else "Output per chip", "Layout", numbers=(1,), first_to_go=(2,))
     for lever in plan.levers:
         change = -lever.saving if money else 1 / (1 - lever.saving) - 1
         name = lever.option or lever.words
-        shown.add_row(name, f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%", lever.layout_text)
-    said = "Searched near the chosen layout alone: a plan of its own may find more."
-    return [Text(), heading("What other choices would do"), shown, Text(said, style="bright_black")]
+        grid.add_row(name, f"{change:+.1%}" if abs(change) >= 5e-4 else "0.0%", lever.layout_text)
+    footnote = "Searched near the chosen layout alone: a plan of its own may find more."
+    return [Text(), heading("What other choices would do"), grid, Text(footnote, style="bright_black")]
 
 
 def _drafted(plan: Plan) -> list[RenderableType]:
     """Return what drafts do at each batch."""
     if not plan.drafted:
         return []
-    shown = table(
+    grid = table(
         "Batch", "Plain token", "Drafted", "Plain output", "Drafted", "Faster",
         numbers=range(6), first_to_go=(3, 4),
     )  # fmt: skip
     for row in plan.drafted:
         times, rates = (row.tpot_without, row.tpot), (row.rate_without, row.rate)
         cells = [*(show(x, "s") for x in times), *(show(x, "tok/s") for x in rates), f"{row.speed_up:.2f} x"]
-        shown.add_row(f"{row.batch:,}", *cells)
-    said = "Time per token and output per chip of decode steps that read no prompts, without drafts and with them."
-    return [Text(), heading("What drafts do at each batch"), shown, Text(said, style="bright_black")]
+        grid.add_row(f"{row.batch:,}", *cells)
+    footnote = "Time per token and output per chip of decode steps that read no prompts, without drafts and with them."
+    return [Text(), heading("What drafts do at each batch"), grid, Text(footnote, style="bright_black")]
 
 
 def launch_view(plan: Plan, engines: Iterable[str]) -> RenderableType:

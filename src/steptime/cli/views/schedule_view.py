@@ -23,28 +23,28 @@ MOST_ROWS: Final = 24  # devices; of more, the first and the last are shown
 WIDEST: Final = 8  # cells of the shortest piece of work, at the most
 
 
-def schedule_picture(made: Timeline, width: int, title: str = "") -> RenderableType:
+def schedule_picture(timeline: Timeline, width: int, title: str = "") -> RenderableType:
     """Return who does what when; a step that is too long for the width is shown by its beginning and its end."""
-    label = len(str(made.devices - 1)) + 1
+    label = len(str(timeline.devices - 1)) + 1
     room = max(20, width - label - 1)
-    shortest = float((made.end - made.start).min())
-    whole = made.total / shortest
-    cells = math.floor(room / whole)  # of the shortest piece of work, if all is shown
+    shortest = float((timeline.end - timeline.start).min())
+    total_units = timeline.total / shortest
+    cells = math.floor(room / total_units)  # of the shortest piece of work, if all is shown
     lines = [heading(title)] if title else []
     if cells >= 1:
         step = shortest / min(cells, WIDEST)
-        count = min(room, math.ceil(made.total / step - 1e-9))
-        lines += _rows(made, [(0.0, count)], step, label)
-        lines.append(_axis([(0.0, made.total)], [count], label))
+        count = min(room, math.ceil(timeline.total / step - 1e-9))
+        lines += _rows(timeline, [(0.0, count)], step, label)
+        lines.append(_axis([(0.0, timeline.total)], [count], label))
     else:
         step, half = shortest / 2, (room - 3) // 2
-        since = made.total - half * step
-        lines += _rows(made, [(0.0, half), (since, half)], step, label)
-        lines.append(_axis([(0.0, half * step), (since, made.total)], [half, half], label))
-    return Group(*lines, *_legend(made, width), _summary(made))
+        since = timeline.total - half * step
+        lines += _rows(timeline, [(0.0, half), (since, half)], step, label)
+        lines.append(_axis([(0.0, half * step), (since, timeline.total)], [half, half], label))
+    return Group(*lines, *_legend(timeline, width), _summary(timeline))
 
 
-def _shown(devices: int) -> list[int]:
+def _listed_devices(devices: int) -> list[int]:
     """Return the devices that have a row; -1 stands for those between."""
     if devices <= MOST_ROWS:
         return list(range(devices))
@@ -52,22 +52,22 @@ def _shown(devices: int) -> list[int]:
     return [*range(half), -1, *range(devices - half, devices)]
 
 
-def _rows(made: Timeline, parts: list[tuple[float, int]], step: float, label: int) -> list[Text]:
-    found = [made.cells(since, step, count) for since, count in parts]
+def _rows(timeline: Timeline, parts: list[tuple[float, int]], step: float, label: int) -> list[Text]:
+    part_cells = [timeline.cells(since, step, count) for since, count in parts]
     lines = []
-    for device in _shown(made.devices):
+    for device in _listed_devices(timeline.devices):
         if device < 0:
             lines.append(Text("⋮".rjust(label - 1)))
             continue
         line = Text(f"{device}".rjust(label - 1) + " ")
-        for number, cells in enumerate(found):
+        for number, cells in enumerate(part_cells):
             line.append(" … " if number else "")
-            line.append_text(_row(made, cells[device]))
+            line.append_text(_row(timeline, cells[device]))
         lines.append(line)
     return lines
 
 
-def _row(made: Timeline, cells: Array) -> Text:
+def _row(timeline: Timeline, cells: Array) -> Text:
     """Return the cells of a device: of each piece of work its micro-batch, then its glyph."""
     line = Text()
     bounds = [0, *(np.flatnonzero(np.diff(cells)) + 1).tolist(), len(cells)]
@@ -76,10 +76,10 @@ def _row(made: Timeline, cells: Array) -> Text:
         if place == IDLE:
             line.append(GAP * length, style="bright_black")
             continue
-        kind, micro, back = int(made.kind[place]), int(made.micro[place]), int(made.back_micro[place])
+        kind, micro, back = int(timeline.kind[place]), int(timeline.micro[place]), int(timeline.back_micro[place])
         number = f"{micro}" if kind != PAIR else f"{micro},{back}"
         number = number if len(number) < length else ""
-        style = STYLES[kind] + (" dim" if made.chunk[place] else "")
+        style = STYLES[kind] + (" dim" if timeline.chunk[place] else "")
         line.append(number, style=f"bold {STYLES[kind]}")
         line.append(FILLS[kind] * (length - len(number)), style=style)
     return line
@@ -95,16 +95,16 @@ def _axis(parts: list[tuple[float, float]], counts: list[int], label: int) -> Te
     return Text(line, style="bright_black")
 
 
-def _legend(made: Timeline, width: int) -> list[Text]:
+def _legend(timeline: Timeline, width: int) -> list[Text]:
     """Return what the glyphs stand for."""
-    kinds = [KINDS.index(kind) for kind in made.kinds]
+    kinds = [KINDS.index(kind) for kind in timeline.kinds]
     both = "backward, whole or gradients of inputs" if BACKWARD in kinds else KIND_NAMES[INPUT]
     pieces = [
         Text.assemble((f"{FILLS[kind]} ", STYLES[kind]), both if kind == INPUT else KIND_NAMES[kind])
         for kind in kinds
         if not (kind == BACKWARD and INPUT in kinds)
     ]
-    if int(made.chunk.max()) > 0:
+    if int(timeline.chunk.max()) > 0:
         pieces.append(Text.assemble(("dim", "dim"), " later parts of the model"))
     pieces.append(Text.assemble((f"{GAP} ", "bright_black"), "idle"))
     lines = [pieces[0]]
@@ -116,13 +116,13 @@ def _legend(made: Timeline, width: int) -> list[Text]:
     return lines
 
 
-def _summary(made: Timeline) -> Text:
+def _summary(timeline: Timeline) -> Text:
     """Return the step in a line."""
-    least, most = float(made.idle.min()), float(made.in_flight.max())
+    min_idle, max_in_flight = float(timeline.idle.min()), float(timeline.in_flight.max())
     idle = (
-        f"the busiest device idles {show(least, 's')} ({least / made.total:.1%})"
-        if least
+        f"the busiest device idles {show(min_idle, 's')} ({min_idle / timeline.total:.1%})"
+        if min_idle
         else "the busiest device is never idle"
     )
-    flight = f"at most {most:.4g} micro-batch{'es' if most > 1 else ''} in flight on a device"
-    return Text(f"{show(made.total, 's')} a step; {idle}; {flight}")
+    flight = f"at most {max_in_flight:.4g} micro-batch{'es' if max_in_flight > 1 else ''} in flight on a device"
+    return Text(f"{show(timeline.total, 's')} a step; {idle}; {flight}")

@@ -35,69 +35,77 @@ FULL, HALF = 0.75, 0.5
 WORTH_A_NOTE = 0.02  # share by which the coefficients of the step time may be off without a word
 
 
-def simulation_view(title: str, found: Simulation, width: int) -> RenderableType:
+def simulation_view(title: str, simulation: Simulation, width: int) -> RenderableType:
     """Return a run on one screen, what changes the answer first."""
-    a = found.answers
+    a = simulation.answers
     parts: list[RenderableType] = [
         Text(title),
-        *notes(_notes(found)),
-        *own_runs(found.anchor),
+        *notes(_notes(simulation)),
+        *own_runs(simulation.anchor),
         Text(),
-        *_limits(found.limits),
-        _verdict(a, found.limits),
+        *_limits(simulation.limits),
+        _verdict(a, simulation.limits),
     ]
     if not a.served:
         return Group(*parts)
     if a.classes:
-        parts.append(_classes(a, found.limited))
-    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, found), *_rent(found), Text()]
-    parts += [distribution_plot(latencies(found.requests), width), Text(), _timeline(found, width)]
-    if found.cache is not None:
-        parts += [Text(), _cache(found.cache)]
+        parts.append(_classes(a, simulation.limited))
+    parts += [_latencies(a), Text(MEANING, style="bright_black"), *_rates(a, simulation), *_rent(simulation), Text()]
+    parts += [distribution_plot(latencies(simulation.requests), width), Text(), _timeline(simulation, width)]
+    if simulation.cache is not None:
+        parts += [Text(), _cache(simulation.cache)]
     return Group(*parts)
 
 
-def simulation_brief(title: str, found: Simulation) -> RenderableType:
+def simulation_brief(title: str, simulation: Simulation) -> RenderableType:
     """Return the answer alone."""
-    a = found.answers
-    lines = [Text(title), *notes(_notes(found)), *own_runs(found.anchor), *_limits(found.limits), _verdict(a, found.limits)]
+    a = simulation.answers
+    lines = [
+        Text(title),
+        *notes(_notes(simulation)),
+        *own_runs(simulation.anchor),
+        *_limits(simulation.limits),
+        _verdict(a, simulation.limits),
+    ]
     if a.served:
         for name, q in (("First token", a.ttft), ("Time per token", a.tpot)):
             if not math.isnan(q.mean):
                 lines.append(Text(f"{name}: mean {show(q.mean, 's')}, p50 {show(q.p50, 's')}, p99 {show(q.p99, 's')}"))
-        lines += [Text(f"{name}: {value}{_paid(name, found)}") for name, value in _figures(a, found) if name in BRIEF]
+        lines += [
+            Text(f"{name}: {value}{_rent_note(name, simulation)}") for name, value in _figures(a, simulation) if name in BRIEF
+        ]
     return Group(*lines)
 
 
 BRIEF = ("Throughput", "Output per chip", "USD/M output tokens")
 
 
-def _paid(name: str, found: Simulation) -> str:
+def _rent_note(name: str, simulation: Simulation) -> str:
     """Return kind and date of the rent, behind what a token costs."""
-    return f"; {kind_and_date(found.rent)}" if name.startswith("USD") and has_rent(found.rent) else ""
+    return f"; {kind_and_date(simulation.rent)}" if name.startswith("USD") and has_rent(simulation.rent) else ""
 
 
-def _rent(found: Simulation) -> list[Text]:
+def _rent(simulation: Simulation) -> list[Text]:
     """Say what the chips are rented for, with the kind, date and grade of that."""
-    if not has_rent(found.rent):
+    if not has_rent(simulation.rent):
         return []
-    paid = show(found.chips * float(found.rent.typical), "USD/s")
-    return [Text(f"Rent: {paid} for {counted(found.chips, 'chip')}, {origin_in_words(found.rent)}.")]
+    rent_rate = show(simulation.chips * float(simulation.rent.typical), "USD/s")
+    return [Text(f"Rent: {rent_rate} for {counted(simulation.chips, 'chip')}, {origin_in_words(simulation.rent)}.")]
 
 
-def _notes(found: Simulation) -> list[str]:
-    pace, notes_ = found.pace, uncached(found.traffic) if found.cache is None else []
-    notes_ += full_slots(found)
+def _notes(simulation: Simulation) -> list[str]:
+    pace, notes_ = simulation.pace, uncached(simulation.traffic) if simulation.cache is None else []
+    notes_ += full_slots(simulation)
     if max(pace.mixed_error, pace.decode_error) > WORTH_A_NOTE:
         off = f"{pace.decode_error:.1%} (decode) and {pace.mixed_error:.1%} (mixed)"
         notes_.append(f"the step time's coefficients are off by {off} in mean")
     return notes_
 
 
-def full_slots(found: Simulation) -> list[str]:
+def full_slots(simulation: Simulation) -> list[str]:
     """Name the option that helps if requests wait for sequence slots while the KV cache has room."""
-    a, slots = found.answers, found.policy.max_num_seqs
-    if a.verdict not in (SATURATED, OVERLOADED) or found.fast_replicas or a.batch < FULL * slots or a.kv > HALF:
+    a, slots = simulation.answers, simulation.policy.max_num_seqs
+    if a.verdict not in (SATURATED, OVERLOADED) or simulation.fast_replicas or a.batch < FULL * slots or a.kv > HALF:
         return []
     return [f"the {slots:,} sequence slots are full while {a.kv:.0%} of the KV cache is taken: raise --max-sequences"]
 
@@ -134,7 +142,7 @@ def _time(value: float) -> str:
 
 
 def _latencies(a: Answers) -> Grid:
-    shown = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6), first_to_go=(4, 1, 3))
+    grid = table("", "Mean", "p50", "p90", "p95", "p99", numbers=range(1, 6), first_to_go=(4, 1, 3))
     rows: tuple[tuple[str, Percentiles], ...] = (
         ("Time to first token", a.ttft),
         ("Time per token", a.tpot),
@@ -143,37 +151,40 @@ def _latencies(a: Answers) -> Grid:
         ("Arrival to seat", a.wait),
     )
     for name, s in rows:
-        shown.add_row(name, *map(_time, (s.mean, s.p50, s.p90, s.p95, s.p99)))
-    return shown
+        grid.add_row(name, *map(_time, (s.mean, s.p50, s.p90, s.p95, s.p99)))
+    return grid
 
 
 def _classes(a: Answers, limited: bool) -> Grid:
     heads = ("Class", "Served", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", *(["Within limits"] if limited else []))
-    shown = table(*heads, numbers=range(1, 7), first_to_go=(4, 2, 1))
+    grid = table(*heads, numbers=range(1, 7), first_to_go=(4, 2, 1))
     for c in a.classes:
         name = "fast" if c.rank == 0 else "slow" if len(a.classes) == 2 else f"{c.rank}"
         within = [f"{c.within_limits:.1%}"] if limited else []
-        shown.add_row(name, f"{c.served:,}", *map(_time, (c.ttft.mean, c.ttft.p99, c.tpot.mean, c.tpot.p99)), *within)
-    return shown
+        grid.add_row(name, f"{c.served:,}", *map(_time, (c.ttft.mean, c.ttft.p99, c.tpot.mean, c.tpot.p99)), *within)
+    return grid
 
 
-def _figures(a: Answers, found: Simulation) -> list[tuple[str, str]]:
+def _figures(a: Answers, simulation: Simulation) -> list[tuple[str, str]]:
     """Return what the run comes to, by name."""
-    limits = ("Within the limits", _within(a)) if found.limited else ("Input", show(a.input_tokens_per_second, "tok/s"))
+    limits = ("Within the limits", _within(a)) if simulation.limited else ("Input", show(a.input_tokens_per_second, "tok/s"))
     money = usd(a.usd_per_million_output_tokens) if math.isfinite(a.usd_per_million_output_tokens) else "no rent is known"
     return [
         ("Served", f"{a.served:,} in {show(a.seconds, 's')}"),
         ("Throughput", f"{in_digits(a.requests_per_second, 4)} requests/s"),
         limits,
         ("Output", show(a.output_tokens_per_second, "tok/s")),
-        ("Output per chip", show(found.output_tokens_per_second_per_chip, "tok/s")),
+        ("Output per chip", show(simulation.output_tokens_per_second_per_chip, "tok/s")),
         ("USD/M output tokens", money),
-        ("Busy", _busy(a, found)),
-        ("Decode batch", f"{a.batch:,.1f}" + ("" if found.fast_replicas else f" of {found.policy.max_num_seqs:,}")),
-        ("KV cache taken", f"{a.kv:.0%}" + ("" if found.fast_replicas else f" of {found.policy.kv_tokens:,.0f} tokens")),
+        ("Busy", _busy(a, simulation)),
+        ("Decode batch", f"{a.batch:,.1f}" + ("" if simulation.fast_replicas else f" of {simulation.policy.max_num_seqs:,}")),
+        (
+            "KV cache taken",
+            f"{a.kv:.0%}" + ("" if simulation.fast_replicas else f" of {simulation.policy.kv_tokens:,.0f} tokens"),
+        ),
         ("Waiting", f"{a.queue:,.1f} requests in mean"),
         ("Preemptions", f"{a.preemptions:,}"),
-        ("Chips", f"{found.chips:,}"),
+        ("Chips", f"{simulation.chips:,}"),
     ]
 
 
@@ -186,31 +197,31 @@ def _within(a: Answers) -> str:
     return f"{a.within_limits:.1%}, {in_digits(a.goodput, 4)} requests/s"
 
 
-def _rates(a: Answers, found: Simulation) -> list[RenderableType]:
+def _rates(a: Answers, simulation: Simulation) -> list[RenderableType]:
     """Return the figures in two columns, or in one below another where there is no room."""
-    cells = _figures(a, found)
-    shown = table("", "", "", "", numbers=(1, 3), header=False, first_to_go=(3, 2))
-    for left, right in zip(cells[::2], cells[1::2], strict=True):
-        shown.add_row(*left, *right)
+    cells = _figures(a, simulation)
+    wide = table("", "", "", "", numbers=(1, 3), header=False, first_to_go=(3, 2))
+    for left_figure, right_figure in zip(cells[::2], cells[1::2], strict=True):
+        wide.add_row(*left_figure, *right_figure)
     narrow = table("", "", numbers=(1,), header=False)
     for cell in cells:
         narrow.add_row(*cell)
-    return [Either(shown, narrow)]
+    return [Either(wide, narrow)]
 
 
-def _busy(a: Answers, found: Simulation) -> str:
+def _busy(a: Answers, simulation: Simulation) -> str:
     """The share of time in which replicas work, by pool where there are two."""
     if len(a.pool_utilisation) < 2:
         return f"{a.utilisation:.0%} of the time"
-    names = ("fast", "slow") if found.fast_replicas else ("prefill", "decode")
+    names = ("fast", "slow") if simulation.fast_replicas else ("prefill", "decode")
     return ", ".join(f"{name} {share:.0%}" for name, share in zip(names, a.pool_utilisation, strict=True))
 
 
-def _timeline(found: Simulation, width: int) -> Grid:
+def _timeline(simulation: Simulation, width: int) -> Grid:
     """Return decode batch, cache and queue over time as rows of bars."""
-    line = found.timeline
+    line = simulation.timeline
     cells = max(8, min(100, width - 34))
-    shown = table("Over time", f"0 to {show(float(line['seconds'][-1]), 's')}", "Most", numbers=(2,))
+    grid = table("Over time", f"0 to {show(float(line['seconds'][-1]), 's')}", "Most", numbers=(2,))
     rows: tuple[tuple[str, str, Callable[[float], str]], ...] = (
         ("Sequences decoding", "decoding", lambda v: f"{v:,.0f}"),
         ("KV cache", "kv", lambda v: f"{v:.0%}"),
@@ -218,132 +229,136 @@ def _timeline(found: Simulation, width: int) -> Grid:
     )
     for name, key, write in rows:
         values = np.array([part.mean() for part in np.array_split(np.asarray(line[key], dtype=np.float64), cells)])
-        most = float(np.max(line[key]))
-        scale = values / (most or 1.0)
+        peak = float(np.max(line[key]))
+        scale = values / (peak or 1.0)
         bars = "".join(LEVELS[min(8, math.ceil(8 * max(0.0, s) - 1e-9))] for s in scale)
-        shown.add_row(name, Text(bars, style="cyan", no_wrap=True), write(most))
-    return shown
+        grid.add_row(name, Text(bars, style="cyan", no_wrap=True), write(peak))
+    return grid
 
 
 def _cache(use: CacheUse) -> RenderableType:
-    shown = table("Prefix cache", "Hits", "Read", "Written", numbers=(1, 2, 3))
-    for name, hits, read, written in zip(use.tiers, use.hit_tokens, use.bytes_read, use.bytes_written, strict=True):
-        shown.add_row(name, f"{hits:,.0f} tok", show(float(read), "B"), show(float(written), "B"))
+    grid = table("Prefix cache", "Hits", "Read", "Written", numbers=(1, 2, 3))
+    for name, hits, bytes_read, bytes_written in zip(use.tiers, use.hit_tokens, use.bytes_read, use.bytes_written, strict=True):
+        grid.add_row(name, f"{hits:,.0f} tok", show(float(bytes_read), "B"), show(float(bytes_written), "B"))
     text = f"{use.hit_rate:.1%} of prompt tokens need not be computed"
     if use.recomputed:
         text += f"; {use.recomputed:,} tokens lie behind a block that is computed sooner than loaded"
-    return Group(shown, Text(text + "."))
+    return Group(grid, Text(text + "."))
 
 
-def range_view(found: Simulation, ends: Mapping[float, Simulation], unlike: Sequence[str]) -> RenderableType:
+def range_view(simulation: Simulation, ends: Mapping[float, Simulation], unlike: Sequence[str]) -> RenderableType:
     """Return a run beside those whose steps all take as long as at the `ends` of the engine's 90 % range.
 
     unlike: ways in which it is unlike what was measured, which widen the range.
     """
-    runs = {"As predicted": found} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
-    shown = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
+    runs = {"As predicted": simulation} | {f"Steps x {slowness:.2f}": end for slowness, end in ends.items()}
+    grid = table("90 % range", *runs, numbers=range(1, 1 + len(runs)))
 
     def row(name: str, write: Callable[[Answers], str]) -> None:
-        shown.add_row(name, *(write(end.answers) for end in runs.values()))
+        grid.add_row(name, *(write(end.answers) for end in runs.values()))
 
     row("First token, p90", lambda a: show(a.ttft.p90, "s"))
     row("Time per token, p90", lambda a: show(a.tpot.p90, "s"))
     row("Requests/s", lambda a: in_digits(a.requests_per_second, 4))
-    if found.limited:
-        held = {id(end.answers): end.limits for end in runs.values()}
-        row("Limits", lambda a: getattr(held[id(a)], "verdict", "-"))
+    if simulation.limited:
+        limits = {id(end.answers): end.limits for end in runs.values()}
+        row("Limits", lambda a: getattr(limits[id(a)], "verdict", "-"))
         row("Within the limits", lambda a: f"{a.within_limits:.1%}")
     row("Verdict", lambda a: a.verdict)
     if not unlike:
-        return shown
-    return Group(shown, Text(f"The range is wider here: {beyond_runs(unlike)}"))
+        return grid
+    return Group(grid, Text(f"The range is wider here: {beyond_runs(unlike)}"))
 
 
-def replay_lines(found: Replay, *, brief: bool) -> list[Text]:
+def replay_lines(replay: Replay, *, brief: bool) -> list[Text]:
     """Return what random arrivals make of a plan, before the plan's own figures."""
-    a, where = found.answers, at_percentile(found.percentile)
-    if not found.good:
-        lines = [Text.assemble(("Not possible: ", "bold red"), f"{found.reason}.")]
+    a, percentile = replay.answers, at_percentile(replay.percentile)
+    if not replay.good:
+        lines = [Text.assemble(("Not possible: ", "bold red"), f"{replay.reason}.")]
         return [*lines, Text(f"{'' if brief else chr(10)}The plan itself, which its replay refuses:", style="bold")]
     dollars = a.usd_per_million_output_tokens
-    tokens = f"{show(found.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
+    tokens = f"{show(replay.simulation.output_tokens_per_second_per_chip, 'tok/s')} of output per chip"
     answer = f"{usd(dollars)} per million output tokens" if math.isfinite(dollars) else tokens
-    share = "all" if found.attempts == 1 else f"{found.rate / found.planned_rate:.0%}"
-    rate = f"with {share} of the plan's {in_digits(found.planned_rate, 4)} requests/s"
-    head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {where} {rate}.")
-    own = Text(f"{'' if brief else chr(10)}The plan's own figures, in closed form:", style="bold")
-    return [head, own] if brief else [head, *_limits(found.simulation.limits), _verdict(a, None), own]
+    share = "all" if replay.attempts == 1 else f"{replay.rate / replay.planned_rate:.0%}"
+    rate = f"with {share} of the plan's {in_digits(replay.planned_rate, 4)} requests/s"
+    head = Text.assemble((f"{answer} with random arrivals", "bold green"), f": limits hold {percentile} {rate}.")
+    plan_heading = Text(f"{'' if brief else chr(10)}The plan's own figures, in closed form:", style="bold")
+    return [head, plan_heading] if brief else [head, *_limits(replay.simulation.limits), _verdict(a, None), plan_heading]
 
 
-def simulation_title(model: str, chip: str, found: Simulation, layout: Layout, engine: str) -> str:
+def simulation_title(model: str, chip: str, simulation: Simulation, layout: Layout, engine: str) -> str:
     """Say in a line what was run on what."""
-    n = found.prefill_replicas
+    n = simulation.prefill_replicas
     pools = show_layout(layout) + (f", {counted(n, 'prefill replica')}" if n else "")
     kind = (
-        f"a train every {show(found.policy.interval, 's')}" if found.policy.kind == "train" else f"{found.policy.kind} batching"
+        f"a train every {show(simulation.policy.interval, 's')}"
+        if simulation.policy.kind == "train"
+        else f"{simulation.policy.kind} batching"
     )
-    sent = counted(found.answers.sent, "request")
-    return f"{model} on {found.chips} x {chip} ({pools}), engine {engine}: {sent}, {found.traffic.name}, {kind}"
+    sent = counted(simulation.answers.sent, "request")
+    return f"{model} on {simulation.chips} x {chip} ({pools}), engine {engine}: {sent}, {simulation.traffic.name}, {kind}"
 
 
-def rate_view(found: HighestRate, width: int, limited: bool = True) -> RenderableType:
+def rate_view(search: HighestRate, width: int, limited: bool = True) -> RenderableType:
     """Return the search for the highest rate: a plot of latency against rate, and the points."""
-    parts: list[RenderableType] = [rate_answer(found, limited), Text()]
-    drawn = [p for p in found.points if math.isfinite(p.ttft) and p.rate > 0]
-    if len({p.rate for p in drawn}) > 1:
-        by_rate = sorted(drawn, key=lambda p: p.rate)
-        parts.append(rate_plot([p.rate for p in by_rate], [p.ttft for p in by_rate], found.percentile, width))
-    return Group(*parts, _tried(found))
+    parts: list[RenderableType] = [rate_answer(search, limited), Text()]
+    plotted_points = [p for p in search.points if math.isfinite(p.ttft) and p.rate > 0]
+    if len({p.rate for p in plotted_points}) > 1:
+        by_rate = sorted(plotted_points, key=lambda p: p.rate)
+        parts.append(rate_plot([p.rate for p in by_rate], [p.ttft for p in by_rate], search.percentile, width))
+    return Group(*parts, _points_table(search))
 
 
-def rate_answer(found: HighestRate, limited: bool = True) -> Text:
+def rate_answer(search: HighestRate, limited: bool = True) -> Text:
     """Say which rate is the highest within the limits, or without any the highest that is kept up with."""
-    where = at_percentile(found.percentile)
-    if not limited and found.rate:
-        most = (
-            f"{found.clients:,} clients of a closed loop"
-            if found.clients is not None
-            else f"{in_digits(found.rate, 4)} requests/s"
+    percentile = at_percentile(search.percentile)
+    if not limited and search.rate:
+        rate_text = (
+            f"{search.clients:,} clients of a closed loop"
+            if search.clients is not None
+            else f"{in_digits(search.rate, 4)} requests/s"
         )
-        told = " at most, where the queue does not grow yet; no limits were given: add --speed or --ttft for yours."
-        return Text.assemble((most, "bold green"), told)
-    if not found.rate:
-        why = next((p.why for p in found.points if p.why), "")
-        none = "no number of clients is" if found.clients is not None else "no rate is"
-        said = Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {where}.", style="bold red")
-        if found.points:
-            least = found.points[0]
+        note = " at most, where the queue does not grow yet; no limits were given: add --speed or --ttft for yours."
+        return Text.assemble((rate_text, "bold green"), note)
+    if not search.rate:
+        why = next((p.why for p in search.points if p.why), "")
+        none = "no number of clients is" if search.clients is not None else "no rate is"
+        answer = Text(f"{none} within the limits" + (f": {why}" if why else "") + f", {percentile}.", style="bold red")
+        if search.points:
+            least = search.points[0]
             times = f"first tokens after {show(least.ttft, 's')} and {show(least.tpot, 's')} a token"
-            said.append(f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {where}.", style="not bold")
-        return said
-    rate = f"{in_digits(found.rate, 4)} requests/s"
-    if found.clients is not None:
-        best = f"{counted(found.clients, 'client')} of a closed loop are the most within the limits, {where}"
+            answer.append(
+                f" The lowest tried, {in_digits(least.rate, 3)} requests/s, has {times}, {percentile}.", style="not bold"
+            )
+        return answer
+    rate = f"{in_digits(search.rate, 4)} requests/s"
+    if search.clients is not None:
+        best = f"{counted(search.clients, 'client')} of a closed loop are the most within the limits, {percentile}"
         return Text.assemble((f"{best}.", "bold green"), f" They bring {rate}: each asks again when its answer ends.")
-    said = Text(f"{rate} is the highest rate within the limits, {where}.", style="bold green")
-    if found.scale is not None:
-        said.append(
-            f" The trace is played {in_digits(found.scale)} times as fast, its lengths and bursts kept.", style="not bold"
+    answer = Text(f"{rate} is the highest rate within the limits, {percentile}.", style="bold green")
+    if search.scale is not None:
+        answer.append(
+            f" The trace is played {in_digits(search.scale)} times as fast, its lengths and bursts kept.", style="not bold"
         )
-    if found.cut_short:
-        said.append(
+    if search.cut_short:
+        answer.append(
             " More may hold: played faster, it lasts too short a time to tell."
-            if found.scale is not None
+            if search.scale is not None
             else " More may hold: at higher rates the runs are too short to tell.",
             style="not bold",
         )
-    return said
+    return answer
 
 
-def _tried(found: HighestRate) -> Grid:
+def _points_table(search: HighestRate) -> Grid:
     """Return a row for each rate that was tried."""
-    what = "Clients" if found.clients is not None else "Played" if found.scale is not None else ""
-    heads = ("Requests/s", f"TTFT {found.percentile}", f"TPOT {found.percentile}", "")
-    shown = table(*([what] if what else []), *heads, numbers=range(len(heads) - (not what)))
-    for p in found.points:
+    load_head = "Clients" if search.clients is not None else "Played" if search.scale is not None else ""
+    heads = ("Requests/s", f"TTFT {search.percentile}", f"TPOT {search.percentile}", "")
+    grid = table(*([load_head] if load_head else []), *heads, numbers=range(len(heads) - (not load_head)))
+    for p in search.points:
         verdict = p.verdict if p.good or p.verdict == OVERLOADED else f"{p.verdict}, {p.why or 'limits not met'}"
-        shown.add_row(*_load(p), in_digits(p.rate, 4), _rate_time(p.ttft), _rate_time(p.tpot), verdict)
-    return shown
+        grid.add_row(*_load(p), in_digits(p.rate, 4), _rate_time(p.ttft), _rate_time(p.tpot), verdict)
+    return grid
 
 
 def _load(point: RatePoint) -> list[str]:

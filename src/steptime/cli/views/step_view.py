@@ -72,8 +72,8 @@ def step_view(card: StepSummary, width: int) -> RenderableType:
 
 def step_brief(card: StepSummary) -> RenderableType:
     """Return the answer alone."""
-    said = (Text(f"{name}: {value}") for name, value in _answers(card))
-    return Group(Text(title(card)), *notes(card.notes), *own_runs(card.anchor), *said)
+    lines = (Text(f"{name}: {value}") for name, value in _answers(card))
+    return Group(Text(title(card)), *notes(card.notes), *own_runs(card.anchor), *lines)
 
 
 def own_runs(anchor: Anchor | None) -> list[Text]:
@@ -91,8 +91,8 @@ def own_runs(anchor: Anchor | None) -> list[Text]:
 
 def title(card: StepSummary) -> str:
     """Say in a line what ran on what."""
-    where = f"{counted(int(card.layout.chips), 'chip')} of {card.system}, {show_layout(card.layout)}, engine {card.engine}"
-    return f"{card.model} on {where}: one {card.phase} step"
+    setup = f"{counted(int(card.layout.chips), 'chip')} of {card.system}, {show_layout(card.layout)}, engine {card.engine}"
+    return f"{card.model} on {setup}: one {card.phase} step"
 
 
 def _answers(card: StepSummary) -> list[tuple[str, str | Text]]:
@@ -106,9 +106,9 @@ def _answers(card: StepSummary) -> list[tuple[str, str | Text]]:
         rows.append(("Ideal, were nothing lost", show(float(card.ideal.total), "s")))
     rows += [("Bounds", bounds(card)), ("Bound by", RESOURCES[str(card.bound)][0])]
     for name, (rate, limits) in card.rates().items():
-        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda each: show(each, "tok/s"))))
-    left = float(card.memory.capacity - card.memory.used)
-    rows.append(("Fits", "yes" if left >= 0 else f"no, {show(-left, 'B')} too much on a chip"))
+        rows.append((RATES[name], ranged(float(rate), _floats(limits), lambda speed: show(speed, "tok/s"))))
+    free_bytes = float(card.memory.capacity - card.memory.used)
+    rows.append(("Fits", "yes" if free_bytes >= 0 else f"no, {show(-free_bytes, 'B')} too much on a chip"))
     return rows
 
 
@@ -123,8 +123,8 @@ def bounds(step: Step) -> str:
 
 def resource_table(seconds: Mapping[str, float], width: int) -> Grid:
     """Return the seconds of a step by what it waits for."""
-    named = {RESOURCES[key][0] if key in RESOURCES else key: value for key, value in seconds.items()}
-    return share_table(named, dict(RESOURCES.values()), width, "Waits for")
+    seconds_by_name = {RESOURCES[key][0] if key in RESOURCES else key: value for key, value in seconds.items()}
+    return share_table(seconds_by_name, dict(RESOURCES.values()), width, "Waits for")
 
 
 def memory_bar(memory: Memory, width: int, title: str) -> RenderableType:

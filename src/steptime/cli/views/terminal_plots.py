@@ -18,28 +18,30 @@ from steptime.hardware.unit_cost import usd
 from steptime.planning.plan_result import Plan, Point
 from steptime.units import show
 
-LEAST, MOST = 20, 100  # columns of the axis at least, and of the picture at most
+MIN_CELLS, MAX_WIDTH = 20, 100  # columns of the axis at least, and of the picture at most
 TICKS = (1, 2, 5)
 
 
 @dataclass(frozen=True)
 class LogScale:
-    """Names in `left` columns, then `cells` columns from 10^low to 10^high."""
+    """Names in `name_width` columns, then `cells` columns from 10^low to 10^high."""
 
-    left: int
+    name_width: int
     cells: int
     low: float
     high: float
 
     @classmethod
-    def of(cls, names: Sequence[str], values: Iterable[float], width: int, *, beside: int, spare: float = 1.0) -> LogScale:
+    def fit(
+        cls, names: Sequence[str], values: Iterable[float], width: int, *, max_name_width: int, spare: float = 1.0
+    ) -> LogScale:
         """Return the axis that holds all values, `spare` times wider at each end, beside names of so many columns."""
-        left = min(max(map(len, names)), beside, max(8, width // 3))
+        name_width = min(max(map(len, names)), max_name_width, max(8, width // 3))
         values = list(values)
-        cells = max(LEAST, min(width, MOST) - left - 3)
-        return cls(left, cells, math.log10(min(values) / spare), math.log10(max(values) * spare))
+        cells = max(MIN_CELLS, min(width, MAX_WIDTH) - name_width - 3)
+        return cls(name_width, cells, math.log10(min(values) / spare), math.log10(max(values) * spare))
 
-    def at(self, value: float) -> int:
+    def cell_index(self, value: float) -> int:
         """Return the column of a value."""
         scale = (self.cells - 1) / max(self.high - self.low, 1e-9)
         return max(0, min(self.cells - 1, round((math.log10(value) - self.low) * scale)))
@@ -60,26 +62,26 @@ class LogScale:
             for step in TICKS:
                 value = step * 10.0**power
                 if self.low < math.log10(value) < self.high:
-                    put(write(value).removesuffix(".00"), self.at(value))
-        return Text(" " * (self.left + 1) + "".join(row).rstrip(), style="bright_black")
+                    put(write(value).removesuffix(".00"), self.cell_index(value))
+        return Text(" " * (self.name_width + 1) + "".join(row).rstrip(), style="bright_black")
 
 
-BESIDE, NARROW = 34, 64  # columns that axis and label of a picture take, and below which labels are short
-FEW = 40  # points that are each marked by a letter
+AXIS_WIDTH, NARROW = 34, 64  # columns that axis and label of a picture take, and below which labels are short
+MAX_MARKED_POINTS = 40  # points that are each marked by a letter
 
 
 def figure(columns: int, rows: int) -> Any:
     """Return an empty picture of so many letters."""
     import plotille
 
-    made = plotille.Figure()
-    made.width, made.height, made.origin, made.with_colors, made.color_mode = columns, rows, False, True, "names"
-    return made
+    chart = plotille.Figure()
+    chart.width, chart.height, chart.origin, chart.with_colors, chart.color_mode = columns, rows, False, True, "names"
+    return chart
 
 
-def drawn(made: Any) -> Text:
+def render_chart(chart: Any) -> Text:
     """Return a picture as text."""
-    return Text.from_ansi(made.show(legend=False))
+    return Text.from_ansi(chart.show(legend=False))
 
 
 def seconds(value: float, _: float = 0.0) -> str:
@@ -89,13 +91,13 @@ def seconds(value: float, _: float = 0.0) -> str:
 
 def room(width: int) -> int:
     """Return the columns that a picture has beside its axis and its label, in tens."""
-    return 10 * max(1, min(6, (width - BESIDE) // 10))
+    return 10 * max(1, min(6, (width - AXIS_WIDTH) // 10))
 
 
-def label(made: Any, x: str, y: str, width: int) -> None:
+def label(chart: Any, x: str, y: str, width: int) -> None:
     """Name the axes of a picture, by their last words where there is little room."""
     short = width < NARROW
-    made.x_label, made.y_label = (words.split()[-1] if short else words for words in (x, y))
+    chart.x_label, chart.y_label = (words.split()[-1] if short else words for words in (x, y))
 
 
 def _nice(value: float) -> float:
@@ -111,24 +113,24 @@ def front_plot(plan: Plan, width: int) -> RenderableType:
         return Text("Only one layout is on the Pareto front.")
     speed, output, rows, step = _axes(points)
     low, high = math.floor(2 * speed.min()) / 2, math.ceil(2 * speed.max() + 1e-9) / 2
-    made = figure(room(width), rows)
-    made.set_x_limits(low, high)
-    made.set_y_limits(0, rows * step)
-    made.x_ticks_fkt = lambda value, _: f"{10**value:,.0f}" if 10**value >= 9.5 else f"{10**value:.2g}"
-    made.y_ticks_fkt = lambda value, _: f"{value:,.0f}" if step >= 1 else f"{value:.3g}"
-    label(made, "tok/s per user", "tok/s per chip", width)
-    made.plot(speed, output)
+    chart = figure(room(width), rows)
+    chart.set_x_limits(low, high)
+    chart.set_y_limits(0, rows * step)
+    chart.x_ticks_fkt = lambda value, _: f"{10**value:,.0f}" if 10**value >= 9.5 else f"{10**value:.2g}"
+    chart.y_ticks_fkt = lambda value, _: f"{value:,.0f}" if step >= 1 else f"{value:.3g}"
+    label(chart, "tok/s per user", "tok/s per chip", width)
+    chart.plot(speed, output)
     marks = Text()
     if plan.feasible:
-        made.scatter([math.log10(plan.tokens_per_second_per_user)], [plan.tokens_per_second_per_chip], lc="green", marker="◆")
+        chart.scatter([math.log10(plan.tokens_per_second_per_user)], [plan.tokens_per_second_per_chip], lc="green", marker="◆")
         best = "the cheapest layout" if math.isfinite(plan.usd_per_second) else "the layout of most output"
         marks.append(f"◆ {best}   ", style="green")
     if math.isfinite(plan.slo.tpot) and low < -math.log10(plan.slo.tpot) < high:
         limit = -math.log10(plan.slo.tpot)
-        made.plot([limit, limit], [0, rows * step], lc="red")
+        chart.plot([limit, limit], [0, rows * step], lc="red")
         marks.append("│ the speed asked for", style="red")
     caption = Text("Pareto front: output of each chip against speed for each user [tok/s]", style="bold")
-    return Group(caption, drawn(made), marks)
+    return Group(caption, render_chart(chart), marks)
 
 
 def _axes(points: Sequence[Point]) -> tuple[Any, Any, int, float]:
@@ -143,38 +145,38 @@ def distribution_plot(latencies: dict[str, Any], width: int) -> RenderableType:
     """Return the share of requests within a latency [s], a curve a quantity, on a logarithmic axis."""
     styles = {"TTFT": ("green", "━"), "TPOT": ("cyan", "o")}
     share = np.linspace(0.0, 1.0, 101)
-    known = {name: values for name, values in latencies.items() if np.any(values > 0)}
-    curves = {name: np.log10(np.maximum(np.quantile(values, share), 1e-9)) for name, values in known.items()}
+    samples = {name: values for name, values in latencies.items() if np.any(values > 0)}
+    curves = {name: np.log10(np.maximum(np.quantile(values, share), 1e-9)) for name, values in samples.items()}
     if not curves:
         return Text()
-    low = min(math.log10(np.quantile(values[values > 0], 0.01)) for values in known.values())
+    low = min(math.log10(np.quantile(values[values > 0], 0.01)) for values in samples.values())
     high = max(curve[-1] for curve in curves.values())
-    made = figure(max(10, min(60, width - BESIDE)), 10)
-    made.set_x_limits(float(low) - 0.05, float(max(high, low + 0.1)) + 0.05)
-    made.set_y_limits(0, 100)
-    made.x_ticks_fkt, made.y_ticks_fkt = seconds, lambda value, _: f"{value:.0f} %"
-    label(made, "latency", "requests", width)
+    chart = figure(max(10, min(60, width - AXIS_WIDTH)), 10)
+    chart.set_x_limits(float(low) - 0.05, float(max(high, low + 0.1)) + 0.05)
+    chart.set_y_limits(0, 100)
+    chart.x_ticks_fkt, chart.y_ticks_fkt = seconds, lambda value, _: f"{value:.0f} %"
+    label(chart, "latency", "requests", width)
     legend = Text()
     for name, curve in curves.items():
         colour, glyph = styles[name]
-        made.plot(curve, 100 * share, lc=colour)
+        chart.plot(curve, 100 * share, lc=colour)
         if glyph == "o":
-            made.scatter(curve[5::10], 100 * share[5::10], lc=colour, marker=glyph)
+            chart.scatter(curve[5::10], 100 * share[5::10], lc=colour, marker=glyph)
         legend.append(f"{glyph} {name}   ", style=colour)
-    return Group(Text("Share of requests within a latency", style="bold"), drawn(made), legend)
+    return Group(Text("Share of requests within a latency", style="bold"), render_chart(chart), legend)
 
 
 def rate_plot(rates: Sequence[float], ttft: Sequence[float], quantile: str, width: int) -> RenderableType:
     """Return a quantile of TTFT [s] against the rate [requests/s], both logarithmic."""
     x, y = np.log10(rates), np.log10(np.maximum(ttft, 1e-9))
-    made = figure(max(10, min(60, width - BESIDE)), 10)
-    made.set_x_limits(float(x.min()) - 0.05, float(x.max()) + 0.05)
-    made.set_y_limits(float(y.min()) - 0.1, float(max(y.max(), y.min() + 0.2)) + 0.1)
-    made.x_ticks_fkt, made.y_ticks_fkt = lambda value, _: f"{10**value:.3g}", seconds
-    label(made, "requests/s", f"TTFT {quantile}", width)
-    made.plot(x, y, lc="green")
-    made.scatter(x, y, lc="green", marker="o")
-    return Group(Text(f"Rate against {quantile} of TTFT", style="bold"), drawn(made), Text("o a rate that was tried"))
+    chart = figure(max(10, min(60, width - AXIS_WIDTH)), 10)
+    chart.set_x_limits(float(x.min()) - 0.05, float(x.max()) + 0.05)
+    chart.set_y_limits(float(y.min()) - 0.1, float(max(y.max(), y.min() + 0.2)) + 0.1)
+    chart.x_ticks_fkt, chart.y_ticks_fkt = lambda value, _: f"{10**value:.3g}", seconds
+    label(chart, "requests/s", f"TTFT {quantile}", width)
+    chart.plot(x, y, lc="green")
+    chart.scatter(x, y, lc="green", marker="o")
+    return Group(Text(f"Rate against {quantile} of TTFT", style="bold"), render_chart(chart), Text("o a rate that was tried"))
 
 
 def scatter_plot(measured: Any, predicted: Any, width: int) -> RenderableType:
@@ -182,13 +184,13 @@ def scatter_plot(measured: Any, predicted: Any, width: int) -> RenderableType:
     x, y = np.log10(measured), np.log10(predicted)
     low = math.floor(2 * min(x.min(), y.min())) / 2
     high = math.ceil(2 * max(x.max(), y.max()) + 1e-9) / 2
-    made = figure(room(width), 16)
-    made.set_x_limits(low, high)
-    made.set_y_limits(low, high)
-    made.x_ticks_fkt = made.y_ticks_fkt = lambda value, _: f"{10**value:,.3g}"
-    label(made, "TPOT in ms, measured", "TPOT in ms, predicted", width)
+    chart = figure(room(width), 16)
+    chart.set_x_limits(low, high)
+    chart.set_y_limits(low, high)
+    chart.x_ticks_fkt = chart.y_ticks_fkt = lambda value, _: f"{10**value:,.3g}"
+    label(chart, "TPOT in ms, measured", "TPOT in ms, predicted", width)
     line = np.linspace(low, high, 16)
-    made.scatter(line, line, lc="red", marker="/")
-    made.scatter(x, y, marker="o" if len(x) <= FEW else None)
-    legend = Text(("o" if len(x) <= FEW else "⠿") + " a run   ").append("/ predicted as measured", style="red")
-    return Group(Text("Predicted against measured", style="bold"), drawn(made), legend)
+    chart.scatter(line, line, lc="red", marker="/")
+    chart.scatter(x, y, marker="o" if len(x) <= MAX_MARKED_POINTS else None)
+    legend = Text(("o" if len(x) <= MAX_MARKED_POINTS else "⠿") + " a run   ").append("/ predicted as measured", style="red")
+    return Group(Text("Predicted against measured", style="bold"), render_chart(chart), legend)

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from steptime.cli.views.schedule_view import schedule_picture
-from steptime.cli.views.terminal_plots import drawn, figure, label, room
+from steptime.cli.views.terminal_plots import figure, label, render_chart, room
 from steptime.cli.views.widgets import Grid, facts, notes, ranged, share_table, stacked
 from steptime.hardware.energy import BASES
 from steptime.hardware.rental_prices import rent_in_words
@@ -40,23 +40,23 @@ def stacks_view(names: Iterable[str], catalog: str | None) -> RenderableType:
     """Return the training stacks with what they are."""
     grid = Grid(("Training stack", "What", "Runs", "Speed"), numbers=(2, 3))
     for name in names:
-        one = load_stack(name, catalog)
-        grid.add_row(one.name, one.title, f"{one.fit.get('runs', 0):,}", f"{float(one.speed):.2f}")
+        stack = load_stack(name, catalog)
+        grid.add_row(stack.name, stack.title, f"{stack.fit.get('runs', 0):,}", f"{float(stack.speed):.2f}")
     return Group(Text("Training stacks (steptime train --engine NAME)", style="bold"), grid)
 
 
-def stack_view(found: TrainingEngine) -> RenderableType:
+def stack_view(stack: TrainingEngine) -> RenderableType:
     """Return the constants of a stack, with how sure they are, and what it has."""
-    width = found.fit.get("width", {})
+    width = stack.fit.get("width", {})
     grid = Grid(("Constant", "Value", "Sure to", "What"), numbers=(1, 2), first_to_go=(3, 2))
-    for name, told in CONSTANTS.items():
+    for name, description in CONSTANTS.items():
         sure = f"{width[name]:.2g}" if name in width else ""
-        grid.add_row(name, f"{float(getattr(found.constants, name)):.4g}", sure, f"{told['unit']} {told['line']}")
-    has = [(what, ", ".join(values)) for what, values in (
-        ("Schedules", found.schedules), ("Sharding", found.shardings), ("Recomputation", found.recomputes),
+        grid.add_row(name, f"{float(getattr(stack.constants, name)):.4g}", sure, f"{description['unit']} {description['line']}")
+    has = [(feature, ", ".join(values)) for feature, values in (
+        ("Schedules", stack.schedules), ("Sharding", stack.shardings), ("Recomputation", stack.recomputes),
     ) if values]  # fmt: skip
-    rows = [("Stack", f"{found.name}: {found.title}"), ("Fitted to", f"{found.fit.get('runs', 0):,} measured runs"),
-            ("Speed", f"{float(found.speed):.3g} of the constants'"), *has]  # fmt: skip
+    rows = [("Stack", f"{stack.name}: {stack.title}"), ("Fitted to", f"{stack.fit.get('runs', 0):,} measured runs"),
+            ("Speed", f"{float(stack.speed):.3g} of the constants'"), *has]  # fmt: skip
     note = Text("Sure to: one standard deviation of the logarithm, of a gain or an exponent itself.", style="bright_black")
     return Group(facts(rows), grid, note)
 
@@ -73,27 +73,27 @@ MEMORY_COLOURS = {
 }  # fmt: skip
 
 
-def training_view(found: Training, system: System, made: Timeline | None, width: int) -> RenderableType:
+def training_view(training: Training, system: System, timeline: Timeline | None, width: int) -> RenderableType:
     """Return a training run on a screen, the answer first."""
-    step = found.step
+    step = training.step
     memory = [
         (name, float(getattr(step.memory, name)), MEMORY_COLOURS[name]) for name in PARTS if float(getattr(step.memory, name))
     ]
     parts: list[RenderableType] = [
-        Text(title(found)),
+        Text(title(training)),
         *notes(_minded(step)),
-        facts(_answers(found)),
+        facts(_answers(training)),
         share_table({name: float(value) for name, value in step.terms.items()}, COLOURS, width, "Term"),
         stacked(
             memory, float(step.memory.capacity), width, f"Memory of the fullest chip, {show(float(step.memory.capacity), 'B')}"
         ),
     ]
-    if found.run is not None:
-        parts += [Text("The run", style="bold"), facts(_run(found.run, system))]
-    if found.changes:
-        parts.append(_changes(found))
-    if made is not None:
-        parts.append(schedule_picture(made, width, "The schedule of a step"))
+    if training.run is not None:
+        parts += [Text("The run", style="bold"), facts(_run(training.run, system))]
+    if training.changes:
+        parts.append(_changes(training))
+    if timeline is not None:
+        parts.append(schedule_picture(timeline, width, "The schedule of a step"))
     return Group(*parts)
 
 
@@ -103,24 +103,24 @@ def _minded(step: TrainingStep) -> list[str]:
     return [f"reckoned as if the layers of {step.model} were reversible, which as built they are not"] if reversible else []
 
 
-def training_brief(found: Training, system: System) -> RenderableType:
+def training_brief(training: Training, system: System) -> RenderableType:
     """Return the answer alone."""
-    rows = _answers(found) + (_run(found.run, system) if found.run is not None else [])
-    return Group(Text(title(found)), *notes(_minded(found.step)), *(Text(f"{name}: {value}") for name, value in rows))
+    rows = _answers(training) + (_run(training.run, system) if training.run is not None else [])
+    return Group(Text(title(training)), *notes(_minded(training.step)), *(Text(f"{name}: {value}") for name, value in rows))
 
 
-def title(found: Training) -> str:
+def title(training: Training) -> str:
     """Say in a line what is trained on what."""
-    step, job = found.step, found.job
+    step, job = training.step, training.job
     words = {"pretrain": "", "sft": ", full fine-tune", "lora": ", LoRA fine-tune"}[job.task]
     return (
-        f"{step.model} on {counted(found.chips, 'chip')} of {step.system}{words}: {counted(int(job.batch), 'sequence')} of "
+        f"{step.model} on {counted(training.chips, 'chip')} of {step.system}{words}: {counted(int(job.batch), 'sequence')} of "
         f"{counted(int(job.seq), 'token')} in {job.dtype}, stack {step.stack}"
     )
 
 
-def _answers(found: Training) -> list[tuple[str, str | Text]]:
-    step = found.step
+def _answers(training: Training) -> list[tuple[str, str | Text]]:
+    step = training.step
     limits = None if step.stack == "ideal" else (float(step.low), float(step.high))
     time = ranged(float(step.total), limits, lambda value: show(value, "s"))
     rows: list[tuple[str, str | Text]] = [
@@ -136,11 +136,11 @@ def _answers(found: Training) -> list[tuple[str, str | Text]]:
         ("HFU, recomputation counted", f"{float(step.hfu):.1%}"),
         ("Pipeline idle", f"{float(np.asarray(step.bubble)):.1%} of the step"),
         ("Exposed communication", show(float(np.asarray(step.exposed)), "s")),
-        ("Why", found.why),
+        ("Why", training.why),
     ]
-    if found.runner_up:
-        rows.append(("Runner-up", f"{found.runner_up}: {found.runner_up_slower - 1:.1%} slower"))
-    rows.append(("Layouts tried", f"{found.tried:,}"))
+    if training.runner_up:
+        rows.append(("Runner-up", f"{training.runner_up}: {training.runner_up_slower - 1:.1%} slower"))
+    rows.append(("Layouts tried", f"{training.tried:,}"))
     return rows
 
 
@@ -165,48 +165,48 @@ def _run(run: TrainingRunCost, system: System) -> list[tuple[str, str | Text]]:
     return rows
 
 
-def _changes(found: Training) -> RenderableType:
+def _changes(training: Training) -> RenderableType:
     grid = Grid(("What a change would bring", "Faster", "Layout then"), numbers=(1,), first_to_go=(2,))
-    for change in found.changes:
+    for change in training.changes:
         grid.add_row(change.what, f"{change.faster:.2f}x", change.layout or "the same")
     return grid
 
 
-def scaling_view(found: Scaling, width: int) -> RenderableType:
+def scaling_view(scaling: Scaling, width: int) -> RenderableType:
     """Return the table and the picture of scaling."""
     grid = Grid(("Scaling", "Chips", "Batch", "Step", "tok/s a chip", "Layout"), numbers=(1, 2, 3, 4), first_to_go=(5,))
-    for point in found.points:
-        known = math.isfinite(point.seconds)
-        grid.add_row(point.kind, f"{point.chips:,}", f"{point.batch:,}", show(point.seconds, "s") if known else "-",
-                     f"{point.tokens_per_second_per_chip:,.0f}" if known else "-", point.layout)  # fmt: skip
-    drawable = [point for point in found.points if math.isfinite(point.seconds)]
+    for point in scaling.points:
+        is_feasible = math.isfinite(point.seconds)
+        grid.add_row(point.kind, f"{point.chips:,}", f"{point.batch:,}", show(point.seconds, "s") if is_feasible else "-",
+                     f"{point.tokens_per_second_per_chip:,.0f}" if is_feasible else "-", point.layout)  # fmt: skip
+    drawable = [point for point in scaling.points if math.isfinite(point.seconds)]
     if len(drawable) < 3:
         return grid
-    made = figure(room(width), 12)
+    chart = figure(room(width), 12)
     x = np.log2([point.chips for point in drawable])
     y = np.array([point.tokens_per_second_per_chip for point in drawable])
-    made.set_x_limits(float(x.min()) - 0.2, float(x.max()) + 0.2)
-    made.set_y_limits(0, float(y.max()) * 1.1)
-    made.x_ticks_fkt, made.y_ticks_fkt = (lambda value, _: f"{2**value:,.0f}"), (lambda value, _: f"{value:,.0f}")
-    label(made, "chips", "tok/s a chip", width)
+    chart.set_x_limits(float(x.min()) - 0.2, float(x.max()) + 0.2)
+    chart.set_y_limits(0, float(y.max()) * 1.1)
+    chart.x_ticks_fkt, chart.y_ticks_fkt = (lambda value, _: f"{2**value:,.0f}"), (lambda value, _: f"{value:,.0f}")
+    label(chart, "chips", "tok/s a chip", width)
     for kind, colour, marker in (("strong", "green", "s"), ("weak", "cyan", "w")):
-        own = [place for place, point in enumerate(drawable) if point.kind == kind]
-        if own:
-            made.plot(x[own], y[own], lc=colour)
-            made.scatter(x[own], y[own], lc=colour, marker=marker)
+        indices = [place for place, point in enumerate(drawable) if point.kind == kind]
+        if indices:
+            chart.plot(x[indices], y[indices], lc=colour)
+            chart.scatter(x[indices], y[indices], lc=colour, marker=marker)
     legend = Text("s strong: the same batch   ", style="green").append("w weak: the batch grows with the chips", style="cyan")
-    return Group(grid, Text("Tokens of a chip against chips", style="bold"), drawn(made), legend)
+    return Group(grid, Text("Tokens of a chip against chips", style="bold"), render_chart(chart), legend)
 
 
-def explained_view(model: Model, system: System, found: Training, engine: TrainingEngine) -> RenderableType:
+def explained_view(model: Model, system: System, training: Training, engine: TrainingEngine) -> RenderableType:
     """Return what one layer of each kind does with one micro-batch, forward and backward, and how a step adds up."""
-    x, job = found.step.layout, found.job
+    x, job = training.step.layout, training.job
     tuned, slower = on_chip(engine, system, experts=model.routed)
     grid = Grid(("Layer", "What", "Forward", "Backward", "How"), numbers=(2, 3), first_to_go=(4,))
     twice = "as much" if job.task == "lora" else "twice"
     rows = f"{x.micro_batch:g} x {job.seq:,} / cp {x.cp:g} = {x.micro_batch * job.seq / x.cp:,.0f} rows"
     for (sheet, n), (layer, _) in zip(layer_profiles(model), model.layers, strict=True):
-        one = layer_passes(sheet, job, system, tuned, x)
+        passes = layer_passes(sheet, job, system, tuned, x)
         how = {
             "matrices": f"{_giga(sheet, routed=False)} GFLOP a row, {rows}, tp {x.tp:g}; backward {twice}",
             "experts": f"{_giga(sheet, routed=True)} GFLOP a row, tokens balanced",
@@ -217,13 +217,13 @@ def explained_view(model: Model, system: System, found: Training, engine: Traini
             "tensor parallel": f"{2 * sheet.blocks} collectives forward, {3 * sheet.blocks} backward, less what products hide",
             "recompute": f"{x.recompute}: again before the backward pass",
         }
-        for place, name in enumerate(dict.fromkeys([*one.forward, *one.backward])):
+        for place, name in enumerate(dict.fromkeys([*passes.forward, *passes.backward])):
             seconds = [
                 in_words(np.asarray(part.get(name, 0.0)) * slower, lambda v: show(v, "s"))
-                for part in (one.forward, one.backward)
+                for part in (passes.forward, passes.backward)
             ]
             grid.add_row(f"{n} x {layer.name}" if not place else "", name, *seconds, how.get(name, ""))
-    step = found.step
+    step = training.step
     idle, copies = (show(float(step.terms.get(name, 0.0)), "s") for name in ("pipeline idle", "data parallel"))
     words = (
         f"A step: {counted(float(step.microbatches), 'micro-batch', 'micro-batches')} x the slowest stage, {idle} idle by the "
@@ -248,29 +248,31 @@ MOST_NAMED = 12  # runs without a prediction that are named one by one
 COLUMNS = ("", "Runs", "Median", "Mean", "p90", "Bias", "Covered")
 
 
-def validation_view(found: TrainingValidation) -> RenderableType:
+def validation_view(validation: TrainingValidation) -> RenderableType:
     """Return the errors by kind, memory, and what has no prediction."""
-    parts: list[RenderableType] = [Text(f"{counted(found.runs, 'training run')}: predicted against measured", style="bold")]
-    for name, table in found.step.items():
+    parts: list[RenderableType] = [
+        Text(f"{counted(validation.runs, 'training run')}: predicted against measured", style="bold")
+    ]
+    for name, table in validation.step.items():
         grid = Grid(COLUMNS, title="Time of a step" if name == "all" else f"By {name}", numbers=range(1, len(COLUMNS)))
         for value, errors in ({"all": table} if name == "all" else table).items():
             grid.add_row(value, *_cells(errors))
         parts.append(grid)
-    if found.memory:
-        m = found.memory
+    if validation.memory:
+        m = validation.memory
         parts.append(
             Text(
                 f"Peak memory of {counted(int(m['runs']), 'run')}: median error {m['median']:.1%}, mean {m['mean']:.1%}, worst "
                 f"{m['worst']:.1%}, bias {m['bias']:+.1%}"
             )
         )
-    parts.append(Text(f"Called fitting: {found.fitting:.1%} of the runs that ran"))
-    if found.unanswered:
-        parts.append(Text(f"{counted(len(found.unanswered), 'run')} without a prediction:", style="bold"))
-        parts += [Text(f"  {words}") for words in found.unanswered[:MOST_NAMED]]
-        left = len(found.unanswered) - MOST_NAMED
-        if left > 0:
-            parts.append(Text(f"  and {left} more; --predictions OUT.csv has them all"))
+    parts.append(Text(f"Called fitting: {validation.fitting:.1%} of the runs that ran"))
+    if validation.unanswered:
+        parts.append(Text(f"{counted(len(validation.unanswered), 'run')} without a prediction:", style="bold"))
+        parts += [Text(f"  {words}") for words in validation.unanswered[:MOST_NAMED]]
+        unnamed_count = len(validation.unanswered) - MOST_NAMED
+        if unnamed_count > 0:
+            parts.append(Text(f"  and {unnamed_count} more; --predictions OUT.csv has them all"))
     return Group(*parts)
 
 

@@ -24,7 +24,7 @@ from steptime.validation.validate_api import NAMED
 
 MILLISECOND = 1e-3  # s
 FIGURES = 63  # columns that the figures of an error table take
-FEW = 50  # runs below which the ranges are those of the engine that was fitted from
+MIN_RUNS_FOR_RANGES = 50  # runs below which the ranges are those of the engine that was fitted from
 GOING = (1, 3, 4, 5, 6, 7)  # columns of an error table in the order in which they are left out
 FEW_NAMED = 8  # runs in doubt that are named one by one
 QUANTITIES = {
@@ -82,10 +82,10 @@ MEANINGS = {
 
 def columns_view() -> RenderableType:
     """Return the columns that a file of runs has."""
-    shown = table("Column", "What it holds")
+    grid = table("Column", "What it holds")
     for name in (*COLUMNS, *MEASURED, *OPTIONAL):
-        shown.add_row(name, MEANINGS[name] + ("; optional" if name in OPTIONAL else ""))
-    return shown
+        grid.add_row(name, MEANINGS[name] + ("; optional" if name in OPTIONAL else ""))
+    return grid
 
 
 def _why_closed(rows: int) -> str:
@@ -107,33 +107,33 @@ def validation_view(
     """Return error tables, a scatter picture, and what was left out of them."""
     parts: list[RenderableType] = []
     room = max(12, width - FIGURES)  # for labels
-    for name, found in tables.items():
-        shown = table(
+    for name, quantity_errors in tables.items():
+        grid = table(
             "",
             *HEADINGS,
             title=f"{QUANTITIES[name]}: |predicted / measured - 1|, and how many runs lie in the 90 % interval",
             numbers=range(1, 8),
             first_to_go=GOING,
         )
-        shown.add_row("all", *_cells(found["all"]), style="bold")
-        for key, by in found["by"].items():
-            if len(by) > 1:
-                shown.add_section()
-                shown.add_row(f"by {key.replace('_', ' ')}", style="italic")
-                for value, errors in by.items():
+        grid.add_row("all", *_cells(quantity_errors["all"]), style="bold")
+        for key, errors_by_value in quantity_errors["by"].items():
+            if len(errors_by_value) > 1:
+                grid.add_section()
+                grid.add_row(f"by {key.replace('_', ' ')}", style="italic")
+                for value, errors in errors_by_value.items():
                     label = f"  {value.rpartition('/')[2] or 'not given'}"
-                    shown.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
-        parts.append(shown)
+                    grid.add_row(label if len(label) <= room else label[: room - 1] + "…", *_cells(errors))
+        parts.append(grid)
     if "tpot" in tables:
-        known = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
-        measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in known]
-        parts.append(scatter_plot(measured, predictions.tpot[known] / MILLISECOND, width))
+        run_indices = [i for i, row in enumerate(rows) if row.get("tpot_s") and not predictions.reason[i]]
+        measured = [float(rows[i]["tpot_s"]) / MILLISECOND for i in run_indices]
+        parts.append(scatter_plot(measured, predictions.tpot[run_indices] / MILLISECOND, width))
     if "ttft" in tables and not predictions.simulated:
         parts.append(Text(f"Time to first token is a closed form: {_why_closed(len(rows))}"))
-    drawn = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
-    if drawn and parts:
+    spread_count = sum(not row.get(SPREAD) and spread_of(row) > 0 for row in rows)
+    if spread_count and parts:
         parts.append(
-            Text(f"{drawn:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
+            Text(f"{spread_count:,} of {len(rows):,} runs drew lengths from 0.8 to 1.0 of nominal, by their ids (--columns).")
         )
     if scripted and parts:
         says = f"As published scripts launched them, not as columns say, count {in_runs(scripted)} of InferenceX on gb200-nvl72"
@@ -143,14 +143,14 @@ def validation_view(
         says = f"{in_runs(len(undated))} without a day: measured is {undated[0][:40]!r}, not as 2025-12-31 or 2025-12."
         parts.append(Text(says))
     if not parts:
-        told = any(row.get(name) for row in rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
-        says = "Every row that has a measured time is in doubt" if told else "No row has a measured time"
+        has_times = any(row.get(name) for row in rows for name in (*MEASURED, "ttft_median_s", "output_tok_s"))
+        says = "Every row that has a measured time is in doubt" if has_times else "No row has a measured time"
         parts.append(Text(f"{says}; --predictions writes what is predicted."))
     if unread:
         parts.append(Text(f"Columns that are not read: {', '.join(unread)}."))
-    named = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
-    parts += [Text.assemble(("In no table: ", "yellow"), line) for line in _in_few_lines(named)]
-    if len(named) > FEW_NAMED:
+    unpredicted = [f"{row['id']}: {reason}" for row, reason in zip(rows, predictions.reason, strict=True) if reason]
+    parts += [Text.assemble(("In no table: ", "yellow"), line) for line in _in_few_lines(unpredicted)]
+    if len(unpredicted) > FEW_NAMED:
         parts.append(Text("--predictions OUT.csv gives the reason of each."))
     return Group(*parts, *(Text.assemble(("Left out: ", "yellow"), problem) for problem in problems))
 
@@ -167,8 +167,8 @@ def _in_few_lines(lines: Sequence[str]) -> list[str]:
     for line in lines:
         name, _, reason = line.partition(": ")
         sure = next((words for words in (WRONG, DOUBTFUL) if reason.startswith(words)), "")
-        told = reason.removeprefix(sure).split(":")[0].split(",")[0]
-        kinds.setdefault(sure + told, []).append(name)
+        cause = reason.removeprefix(sure).split(":")[0].split(",")[0]
+        kinds.setdefault(sure + cause, []).append(name)
     return [f"{counted(len(names), 'run')}: {kind}; the first is {names[0]}" for kind, names in kinds.items()]
 
 
@@ -197,18 +197,18 @@ def calibration_view(
     before: Engine, fitted: Engine, tables: Mapping[str, Mapping[str, Any]], runs: int, problems: list[str]
 ) -> RenderableType:
     """Return constants before and after, and the errors of both engines, by name, on the runs that were fitted."""
-    shown = table("Constant", f"{before.name}, before", f"{fitted.name}, fitted", numbers=(1, 2))
+    grid = table("Constant", f"{before.name}, before", f"{fitted.name}, fitted", numbers=(1, 2))
     for name in (*NAMES, *QUEUE_NAMES, *RUN_WAITS):
         unit = "s" if name.startswith("seconds") else ""
         cells = [show(float(v), unit) if unit else f"{float(v):.3g}" for v in (constant(before, name), constant(fitted, name))]
-        shown.add_row(name.replace("_", " "), *cells)
+        grid.add_row(name.replace("_", " "), *cells)
     errors = table("Errors on these runs", *HEADINGS, numbers=range(1, 8), first_to_go=GOING)
-    for engine, found in tables.items():
-        for quantity, of_all in found.items():
+    for engine, quantity_errors in tables.items():
+        for quantity, of_all in quantity_errors.items():
             errors.add_row(f"{NAMED[quantity]}, {engine}", *_cells(of_all["all"]))
-    few = []
-    if runs < FEW:
-        told = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
-        few = [f"{told}: most constants stay near {before.name}'s, and the ranges are {before.name}'s"]
-    left = [Text.assemble(("Left out: ", "yellow"), line) for line in _in_few_lines(problems)]
-    return Group(*notes(few), shown, errors, *left)
+    warnings = []
+    if runs < MIN_RUNS_FOR_RANGES:
+        caution = f"{counted(runs, 'run')} {'tells' if runs == 1 else 'tell'} little"
+        warnings = [f"{caution}: most constants stay near {before.name}'s, and the ranges are {before.name}'s"]
+    exclusions = [Text.assemble(("Left out: ", "yellow"), line) for line in _in_few_lines(problems)]
+    return Group(*notes(warnings), grid, errors, *exclusions)

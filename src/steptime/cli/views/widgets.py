@@ -36,8 +36,8 @@ class SafeConsole(Console):
 class Grid:
     """A table that fits the width: text wraps, and where headers or numbers would break, whole columns are left out.
 
-    numbers: positions of columns that align right and never break; whole: of texts that never break. first_to_go: positions of
-    columns in the order in which they are left out; then those on the right, down to the first two.
+    numbers: positions of columns that align right and never break; no_wrap: of texts that never break. first_to_go: positions
+    of columns in the order in which they are left out; then those on the right, down to the first two.
     """
 
     columns: Sequence[str]
@@ -45,14 +45,14 @@ class Grid:
     numbers: Iterable[int] = ()
     first_to_go: Sequence[int] = ()
     header: bool = True
-    whole: Sequence[int] = ()
+    no_wrap: Sequence[int] = ()
     rows: list[tuple[list[Text], str | None]] = field(default_factory=list)
     sections: set[int] = field(default_factory=set)
 
     def add_row(self, *cells: str | Text, style: str | None = None) -> None:
         """Add a row; cells that are not given are empty."""
-        given = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
-        self.rows.append(([*given, *[Text()] * (len(self.columns) - len(cells))], style))
+        texts = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
+        self.rows.append(([*texts, *[Text()] * (len(self.columns) - len(cells))], style))
 
     def add_section(self) -> None:
         """Part the rows before from those that follow."""
@@ -66,22 +66,22 @@ class Grid:
         cells, head = self._cells(position), self.columns[position] if self.header else ""
         full = max(map(cell_len, (*head.splitlines(), *cells, "")))
         words = [cell_len(word) for word in head.split()]
-        if position in {*self.numbers, *self.whole}:
+        if position in {*self.numbers, *self.no_wrap}:
             return max([*map(cell_len, cells), *words, 1]), full
         longest = max((cell_len(word) for cell in cells for word in cell.split()), default=1)
         return max([min(longest, WORD), *words, 1]), full
 
     def widths(self, width: int) -> dict[int, int]:
         """Return the columns that fit `width`, each with its own width: the widest texts are narrowed first."""
-        kept = list(range(len(self.columns)))
-        needs = {position: self._needs(position) for position in kept}
-        going = [*self.first_to_go, *(p for p in reversed(kept[2:]) if p not in self.first_to_go)]
-        while going and sum(needs[p][0] for p in kept) > _room(width, len(kept)):
-            kept.remove(going.pop(0))
-        widths = {position: needs[position][1] for position in kept}
-        over = sum(widths.values()) - _room(width, len(kept))
+        positions = list(range(len(self.columns)))
+        needs = {position: self._needs(position) for position in positions}
+        going = [*self.first_to_go, *(p for p in reversed(positions[2:]) if p not in self.first_to_go)]
+        while going and sum(needs[p][0] for p in positions) > _room(width, len(positions)):
+            positions.remove(going.pop(0))
+        widths = {position: needs[position][1] for position in positions}
+        over = sum(widths.values()) - _room(width, len(positions))
         while over > 0:
-            narrowable = [p for p in kept if widths[p] > needs[p][0]]
+            narrowable = [p for p in positions if widths[p] > needs[p][0]]
             if not narrowable:
                 break
             widths[max(narrowable, key=lambda p: widths[p])] -= 1
@@ -90,19 +90,19 @@ class Grid:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = self.widths(options.max_width)
-        made = Table(
+        rich_table = Table(
             box=box.SIMPLE_HEAD, title=self.title or None, title_justify="left", title_style="bold", pad_edge=False,
             show_header=self.header,
         )  # fmt: skip
         numbers = set(self.numbers)
         for position, width in widths.items():
             side = "right" if position in numbers else "left"
-            made.add_column(self.columns[position], justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
+            rich_table.add_column(self.columns[position], justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
         for number, (row, style) in enumerate(self.rows):
             if number in self.sections:
-                made.add_section()
-            made.add_row(*(row[position] for position in widths), style=style)
-        yield made
+                rich_table.add_section()
+            rich_table.add_row(*(row[position] for position in widths), style=style)
+        yield rich_table
 
 
 @dataclass
@@ -130,10 +130,10 @@ def table(
 
 def facts(pairs: Iterable[tuple[str, str | Text]]) -> Grid:
     """Return names with their values, without a header."""
-    shown = table("", "", header=False)
+    grid = table("", "", header=False)
     for name, value in pairs:
-        shown.add_row(name, value)
-    return shown
+        grid.add_row(name, value)
+    return grid
 
 
 def notes(words: Iterable[str]) -> list[Text]:
@@ -141,9 +141,9 @@ def notes(words: Iterable[str]) -> list[Text]:
     return [Text.assemble(("Note: ", "bold yellow"), text.rstrip(".") + ".") for text in words]
 
 
-def beyond_runs(ways: Iterable[str]) -> str:
+def beyond_runs(differences: Iterable[str]) -> str:
     """Say in which ways an answer is unlike what was measured."""
-    return f"{', '.join(ways)} lie beyond the runs that the engine was fitted to."
+    return f"{', '.join(differences)} lie beyond the runs that the engine was fitted to."
 
 
 def heading(text: str) -> Text:
@@ -158,21 +158,21 @@ def bar(share: float, width: int, colour: str) -> Text:
     return Text(text.ljust(width), style=colour)
 
 
-def stacked(parts: Sequence[tuple[str, float, str]], whole: float, width: int, title: str) -> RenderableType:
-    """Return one bar of `parts` (name, bytes, colour) of a `whole`, each with a glyph of its own, and its legend."""
+def stacked(parts: Sequence[tuple[str, float, str]], capacity: float, width: int, title: str) -> RenderableType:
+    """Return one bar of `parts` (name, bytes, colour) of a `capacity`, each with a glyph of its own, and its legend."""
     cells = max(20, min(60, width - 4))
     line, legend = Text(), []
     filled, total = 0, 0.0
     for number, (name, value, colour) in enumerate(parts):
         total += value
-        until = round(min(total / whole, 1.0) * cells)
+        until = round(min(total / capacity, 1.0) * cells)
         glyph = FILLS[number % len(FILLS)]
         line.append(glyph * (until - filled), style=colour)
         filled = until
         legend.append(Text.assemble((f"{glyph} ", colour), f"{name} {show(value, 'B')}"))
     line.append("░" * (cells - filled), style="bright_black")
-    rest = f"free {show(whole - total, 'B')}" if total <= whole else f"{show(total - whole, 'B')} too much"
-    legend.append(Text.assemble(("░ ", "bright_black"), rest))
+    remainder = f"free {show(capacity - total, 'B')}" if total <= capacity else f"{show(total - capacity, 'B')} too much"
+    legend.append(Text.assemble(("░ ", "bright_black"), remainder))
     return Group(*_packed(Text(f"{title}:"), legend, width), line)
 
 
@@ -209,20 +209,20 @@ def ranged(value: float, limits: tuple[float, float] | None, write: Callable[[fl
 def share_table(seconds: Mapping[str, float], colours: Mapping[str, str], width: int, title: str) -> Grid:
     """Return seconds by name as bars, longest first; what is below a thousandth is left to the sum."""
     total = sum(seconds.values()) or 1.0
-    shown = table(title, "Time", "Share", "", numbers=(1, 2), first_to_go=(3,))
+    grid = table(title, "Time", "Share", "", numbers=(1, 2), first_to_go=(3,))
     cells = max(8, min(40, width - 44))
     for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
         if value >= 1e-3 * total:
-            shown.add_row(name, show(value, "s"), f"{value / total:.1%}", bar(value / total, cells, colours.get(name, "white")))
-    return shown
+            grid.add_row(name, show(value, "s"), f"{value / total:.1%}", bar(value / total, cells, colours.get(name, "white")))
+    return grid
 
 
 def sourced(title: str, rows: Iterable[tuple[str, str, str, str, str]]) -> RenderableType:
     """Return figures with their sources: a table that numbers the sources, and the list of them below."""
-    shown = table(title, "Value", "Grade", "Date", "Source", numbers=(1, 4), first_to_go=(3, 2))
+    grid = table(title, "Value", "Grade", "Date", "Source", numbers=(1, 4), first_to_go=(3, 2))
     numbers: dict[str, int] = {}
     for figure, value, grade, date, url in rows:
         number = f"[{numbers.setdefault(url, len(numbers) + 1)}]" if url else ""
-        shown.add_row(figure, value, grade, date, Text(number))
+        grid.add_row(figure, value, grade, date, Text(number))
     links = [Text(f"[{number}] {url}", no_wrap=True, overflow="ignore") for url, number in numbers.items()]
-    return Group(shown, *links)
+    return Group(grid, *links)
