@@ -34,7 +34,7 @@ from steptime.describe.engine_summary import EngineCard, EngineTable
 from steptime.questions.image_cost import ImageCost
 from steptime.describe.law_summary import LawCard, LawTable
 from steptime.describe.model_summary import Comparison, ModelCard, ModelTable
-from steptime.questions.registry import HOMES, question_of
+from steptime.questions.registry import HOMES, find_question
 from steptime.questions.step_question import StepSummary
 from steptime.describe.system_summary import SystemCard, SystemTable
 from steptime.catalog.data_files import files
@@ -430,7 +430,7 @@ def questions_page() -> str:
         "machine, such as `chip.hbm.bandwidth`, are inputs too where a question has a system.",
     ]
     for name in HOMES:
-        question = question_of(name)
+        question = find_question(name)
         lines += ["", f"## {name}", "", f"{question.meaning[:1].upper()}{question.meaning[1:]}.", ""]
         lines += ["| input | unit | default | meaning |", "|---|---|---|---|"]
         for key, declared in question.inputs.items():

@@ -87,11 +87,12 @@ def test_question_of_result_reads_wanted_answers_only():
     class Form:
         size: Any = count(1, "size")
 
-    from steptime.questions.declaration import Read
+    from steptime.questions.declaration import Reader
 
     question = question_of_result(
         "area", "an area", form=Form, solve=lambda values: values["size"], shows=("area",),
-        reads={"area": Read(meaning="area", value=lambda size: size**2), "side": Read(meaning="side", value=lambda size: size)},
+        reads={"area": Reader(meaning="area", value=lambda size: size**2),
+               "side": Reader(meaning="side", value=lambda size: size)},
     )  # fmt: skip
     assert question.ask({"size": 3}, frozenset({"area"})) == {"area": 9}
     assert question.ask({"size": 3}, frozenset()) == {"area": 9, "side": 3}

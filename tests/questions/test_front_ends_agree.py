@@ -14,7 +14,7 @@ import steptime as st
 from steptime.cli.main import app_for
 from steptime.errors import InputError
 from steptime.questions.declaration import SWITCH, TEXTS
-from steptime.questions.registry import HOMES, question_of
+from steptime.questions.registry import HOMES, find_question
 from steptime.web.app import app_for as web_app
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b", "qwen3-32b")
@@ -122,7 +122,7 @@ def cases(counts):
 
 def words(name, values):
     """Return the command line of a question."""
-    question, out = question_of(name), []
+    question, out = find_question(name), []
     for key, value in values.items():
         if key in ("model", "system") and name not in ("budget", "laws"):
             continue
@@ -164,7 +164,7 @@ def through_command(name, values):
 def through_sweep(name, values):
     axis = AXES[name] if AXES[name] in values else next(key for key in values if key in ("batch", "tokens", "eta", "chips"))
     fixed = {key: value for key, value in values.items() if key != axis}
-    question = question_of(name)
+    question = find_question(name)
     try:
         swept = st.sweep(name, {axis: [values[axis]]}, answers=tuple(question.answers), workers=1, **fixed)
     except InputError:
@@ -212,6 +212,6 @@ def test_mixed_step_that_does_not_fit_is_refused_by_every_door(client):
 
 @pytest.mark.parametrize("name", HOMES)
 def test_declaration_has_unit_bounds_and_help_of_each_input(name):
-    for key, declared in question_of(name).inputs.items():
+    for key, declared in find_question(name).inputs.items():
         assert declared.meaning, key
         assert declared.help().endswith(".")

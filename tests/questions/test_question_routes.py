@@ -7,7 +7,7 @@ import itertools
 import pytest
 from fastapi.testclient import TestClient
 
-from steptime.questions.registry import HOMES, question_of
+from steptime.questions.registry import HOMES, find_question
 from steptime.web.app import app_for
 
 PAIR = {"model": "llama-3.1-8b", "system": "hgx-h100"}
@@ -29,7 +29,7 @@ def client():
 
 @pytest.mark.parametrize("name", BASE)
 def test_question_with_a_hostile_input_is_answered_or_refused(client, name):
-    for key, value in itertools.product(question_of(name).inputs, HOSTILE):
+    for key, value in itertools.product(find_question(name).inputs, HOSTILE):
         response = client.post(f"/api/questions/{name}", json={**BASE[name], key: value})
         assert response.status_code in (200, 422), (key, value, response.text)
 

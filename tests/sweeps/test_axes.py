@@ -9,12 +9,12 @@ from hypothesis import strategies as some
 
 from steptime.errors import InputError, RangeError, UnitError, UnknownName
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input
-from steptime.questions.registry import question_of
+from steptime.questions.registry import find_question
 from steptime.sweeps.axes import made_axis, read_axes
 from steptime.sweeps.question_inputs import read_values
 
 BATCH, BANDWIDTH, NAME = Input(kind=COUNT), Input(unit="B/s"), Input(kind=TEXT)
-STEP = question_of("step")
+STEP = find_question("step")
 ON = {"model": "llama-3.1-8b", "system": "hgx-h100"}
 
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as some
 
 from steptime import blackboard
-from steptime.questions.registry import names, question_of
+from steptime.questions.registry import find_question, names
 from steptime.sweeps.excel_formulas import Cell, Untraceable, formula
 
 FORMS = [name.removeprefix("blackboard.") for name in names() if name.startswith("blackboard.")]
@@ -82,8 +82,8 @@ def test_what_no_formula_can_is_said():
 
 def test_every_closed_form_is_a_question_and_its_inputs_have_units():
     for name in FORMS:
-        question = question_of(f"blackboard.{name}")
+        question = find_question(f"blackboard.{name}")
         assert question.needs
         assert question.written is getattr(blackboard, name)
-    assert question_of("blackboard.cost_per_token").inputs["rent"].unit == "USD/s"
-    assert question_of("blackboard.drain_seconds").answers["drain_seconds"].unit == "s"
+    assert find_question("blackboard.cost_per_token").inputs["rent"].unit == "USD/s"
+    assert find_question("blackboard.drain_seconds").answers["drain_seconds"].unit == "s"

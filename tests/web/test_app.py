@@ -20,12 +20,12 @@ from fastapi.testclient import TestClient
 import steptime as st
 from steptime.catalog.system_template import template
 from steptime.web.app import app_for
-from steptime.web.board import found
+from steptime.web.board import load_boards
 from steptime.web.board_inputs import Shared, described
 from steptime.web.page_export import along, grid
 from steptime.web.request_limits import Limits
 
-BOARDS = sorted(found())
+BOARDS = sorted(load_boards())
 CLIENT = TestClient(app_for(hosts=("*",)))
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -55,17 +55,17 @@ def test_a_board_answers_its_defaults_with_columns_of_one_length_and_a_sentence(
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_presets_are_inputs_of_their_boards_and_are_answered(name):
-    board = found()[name]
+    board = load_boards()[name]
     for preset in (board.spoken, board.today):
-        assert set(preset) <= set(board.asked.model_fields)
+        assert set(preset) <= set(board.inputs.model_fields)
         assert asked(name, **preset).status_code == 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOARDS)
 def test_both_ends_of_each_slider_are_answered_or_refused_at_their_field(name):
-    board = found()[name]
-    for one in described(board.asked):
+    board = load_boards()[name]
+    for one in described(board.inputs):
         values = [one["low"], one["high"]] if one["kind"] == "slider" else one.get("options", [""])
         for value in values:
             answer = asked(name, **{one["name"]: value})
@@ -76,7 +76,7 @@ def test_both_ends_of_each_slider_are_answered_or_refused_at_their_field(name):
 
 def test_the_page_is_told_its_boards_inputs_and_the_whole_catalogue():
     start = CLIENT.get("/api/start").json()
-    assert [board["name"] for board in start["boards"]] == list(found())
+    assert [board["name"] for board in start["boards"]] == list(load_boards())
     assert len(start["models"]) > 190
     assert {"hgx-h100", "gb200-nvl72"} <= {one["name"] for one in start["systems"]}
     for board in start["boards"]:
@@ -174,11 +174,11 @@ def test_an_answer_that_takes_too_long_is_given_up(monkeypatch):
 
     from steptime.web import board as module
 
-    step = found()["step"]
+    step = load_boards()["step"]
     slow = module.Board(
-        name="step", title=step.title, order=1, section=1, asked=step.asked, answer=lambda _: time.sleep(1) or step.answer(_)
+        name="step", title=step.title, order=1, section=1, inputs=step.inputs, answer=lambda _: time.sleep(1) or step.answer(_)
     )
-    monkeypatch.setattr("steptime.web.app.found", lambda: {"step": slow})
+    monkeypatch.setattr("steptime.web.app.load_boards", lambda: {"step": slow})
     answer = TestClient(app_for(hosts=("*",), limits=Limits(seconds=0.1))).post("/api/boards/step", json={})
     assert answer.status_code == 503
     assert "ask for less" in answer.json()["detail"][0]["msg"]
@@ -227,15 +227,15 @@ def test_what_is_transferred_at_first_is_small():
 
 
 def test_a_slider_s_values_run_from_end_to_end():
-    for board in found().values():
-        for one in described(board.asked):
+    for board in load_boards().values():
+        for one in described(board.inputs):
             if one["kind"] == "slider":
                 values = along(one, 5)
                 assert values[0] == pytest.approx(max(one["low"], 1e-9), rel=0.01, abs=1e-6)
                 assert values[-1] == pytest.approx(one["high"], rel=0.01)
         assert next(grid(board)) == {
             **{name: Shared.model_fields[name].default for name in board.bar},
-            **{one["name"]: one["default"] for one in described(board.asked)},
+            **{one["name"]: one["default"] for one in described(board.inputs)},
         }
 
 
@@ -250,7 +250,7 @@ ODD = some.recursive(
 
 
 def fields(name):
-    return [*found()[name].asked.model_fields]
+    return [*load_boards()[name].inputs.model_fields]
 
 
 def tried(name, names, draw_value, method):
@@ -312,7 +312,7 @@ def test_ten_points_of_the_step_are_those_of_the_library():
 
 def test_the_page_about_the_page_names_each_board_with_its_question():
     text = (Path(__file__).parents[2] / "docs" / "web.md").read_text(encoding="utf-8")
-    for board in found().values():
+    for board in load_boards().values():
         assert f"| `{board.name}` | {board.title} |" in text
 
 
@@ -322,12 +322,12 @@ def test_slow_boards_hold_up_each_other_alone(monkeypatch):
 
     from steptime.web import board as module
 
-    step = found()["step"]
+    step = load_boards()["step"]
     slow = module.Board(
-        name="slow", title="slow", order=1, section=1, asked=step.asked, slow=True,
+        name="slow", title="slow", order=1, section=1, inputs=step.inputs, slow=True,
         answer=lambda _: time.sleep(1.5) or step.answer(_),
     )  # fmt: skip
-    monkeypatch.setattr("steptime.web.app.found", lambda: {"slow": slow, "step": step})
+    monkeypatch.setattr("steptime.web.app.load_boards", lambda: {"slow": slow, "step": step})
     app = app_for(hosts=("*",), limits=Limits(queue=2))
 
     async def crowd():

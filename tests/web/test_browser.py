@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("playwright")
 
-from steptime.web.board import found
+from steptime.web.board import load_boards
 from steptime.web.board_inputs import described
 from steptime.web.page_export import export_to
 from tests.web.browsing import CHROMIUM, browser, page_of, served, shared
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
-BOARDS = list(found())
+BOARDS = list(load_boards())
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_board_opens_without_a_word_in_the_console_and_fits(chromium, address,
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_a_slider_changes_the_board_and_the_address_keeps_it(chromium, address, board):
-    one = next((one for one in described(found()[board].asked) if one["kind"] == "slider" and not one["more"]), None)
+    one = next((one for one in described(load_boards()[board].inputs) if one["kind"] == "slider" and not one["more"]), None)
     if one is None:
         pytest.skip("a board of words")
     with page_of(chromium) as (page, said):

@@ -37,7 +37,7 @@ def spinning(asked):
 
 boards = dict(found())
 for name, answer in (("frozen", frozen), ("spinning", spinning)):
-    boards[name] = Board(name=name, title=name, order=1, section=1, asked=boards["step"].asked, answer=answer)
+    boards[name] = Board(name=name, title=name, order=1, section=1, inputs=boards["step"].inputs, answer=answer)
 app.found = lambda: boards
 serve(
     "127.0.0.1", 0, browse=False, told=lambda address: print(address, flush=True),

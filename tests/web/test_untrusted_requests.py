@@ -16,11 +16,11 @@ from steptime.models.model_loading import config_of
 from steptime.web import board as boards
 from steptime.web import page_subject
 from steptime.web.app import app_for
-from steptime.web.board import found
+from steptime.web.board import load_boards
 from steptime.web.board_inputs import LONGEST, LONGEST_NAME, described
 from steptime.web.request_limits import Limits
 
-BOARDS = sorted(found())
+BOARDS = sorted(load_boards())
 CLIENT = TestClient(app_for(), base_url="http://localhost:8421")
 CROSS_SITE = [
     {"sec-fetch-site": "cross-site"},
@@ -63,7 +63,7 @@ def test_path_with_a_slash_too_many_is_not_redirected_to_another_address():
 
 
 def text_inputs(name):
-    own = [one["name"] for one in described(found()[name].asked) if one["kind"] == "text"]
+    own = [one["name"] for one in described(load_boards()[name].inputs) if one["kind"] == "text"]
     return ["model", "system", "engine", *own]
 
 
@@ -134,15 +134,15 @@ def test_long_name_is_refused_and_long_pasted_text_is_read(field):
 def test_work_that_was_given_up_keeps_its_place_until_it_ends(monkeypatch):
     import httpx2
 
-    step, ended = found()["step"], threading.Event()
+    step, ended = load_boards()["step"], threading.Event()
 
     def answer(asked):
         if asked.batch == 1:
             ended.wait(20)
         return step.answer(asked)
 
-    one = boards.Board(name="step", title="step", order=1, section=1, asked=step.asked, answer=answer)
-    monkeypatch.setattr("steptime.web.app.found", lambda: {"step": one})
+    one = boards.Board(name="step", title="step", order=1, section=1, inputs=step.inputs, answer=answer)
+    monkeypatch.setattr("steptime.web.app.load_boards", lambda: {"step": one})
     app = app_for(hosts=("*",), limits=Limits(workers=1, seconds=0.2, stuck=0.3))
 
     async def ask():

@@ -71,10 +71,10 @@ def read_question(
 
     several: the option that takes more than one value of an input; command_options: the options of the command itself.
     """
-    from steptime.questions.registry import question_of
+    from steptime.questions.registry import find_question
 
     name, subject, settings = read_words(command, words, several)
-    question = question_of(name)
+    question = find_question(name)
     no_slips(question, settings, command_options)
     check_subject(question, subject)
     return question, subject, settings

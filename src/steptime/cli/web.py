@@ -56,5 +56,5 @@ def web(
         )
     serve(
         host, port, browse=not no_browser, allowed=allowed,
-        told=lambda address: typer.echo(f"steptime at {address} (Ctrl+C ends it)"),
+        announce=lambda address: typer.echo(f"steptime at {address} (Ctrl+C ends it)"),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.describe.kv_tradeoff import CacheTrade, cache_trade
 from steptime.models.model_loading import load_model, model_of
-from steptime.questions.declaration import Read, answers_of, bind_declared, count, question_of_result, text
+from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers, text
 from steptime.questions.subject import read_machine
 
 
@@ -36,11 +36,11 @@ def _of_cache(name: str) -> Any:
     return lambda trade: getattr(trade.held[0], name)
 
 
-READS: Final[Mapping[str, Read]] = {
-    "cache_bytes": Read(meaning="cache and state of one sequence", unit="B", value=_of_cache("held")),
-    "flop_saved": Read(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
-    "flop_per_byte": Read(meaning="FLOP saved per byte held", value=_of_cache("flop_per_byte")),
-    "recompute_seconds": Read(
+READS: Final[Mapping[str, Reader]] = {
+    "cache_bytes": Reader(meaning="cache and state of one sequence", unit="B", value=_of_cache("held")),
+    "flop_saved": Reader(meaning="FLOP of one prefill, which the cache saves", unit="FLOP", value=_of_cache("flop_saved")),
+    "flop_per_byte": Reader(meaning="FLOP saved per byte held", value=_of_cache("flop_per_byte")),
+    "recompute_seconds": Reader(
         meaning="time to recompute the cache at the peak rate of a chip", unit="s", value=_of_cache("recompute_seconds")
     ),
 }
@@ -58,4 +58,4 @@ REVERSIBLE = question_of_result(
 
 def summary(trade: CacheTrade) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, trade)
+    return read_answers(READS, trade)

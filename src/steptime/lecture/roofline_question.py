@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.lecture.model_on_system import CONTEXT
 from steptime.lecture.pair_roofline import Roofline, roofline
-from steptime.questions.declaration import Read, answers_of, bind_declared, count, question_of_result
+from steptime.questions.declaration import Reader, bind_declared, count, question_of_result, read_answers
 from steptime.questions.subject import PricedSubject, read_subject
 
 
@@ -30,13 +30,13 @@ def solve(values: Mapping[str, Any]) -> Roofline:
     return roofline(model, system, context=inputs.context, engine=engine)
 
 
-READS: Final[Mapping[str, Read]] = {
-    "active_parameters": Read(meaning="active parameters", value=lambda board: board.active),
-    "total_parameters": Read(meaning="all parameters", value=lambda board: board.total),
-    "kv_bytes_per_token": Read(
+READS: Final[Mapping[str, Reader]] = {
+    "active_parameters": Reader(meaning="active parameters", value=lambda board: board.active),
+    "total_parameters": Reader(meaning="all parameters", value=lambda board: board.total),
+    "kv_bytes_per_token": Reader(
         meaning="bytes of the cache read per token of context", unit="B", value=lambda board: board.kv_bytes
     ),
-    "chips": Read(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
+    "chips": Reader(meaning="chips of the scale-up domain", unit="chips", value=lambda board: board.chips),
 }
 ROOFLINE = question_of_result(
     "roofline",
@@ -52,4 +52,4 @@ ROOFLINE = question_of_result(
 
 def summary(board: Roofline) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, board)
+    return read_answers(READS, board)

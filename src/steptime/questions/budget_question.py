@@ -10,7 +10,7 @@ from steptime.catalog.hardware_loading import load_system, resolve_system
 from steptime.hardware.rental_prices import with_rent
 from steptime.hardware.system import System
 from steptime.planning.workload import Workload, limits
-from steptime.questions.declaration import Read, answers_of, bind, count, number, question_of_result, rent, text, texts
+from steptime.questions.declaration import Reader, bind, count, number, question_of_result, read_answers, rent, text, texts
 from steptime.scaling.lifetime_compute import Demand
 from steptime.scaling.model_sizing import Budget, budget
 from steptime.scaling.quality_target import read_served, read_target
@@ -140,15 +140,15 @@ def _of_choice(name: str) -> Any:
     return lambda result: getattr(result.choice, name)
 
 
-READS: Final[Mapping[str, Read]] = {
-    "params": Read(meaning="parameters that a token uses", value=_of_choice("params")),
-    "tokens": Read(meaning="training tokens", unit="tokens", value=_of_choice("tokens")),
-    "loss": Read(meaning="loss in nats per token", value=_of_choice("loss")),
-    "over_chinchilla": Read(meaning="training tokens over 20 per parameter", value=_of_choice("over_chinchilla")),
-    "total_flop": Read(meaning="lifetime compute in training FLOP", unit="FLOP", value=_of_choice("total_flop")),
-    "training_share": Read(meaning="share of training in it", value=_of_choice("training_share")),
-    "usd": Read(meaning="lifetime cost", unit="USD", value=_of_choice("usd")),
-    "law": Read(meaning="the leading law", value=_of_choice("law"), text=True),
+READS: Final[Mapping[str, Reader]] = {
+    "params": Reader(meaning="parameters that a token uses", value=_of_choice("params")),
+    "tokens": Reader(meaning="training tokens", unit="tokens", value=_of_choice("tokens")),
+    "loss": Reader(meaning="loss in nats per token", value=_of_choice("loss")),
+    "over_chinchilla": Reader(meaning="training tokens over 20 per parameter", value=_of_choice("over_chinchilla")),
+    "total_flop": Reader(meaning="lifetime compute in training FLOP", unit="FLOP", value=_of_choice("total_flop")),
+    "training_share": Reader(meaning="share of training in it", value=_of_choice("training_share")),
+    "usd": Reader(meaning="lifetime cost", unit="USD", value=_of_choice("usd")),
+    "law": Reader(meaning="the leading law", value=_of_choice("law"), text=True),
 }
 BUDGET = question_of_result(
     "budget",
@@ -163,4 +163,4 @@ BUDGET = question_of_result(
 
 def summary(result: Budget) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, result)
+    return read_answers(READS, result)

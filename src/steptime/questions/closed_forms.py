@@ -47,13 +47,13 @@ def closed_form(name: str) -> Question:
         )
         if parameter.default is parameter.empty:
             needs.append(parameter.name)
-    told = Answer(meaning=_first_line(function), unit=ANSWERED.get(name, ""))
+    answer = Answer(meaning=_first_line(function), unit=ANSWERED.get(name, ""))
     return Question(
         name=f"{PREFIX}{name}",
-        meaning=told.meaning,
+        meaning=answer.meaning,
         inputs=inputs,
-        answers={name: told},
-        ask=partial(_asked, function, name),
+        answers={name: answer},
+        ask=partial(_apply, function, name),
         vectorised=True,
         threads=True,
         needs=tuple(needs),
@@ -63,8 +63,8 @@ def closed_form(name: str) -> Question:
     )
 
 
-def _asked(function: Callable[..., Any], name: str, given: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions are asked alike
-    return {name: function(**given)}
+def _apply(function: Callable[..., Any], name: str, values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions are asked alike
+    return {name: function(**values)}
 
 
 def _first_line(function: Callable[..., Any]) -> str:
@@ -82,18 +82,20 @@ def of_function(function: Callable[..., Any], *, vectorised: bool = False) -> Qu
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise InputError(f"{function!r} does not say which parameters it has") from None
-    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+    positional = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
     if positional:
         raise InputError(f"{positional[0]} of {_name(function)} cannot be given by name, as a sweep gives it")
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    keywords = [
+        parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     return Question(
         name=_name(function),
         meaning=_first_line(function),
-        inputs={one.name: Input(meaning=one.name, kind=TEXT, broadcasts=vectorised) for one in named},
+        inputs={parameter.name: Input(meaning=parameter.name, kind=TEXT, broadcasts=vectorised) for parameter in keywords},
         answers={},
-        ask=partial(_told, function),
+        ask=partial(_call_function, function),
         vectorised=vectorised,
-        needs=tuple(one.name for one in named if one.default is one.empty),
+        needs=tuple(parameter.name for parameter in keywords if parameter.default is parameter.empty),
         seconds=0.0,
     )
 
@@ -102,11 +104,11 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _told(function: Callable[..., Any], given: Mapping[str, Any], wanted: frozenset[str]) -> Mapping[str, Any]:  # noqa: ARG001 - all questions are asked alike
-    found = function(**given)
-    if isinstance(found, Mapping):
-        return found
-    to_dict = getattr(found, "to_dict", None)
+def _call_function(function: Callable[..., Any], values: Mapping[str, Any], answer_names: frozenset[str]) -> Mapping[str, Any]:  # noqa: ARG001 - all questions are asked alike
+    output = function(**values)
+    if isinstance(output, Mapping):
+        return output
+    to_dict = getattr(output, "to_dict", None)
     if to_dict is not None:
         return {name: value for name, value in to_dict().items() if isinstance(value, str | int | float) and name != "schema"}
-    return {_name(function): found}
+    return {_name(function): output}

@@ -129,7 +129,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class Reader:
     """One answer of a question whose result is an object: what it means, and how it is read from the result."""
 
     meaning: str
@@ -144,7 +144,7 @@ def question_of_result(
     *,
     form: Any,
     solve: Callable[[Mapping[str, Any]], Any],
-    reads: Mapping[str, Read],
+    reads: Mapping[str, Reader],
     shows: tuple[str, ...],
     **properties: Any,
 ) -> Question:
@@ -160,14 +160,14 @@ def question_of_result(
         **properties: other fields of `Question`.
     """
 
-    def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
-        return answers_of(reads, solve(values), wanted)
+    def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
+        return read_answers(reads, solve(values), answer_names)
 
     return Question(
         name=name,
         meaning=meaning,
         inputs=inputs_from(form),
-        answers={key: Answer(meaning=read.meaning, unit=read.unit, text=read.text) for key, read in reads.items()},
+        answers={key: Answer(meaning=reader.meaning, unit=reader.unit, text=reader.text) for key, reader in reads.items()},
         ask=ask,
         solve=solve,
         needs=required_inputs(form),
@@ -176,9 +176,9 @@ def question_of_result(
     )
 
 
-def answers_of(reads: Mapping[str, Read], result: Any, wanted: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Return the answers that are read from a result; `wanted`: their names, empty for all."""
-    return {name: read.value(result) for name, read in reads.items() if not wanted or name in wanted}
+def read_answers(reads: Mapping[str, Reader], result: Any, answer_names: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Return the answers that are read from a result; `answer_names`: their names, empty for all."""
+    return {name: reader.value(result) for name, reader in reads.items() if not answer_names or name in answer_names}
 
 
 def _declared(default: Any, **declaration: Any) -> Any:
@@ -254,16 +254,16 @@ def bind(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
         RangeError: if a value is outside its bounds.
     """
     declared = inputs_from(form)  # type: ignore[arg-type]
-    read: dict[str, Any] = {}
+    bound_values: dict[str, Any] = {}
     for name, value in values.items():
         if name not in declared:
             raise UnknownName(f"input of {question}", name, list(declared), f"Its inputs are {', '.join(declared)}.")
         if value is not None:
-            read[name] = read_value(name, value, declared[name])
-    missing = [name for name in required_inputs(form) if name not in read]
+            bound_values[name] = read_value(name, value, declared[name])
+    missing = [name for name in required_inputs(form) if name not in bound_values]
     if missing:
         raise InputError(f"{question} needs {' and '.join(missing)}")
-    return form(**read)
+    return form(**bound_values)
 
 
 def bind_declared(form: type[Form], values: Mapping[str, Any], question: str) -> Form:
@@ -324,8 +324,8 @@ def _read_number(name: str, value: Any, declared: Input) -> Any:
     return between(name, value, low, high, declared.unit)
 
 
-def listed(names: Iterable[str], most: int = 12) -> str:
-    """Return names separated by commas: the first `most`, and the number of others."""
+def listed(names: Iterable[str], limit: int = 12) -> str:
+    """Return names separated by commas: the first `limit`, and the number of others."""
     several = list(names)
-    others = f" and {len(several) - most} more" if len(several) > most else ""
-    return ", ".join(several[:most]) + others
+    suffix = f" and {len(several) - limit} more" if len(several) > limit else ""
+    return ", ".join(several[:limit]) + suffix

@@ -69,11 +69,11 @@ def image_cost(model: ModelLike, images: str | Iterable[str] = (), *, audio: str
     >>> image_cost("qwen3-vl-8b-instruct", "1024x1024").tokens
     1024
     """
-    of = model_of(model)
-    found = read_media(of, images, audio)
-    if not found:
+    loaded_model = model_of(model)
+    readings = read_media(loaded_model, images, audio)
+    if not readings:
         raise InputError("name an image, such as 1024x1024, or a recording, such as 30")
-    return cost_of(of, found)
+    return media_cost(loaded_model, readings)
 
 
 def with_images(model: ModelLike, images: str | Iterable[str] = (), *, text: float, audio: str | Iterable[str] = ()) -> Model:
@@ -85,35 +85,35 @@ def with_images(model: ModelLike, images: str | Iterable[str] = (), *, text: flo
     >>> with_images("qwen3-vl-8b-instruct", "1024x1024", text=500).media.tokens
     1524
     """
-    of = model_of(model)
+    loaded_model = model_of(model)
     positive("text", text, "token", most=MOST_TOKENS)
-    return with_media(of, read_media(of, images, audio), text)
+    return with_media(loaded_model, read_media(loaded_model, images, audio), text)
 
 
-def cost_of(of: Model, found: tuple[Reading, ...]) -> ImageCost:
+def media_cost(model: Model, readings: tuple[Reading, ...]) -> ImageCost:
     """Return what images and recordings cost that were read already."""
-    tokens = media_tokens(found)
-    flops, language = sum(tower_flops(one) for one in found), float(prefill_flops(of, tokens))
+    tokens = media_tokens(readings)
+    flops, language = sum(tower_flops(reading) for reading in readings), float(prefill_flops(model, tokens))
     return ImageCost(
-        model=of.name,
-        media=tuple(_row(one) for one in found),
-        rows=sum(one.medium.count * one.cut.rows for one in found),
+        model=model.name,
+        media=tuple(_row(reading) for reading in readings),
+        rows=sum(reading.medium.count * reading.cut.rows for reading in readings),
         tokens=tokens,
-        tower_parameters=tower_parameters(found),
+        tower_parameters=tower_parameters(readings),
         tower_flop=flops,
         language_flop=language,
         tower_share=flops / (flops + language),
-        notes=tuple(dict.fromkeys(f"settings: {text}" for one in found if (text := one.tower.rule.settings))),
+        notes=tuple(dict.fromkeys(f"settings: {text}" for reading in readings if (text := reading.tower.rule.settings))),
     )
 
 
-def _row(one: Reading) -> MediumRow:
+def _row(reading: Reading) -> MediumRow:
     return MediumRow(
-        kind=one.medium.kind,
-        size=one.medium.what,
-        count=one.medium.count,
-        sequences=sum(many for many, _ in one.cut.sequences),
-        rows=one.cut.rows,
-        tokens=one.cut.tokens,
-        tower_flop=tower_flops(one) / one.medium.count,
+        kind=reading.medium.kind,
+        size=reading.medium.what,
+        count=reading.medium.count,
+        sequences=sum(count for count, _ in reading.cut.sequences),
+        rows=reading.cut.rows,
+        tokens=reading.cut.tokens,
+        tower_flop=tower_flops(reading) / reading.medium.count,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Final
 
-from steptime.questions.declaration import Read, answers_of, bind, count, question_of_result, text
+from steptime.questions.declaration import Reader, bind, count, question_of_result, read_answers, text
 from steptime.scaling.law_comparison import Losses, losses_of
 from steptime.scaling.scaling_laws import load_law
 
@@ -37,14 +37,14 @@ def _of_law(name: str) -> Any:
     return lambda losses: getattr(losses.losses[0], name)
 
 
-READS: Final[Mapping[str, Read]] = {
-    "loss": Read(meaning="loss in nats per token", value=_of_law("loss")),
-    "over_chinchilla": Read(meaning="training tokens over 20 per parameter", value=_of_law("over_chinchilla")),
-    "compute_optimal_params": Read(
+READS: Final[Mapping[str, Reader]] = {
+    "loss": Reader(meaning="loss in nats per token", value=_of_law("loss")),
+    "over_chinchilla": Reader(meaning="training tokens over 20 per parameter", value=_of_law("over_chinchilla")),
+    "compute_optimal_params": Reader(
         meaning="parameters that the law trains with the same compute", value=_of_law("best_params")
     ),
-    "compute_optimal_tokens": Read(meaning="tokens that it trains them on", unit="tokens", value=_of_law("best_tokens")),
-    "compute_optimal_loss": Read(meaning="their loss", value=_of_law("best_loss")),
+    "compute_optimal_tokens": Reader(meaning="tokens that it trains them on", unit="tokens", value=_of_law("best_tokens")),
+    "compute_optimal_loss": Reader(meaning="their loss", value=_of_law("best_loss")),
 }
 LOSS = question_of_result(
     "laws",
@@ -59,4 +59,4 @@ LOSS = question_of_result(
 
 def summary(losses: Losses) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, losses)
+    return read_answers(READS, losses)

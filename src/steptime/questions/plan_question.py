@@ -20,11 +20,11 @@ from steptime.planning.workload import Slo, Workload, limits
 from steptime.questions.declaration import Answer, Question, bind_declared, count, inputs_from, number, text
 from steptime.questions.subject import (
     DESIGN,
-    MADE,
+    DESIGN_ANSWERS,
     REQUESTS_GROUP,
     PricedSubject,
     PromptMedia,
-    made,
+    design_answers,
     read_subject,
     with_prompt_media,
 )
@@ -100,7 +100,7 @@ class PlanInputs(PricedSubject, PromptMedia, RequestSizes, LatencyLimits):
 
 
 INPUTS = {**inputs_from(PlanInputs), **DESIGN}
-TOLD = (  # of a plan; its fields say what they mean
+PLAN_FIELDS = (  # of a plan; its fields say what they mean
     COST, "prefill_usd_per_million_tokens", "decode_usd_per_million_tokens", "usd_per_request", TPOT, TTFT,
     "requests_per_second", "utilisation", "concurrency", "chips", "mode", "layout_text", "reason",
 )  # fmt: skip
@@ -110,54 +110,54 @@ RANGES = {
 
 
 def _answers() -> dict[str, Answer]:
-    metadata = {one.name: one.metadata for one in fields(Plan)} | {
+    metadata = {plan_field.name: plan_field.metadata for plan_field in fields(Plan)} | {
         name: Plan.DERIVED[name] for name in (SPEED, OUTPUT, "joules_per_output_token")
     }
-    found = {
+    answers = {
         name: Answer(
             meaning=metadata[name]["meaning"], unit=metadata[name]["unit"], text=name in ("mode", "layout_text", "reason")
         )
-        for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")
+        for name in (*PLAN_FIELDS, SPEED, OUTPUT, "joules_per_output_token")
     }
     for name in (COST, TPOT, TTFT, OUTPUT):
         for side, word in (("low", "lower"), ("high", "upper")):
-            found[f"{name}_{side}"] = Answer(meaning=f"{word} end of its 90 % range", unit=found[name].unit)
-    found["batch"] = Answer(meaning="sequences that a replica decodes at once", unit="sequences")
-    return found | MADE
+            answers[f"{name}_{side}"] = Answer(meaning=f"{word} end of its 90 % range", unit=answers[name].unit)
+    answers["batch"] = Answer(meaning="sequences that a replica decodes at once", unit="sequences")
+    return answers | DESIGN_ANSWERS
 
 
 ANSWERS = _answers()
 BANDS = {name: (f"{name}_low", f"{name}_high") for name in (COST, TPOT, TTFT, OUTPUT)}
 
 
-def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
     """Return the answers about the cheapest plan; the reason alone if no plan meets the limits.
 
     Args:
         values: values of `PlanInputs` by name, and figures of the machine by path.
-        wanted: names of the answers; empty for all.
+        answer_names: names of the answers; empty for all.
     """
     deployment = solve(values, diagnostics=False)
     model, system, _ = read_subject(values)
-    return answers_from(deployment, model, system, wanted)
+    return answers_from(deployment, model, system, answer_names)
 
 
-def answers_from(deployment: Plan, model: Model, system: System, wanted: frozenset[str] = frozenset()) -> dict[str, Any]:
+def answers_from(deployment: Plan, model: Model, system: System, answer_names: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the answers of the question from a plan; the reason alone if it meets no limits.
 
     Args:
         deployment: the plan.
         model: the model that it serves.
         system: the machine that it runs on.
-        wanted: names of the answers; empty for all.
+        answer_names: names of the answers; empty for all.
     """
     if not deployment.feasible:
         return {"reason": deployment.reason}
-    answers = {name: getattr(deployment, name) for name in (*TOLD, SPEED, OUTPUT, "joules_per_output_token")}
+    answers = {name: getattr(deployment, name) for name in (*PLAN_FIELDS, SPEED, OUTPUT, "joules_per_output_token")}
     for name in BANDS:
         low, high = getattr(deployment, RANGES[name]) or (math.nan, math.nan)
         answers |= {f"{name}_low": low, f"{name}_high": high}
-    return {**answers, "batch": deployment.pools[-1].batch, **made(model, system, wanted or frozenset(ANSWERS))}
+    return {**answers, "batch": deployment.pools[-1].batch, **design_answers(model, system, answer_names or frozenset(ANSWERS))}
 
 
 def bind_plan(values: Mapping[str, Any]) -> tuple[PlanInputs, Model, System, Engine, Workload]:

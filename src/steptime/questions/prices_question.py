@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from steptime.pricing.kv_storage_cost import read_holds
 from steptime.pricing.market import Market, survey_prices
-from steptime.questions.declaration import Read, answers_of, bind, number, question_of_result, text, texts
+from steptime.questions.declaration import Reader, bind, number, question_of_result, read_answers, text, texts
 from steptime.questions.plan_question import read_modes
 
 READ_GROUP, REQUEST_GROUP = "What is read", "Requests"
@@ -58,11 +58,11 @@ def _lowest(market: Market) -> float:
     return min(costs) if costs else float("nan")
 
 
-READS: Final[Mapping[str, Read]] = {
-    "sellers": Read(meaning="number of offers", value=lambda market: len(market.offers)),
-    "lowest_price": Read(meaning="cheapest price of the request", unit="USD", value=lambda market: min(market.prices)),
-    "highest_price": Read(meaning="highest price of the request", unit="USD", value=lambda market: max(market.prices)),
-    "lowest_cost": Read(meaning="lowest cost of the request on a plausible system", unit="USD", value=_lowest),
+READS: Final[Mapping[str, Reader]] = {
+    "sellers": Reader(meaning="number of offers", value=lambda market: len(market.offers)),
+    "lowest_price": Reader(meaning="cheapest price of the request", unit="USD", value=lambda market: min(market.prices)),
+    "highest_price": Reader(meaning="highest price of the request", unit="USD", value=lambda market: max(market.prices)),
+    "lowest_cost": Reader(meaning="lowest cost of the request on a plausible system", unit="USD", value=_lowest),
 }
 PRICES = question_of_result(
     "prices",
@@ -77,4 +77,4 @@ PRICES = question_of_result(
 
 def summary(market: Market) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, market)
+    return read_answers(READS, market)

@@ -10,7 +10,7 @@ from steptime import blackboard
 from steptime.errors import InputError, UnknownName
 from steptime.questions.closed_forms import PREFIX, closed_form, of_function
 from steptime.questions.declaration import Input, Question, listed
-from steptime.questions.subject import figures_of
+from steptime.questions.subject import settable_figures
 
 HOMES: Final = {
     "step": "questions.step_question STEP",
@@ -41,48 +41,48 @@ def names() -> list[str]:
     return [*HOMES, *(f"{PREFIX}{name}" for name in forms)]
 
 
-def question_of(asked: Question | str | Callable[..., Any], *, vectorised: bool = False) -> Question:
+def find_question(source: Question | str | Callable[..., Any], *, vectorised: bool = False) -> Question:
     """Return the question of a name, of a function of steptime that stands for one, or of a function of one's own."""
-    if isinstance(asked, Question):
-        return asked
-    if isinstance(asked, str):
-        return _named(asked)
-    place = f"{getattr(asked, '__module__', '')}.{getattr(asked, '__name__', '')}"
+    if isinstance(source, Question):
+        return source
+    if isinstance(source, str):
+        return _question_by_name(source)
+    place = f"{getattr(source, '__module__', '')}.{getattr(source, '__name__', '')}"
     if place in MEANT:
-        return _named(MEANT[place])
-    if place.startswith("steptime.blackboard.") and getattr(blackboard, asked.__name__, None) is asked:
-        return closed_form(asked.__name__)
-    return of_function(asked, vectorised=vectorised)
+        return _question_by_name(MEANT[place])
+    if place.startswith("steptime.blackboard.") and getattr(blackboard, source.__name__, None) is source:
+        return closed_form(source.__name__)
+    return of_function(source, vectorised=vectorised)
 
 
-def _named(name: str) -> Question:
+def _question_by_name(name: str) -> Question:
     if name in HOMES:
         module, _, attribute = HOMES[name].partition(" ")
-        found: Question = getattr(import_module(f"steptime.{module}"), attribute)
-        return found
+        question: Question = getattr(import_module(f"steptime.{module}"), attribute)
+        return question
     form = name.removeprefix(PREFIX)
     if form in blackboard.__all__ and callable(getattr(blackboard, form)):
         return closed_form(form)
     raise UnknownName("question", name, names(), f"Known: {', '.join(HOMES)}, and {PREFIX}NAME of the closed forms.")
 
 
-def input_of(question: Question, name: str, given: Mapping[str, Any]) -> Input:
+def find_input(question: Question, name: str, values: Mapping[str, Any]) -> Input:
     """Return an input of a question by its name; raise UnknownName with the nearest where there is none.
 
-    given: what is known already, the system among it where one is, which has figures of its own.
+    values: what is known already, the system among it where one is, which has figures of its own.
     """
     if name in question.inputs:
         return question.inputs[name]
     figures: dict[str, Input] = {}
-    if question.figures and given.get("system") is not None:
-        figures = figures_of(given)
+    if question.figures and values.get("system") is not None:
+        figures = settable_figures(values)
         if name in figures:
             return figures[name]
     elif question.figures and ("." in name or name == "power"):
         raise InputError(f"{name} looks like a figure of a machine, and no system is named that has it")
-    known = [*question.inputs, *figures]
-    beside = ", and the figures of the system (steptime systems NAME lists them)" if question.figures else ""
-    raise UnknownName(f"input of {question.name}", name, known, f"It takes {listed(question.inputs, 40)}{beside}.")
+    input_names = [*question.inputs, *figures]
+    figures_hint = ", and the figures of the system (steptime systems NAME lists them)" if question.figures else ""
+    raise UnknownName(f"input of {question.name}", name, input_names, f"It takes {listed(question.inputs, 40)}{figures_hint}.")
 
 
 def plain_name(question: Question, name: str) -> str:
@@ -114,15 +114,17 @@ def ask(question: str, **values: Any) -> Mapping[str, Any]:
     >>> round(float(answers["time"]) * 1e3, 2), bool(answers["fits"])
     (14.74, True)
     """
-    asked = question_of(question)
-    unknown = [name for name in values if name not in asked.inputs and "." not in name and name != "power"]
+    declaration = find_question(question)
+    unknown = [name for name in values if name not in declaration.inputs and "." not in name and name != "power"]
     if unknown:
-        raise UnknownName(f"input of {question}", unknown[0], list(asked.inputs), f"It takes {listed(asked.inputs, 40)}.")
-    missing = [name for name in asked.needs if values.get(name) is None]
+        raise UnknownName(
+            f"input of {question}", unknown[0], list(declaration.inputs), f"It takes {listed(declaration.inputs, 40)}."
+        )
+    missing = [name for name in declaration.needs if values.get(name) is None]
     if missing:
         raise InputError(f"{question} needs {listed(missing)}")
     if question == "step":
         from steptime.questions.step_question import with_layout
 
-        values = with_layout(asked, values)
-    return asked.ask(values, frozenset())
+        values = with_layout(declaration, values)
+    return declaration.ask(values, frozenset())

@@ -10,12 +10,12 @@ from steptime.models.model_loading import load_model, model_of
 from steptime.number_checks import MOST_CHIPS
 from steptime.physics.layout import Layout
 from steptime.questions.declaration import (
-    Read,
-    answers_of,
+    Reader,
     bind_declared,
     count,
     number,
     question_of_result,
+    read_answers,
     rent,
     text,
 )
@@ -69,17 +69,17 @@ def solve(values: Mapping[str, Any]) -> RlStep:
     )  # fmt: skip
 
 
-READS: Final[Mapping[str, Read]] = {
-    "step_time": Read(meaning="time of a step", unit="s", value=lambda step: step.total),
-    "rollout_time": Read(meaning="time of the rollout", unit="s", value=lambda step: step.rollout),
-    "rollout_tail_time": Read(
+READS: Final[Mapping[str, Reader]] = {
+    "step_time": Reader(meaning="time of a step", unit="s", value=lambda step: step.total),
+    "rollout_time": Reader(meaning="time of the rollout", unit="s", value=lambda step: step.rollout),
+    "rollout_tail_time": Reader(
         meaning="part of it after nine in ten rollouts have ended", unit="s", value=lambda step: step.tail
     ),
-    "log_probs_time": Read(meaning="time of log-probabilities", unit="s", value=lambda step: step.log_probs),
-    "training_time": Read(meaning="time of training", unit="s", value=lambda step: step.training),
-    "refit_time": Read(meaning="time to send the new weights", unit="s", value=lambda step: step.refit),
-    "mfu": Read(meaning="share of the bf16 rate that training reaches", value=lambda step: step.mfu),
-    "usd_per_step": Read(meaning="rent of a step", unit="USD", value=lambda step: step.usd),
+    "log_probs_time": Reader(meaning="time of log-probabilities", unit="s", value=lambda step: step.log_probs),
+    "training_time": Reader(meaning="time of training", unit="s", value=lambda step: step.training),
+    "refit_time": Reader(meaning="time to send the new weights", unit="s", value=lambda step: step.refit),
+    "mfu": Reader(meaning="share of the bf16 rate that training reaches", value=lambda step: step.mfu),
+    "usd_per_step": Reader(meaning="rent of a step", unit="USD", value=lambda step: step.usd),
 }
 RL = question_of_result(
     "rl",
@@ -95,4 +95,4 @@ RL = question_of_result(
 
 def summary(step: RlStep) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, step)
+    return read_answers(READS, step)

@@ -188,7 +188,7 @@ class SimulateInputs(PricedSubject, PromptMedia, TrafficInputs, SchedulerInputs,
 INPUTS = {**inputs_from(SimulateInputs), **DESIGN}
 POINTS = ("mean", "p50", "p90", "p99")
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "end_to_end": "time to the last token"}
-WHOLE = {
+RUN_ANSWERS = {
     "requests_per_second": Answer(meaning="requests served", unit="requests/s"),
     "output_tokens_per_second": Answer(meaning="output tokens", unit="tok/s"),
     "goodput": Answer(meaning="requests within the limits", unit="requests/s"),
@@ -200,7 +200,7 @@ WHOLE = {
 }
 ANSWERS = {
     **{f"{name}_{point}": Answer(meaning=f"{point} of {what}", unit="s") for name, what in TIMES.items() for point in POINTS},
-    **WHOLE,
+    **RUN_ANSWERS,
 }
 
 
@@ -273,12 +273,12 @@ def solve(values: Mapping[str, Any]) -> Any:
     return simulate(prepared.model, prepared.system, prepared.traffic, **prepared.arguments)
 
 
-def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions have one signature
+def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:  # noqa: ARG001 - all questions have one signature
     """Return the answers about one run.
 
     Args:
         values: values of `SimulateInputs` by name, and figures of the machine by path.
-        wanted: names of the answers; all come anyhow.
+        answer_names: names of the answers; all come anyhow.
     """
     return answers_from(solve(values))
 
@@ -286,7 +286,7 @@ def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:  #
 def answers_from(run: Any) -> dict[str, Any]:
     """Return the answers of the question from a finished run."""
     metrics = run.answers
-    answers = {name: getattr(metrics, name) for name in WHOLE}
+    answers = {name: getattr(metrics, name) for name in RUN_ANSWERS}
     for name in TIMES:
         answers |= {f"{name}_{point}": getattr(getattr(metrics, name), point) for point in POINTS}
     return answers

@@ -24,18 +24,18 @@ from steptime.physics.layout import Layout, show_layout
 from steptime.physics.step import Step, mixed_step
 from steptime.physics.uncertainty import has_range, step_and_range, step_range
 from steptime.questions.declaration import Answer, Question, bind_declared, choice, count, inputs_from
-from steptime.questions.image_cost import ImageCost, cost_of
+from steptime.questions.image_cost import ImageCost, media_cost
 from steptime.questions.subject import (
     DESIGN,
+    DESIGN_ANSWERS,
     FORMATS,
     LAYOUT_GROUP,
-    MADE,
     SIZES,
     WITHIN,
     ParallelSizes,
     PricedSubject,
     PromptMedia,
-    made,
+    design_answers,
     read_subject,
     with_prompt_media,
 )
@@ -140,8 +140,8 @@ class StepSummary(Step):
 
     def columns(self) -> dict[str, Any]:
         """Return what was asked, the rates and the memory beside the row of the step."""
-        what = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
-        asked = {key_of(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
+        subject = {"model": self.model, "system": self.system, "engine": self.engine, "layout": show_layout(self.layout)}
+        sizes = {key_of(f.name, f.metadata): getattr(self, f.name) for f in fields(self) if f.name in SIZES_OF_PASS}
         low, high = self.range or (np.nan, np.nan)
         came = {
             "low_s": low, "high_s": high,
@@ -150,7 +150,7 @@ class StepSummary(Step):
             "prompt_tokens_per_s_per_chip": self.prompt_tokens_per_second_per_chip,
             "memory_bytes": self.memory.used, "fits": self.memory.fits,
         }  # fmt: skip
-        row: dict[str, Any] = broadcast({**what, "phase": self.phase, **asked, **came, **Step.columns(self)})
+        row: dict[str, Any] = broadcast({**subject, "phase": self.phase, **sizes, **came, **Step.columns(self)})
         return row
 
 
@@ -164,8 +164,8 @@ def check_pass(values: Mapping[str, Any]) -> None:
     for name in IDLE.get(phase, ()):
         value = values.get(name)
         if value is not None and np.size(value):
-            other = "prefill" if phase == "decode" else "decode"
-            raise RangeError(f"{name} has no part in phase {phase}; give phase={other} or phase=mixed, or leave it out")
+            other_phase = "prefill" if phase == "decode" else "decode"
+            raise RangeError(f"{name} has no part in phase {phase}; give phase={other_phase} or phase=mixed, or leave it out")
 
 
 def pass_sizes(inputs: StepInputs, layout: Layout) -> dict[str, Any]:
@@ -208,15 +208,15 @@ def pass_memory(model: Model, system: System, sizes: Mapping[str, Any], *, layou
     )  # fmt: skip
 
 
-def _notes(model: Model, asked: Mapping[str, Number], unlike: Iterable[str]) -> tuple[str, ...]:
-    reach = np.max(np.maximum(asked["context"], asked["tokens"] + asked["prefix"]))
+def _notes(model: Model, sizes: Mapping[str, Number], unlike: Iterable[str]) -> tuple[str, ...]:
+    reach = np.max(np.maximum(sizes["context"], sizes["tokens"] + sizes["prefix"]))
     beyond = (
         (f"a context of {reach:,} tokens exceeds the {model.max_context:,.0f} of the model",)
         if reach > model.max_context
         else ()
     )
-    ways = ", ".join(unlike)
-    wider = (f"unlike what was measured, and so of a wider range: {ways}",) if ways else ()
+    differences = ", ".join(unlike)
+    wider = (f"unlike what was measured, and so of a wider range: {differences}",) if differences else ()
     return (*beyond, *wider, *model.notes)
 
 
@@ -261,7 +261,7 @@ def step_summary(
         unanchored=mixed_step(model, system, **work, layout=layout, engine=bare(engine)) if engine.anchor else None,
         memory=pass_memory(model, system, work, layout=layout, engine=engine),
         notes=_notes(model, work, [flag.words for flag, applies in flags if np.any(applies)]),
-        images=None if model.media is None else cost_of(model, model.media.readings),
+        images=None if model.media is None else media_cost(model, model.media.readings),
     )
 
 
@@ -301,19 +301,19 @@ ANSWERS = {
     "memory_share": Answer(meaning="share of a chip's memory that is taken"),
     "fits": Answer(meaning="whether it fits (1) or not (0)"),
     "bound": Answer(meaning="what takes the most of the time", text=True),
-    **MADE,
+    **DESIGN_ANSWERS,
 }
 RANGES = frozenset({LOW, HIGH, f"{COST}_low", f"{COST}_high"})
 
 
-def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
+def ask(values: Mapping[str, Any], answer_names: frozenset[str]) -> dict[str, Any]:
     """Return the answers about one pass, or about arrays of them.
 
     Args:
         values: values of `StepInputs` by name, and figures of the machine by path; scalars or arrays that broadcast.
-        wanted: names of the answers; empty for all.
+        answer_names: names of the answers; empty for all.
     """
-    wanted = wanted or frozenset(ANSWERS)
+    answer_names = answer_names or frozenset(ANSWERS)
     inputs, model, system, engine, layout = bind_pass(values)
     sizes = pass_sizes(inputs, layout)
     step = mixed_step(model, system, **sizes, layout=layout, engine=engine)
@@ -325,17 +325,17 @@ def ask(values: Mapping[str, Any], wanted: frozenset[str]) -> dict[str, Any]:
         "tokens_per_second_per_chip": tokens / layout.chips / step.total,
         COST: usd_per_million(rent_rate, tokens / step.total),
     }
-    if wanted & RANGES:
+    if answer_names & RANGES:
         ends = step_range(model, system, **sizes, layout=layout, engine=engine) if has_range(engine) else None
         for side, end in zip(("low", "high"), ends or (np.nan, np.nan), strict=True):
             answers[f"{TIME}_{side}"] = end
             answers[f"{COST}_{side}"] = usd_per_million(rent_rate, tokens / end)
-    if wanted & {"memory_share", "fits"}:
+    if answer_names & {"memory_share", "fits"}:
         memory = pass_memory(model, system, sizes, layout=layout, engine=engine)
         answers |= {"memory_share": memory.used / memory.capacity, "fits": memory.fits}
-    if "bound" in wanted:
+    if "bound" in answer_names:
         answers["bound"] = step.bound
-    return answers | made(model, system, wanted)
+    return answers | design_answers(model, system, answer_names)
 
 
 def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any] = ()) -> dict[str, Any]:
@@ -352,8 +352,13 @@ def with_layout(question: Question, fixed: Mapping[str, Any], axes: Sequence[Any
     values = {
         name: value for name, value in {**fixed, **{axis.name: axis.values for axis in axes}}.items() if value is not None
     }
-    named = any(axis.name in ("model", "system", *FORMATS) for axis in axes)
-    if named or "tp" not in question.inputs or set(SIZES) & values.keys() or not {"model", "system"} <= values.keys():
+    is_subject_varied = any(axis.name in ("model", "system", *FORMATS) for axis in axes)
+    if (
+        is_subject_varied
+        or "tp" not in question.inputs
+        or set(SIZES) & values.keys()
+        or not {"model", "system"} <= values.keys()
+    ):
         return dict(fixed)
     try:
         model, system, engine = read_subject({name: value for name, value in fixed.items() if name != WITHIN})

@@ -178,35 +178,35 @@ def _system(name: str, catalog: str | None) -> System:
     return load_system(name, catalog)
 
 
-def read_system(given: Mapping[str, Any]) -> System:
+def read_system(values: Mapping[str, Any]) -> System:
     """Return the system of a question, without what is changed of it."""
-    name, catalog = given["system"], given.get("catalog")
+    name, catalog = values["system"], values.get("catalog")
     return _system(name, catalog) if isinstance(name, str) else resolve_system(name)
 
 
-def read_subject(given: Mapping[str, Any]) -> tuple[Model, System, Engine]:
+def read_subject(values: Mapping[str, Any]) -> tuple[Model, System, Engine]:
     """Return model, system and engine; names with a dot, and power, are figures of the system that are set."""
-    catalog = given.get("catalog")
-    formats = {name: given.get(name) or "" for name in FORMATS}
-    arch = {name.removeprefix(ARCH): value for name, value in given.items() if name.startswith(ARCH)}
-    if isinstance(given["model"], str):
-        found = _varied(given["model"], arch, formats, catalog) if arch else None
-        model = found or _model(given["model"], **formats, catalog=catalog)
+    catalog = values.get("catalog")
+    formats = {name: values.get(name) or "" for name in FORMATS}
+    arch = {name.removeprefix(ARCH): value for name, value in values.items() if name.startswith(ARCH)}
+    if isinstance(values["model"], str):
+        varied_model = _varied(values["model"], arch, formats, catalog) if arch else None
+        model = varied_model or _model(values["model"], **formats, catalog=catalog)
     else:
-        model = model_of(given["model"])
-        told = [name for name, of in formats.items() if of] + [f"{ARCH}{name}" for name in arch]
-        if told:
-            raise RangeError(f"{told[0]} is for a model that is named; load_model and its config take it for others")
-    system = read_machine(given)
-    if given.get("software") is not None:
-        if given.get("engine") == "ideal":
+        model = model_of(values["model"])
+        overrides = [name for name, format_name in formats.items() if format_name] + [f"{ARCH}{name}" for name in arch]
+        if overrides:
+            raise RangeError(f"{overrides[0]} is for a model that is named; load_model and its config take it for others")
+    system = read_machine(values)
+    if values.get("software") is not None:
+        if values.get("engine") == "ideal":
             raise RangeError("software is of a real engine, and the engine is ideal")
-        system = with_software(system, given["software"])
+        system = with_software(system, values["software"])
     for name in ("experts", "imbalance"):
-        if given.get(name) is not None and not model.routed:
+        if values.get(name) is not None and not model.routed:
             raise RangeError(f"{name} needs a model with experts; {model.name} has none")
-    engine = engine_for(system, given.get("engine"), catalog)
-    imbalance = given.get("imbalance")
+    engine = engine_for(system, values.get("engine"), catalog)
+    imbalance = values.get("imbalance")
     return model, system, engine if imbalance is None else with_imbalance(engine, imbalance)
 
 
@@ -232,19 +232,19 @@ def _varied(name: str, arch: Mapping[str, Any], formats: Mapping[str, str], cata
         raise RangeError(str(problem)) from None
 
 
-def _scaled(system: System, given: Mapping[str, Any]) -> System:
+def _scaled(system: System, values: Mapping[str, Any]) -> System:
     """Return a system with so many times the FLOP/s, bandwidth, capacity and links, within a budget where one is given."""
-    times = {name.removeprefix(TIMES): value for name, value in given.items() if name.startswith(TIMES)}
+    times = {name.removeprefix(TIMES): value for name, value in values.items() if name.startswith(TIMES)}
     for part, value in times.items():
         positive(f"{TIMES}{part}", value)
-    within = given.get(WITHIN)
+    within = values.get(WITHIN)
     if within is not None:
         if FLOPS in times:
             raise RangeError(f"{TIMES}{FLOPS} follows from the other parts within {within}; leave one of the two out")
-        left = flops_left(shares_of(_as_it_is(given, within), within), times)
-        if np.any(np.asarray(left) < LEAST_LEFT):
+        flops_scale = flops_left(budget_shares(_as_it_is(values, within), within), times)
+        if np.any(np.asarray(flops_scale) < LEAST_LEFT):
             raise Impossible(f"the other parts leave no room for arithmetic within {within}")
-        times[FLOPS] = left
+        times[FLOPS] = flops_scale
     memory = system.chip.hbm.name
     paths = {FLOPS: "chip.peak", BANDWIDTH: f"chip.{memory}.bandwidth", CAPACITY: f"chip.{memory}.capacity", LINK: SCALE_UP}
     for part, value in times.items():
@@ -252,7 +252,7 @@ def _scaled(system: System, given: Mapping[str, Any]) -> System:
     return system
 
 
-MADE = {
+DESIGN_ANSWERS = {
     "parameters": Answer(meaning="stored parameters of the model"),
     "active_parameters": Answer(meaning="parameters that a token uses"),
     "kv_bytes_per_token": Answer(meaning="what a token adds to a full cache", unit="B"),
@@ -261,20 +261,20 @@ MADE = {
 """What models and machines are that were asked about: answers of every question that has them."""
 
 
-def made(model: Model, system: System, wanted: frozenset[str]) -> dict[str, Any]:
+def design_answers(model: Model, system: System, answer_names: frozenset[str]) -> dict[str, Any]:
     """Return what a model and a machine are, of what is wanted."""
-    told: dict[str, Callable[[], Any]] = {
+    computations: dict[str, Callable[[], Any]] = {
         "parameters": lambda: total_parameters(model),
         "active_parameters": lambda: active_parameters(model),
         "kv_bytes_per_token": lambda: kv_bytes_per_token(model),
         "flops": lambda: system.chip.peak.get("bf16", np.nan),
     }
-    return {name: of() for name, of in told.items() if name in wanted}
+    return {name: compute() for name, compute in computations.items() if name in answer_names}
 
 
-def _as_it_is(given: Mapping[str, Any], within: str) -> System:
+def _as_it_is(values: Mapping[str, Any], within: str) -> System:
     """Return the system whose parts share a budget; raise RangeError for figures of them that are set beside it."""
-    system = read_system(given)
+    system = read_system(values)
     memory = system.chip.hbm.name
     traded = (
         f"chip.{memory}.bandwidth",
@@ -283,17 +283,17 @@ def _as_it_is(given: Mapping[str, Any], within: str) -> System:
         *(f"chip.peak.{kind}" for kind in system.chip.peak),
     )
     for path in traded:
-        if path in given:
+        if path in values:
             raise RangeError(
                 f"{path} is set beside {WITHIN}={within}, which trades parts of the chip as it is: give times.* instead"
             )
-    watts = given.get("chip.power")
+    watts = values.get("chip.power")
     if watts is not None and np.ndim(watts):
         raise RangeError(f"chip.power is one number where parts share {WITHIN}={within}")
     return system if watts is None else vary(system, {"chip.power": watts})
 
 
-def shares_of(system: System, within: str) -> dict[str, float]:
+def budget_shares(system: System, within: str) -> dict[str, float]:
     """Return the share of a budget that each part of a chip takes: of its power, or as told, arithmetic taking the rest.
 
     Raises RangeError for shares that are none, or that leave nothing for arithmetic.
@@ -304,9 +304,9 @@ def shares_of(system: System, within: str) -> dict[str, float]:
     for part in within.split(","):
         name, equals, value = part.strip().partition("=")
         if not equals or name not in PARTS or name == FLOPS:
-            others = ", ".join(one for one in PARTS if one != FLOPS)
+            other_parts = ", ".join(other_part for other_part in PARTS if other_part != FLOPS)
             raise RangeError(
-                f"{WITHIN} is power, or shares of a budget of {others}, as bandwidth=0.3,link=0.1; not {shown(part)}"
+                f"{WITHIN} is power, or shares of a budget of {other_parts}, as bandwidth=0.3,link=0.1; not {shown(part)}"
             )
         if shares[name]:
             raise RangeError(f"{WITHIN} has {name} twice; keep one of the two")
@@ -320,9 +320,11 @@ def shares_of(system: System, within: str) -> dict[str, float]:
     return shares
 
 
-def figures_of(given: Mapping[str, Any]) -> dict[str, Input]:
+def settable_figures(values: Mapping[str, Any]) -> dict[str, Input]:
     """Return the figures of a system that a question can be asked with: rent is an input of its own."""
-    units = settable(read_system(given))
+    units = settable(read_system(values))
     return {
-        path: Input(meaning=f"{path} of the machine", unit=of, broadcasts=True) for path, of in units.items() if path != "rent"
+        path: Input(meaning=f"{path} of the machine", unit=unit, broadcasts=True)
+        for path, unit in units.items()
+        if path != "rent"
     }

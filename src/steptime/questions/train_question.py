@@ -12,13 +12,13 @@ from steptime.models.model import Model
 from steptime.models.model_loading import load_model, model_of
 from steptime.number_checks import MOST_CHIPS
 from steptime.questions.declaration import (
-    Read,
-    answers_of,
+    Reader,
     bind_declared,
     count,
     inputs_from,
     number,
     question_of_result,
+    read_answers,
     rent,
     switch,
     text,
@@ -108,8 +108,8 @@ class TrainInputs:
     def axes(self) -> dict[str, Any]:
         """Return the axes of the layout that are given, by the names of a training layout."""
         names = [name for name, declared in inputs_from(TrainInputs).items() if declared.group == LAYOUT_GROUP]
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {"virtual_stages" if name == "vpp" else name: value for name, value in given.items()}
+        axes = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"virtual_stages" if name == "vpp" else name: value for name, value in axes.items()}
 
     def phases(self) -> list[Phase]:
         """Return the phases of the run: the ramp, the main phase, and further stages."""
@@ -189,22 +189,22 @@ def _of_run(name: str) -> Any:
     return lambda training: None if training.run is None else getattr(training.run, name)
 
 
-READS: Final[Mapping[str, Read]] = {
-    "step_time": Read(meaning="time of a step", unit="s", value=lambda training: float(training.step.total)),
-    "step_time_low": Read(meaning="lower end of its 90 % range", unit="s", value=lambda training: float(training.step.low)),
-    "step_time_high": Read(meaning="upper end of its 90 % range", unit="s", value=lambda training: float(training.step.high)),
-    "tokens_per_second_per_chip": Read(
+READS: Final[Mapping[str, Reader]] = {
+    "step_time": Reader(meaning="time of a step", unit="s", value=lambda training: float(training.step.total)),
+    "step_time_low": Reader(meaning="lower end of its 90 % range", unit="s", value=lambda training: float(training.step.low)),
+    "step_time_high": Reader(meaning="upper end of its 90 % range", unit="s", value=lambda training: float(training.step.high)),
+    "tokens_per_second_per_chip": Reader(
         meaning="tokens trained by a chip", unit="tok/s", value=lambda training: float(training.step.tokens_per_second_per_chip)
     ),
-    "mfu": Read(meaning="model FLOPs utilization, causal attention", value=lambda training: float(training.step.mfu_causal)),
-    "days": Read(
+    "mfu": Reader(meaning="model FLOPs utilization, causal attention", value=lambda training: float(training.step.mfu_causal)),
+    "days": Reader(
         meaning="days of the run", value=lambda training: None if training.run is None else training.run.seconds / 86_400
     ),
-    "goodput": Read(meaning="share of the time that is useful steps", value=_of_run("goodput")),
-    "usd": Read(meaning="rent of the run", unit="USD", value=_of_run("usd")),
-    "usd_low": Read(meaning="lower end of its 90 % range", unit="USD", value=_of_run("usd_low")),
-    "usd_high": Read(meaning="upper end of its 90 % range", unit="USD", value=_of_run("usd_high")),
-    "layout_text": Read(meaning="layout", value=lambda training: show_training_layout(training.step.layout), text=True),
+    "goodput": Reader(meaning="share of the time that is useful steps", value=_of_run("goodput")),
+    "usd": Reader(meaning="rent of the run", unit="USD", value=_of_run("usd")),
+    "usd_low": Reader(meaning="lower end of its 90 % range", unit="USD", value=_of_run("usd_low")),
+    "usd_high": Reader(meaning="upper end of its 90 % range", unit="USD", value=_of_run("usd_high")),
+    "layout_text": Reader(meaning="layout", value=lambda training: show_training_layout(training.step.layout), text=True),
 }
 TRAIN = question_of_result(
     "train",
@@ -221,4 +221,4 @@ TRAIN = question_of_result(
 
 def summary(training: Training) -> dict[str, Any]:
     """Return the answers of the question from a training result."""
-    return answers_of(READS, training)
+    return read_answers(READS, training)

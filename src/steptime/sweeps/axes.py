@@ -12,7 +12,7 @@ from steptime.errors import InputError, RangeError, shown
 from steptime.hardware.rental_prices import KINDS
 from steptime.number_checks import Array
 from steptime.questions.declaration import COUNT, RENT, TEXT, Input, Question, listed
-from steptime.questions.registry import input_of, plain_name
+from steptime.questions.registry import find_input, plain_name
 from steptime.sweeps.point_limits import check_points
 from steptime.sweeps.question_inputs import count_values, read_one, read_values
 from steptime.units import HOUR
@@ -68,7 +68,7 @@ def read_axes(
     axes: dict[str, Axis] = {}
     check_texts(question, texts, {**held, **({"system": texts["system"].partition(",")[0]} if "system" in texts else {})})
     for name, text, wide in pairs:
-        of = input_of(question, name, _with_system(held, axes))
+        of = find_input(question, name, _with_system(held, axes))
         if wide:
             check_points([*(len(axis.values) for axis in axes.values()), count_values(name, text, of)], question.seconds)
             axes[name] = made_axis(name, read_values(name, text, of), of)
@@ -80,7 +80,9 @@ def read_axes(
 def check_texts(question: Question, texts: Mapping[str, str], known: Mapping[str, Any]) -> None:
     """Raise RangeError where axes that are given as texts have too many points, before any of their values is made."""
     plain = {name: text for name, text in texts.items() if "." not in name}
-    check_points([count_values(name, text, input_of(question, name, known)) for name, text in plain.items()], question.seconds)
+    check_points(
+        [count_values(name, text, find_input(question, name, known)) for name, text in plain.items()], question.seconds
+    )
 
 
 def _with_system(held: Mapping[str, Any], axes: Mapping[str, Axis]) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def read_held(question: Question, held: Mapping[str, Any], known: Mapping[str, A
     """Return what is held with texts of numbers read ("80 GB"); known: as for `input_of`."""
     found = dict(held)
     for name, value in held.items():
-        of = input_of(question, name, known)
+        of = find_input(question, name, known)
         if isinstance(value, str) and of.kind != TEXT:
             found[name] = made_axis(name, [value], of).values[0]
     return found

@@ -9,12 +9,12 @@ from typing import Any, Final
 from steptime.errors import InputError
 from steptime.number_checks import MOST_CHIPS
 from steptime.questions.declaration import (
-    Read,
-    answers_of,
+    Reader,
     bind_declared,
     count,
     number,
     question_of_result,
+    read_answers,
     texts,
 )
 from steptime.questions.subject import PricedSubject, read_subject
@@ -67,21 +67,21 @@ def solve(values: Mapping[str, Any]) -> ContextWalls:
     )  # fmt: skip
 
 
-READS: Final[Mapping[str, Read]] = {
-    "longest_context": Read(
+READS: Final[Mapping[str, Reader]] = {
+    "longest_context": Reader(
         meaning="longest context of the unchanged model", unit="tokens", value=lambda walls: walls.walls[0].longest
     ),
-    "longest_context_in_price": Read(
+    "longest_context_in_price": Reader(
         meaning="longest context within the price too", unit="tokens", value=lambda walls: walls.walls[0].longest_priced
     ),
-    "cache_bytes": Read(
+    "cache_bytes": Reader(
         meaning="cache of one sequence at the compared length", unit="B", value=lambda walls: walls.walls[0].cache
     ),
-    "batch": Read(
+    "batch": Reader(
         meaning="sequences in flight in a replica at that length", unit="sequences", value=lambda walls: walls.walls[0].batch
     ),
-    "step_time": Read(meaning="time of a step at that length", unit="s", value=lambda walls: walls.walls[0].step),
-    "reason": Read(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
+    "step_time": Reader(meaning="time of a step at that length", unit="s", value=lambda walls: walls.walls[0].step),
+    "reason": Reader(meaning="why no length is reached", value=lambda walls: walls.reason, text=True),
 }
 CONTEXT = question_of_result(
     "context",
@@ -97,4 +97,4 @@ CONTEXT = question_of_result(
 
 def summary(walls: ContextWalls) -> dict[str, Any]:
     """Return the answers of the question from its result."""
-    return answers_of(READS, walls)
+    return read_answers(READS, walls)

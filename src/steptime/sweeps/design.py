@@ -23,9 +23,9 @@ from steptime.models.model_variants import BY, EQUAL
 from steptime.number_checks import Array
 from steptime.pareto import pareto
 from steptime.questions.declaration import Question
-from steptime.questions.registry import input_of, plain_name, question_of
+from steptime.questions.registry import find_input, find_question, plain_name
 from steptime.questions.step_question import with_layout
-from steptime.questions.subject import ARCH, MADE, TIMES, WITHIN
+from steptime.questions.subject import ARCH, DESIGN_ANSWERS, TIMES, WITHIN
 from steptime.result_base import Tabular, unit
 from steptime.sweeps.axes import Axis, in_base_units, made_axis, read_held
 from steptime.sweeps.executor import Progress
@@ -147,10 +147,10 @@ def design(
     >>> found.called(found.best)
     'times.bandwidth 3'
     """
-    asked = question_of(question)
+    asked = find_question(question)
     fixed = {"model": model, "system": system, **{plain_name(asked, name): value for name, value in held.items()}}
     fixed, axes = in_base_units(asked, fixed), in_base_units(asked, axes)
-    made = [made_axis(name, values, input_of(asked, name, fixed)) for name, values in axes.items()]
+    made = [made_axis(name, values, find_input(asked, name, fixed)) for name, values in axes.items()]
     fixed = read_held(asked, fixed, fixed)
     return design_of(asked, made, fixed, aims=aims, within=within, workers=workers, out=out, progress=progress)
 
@@ -182,7 +182,7 @@ def design_of(
         )
     fixed = with_layout(asked, fixed, axes)
     held = {**fixed, **({} if within is None else {WITHIN: within})}
-    wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *MADE]))
+    wanted = tuple(dict.fromkeys([*chosen, *asked.shows, *DESIGN_ANSWERS]))
     found = sweep_of(asked, axes, held, answers=wanted, workers=workers, out=out, progress=progress)
     for name in chosen:
         if name not in found.answers or not np.isfinite(found.answers[name].values).any():
@@ -249,7 +249,7 @@ def _today(asked: Question, axes: Sequence[Axis], fixed: Mapping[str, Any], aims
     idle = (WITHIN, f"{ARCH}{EQUAL}", f"{ARCH}{BY}")
     plain = {name: value for name, value in fixed.items() if name not in idle}
     others = [axis for axis in axes if not is_design(axis.name)]
-    names = tuple(dict.fromkeys([*aims, *MADE, *(["memory_share"] if "memory_share" in asked.answers else [])]))
+    names = tuple(dict.fromkeys([*aims, *DESIGN_ANSWERS, *(["memory_share"] if "memory_share" in asked.answers else [])]))
     try:
         if others:
             told = {name: column.values for name, column in sweep_of(asked, others, plain, answers=names).answers.items()}

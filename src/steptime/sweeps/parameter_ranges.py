@@ -19,7 +19,7 @@ from steptime.hardware.what_if import in_force
 from steptime.physics.engine import Engine, constant, engine_for
 from steptime.physics.engine_parameters import CONSTANTS, DESCRIPTIONS, find_problem
 from steptime.questions.declaration import COUNT, TEXT, Input, Question
-from steptime.questions.registry import input_of, plain_name
+from steptime.questions.registry import find_input, plain_name
 from steptime.questions.subject import read_system
 from steptime.sweeps.input_distribution import Unsure, put
 from steptime.sweeps.question_inputs import read_values
@@ -100,7 +100,7 @@ def _input(question: Question, given: Mapping[str, Any], known: Unsure | None, n
         unit = "s" if told["unit"].startswith("s ") or told["unit"] == "s" else ""
         return Input(meaning=f"engine's {name.replace('_', ' ')}", unit=unit, broadcasts=True, bare=True)
     try:
-        return input_of(question, name, given)
+        return find_input(question, name, given)
     except UnknownName:
         figures = [CLOCK, *CONSTANTS] if "engine" in question.inputs else []
         raise UnknownName(
@@ -115,9 +115,9 @@ def _input(question: Question, given: Mapping[str, Any], known: Unsure | None, n
 def _paths(question: Question, given: Mapping[str, Any]) -> list[str]:
     if not question.figures or given.get("system") is None:
         return []
-    from steptime.questions.subject import figures_of
+    from steptime.questions.subject import settable_figures
 
-    return list(figures_of(given))
+    return list(settable_figures(given))
 
 
 def _ends(name: str, values: Any, of: Input) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.number_checks import Array
 from steptime.physics.engine import Engine
 from steptime.questions.declaration import Question, listed
-from steptime.questions.registry import plain_name, question_of
+from steptime.questions.registry import find_question, plain_name
 from steptime.questions.step_question import with_layout
 from steptime.questions.subject import SIZES
 from steptime.sweeps import sobol as indices_of
@@ -77,7 +77,7 @@ def sensitivity(
     >>> [(one.name, round(one.at_low, 4), round(one.at_high, 4)) for one in found.swings]
     [('bandwidth', 0.0267, 0.016)]
     """
-    asked = question_of(question, vectorised=vectorised)
+    asked = find_question(question, vectorised=vectorised)
     held = in_base_units(asked, {plain_name(asked, name): value for name, value in fixed.items()})
     held = read_held(asked, held, held)
     return sensitivity_of(

@@ -10,7 +10,7 @@ import numpy as np
 
 from steptime.errors import InputError, RangeError, UnknownName, expect
 from steptime.questions.declaration import COUNT, Question
-from steptime.questions.registry import input_of, plain_name, question_of
+from steptime.questions.registry import find_input, find_question, plain_name
 from steptime.questions.step_question import with_layout
 from steptime.sweeps.axes import Axis, check_needs, check_texts, in_base_units, made_axis, read_held
 from steptime.sweeps.executor import Progress, run
@@ -54,16 +54,16 @@ def sweep(
     >>> found.answers["drain_seconds"].values.tolist()
     [0.08, 0.02]
     """
-    asked = question_of(question, vectorised=vectorised)
+    asked = find_question(question, vectorised=vectorised)
     expect("axes", axes, Mapping, 'a dict of values by input, such as {"batch": [1, 64]}')
     held = in_base_units(asked, {plain_name(asked, name): value for name, value in fixed.items()})
     seen = in_base_units(asked, {plain_name(asked, name): values for name, values in axes.items()})
     known = {**held, **({"system": _first(seen["system"])} if "system" in seen else {})}
     check_texts(asked, {name: values for name, values in seen.items() if isinstance(values, str)}, known)
-    made = [made_axis(name, _values(values), input_of(asked, name, known)) for name, values in seen.items()]
+    made = [made_axis(name, _values(values), find_input(asked, name, known)) for name, values in seen.items()]
     held = read_held(asked, held, known)
     for name, value in held.items():
-        of = input_of(asked, name, known)
+        of = find_input(asked, name, known)
         if of.kind == COUNT and isinstance(value, int | float | np.number) and not isinstance(value, bool):
             held[name] = made_axis(name, [value], of).values[0]
     return sweep_of(

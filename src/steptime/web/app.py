@@ -21,7 +21,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from steptime.errors import InputError, SteptimeError
-from steptime.web.board import Board, found
+from steptime.web.board import Board, load_boards
 from steptime.web.board_inputs import Shared
 from steptime.web.page_subject import WrongField, listed
 from steptime.web.question_routes import add_question_routes
@@ -30,7 +30,7 @@ from steptime.web.request_limits import Limits, Shield, problem
 VERSION: Final = version("steptime")
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 STATIC: Final = Path(__file__).parent / "static"
-KEPT: Final = 256  # answers of a board that are kept
+MAX_ANSWERS: Final = 256  # answers of a board that are kept
 DESCRIPTION: Final = (
     "The boards of steptime's page, one route each: inputs with units and bounds in, columns with a sentence out. "
     "What cannot be read is answered by 422 with the field and the words of the command line."
@@ -39,25 +39,28 @@ DESCRIPTION: Final = (
 
 def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) -> FastAPI:
     """Return the application; it answers requests that name one of `hosts` alone ("*": any)."""
-    held = limits or Limits()
+    request_limits = limits or Limits()
     # Redirects would lose the prefix and the scheme of a proxy.
     app = FastAPI(
         title="steptime", version=VERSION, description=DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False
     )  # fmt: skip
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(Shield, limits=held, hosts=tuple(name for name in hosts if name not in (*LOOPBACK, "*")))
+    app.add_middleware(Shield, limits=request_limits, hosts=tuple(name for name in hosts if name not in (*LOOPBACK, "*")))
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     app.exception_handler(RequestValidationError)(_invalid)
     app.exception_handler(SteptimeError)(_refused)
-    quick, slow = Desk(asyncio.Semaphore(held.workers), held.waiting), Desk(asyncio.Semaphore(1), held.queue)
-    app.state.is_stuck = lambda: any(desk.longest() > held.stuck for desk in (quick, slow))
+    quick, slow = (
+        Desk(asyncio.Semaphore(request_limits.workers), request_limits.waiting),
+        Desk(asyncio.Semaphore(1), request_limits.queue),
+    )
+    app.state.is_stuck = lambda: any(desk.longest() > request_limits.stuck for desk in (quick, slow))
 
     @app.get("/api/start", tags=["page"], summary="The boards with their inputs, and the names of the catalogue.")
     def start() -> Response:
         return Response(start_bytes(), media_type="application/json")
 
-    for board in found().values():
-        _routes(app, board, slow if board.slow else quick, held)
+    for board in load_boards().values():
+        _routes(app, board, slow if board.slow else quick, request_limits)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -71,7 +74,7 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     async def work(answer: Callable[[Any], bytes], body: Any) -> Response:
-        return await _answered(slow, held, answer, body)
+        return await _answered(slow, request_limits, answer, body)
 
     add_question_routes(app, work)
     return app
@@ -79,8 +82,8 @@ def app_for(*, hosts: tuple[str, ...] = LOOPBACK, limits: Limits | None = None) 
 
 async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], body: Any) -> Response:
     """Return an answer, or 503 where too many questions wait or the work takes too long."""
-    if desk.line >= desk.most:
-        return _later(f"more than {desk.most} questions wait; try again")
+    if desk.line >= desk.max_waiting:
+        return _later(f"more than {desk.max_waiting} questions wait; try again")
     desk.line += 1
     try:
         text = await desk.work(answer, body, limits)
@@ -94,7 +97,7 @@ async def _answered(desk: Desk, limits: Limits, answer: Callable[[Any], bytes], 
 @lru_cache(maxsize=1)
 def start_bytes() -> bytes:
     """Return what the page starts from, as JSON: boards, the bar, and the names of the catalogue."""
-    boards = [board.to_dict() for board in found().values()]
+    boards = [board.to_dict() for board in load_boards().values()]
     bar = [
         {"name": name, "label": field.title, "words": field.description, "default": field.default}
         for name, field in Shared.model_fields.items()
@@ -104,13 +107,13 @@ def start_bytes() -> bytes:
 
 @dataclass
 class Desk:
-    """Where questions wait to be worked out: `places` at once, at most `most` in line.
+    """Where questions wait to be worked out: `places` at once, at most `max_waiting` in line.
 
     running: work in threads, with its start. A thread cannot be stopped, so work that was given up keeps its place.
     """
 
     places: asyncio.Semaphore
-    most: int
+    max_waiting: int
     line: int = 0
     running: dict[asyncio.Future[bytes], float] = field(default_factory=dict)
 
@@ -137,12 +140,12 @@ class Desk:
 
 
 def _routes(app: FastAPI, board: Board, desk: Desk, limits: Limits) -> None:
-    asked, answer = board.asked, _kept(board)
+    form, answer = board.inputs, _cached_answer(board)
 
     async def ask(body: Any) -> Response:
         return await _answered(desk, limits, answer, body)
 
-    for method, kind in (("POST", asked), ("GET", Annotated[asked, Query()])):
+    for method, kind in (("POST", form), ("GET", Annotated[form, Query()])):
 
         async def endpoint(body: Any) -> Response:
             return await ask(body)
@@ -158,12 +161,12 @@ def _later(words: str) -> JSONResponse:
     return JSONResponse(problem(words), 503)
 
 
-def _kept(board: Board) -> Callable[[Any], bytes]:
+def _cached_answer(board: Board) -> Callable[[Any], bytes]:
     """Return a function that answers each question once, as JSON."""
 
-    @lru_cache(maxsize=KEPT)
-    def answered(asked: Any) -> bytes:
-        return json.dumps(board.answer(asked).to_dict(), allow_nan=False, separators=(",", ":")).encode()
+    @lru_cache(maxsize=MAX_ANSWERS)
+    def answered(inputs: Any) -> bytes:
+        return json.dumps(board.answer(inputs).to_dict(), allow_nan=False, separators=(",", ":")).encode()
 
     return answered
 
@@ -171,31 +174,35 @@ def _kept(board: Board) -> Callable[[Any], bytes]:
 async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     detail = [
-        {"loc": [str(part) for part in one["loc"]], "field": str(one["loc"][-1]) if one["loc"] else "", "msg": _worded(one)}
-        for one in error.errors()[:20]
+        {
+            "loc": [str(part) for part in issue["loc"]],
+            "field": str(issue["loc"][-1]) if issue["loc"] else "",
+            "msg": _worded(issue),
+        }
+        for issue in error.errors()[:20]
     ]
     return JSONResponse({"detail": detail}, 422)
 
 
-def _worded(one: dict[str, Any]) -> str:
+def _worded(issue: dict[str, Any]) -> str:
     """Return what is wrong in the words of the command line."""
-    name, given = str(one["loc"][-1]) if one["loc"] else "the request", one.get("ctx") or {}
+    name, context = str(issue["loc"][-1]) if issue["loc"] else "the request", issue.get("ctx") or {}
     words = {
-        "greater_than_equal": f"must be at least {given.get('ge')}",
-        "less_than_equal": f"must be at most {given.get('le')}",
+        "greater_than_equal": f"must be at least {context.get('ge')}",
+        "less_than_equal": f"must be at most {context.get('le')}",
         "extra_forbidden": "is no input of this board",
         "missing": "is missing",
-        "string_too_long": f"has at most {given.get('max_length')} characters",
+        "string_too_long": f"has at most {context.get('max_length')} characters",
         "finite_number": "must be a finite number",
-        "string_pattern_mismatch": "must be one of " + str(given.get("pattern", "")).strip("^()$").replace("|", ", "),
+        "string_pattern_mismatch": "must be one of " + str(context.get("pattern", "")).strip("^()$").replace("|", ", "),
     }  # fmt: skip
-    kind = str(one["type"])
+    kind = str(issue["type"])
     if kind == "json_invalid":
         return "the body is no JSON"
     if kind in ("model_attributes_type", "model_type", "dict_type"):
         return "the body must be a JSON object, sent with content-type: application/json"
     number = "must be a whole number" if kind.startswith("int_") else "must be a number" if kind.startswith("float_") else ""
-    return f"{name} {words.get(kind, number or str(one['msg'])[:200])}"
+    return f"{name} {words.get(kind, number or str(issue['msg'])[:200])}"
 
 
 async def _refused(_request: Request, error: Exception) -> Response:

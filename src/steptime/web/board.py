@@ -24,12 +24,12 @@ def _column(values: Any) -> list[Any]:
     if isinstance(values, np.ndarray) and values.dtype.kind in "fiu" and np.isfinite(values).all():
         listed: list[Any] = values.tolist()
         return listed
-    found: list[Any] = plain(values)
-    return found
+    column: list[Any] = plain(values)
+    return column
 
 
 LARGE: Final = 1e6
-WHOLE: Final = ("sequences", "tokens", "chips", "requests", "experts", "stages", "layers", "rounds")
+COUNTED_UNITS: Final = ("sequences", "tokens", "chips", "requests", "experts", "stages", "layers", "rounds")
 """What is counted."""
 
 
@@ -45,25 +45,29 @@ class Figure:
     def to_dict(self) -> dict[str, Any]:
         """Return it with its text."""
         finite = math.isfinite(self.value)
-        text = _read(self.value, self.unit) if finite else "no limit" if self.value == self.value else "none"
+        text = _show_figure(self.value, self.unit) if finite else "no limit" if self.value == self.value else "none"
         return {"name": self.name, "value": plain(self.value), "unit": self.unit, "text": text, "words": self.words}
 
 
-def _read(value: float, of: str) -> str:
+def _show_figure(value: float, unit: str) -> str:
     """Write a number with its unit: things that are counted whole, money with its sign.
 
-    >>> [_read(5447.9, "sequences"), _read(1, "chips"), _read(1.8e14, "tokens"), _read(0.0131, "s"), _read(1.36, "x")]
-    ['5,448 sequences', '1 chip', '180 T tokens', '13.1 ms', '1.36x']
-    >>> _read(2.4, "USD"), _read(312_627_517.0, "USD"), _read(0.42, "%")
+    >>> [_show_figure(5447.9, "sequences"), _show_figure(1, "chips"), _show_figure(1.8e14, "tokens")]
+    ['5,448 sequences', '1 chip', '180 T tokens']
+    >>> [_show_figure(0.0131, "s"), _show_figure(1.36, "x")]
+    ['13.1 ms', '1.36x']
+    >>> _show_figure(2.4, "USD"), _show_figure(312_627_517.0, "USD"), _show_figure(0.42, "%")
     ('$2.40', '$313 M', '42 %')
     """
-    if of == "USD":
+    if unit == "USD":
         return usd(value) if abs(value) < LARGE else f"${show(value, '')}"
-    if of in ("%", "x"):
-        return f"{in_digits(100 * value)} %" if of == "%" else f"{in_digits(value)}x"
-    if of in WHOLE and abs(value) < LARGE:
-        return f"{value:,.0f} {of}" if value >= 100 else f"{in_digits(value)} {of.removesuffix('s') if value == 1 else of}"
-    return f"{show(value, '')} {of}" if of in WHOLE else show(value, of)
+    if unit in ("%", "x"):
+        return f"{in_digits(100 * value)} %" if unit == "%" else f"{in_digits(value)}x"
+    if unit in COUNTED_UNITS and abs(value) < LARGE:
+        return (
+            f"{value:,.0f} {unit}" if value >= 100 else f"{in_digits(value)} {unit.removesuffix('s') if value == 1 else unit}"
+        )
+    return f"{show(value, '')} {unit}" if unit in COUNTED_UNITS else show(value, unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +90,9 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain lists, numbers and texts; what is not finite is null."""
         return {
-            "tables": {name: {key: _column(each) for key, each in table.items()} for name, table in self.tables.items()},
+            "tables": {name: {key: _column(column) for key, column in table.items()} for name, table in self.tables.items()},
             "marks": plain(self.marks), "sentence": self.sentence,
-            "figures": [one.to_dict() for one in self.figures], "formula": list(self.formula), "notes": list(self.notes),
+            "figures": [figure.to_dict() for figure in self.figures], "formula": list(self.formula), "notes": list(self.notes),
             "command": self.command, "python": self.python,
         }  # fmt: skip
 
@@ -97,7 +101,7 @@ class Answer:
 class Board:
     """A question of the lecture with its picture.
 
-    order: place on the page. asked: its inputs. spoken, today: inputs as the lecture has them, and as machines of today do.
+    order: place on the page. inputs: their class. spoken, today: inputs as the lecture has them, and as machines of today do.
     bar: which inputs of the bar matter to it. slow: that an answer takes longer than a frame, so the page asks for a coarse
     one (`coarse`) while a slider moves.
     """
@@ -106,7 +110,7 @@ class Board:
     title: str
     order: int
     section: int
-    asked: type[Shared]
+    inputs: type[Shared]
     answer: Callable[[Any], Answer]
     spoken: Mapping[str, Any] = field(default_factory=dict)
     today: Mapping[str, Any] = field(default_factory=dict)
@@ -117,12 +121,12 @@ class Board:
         """Return what the page builds the board from."""
         return {
             "name": self.name, "title": self.title, "section": self.section, "bar": list(self.bar), "slow": self.slow,
-            "inputs": described(self.asked), "spoken": dict(self.spoken), "today": dict(self.today),
+            "inputs": described(self.inputs), "spoken": dict(self.spoken), "today": dict(self.today),
         }  # fmt: skip
 
 
 @cache
-def found() -> Mapping[str, Board]:
+def load_boards() -> Mapping[str, Board]:
     """Return the boards by name, in their order: the `BOARD` of each file of `web/boards`."""
     names = [module.name for module in pkgutil.iter_modules(boards.__path__) if not module.name.startswith("_")]
     every = [import_module(f"{boards.__name__}.{name}").BOARD for name in names]

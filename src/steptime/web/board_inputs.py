@@ -53,35 +53,37 @@ def is_toml(text: str) -> bool:
     return any(mark in text.strip() for mark in ("\n", "=", "["))
 
 
-def bar_of(asked: Shared) -> Shared:
+def bar_inputs(inputs: Shared) -> Shared:
     """Return what is asked in the bar alone: what answers that do not depend on a board's own inputs are kept by."""
-    return Shared(**{name: getattr(asked, name) for name in Shared.model_fields})
+    return Shared(**{name: getattr(inputs, name) for name in Shared.model_fields})
 
 
 def slider(
-    default: float, low: float, high: float, name: str, unit: str, words: str, *, log: bool = False, more: bool = False,
+    default: float, low: float, high: float, name: str, unit: str, words: str, *, log: bool = False, is_advanced: bool = False,
     step: float | None = None,
 ) -> Any:  # fmt: skip
     """Return a number between two ends, which the page shows as a slider with a field and its unit.
 
-    log: the slider runs over ratios. more: behind "more". step: of the slider, 1 for whole numbers.
+    log: the slider runs over ratios. is_advanced: behind "more". step: of the slider, 1 for whole numbers.
     """
-    extra: dict[str, Any] = {"kind": "slider", "unit": unit, "log": log, "more": more, "step": step}
+    extra: dict[str, Any] = {"kind": "slider", "unit": unit, "log": log, "more": is_advanced, "step": step}
     return Field(default, ge=low, le=high, title=name, description=words, json_schema_extra=extra)
 
 
-def choice(default: str, options: tuple[str, ...], name: str, words: str, *, more: bool = False) -> Any:
+def choice(default: str, options: tuple[str, ...], name: str, words: str, *, is_advanced: bool = False) -> Any:
     """Return one of several words, which the page shows as a list."""
     pattern = "^(" + "|".join(options) + ")$"
     return Field(
         default, pattern=pattern, title=name, description=words,
-        json_schema_extra={"kind": "choice", "options": list(options), "more": more},
+        json_schema_extra={"kind": "choice", "options": list(options), "more": is_advanced},
     )  # fmt: skip
 
 
-def text(default: str, name: str, words: str, *, longest: int = 200, more: bool = False) -> Any:
+def text(default: str, name: str, words: str, *, longest: int = 200, is_advanced: bool = False) -> Any:
     """Return a line of text."""
-    return Field(default, max_length=longest, title=name, description=words, json_schema_extra={"kind": "text", "more": more})
+    return Field(
+        default, max_length=longest, title=name, description=words, json_schema_extra={"kind": "text", "more": is_advanced}
+    )
 
 
 def coarse() -> Any:
@@ -92,19 +94,19 @@ def coarse() -> Any:
 def described(kind: type[Inputs]) -> list[dict[str, Any]]:
     """Return the inputs of a board that the bar does not hold, as the page builds them.
 
-    >>> class One(Shared):
+    >>> class Example(Shared):
     ...     batch: int = slider(64, 1, 4096, "batch", "sequences", "Sequences that decode at once.", log=True)
-    >>> [(one["name"], one["default"], one["low"], one["high"], one["whole"]) for one in described(One)]
-    [('batch', 64, 1, 4096, True)]
+    >>> [[control[key] for key in ("name", "default", "low", "high", "whole")] for control in described(Example)]
+    [['batch', 64, 1, 4096, True]]
     """
-    found = []
+    controls = []
     for name, field in kind.model_fields.items():
         if name in Shared.model_fields or name == "coarse":
             continue
         extra = field.json_schema_extra
         assert isinstance(extra, dict)
-        bounds = {type(one).__name__: one for one in field.metadata}
-        found.append(
+        bounds = {type(bound).__name__: bound for bound in field.metadata}
+        controls.append(
             {
                 "name": name, "label": field.title or name, "words": field.description or "", "default": field.default,
                 "whole": field.annotation is int,
@@ -112,4 +114,4 @@ def described(kind: type[Inputs]) -> list[dict[str, Any]]:
             }
             | extra
         )  # fmt: skip
-    return found
+    return controls

@@ -8,25 +8,25 @@ from steptime.lecture.model_on_system import domain_of
 from steptime.physics.default_layout import most_spread
 from steptime.physics.layout import Layout
 from steptime.physics.layout_space import legal
-from steptime.web.board_inputs import Shared, bar_of
-from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, bar_inputs
+from steptime.web.page_subject import WrongField, load_subject
 
 
-def layout_of(asked: Shared, chips: int) -> Layout:
+def single_stage_layout(inputs: Shared, chips: int) -> Layout:
     """Return the layout of one stage on as many of `chips` chips (0: the scale-up domain) as one replica can take.
 
     Experts are spread over all of them, and attention as far as possible by copies; without experts heads are divided.
     Raises WrongField where none is legal.
     """
-    return _layout(bar_of(asked), chips)
+    return _layout(bar_inputs(inputs), chips)
 
 
 @lru_cache(maxsize=512)
 def _layout(shared: Shared, chips: int) -> Layout:
-    subject = subject_of(shared)
+    subject = load_subject(shared)
     model, system = subject.model, subject.system
-    most = chips or domain_of(system)
-    found = [x for x in legal(model, system, most, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
-    if not found:
-        raise WrongField("chips", f"{model.name} cannot be laid over {most:,} chips of {system.name}")
-    return most_spread(found)
+    max_chips = chips or domain_of(system)
+    layouts = [x for x in legal(model, system, max_chips, microbatches=(1,)) if x.pp == 1 and x.cp == 1]
+    if not layouts:
+        raise WrongField("chips", f"{model.name} cannot be laid over {max_chips:,} chips of {system.name}")
+    return most_spread(layouts)

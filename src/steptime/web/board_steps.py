@@ -10,31 +10,31 @@ from steptime.units import show
 from steptime.web.board_inputs import Shared
 from steptime.web.snippets import loaded
 
-WAYS = ("tp", "dp", "ep", "pp", "cp")
+PARALLEL_AXES = ("tp", "dp", "ep", "pp", "cp")
 
 
-def ways_of(layout: Layout) -> dict[str, int]:
+def parallel_sizes(layout: Layout) -> dict[str, int]:
     """Return the ways of a layout that are not 1."""
-    return {name: int(getattr(layout, name)) for name in WAYS if int(getattr(layout, name)) > 1}
+    return {name: int(getattr(layout, name)) for name in PARALLEL_AXES if int(getattr(layout, name)) > 1}
 
 
 def layout_options(layout: Layout) -> dict[str, int]:
     """Return the options of a layout that a command takes."""
-    return {f"--{name}": ways for name, ways in ways_of(layout).items()}
+    return {f"--{name}": size for name, size in parallel_sizes(layout).items()}
 
 
-def decode_call(asked: Shared, layout: Layout, *, batch: int, context: int) -> str:
+def decode_call(inputs: Shared, layout: Layout, *, batch: int, context: int) -> str:
     """Return the call that times a decode step, in Python."""
-    model, system = loaded(asked)
-    ways = ", ".join(f"{name}={ways}" for name, ways in ways_of(layout).items())
-    engine = f", engine={asked.engine!r}" if asked.engine else ""
-    return f"st.decode_step({model}, {system}, batch={batch}, context={context}, layout=st.Layout({ways}){engine}).total"
+    model, system = loaded(inputs)
+    sizes = ", ".join(f"{name}={size}" for name, size in parallel_sizes(layout).items())
+    engine = f", engine={inputs.engine!r}" if inputs.engine else ""
+    return f"st.decode_step({model}, {system}, batch={batch}, context={context}, layout=st.Layout({sizes}){engine}).total"
 
 
-def sum_of(parts: Mapping[str, float], total: float) -> str:
+def show_step_sum(parts: Mapping[str, float], total: float) -> str:
     """Return what a step waits for as a sum [s].
 
-    >>> sum_of({"compute": 1e-3, "weights": 2e-3, "kv": 0.0, "network": 0.0, "overhead": 0.0}, 3e-3)
+    >>> show_step_sum({"compute": 1e-3, "weights": 2e-3, "kv": 0.0, "network": 0.0, "overhead": 0.0}, 3e-3)
     'step = 1.00 ms arithmetic + 2.00 ms weights = 3.00 ms'
     """
     listed = " + ".join(f"{show(parts[name], 's')} {NAMED[name]}" for name in PARTS if parts[name] > 0)

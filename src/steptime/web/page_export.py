@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from steptime.errors import DataFileError, InputError
 from steptime.web.app import STATIC, start_bytes
-from steptime.web.board import Board, found
+from steptime.web.board import Board, load_boards
 from steptime.web.board_inputs import Shared, described
 
-FIRST, SECOND, OTHERS, SLOW = (
+FIRST_POINTS, SECOND_POINTS, OTHER_POINTS, SLOW_POINTS = (
     13,
     5,
     5,
@@ -38,76 +38,76 @@ def export_to(folder: str) -> int:
         (place / "index.html").write_text(page, encoding="utf-8")
         (place / "data").mkdir()
         (place / "data" / "start.json").write_bytes(start_bytes())
-        return sum(_board(board, place / "data" / board.name) for board in found().values())
+        return sum(_board(board, place / "data" / board.name) for board in load_boards().values())
     except OSError as error:
         raise DataFileError(folder, f"cannot be written: {error.strerror or error}") from None
 
 
 def _board(board: Board, place: Path) -> int:
     place.mkdir()
-    kept: list[dict[str, Any]] = []
+    bodies: list[dict[str, Any]] = []
     for body in grid(board):
         try:
-            answer = board.answer(board.asked(**body)).to_dict()
+            answer = board.answer(board.inputs(**body)).to_dict()
         except (InputError, ValidationError):
             continue  # a corner of the grid that has no answer; the page takes the nearest that has one
-        (place / f"{len(kept)}.json").write_text(json.dumps(answer, allow_nan=False, separators=(",", ":")), encoding="utf-8")
-        kept.append(body)
-    (place / "index.json").write_text(json.dumps(kept, separators=(",", ":")), encoding="utf-8")
-    return len(kept)
+        (place / f"{len(bodies)}.json").write_text(json.dumps(answer, allow_nan=False, separators=(",", ":")), encoding="utf-8")
+        bodies.append(body)
+    (place / "index.json").write_text(json.dumps(bodies, separators=(",", ":")), encoding="utf-8")
+    return len(bodies)
 
 
 def grid(board: Board) -> Iterator[dict[str, Any]]:
     """Yield the inputs of the answers that a copy holds: the defaults, the presets, and values along each input.
 
-    >>> from steptime.web.board import found
-    >>> bodies = list(grid(found()["step"]))
-    >>> bodies[0]["batch"], len(bodies) > 60, len({one["context"] for one in bodies}) >= 5
+    >>> from steptime.web.board import load_boards
+    >>> bodies = list(grid(load_boards()["step"]))
+    >>> bodies[0]["batch"], len(bodies) > 60, len({body["context"] for body in bodies}) >= 5
     (256, True, True)
     """
-    inputs = described(board.asked)
+    inputs = described(board.inputs)
     base = {name: field.default for name, field in Shared.model_fields.items() if name in board.bar}
-    base |= {one["name"]: one["default"] for one in inputs}
-    seen: set[str] = set()
+    base |= {control["name"]: control["default"] for control in inputs}
+    keys: set[str] = set()
 
     def fresh(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        if (key := json.dumps(body, sort_keys=True)) not in seen:
-            seen.add(key)
+        if (key := json.dumps(body, sort_keys=True)) not in keys:
+            keys.add(key)
             yield body
 
     yield from fresh(base)
     for preset in (board.spoken, board.today):
         yield from fresh(base | {name: value for name, value in preset.items() if name in base})
-    sliders = [one for one in inputs if one["kind"] == "slider"]
-    shown = [one for one in sliders if not one["more"]]
-    counts = (SLOW, 1) if board.slow else (FIRST, SECOND)
-    for one in shown[:1]:
-        other = shown[1] if len(shown) > 1 and counts[1] > 1 else None
-        for value in along(one, counts[0]):
-            yield from fresh(base | {one["name"]: value})
-            for second in along(other, counts[1]) if other else ():
-                yield from fresh(base | {one["name"]: value, other["name"]: second})  # type: ignore[index]
-    for one in inputs:
-        if one["kind"] == "choice":
-            for word in one["options"]:
-                yield from fresh(base | {one["name"]: word})
-        elif one["kind"] == "slider" and one not in shown[:1]:
-            for value in along(one, OTHERS):
-                yield from fresh(base | {one["name"]: value})
+    sliders = [control for control in inputs if control["kind"] == "slider"]
+    main_sliders = [control for control in sliders if not control["more"]]
+    counts = (SLOW_POINTS, 1) if board.slow else (FIRST_POINTS, SECOND_POINTS)
+    for control in main_sliders[:1]:
+        second_slider = main_sliders[1] if len(main_sliders) > 1 and counts[1] > 1 else None
+        for value in along(control, counts[0]):
+            yield from fresh(base | {control["name"]: value})
+            for second in along(second_slider, counts[1]) if second_slider else ():
+                yield from fresh(base | {control["name"]: value, second_slider["name"]: second})  # type: ignore[index]
+    for control in inputs:
+        if control["kind"] == "choice":
+            for word in control["options"]:
+                yield from fresh(base | {control["name"]: word})
+        elif control["kind"] == "slider" and control not in main_sliders[:1]:
+            for value in along(control, OTHER_POINTS):
+                yield from fresh(base | {control["name"]: value})
 
 
-def along(one: dict[str, Any], count: int) -> list[float]:
+def along(control: dict[str, Any], count: int) -> list[float]:
     """Return values along a slider, even in the way that it runs.
 
     >>> along({"low": 1, "high": 1000, "log": True, "whole": True, "default": 10}, 4)
     [1, 10, 100, 1000]
     """
-    low, high = float(one["low"]), float(one["high"])
+    low, high = float(control["low"]), float(control["high"])
     places = [n / (count - 1) for n in range(count)]
-    if one["log"]:
+    if control["log"]:
         low = max(low, 1e-9)
-        found = [low * (high / low) ** place for place in places]
+        points = [low * (high / low) ** place for place in places]
     else:
-        found = [low + (high - low) * place for place in places]
-    held = [min(max(float(f"{value:.3g}"), one["low"]), one["high"]) for value in found]
-    return [round(value) for value in held] if one["whole"] else held
+        points = [low + (high - low) * place for place in places]
+    values = [min(max(float(f"{value:.3g}"), control["low"]), control["high"]) for value in points]
+    return [round(value) for value in values] if control["whole"] else values

@@ -48,23 +48,25 @@ class Subject:
 @cache
 def names(kind: str) -> dict[str, str]:
     """Return the names of the catalogue and their aliases, folded, with the name that each stands for."""
-    found: dict[str, str] = {}
+    names_by_alias: dict[str, str] = {}
     for name, path in files(kind).items():
-        found[folded(name)] = name
+        names_by_alias[folded(name)] = name
         data = read_file(path)
         for alias in data.get("aliases", ()):
-            found.setdefault(folded(alias), name)
+            names_by_alias.setdefault(folded(alias), name)
         if isinstance(data.get("name"), str):
-            found.setdefault(folded(data["name"]), name)
-    return found
+            names_by_alias.setdefault(folded(data["name"]), name)
+    return names_by_alias
 
 
 def _catalog_file(kind: str, name: str) -> Path:
     """Return the file of a name of the catalogue; a folder or a file of that name elsewhere is never opened."""
-    known = names(kind)
-    if folded(name) not in known:
-        raise UnknownName(kind.removesuffix("s"), name, [*dict.fromkeys(known.values()), *known], "The list shows all.")
-    return files(kind)[known[folded(name)]]
+    names_by_alias = names(kind)
+    if folded(name) not in names_by_alias:
+        raise UnknownName(
+            kind.removesuffix("s"), name, [*dict.fromkeys(names_by_alias.values()), *names_by_alias], "The list shows all."
+        )
+    return files(kind)[names_by_alias[folded(name)]]
 
 
 def catalogue_file(kind: str, name: object) -> Path:
@@ -88,18 +90,18 @@ def catalog_model(name: str, kv: str = "") -> Model:
     return load_model(_catalog_file("models", name), kv=kv)
 
 
-def subject_of(asked: Shared) -> Subject:
+def load_subject(inputs: Shared) -> Subject:
     """Return the subject of what is asked; raise WrongField with the input that is wrong."""
     return Subject(
-        _told("model", _model, asked.model, asked.weights, asked.kv),
-        system := _told("system", _system, asked.system),
-        _told("engine", _engine, system, asked.engine),
+        _read_field("model", _model, inputs.model, inputs.weights, inputs.kv),
+        system := _read_field("system", _system, inputs.system),
+        _read_field("engine", _engine, system, inputs.engine),
     )
 
 
-def _told(field: str, read: Any, *given: Any) -> Any:
+def _read_field(field: str, reader: Any, *arguments: Any) -> Any:
     try:
-        return read(*given)
+        return reader(*arguments)
     except WrongField:
         raise
     except InputError as error:
@@ -109,64 +111,64 @@ def _told(field: str, read: Any, *given: Any) -> Any:
 
 
 @lru_cache(maxsize=LOADED)
-def _model(given: str, weights: str, kv: str) -> Model:
+def _model(text: str, weights: str, kv: str) -> Model:
     if kv and kv not in KV_FORMATS:
         raise WrongField("kv", str(UnknownName("KV format", kv, KV_FORMATS, "Known: " + ", ".join(KV_FORMATS) + ".")))
-    if is_config(given):
+    if is_config(text):
         try:
-            fields = json.loads(given)
+            fields = json.loads(text)
         except ValueError as error:
             raise InputError(f"the pasted config.json is no JSON: {error}") from None
         if not isinstance(fields, dict) or not isinstance(fields.get("config", {}), dict):
             raise InputError("a config.json is one object, in braces")
-        found = read_model(fields.get("config", fields), kv_format=kv)
+        model = read_model(fields.get("config", fields), kv_format=kv)
     else:
-        found = catalog_model(given, kv)
+        model = catalog_model(text, kv)
     if not weights:
-        return found
+        return model
     try:
         form = number_format(weights)
     except InputError as error:
         raise WrongField("weights", str(error)) from None
-    return with_formats(found, weights=form, experts=form)
+    return with_formats(model, weights=form, experts=form)
 
 
 @lru_cache(maxsize=LOADED)
-def _system(given: str) -> System:
-    if not is_toml(given):
-        return load_system(_catalog_file("systems", given))
+def _system(text: str) -> System:
+    if not is_toml(text):
+        return load_system(_catalog_file("systems", text))
     try:
-        data = tomllib.loads(given) if given.count(".") < 10_000 else {}
+        data = tomllib.loads(text) if text.count(".") < 10_000 else {}
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"the pasted system is no TOML: {error}") from None
-    if any(line.split("=")[0].count(".") > DEEPEST_KEY for line in given.splitlines()):
+    if any(line.split("=")[0].count(".") > DEEPEST_KEY for line in text.splitlines()):
         raise InputError("the pasted system has a key that is nested too deep")
     chip = data.get("chip")
     if isinstance(chip, str):
         _catalog_file("chips", chip)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{PASTED}.toml"
-        path.write_text(given, encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         try:
             return load_system(path)
         except DataFileError as error:
             raise InputError(str(DataFileError(PASTED, error.problem, error.line))) from None
 
 
-def _engine(system: System, given: str) -> Engine:
-    if not given or folded(given) == IDEAL.name:
-        return engine_for(system, IDEAL if given else None)
-    known = names("engines")
-    if folded(given) not in known:
-        raise UnknownName("engine", given, [*known.values(), IDEAL.name], "The list shows all.")
-    return engine_for(system, load_engine(files("engines")[known[folded(given)]]))
+def _engine(system: System, name: str) -> Engine:
+    if not name or folded(name) == IDEAL.name:
+        return engine_for(system, IDEAL if name else None)
+    names_by_alias = names("engines")
+    if folded(name) not in names_by_alias:
+        raise UnknownName("engine", name, [*names_by_alias.values(), IDEAL.name], "The list shows all.")
+    return engine_for(system, load_engine(files("engines")[names_by_alias[folded(name)]]))
 
 
 def listed() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """Yield what the bar offers of models, systems and engines: names with what stands beside them."""
     for kind in ("models", "systems", "engines"):
-        found = []
+        options = []
         for name, path in files(kind).items():
             data = read_file(path)
-            found.append({"name": data.get("name", name) if kind == "models" else name, "title": str(data.get("title", ""))})
-        yield kind, found + ([{"name": IDEAL.name, "title": IDEAL.title}] if kind == "engines" else [])
+            options.append({"name": data.get("name", name) if kind == "models" else name, "title": str(data.get("title", ""))})
+        yield kind, options + ([{"name": IDEAL.name, "title": IDEAL.title}] if kind == "engines" else [])

@@ -16,31 +16,31 @@ from steptime.lecture.model_on_system import Pair, pair_of
 from steptime.lecture.pair_roofline import SPEEDS, Front, front_of
 from steptime.pareto import pareto
 from steptime.units import HOUR, MILLION
-from steptime.web.board_inputs import Shared, bar_of
-from steptime.web.page_subject import subject_of
+from steptime.web.board_inputs import Shared, bar_inputs
+from steptime.web.page_subject import load_subject
 
-KEPT: Final = 256
+MAX_CURVES: Final = 256
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Both curves at a context; costs in `unit` a million tokens, `each` of them for a chip-second a token.
+    """Both curves at a context; costs in `unit` a million tokens, `cost_per_chip_second` of them for a chip-second a token.
 
-    full: points of the full model; kept: those of them that none beats, fastest first; most: the closed form's cheapest batch,
-    B* or what the memory holds, whichever is less.
+    full: points of the full model; pareto_indices: those of them that none beats, fastest first; max_batch: the closed form's
+    cheapest batch, B* or what the memory holds, whichever is less.
     """
 
     context: int
     pair: Pair
     full: Front
-    kept: Any
-    most: float
-    each: float
+    pareto_indices: Any
+    max_batch: float
+    cost_per_chip_second: float
     unit: str
 
     def cost(self, place: Any) -> Any:
         """Return the cost of points of the full model."""
-        return self.full.chip_seconds[place] * self.each
+        return self.full.chip_seconds[place] * self.cost_per_chip_second
 
     def closed(self, batch: Any) -> tuple[Any, Any]:
         """Return the speed [tok/s] and the cost of the closed form at a batch."""
@@ -49,55 +49,58 @@ class Curves:
             batch, pair.context, active=pair.active, total=pair.total, weight_bytes=pair.bytes_of_weight,
             kv_bytes_per_token=pair.kv_bytes, mac_rate=pair.mac_rate, bandwidth=pair.bandwidth,
         )  # fmt: skip
-        return 1 / seconds, cost_per_token(seconds, batch, pair.chips, self.each)
+        return 1 / seconds, cost_per_token(seconds, batch, pair.chips, self.cost_per_chip_second)
 
     def closed_at(self, speed: float) -> float | None:
         """Return the closed form's cost at a speed [tok/s]: its largest batch with B' N_act / F and t_w + u B' within 1/s."""
         pair, seconds = self.pair, 1 / speed
-        each = pair.context * pair.kv_bytes / pair.bandwidth
-        read = (seconds - pair.floor) / each if each else math.inf
-        batch = min(seconds * pair.mac_rate / pair.active, read, max(self.most, 1.0)) if seconds > pair.floor else 0.0
+        kv_seconds = pair.context * pair.kv_bytes / pair.bandwidth
+        memory_batch = (seconds - pair.floor) / kv_seconds if kv_seconds else math.inf
+        batch = (
+            min(seconds * pair.mac_rate / pair.active, memory_batch, max(self.max_batch, 1.0)) if seconds > pair.floor else 0.0
+        )
         return float(self.closed(batch)[1]) if batch >= 1 else None
 
-    def named(self) -> dict[int, str]:
+    def labels(self) -> dict[int, str]:
         """Return the points of the full model that have a name: the cheapest, and the cheapest of so many times its speed."""
         base = self.full.cheapest()
-        found: dict[int, str] = {}
+        labels: dict[int, str] = {}
         for times in (1.0, *SPEEDS) if base >= 0 else ():
             place = self.full.cheapest(times / self.full.seconds[base])
             name = "cheapest" if times == 1 else f"{times:g}x"
             if place >= 0:
-                found[place] = f"{found[place]}, {name}" if place in found else name
-        return found
+                labels[place] = f"{labels[place]}, {name}" if place in labels else name
+        return labels
 
 
-_known: OrderedDict[tuple[Shared, int], Curves] = OrderedDict()
+_cache: OrderedDict[tuple[Shared, int], Curves] = OrderedDict()
 
 
-def curves_of(asked: Shared, context: int, *, rough: bool = False) -> Curves:
+def cached_curves(inputs: Shared, context: int, *, rough: bool = False) -> Curves:
     """Return the curves of the subject at a context; rough: else those of the context asked for last, where there is one."""
-    shared = bar_of(asked)
+    shared = bar_inputs(inputs)
     key = shared, context
-    if rough and key not in _known:
-        last = next((found for (other, _), found in reversed(list(_known.items())) if other == shared), None)
+    if rough and key not in _cache:
+        last = next((curves for (cached_inputs, _), curves in reversed(list(_cache.items())) if cached_inputs == shared), None)
         if last is not None:
             return last
-    _known[key] = found = _known.get(key) or _made(shared, context)
-    _known.move_to_end(key)
-    if len(_known) > KEPT:
-        _known.popitem(last=False)
-    return found
+    _cache[key] = curves = _cache.get(key) or _compute_curves(shared, context)
+    _cache.move_to_end(key)
+    if len(_cache) > MAX_CURVES:
+        _cache.popitem(last=False)
+    return curves
 
 
-def _made(shared: Shared, context: int) -> Curves:
-    subject = subject_of(shared)
+def _compute_curves(shared: Shared, context: int) -> Curves:
+    subject = load_subject(shared)
     pair = pair_of(subject.model, subject.system, context=context)
     full = front_of(subject.model, subject.system, subject.engine, pair)
     rent = float(np.asarray(subject.system.rent.typical))
     room = (pair.capacity - pair.bytes_of_weight * pair.total) / max(pair.kv_bytes * context, 1e-9)
     best = float(optimal_batch(pair.balance, pair.sparsity, context, pair.knee))
-    known = math.isfinite(rent)
+    has_rent = math.isfinite(rent)
     return Curves(
-        context=context, pair=pair, full=full, kept=pareto(1 / full.seconds, -full.chip_seconds), most=min(best, room),
-        each=rent * MILLION if known else MILLION / HOUR, unit="USD" if known else "chip-h",
+        context=context, pair=pair, full=full, pareto_indices=pareto(1 / full.seconds, -full.chip_seconds),
+        max_batch=min(best, room),
+        cost_per_chip_second=rent * MILLION if has_rent else MILLION / HOUR, unit="USD" if has_rent else "chip-h",
     )  # fmt: skip

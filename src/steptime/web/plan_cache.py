@@ -18,14 +18,14 @@ from steptime.planning.planner import plan
 from steptime.planning.workload import Slo, Workload
 from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION
-from steptime.web.board_inputs import Shared, bar_of
-from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.board_inputs import Shared, bar_inputs
+from steptime.web.page_subject import WrongField, load_subject
 
-KEPT: Final = 256  # plans
+MAX_PLANS: Final = 256  # plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanSpec:
     """What is asked of a deployment: tokens of a prompt and of its answer, limits [tok/s per user, s], chips (0: a domain)."""
 
     prompt: int
@@ -36,10 +36,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A plan, or why there is none; `wanted` is what it was made for."""
+class PlanOutcome:
+    """A plan, or why there is none; `spec` is what it was made for."""
 
-    wanted: Wanted
+    spec: PlanSpec
     plan: Plan | None = None
     reason: str = ""
 
@@ -49,70 +49,70 @@ class Found:
         return self.plan is not None and self.plan.feasible
 
 
-_last: OrderedDict[Shared, list[Found]] = OrderedDict()  # the newest plans of each subject
+_last: OrderedDict[Shared, list[PlanOutcome]] = OrderedDict()  # the newest plans of each subject
 
 
-def planned(asked: Shared, wanted: Wanted) -> Found:
-    """Return the cheapest deployment of the model on the system that `asked` names, or why nothing fits."""
-    shared = bar_of(asked)
-    found = _planned(shared, wanted)
-    if found.plan is not None and found.plan.front:
-        others = [one for one in _last.pop(shared, []) if one.wanted != wanted]
-        _last[shared] = [found, *others][:16]
-        while len(_last) > KEPT // 4:
+def planned(inputs: Shared, spec: PlanSpec) -> PlanOutcome:
+    """Return the cheapest deployment of the model on the system that `inputs` names, or why nothing fits."""
+    shared = bar_inputs(inputs)
+    outcome = _planned(shared, spec)
+    if outcome.plan is not None and outcome.plan.front:
+        other_outcomes = [previous for previous in _last.pop(shared, []) if previous.spec != spec]
+        _last[shared] = [outcome, *other_outcomes][:16]
+        while len(_last) > MAX_PLANS // 4:
             _last.popitem(last=False)
-    return found
+    return outcome
 
 
-@lru_cache(maxsize=KEPT)
-def _planned(shared: Shared, wanted: Wanted) -> Found:
-    subject = subject_of(shared)
-    workload = Workload(input_tokens=wanted.prompt, output_tokens=wanted.output)
-    limits = Slo(tpot=1 / wanted.speed, ttft=wanted.ttft)
-    given: dict[str, Any] = {"chips": wanted.chips or None, "engine": subject.engine, "levers": False, "elasticities": False}
+@lru_cache(maxsize=MAX_PLANS)
+def _planned(shared: Shared, spec: PlanSpec) -> PlanOutcome:
+    subject = load_subject(shared)
+    workload = Workload(input_tokens=spec.prompt, output_tokens=spec.output)
+    limits = Slo(tpot=1 / spec.speed, ttft=spec.ttft)
+    options: dict[str, Any] = {"chips": spec.chips or None, "engine": subject.engine, "levers": False, "elasticities": False}
     try:
-        return Found(wanted=wanted, plan=plan(subject.model, subject.system, workload, limits, **given))
+        return PlanOutcome(spec=spec, plan=plan(subject.model, subject.system, workload, limits, **options))
     except Impossible as problem:
-        return Found(wanted=wanted, reason=str(problem))
+        return PlanOutcome(spec=spec, reason=str(problem))
     except InputError as problem:
-        raise WrongField("chips" if wanted.chips else "system", str(problem)) from None
+        raise WrongField("chips" if spec.chips else "system", str(problem)) from None
 
 
-def nearest(asked: Shared, wanted: Wanted) -> Found | None:
+def nearest(inputs: Shared, spec: PlanSpec) -> PlanOutcome | None:
     """Return the kept plan of the subject whose lengths, first token and chips are nearest, if there is any."""
-    shared = bar_of(asked)
-    known = _last.get(shared, [])
-    return min(known, key=lambda one: _apart(one.wanted, wanted), default=None)
+    shared = bar_inputs(inputs)
+    outcomes = _last.get(shared, [])
+    return min(outcomes, key=lambda outcome: _spec_distance(outcome.spec, spec), default=None)
 
 
-def answered(asked: Shared, wanted: Wanted, *, rough: bool) -> tuple[Found, Point | None, bool]:
-    """Return a plan, the point that it chose, and whether that is rough, of a front that is known: where that is enough."""
-    known = nearest(asked, wanted) if rough else None
-    found = known or planned(asked, wanted)
-    if found.plan is None:
-        return found, None, False
-    if known is not None:
-        return found, cheapest(found.plan.front, wanted.speed), True
-    return found, chosen_point(found.plan) if found.plan.feasible else None, False
+def answered(inputs: Shared, spec: PlanSpec, *, rough: bool) -> tuple[PlanOutcome, Point | None, bool]:
+    """Return a plan, the point that it chose, and whether that is rough, of a front that is known, where that is enough."""
+    nearest_outcome = nearest(inputs, spec) if rough else None
+    outcome = nearest_outcome or planned(inputs, spec)
+    if outcome.plan is None:
+        return outcome, None, False
+    if nearest_outcome is not None:
+        return outcome, cheapest(outcome.plan.front, spec.speed), True
+    return outcome, chosen_point(outcome.plan) if outcome.plan.feasible else None, False
 
 
-def same_but_speed(one: Wanted, other: Wanted) -> bool:
+def same_but_speed(first: PlanSpec, second: PlanSpec) -> bool:
     """Whether two questions have one front, since they differ in the limit on speed alone."""
-    return replace(one, speed=1.0) == replace(other, speed=1.0)
+    return replace(first, speed=1.0) == replace(second, speed=1.0)
 
 
-def _apart(one: Wanted, other: Wanted) -> float:
-    lengths = sum(abs(math.log(getattr(one, name) / getattr(other, name))) for name in ("prompt", "output", "ttft"))
-    return lengths + abs(math.log((1 + one.chips) / (1 + other.chips)))
+def _spec_distance(first: PlanSpec, second: PlanSpec) -> float:
+    lengths = sum(abs(math.log(getattr(first, name) / getattr(second, name))) for name in ("prompt", "output", "ttft"))
+    return lengths + abs(math.log((1 + first.chips) / (1 + second.chips)))
 
 
 def cheapest(points: tuple[Point, ...], speed: float) -> Point | None:
     """Return the cheapest point of a front, fastest first, that is as fast as `speed` [tok/s]."""
-    fast = [one for one in points if one.tokens_per_second_per_user >= speed]
+    fast = [point for point in points if point.tokens_per_second_per_user >= speed]
     return fast[-1] if fast else None
 
 
-def price_of(point: Point) -> tuple[float, str]:
+def cost_and_unit(point: Point) -> tuple[float, str]:
     """Return what a million output tokens cost and its unit: USD, or chip-hours where no rent is known."""
     if math.isfinite(point.usd_per_million_output_tokens):
         return point.usd_per_million_output_tokens, "USD"
@@ -128,41 +128,41 @@ def priced(cost: float, unit: str) -> str:
     return usd(cost) if unit == "USD" else f"{cost:.3g} chip-hours"
 
 
-def bars_of(plan: Plan | None) -> dict[str, list[Any]]:
+def resource_bars(plan: Plan | None) -> dict[str, list[Any]]:
     """Return what fills a chip's memory and a step of each pool, as shares of it one after another, with the sizes [B, s]."""
     rows: list[tuple[Any, ...]] = []
     for pool in plan.pools if plan else ():
         memory, role = pool.memory, pool.role if pool.role != "serve" else ""
-        held = {"weights": memory.weights, "kv": memory.cache, "overhead": memory.activations + memory.reserved}
+        memory_parts = {"weights": memory.weights, "kv": memory.cache, "overhead": memory.activations + memory.reserved}
         step = in_colours(mean_resources(pool))
         duration = float(sum(step.values()))
-        for name, parts, whole, unit in (
-            ("memory", held, float(memory.capacity), "B"),
+        for name, parts, total, unit in (
+            ("memory", memory_parts, float(memory.capacity), "B"),
             ("pass" if role == "prefill" else "step", step, duration, "s"),
         ):
-            sizes = [float(np.asarray(one)) for one in parts.values()]
+            sizes = [float(np.asarray(amount)) for amount in parts.values()]
             for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
-                rows.append((f"{role} {name}".strip(), part, (end - size) / whole, end / whole, size, whole, unit))
+                rows.append((f"{role} {name}".strip(), part, (end - size) / total, end / total, size, total, unit))
     names = ("row", "part", "start", "end", "size", "whole", "unit")
-    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
-def chips_of(plan: Plan | None) -> dict[str, list[Any]]:
+def chip_roles(plan: Plan | None) -> dict[str, list[Any]]:
     """Return what each chip that is rented does, and in which replica of its pool."""
     rows = [(pool.role, n // int(pool.layout.chips)) for pool in (plan.pools if plan else ()) for n in range(pool.chips)]
     rows += [("idle", 0)] * (plan.idle_chips if plan else 0)
     return {"role": [role for role, _ in rows], "replica": [replica for _, replica in rows]}
 
 
-def python_of(kind: str, subject: str, wanted: Wanted, engine: str) -> str:
+def plan_call(kind: str, subject: str, spec: PlanSpec, engine: str) -> str:
     """Return the call of `st.plan` or `st.compare` for what is wanted, of "model, system" as expressions.
 
-    >>> print(python_of("plan", "'m', 's'", Wanted(prompt=10, output=5, speed=20, ttft=2), ""))
+    >>> print(plan_call("plan", "'m', 's'", PlanSpec(prompt=10, output=5, speed=20, ttft=2), ""))
     st.plan('m', 's', st.Workload(input_tokens=10, output_tokens=5),
             st.Slo(tpot=1 / 20, ttft=2))
     """
-    more = (f", chips={wanted.chips}" if wanted.chips else "") + (f", engine={engine!r}" if engine else "")
+    options = (f", chips={spec.chips}" if spec.chips else "") + (f", engine={engine!r}" if engine else "")
     return (
-        f"st.{kind}({subject}, st.Workload(input_tokens={wanted.prompt}, output_tokens={wanted.output}),\n"
-        f"{' ' * (len(kind) + 4)}st.Slo(tpot=1 / {wanted.speed:g}, ttft={wanted.ttft:g}){more})"
+        f"st.{kind}({subject}, st.Workload(input_tokens={spec.prompt}, output_tokens={spec.output}),\n"
+        f"{' ' * (len(kind) + 4)}st.Slo(tpot=1 / {spec.speed:g}, ttft={spec.ttft:g}){options})"
     )

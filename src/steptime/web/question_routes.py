@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 
 from steptime.errors import InputError, RangeError, UnknownName, shown
 from steptime.questions.declaration import COUNT, NUMBER, RENT, SWITCH, TEXT, TEXTS, Question, read_value
-from steptime.questions.registry import HOMES, question_of
+from steptime.questions.registry import HOMES, find_question
 from steptime.result_base import plain
 from steptime.web.page_subject import catalogue_file
 
@@ -40,7 +40,7 @@ def add_question_routes(app: FastAPI, work: Work) -> None:
 
     @app.get("/api/questions", tags=["questions"], summary="The questions: their inputs and answers with units and bounds.")
     def declarations() -> Response:
-        return Response(json.dumps({name: declaration(question_of(name)) for name in HOMES}), media_type="application/json")
+        return Response(json.dumps({name: declaration(find_question(name)) for name in HOMES}), media_type="application/json")
 
     @app.post("/api/questions/{name}", tags=["questions"], summary="The answers of one question for a JSON object of inputs.")
     async def answer(name: str, request: Request) -> Response:
@@ -53,8 +53,8 @@ def add_question_routes(app: FastAPI, work: Work) -> None:
             raise InputError(f"body is not JSON: {error}") from None
         if not isinstance(values, dict):
             raise InputError(f"body must be an object of inputs, not {shown(values)}")
-        question = question_of(name)
-        return await work(lambda given: _answers(question, given), values)
+        question = find_question(name)
+        return await work(lambda inputs: _answers(question, inputs), values)
 
 
 def declaration(question: Question) -> dict[str, Any]:

@@ -66,8 +66,8 @@ class Shield:
 
         async def headed(message: Any) -> None:
             if message["type"] == "http.response.start":
-                own = [*HEADERS, (b"content-security-policy", policy().encode())]
-                message = {**message, "headers": [*message.get("headers", ()), *own]}
+                security_headers = [*HEADERS, (b"content-security-policy", policy().encode())]
+                message = {**message, "headers": [*message.get("headers", ()), *security_headers]}
             await send(message)
 
         if scope["path"].startswith("/api/") and self._is_of_another_site(dict(scope["headers"])):
@@ -85,14 +85,14 @@ class Shield:
                 return
             sent = False
 
-            async def again() -> Any:
+            async def replay() -> Any:
                 nonlocal sent
                 if sent:
                     return await receive()
                 sent = True
                 return {"type": "http.request", "body": body, "more_body": False}
 
-            await self.app(scope, again if scope["method"] not in ("GET", "HEAD", "OPTIONS") else receive, headed)
+            await self.app(scope, replay if scope["method"] not in ("GET", "HEAD", "OPTIONS") else receive, headed)
         finally:
             self.open -= 1
 
@@ -103,11 +103,11 @@ class Shield:
         if (origin := headers.get(b"origin")) is None:
             return False
         try:
-            named = urlsplit(origin.decode("latin-1"))
-            host = named.hostname
+            origin_url = urlsplit(origin.decode("latin-1"))
+            host = origin_url.hostname
         except ValueError:
             return True
-        return named.netloc.encode("latin-1") != headers.get(b"host") and host not in self.hosts
+        return origin_url.netloc.encode("latin-1") != headers.get(b"host") and host not in self.hosts
 
     async def _body(self, receive: Any) -> bytes | int:
         """Return the body of a request, or the status that refuses it."""

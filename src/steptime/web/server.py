@@ -90,8 +90,8 @@ def answered_hosts(host: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names that a request may give as its host: those of this machine, the address itself, and those allowed."""
     from steptime.web.app import LOOPBACK
 
-    own = () if host in ("0.0.0.0", "::", *LOCAL) else (f"[{host}]" if ":" in host else host,)
-    return (*LOOPBACK, *own, *allowed)
+    address = () if host in ("0.0.0.0", "::", *LOCAL) else (f"[{host}]" if ":" in host else host,)
+    return (*LOOPBACK, *address, *allowed)
 
 
 def _is_forkable() -> bool:
@@ -105,11 +105,11 @@ def _is_forkable() -> bool:
 def _warm() -> None:
     """Answer what the page asks first, so that it stands there when it is asked."""
     from steptime.web.app import start_bytes
-    from steptime.web.board import found
+    from steptime.web.board import load_boards
 
     start_bytes()
-    first = next(iter(found().values()))
-    first.answer(first.asked.model_validate({}))
+    first = next(iter(load_boards().values()))
+    first.answer(first.inputs.model_validate({}))
 
 
 class Worker(uvicorn.Server):
@@ -138,8 +138,8 @@ class Worker(uvicorn.Server):
             # While the timer of idle connections runs, no byte of a further request has come.
             if answering or (connection.timeout_keep_alive_task is not None and not crowded):
                 continue
-            known, since = before.get(connection, (request, now))
-            since = since if known is request else now
+            previous_request, since = before.get(connection, (request, now))
+            since = since if previous_request is request else now
             self.waiting[connection] = (request, since)
             if now - since > limit:
                 connection.transport.close()
@@ -224,7 +224,7 @@ class Watchdog:
                     process.heard = now
                 else:
                     self._replace(process, now, "ended")
-            for process in [one for one in self.processes if now - one.heard > self.patience.silence]:
+            for process in [worker for worker in self.processes if now - worker.heard > self.patience.silence]:
                 self._replace(process, now, f"gave no sign of life for {self.patience.silence:g} s")
 
     def _replace(self, process: Process, now: float, cause: str) -> None:
@@ -294,7 +294,7 @@ def serve(
     port: int,
     *,
     browse: bool,
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
     allowed: tuple[str, ...] = (),
     patience: Patience | None = None,
     limits: Limits | None = None,
@@ -305,7 +305,7 @@ def serve(
         host: Address to listen on.
         port: First port to try.
         browse: Whether to open a browser.
-        told: Gets the address of the page.
+        announce: Gets the address of the page.
         allowed: Names besides its own that a request may give as its host.
         patience: How long the server waits.
         limits: Sizes, times and numbers of requests.
@@ -314,15 +314,15 @@ def serve(
 
     patience = patience or Patience()
     listening = listening_socket(host, port)
-    chosen = listening.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else shown}:{chosen}/"
+    bound_port = listening.getsockname()[1]
+    url_host = f"[{host}]" if ":" in host else host
+    address = f"http://{'localhost' if host in ('127.0.0.1', '::1') else url_host}:{bound_port}/"
     app = app_for(hosts=answered_hosts(host, allowed), limits=limits)
     config = uvicorn.Config(
-        app, host=host, port=chosen, log_level="warning", timeout_keep_alive=int(patience.idle),
+        app, host=host, port=bound_port, log_level="warning", timeout_keep_alive=int(patience.idle),
         limit_concurrency=CONNECTIONS, server_header=False, h11_max_incomplete_event_size=65_536, timeout_graceful_shutdown=2,
     )  # fmt: skip
-    serve_app(app, config, listening, patience, lambda: _announce(address, told, browse=browse))
+    serve_app(app, config, listening, patience, lambda: _announce(address, announce, browse=browse))
 
 
 def serve_app(
@@ -342,8 +342,8 @@ def serve_app(
         work(lambda: None)
 
 
-def _announce(address: str, told: Callable[[str], None], *, browse: bool) -> None:
-    told(address)
+def _announce(address: str, announce: Callable[[str], None], *, browse: bool) -> None:
+    announce(address)
     if not browse:
         return
     if not _is_forkable():

@@ -11,22 +11,22 @@ from steptime.web.board_inputs import Shared, is_config, is_toml
 FORMATS: Final = {"engine": "--engine", "weights": "--weights", "kv": "--kv"}
 
 
-def said(asked: Shared) -> tuple[str, str]:
+def subject_names(inputs: Shared) -> tuple[str, str]:
     """Return the model and the system as a command names them; of a text that was pasted, the file to save it in."""
-    model = "config.json" if is_config(asked.model) else asked.model
-    system = "system.toml" if is_toml(asked.system) else asked.system
+    model = "config.json" if is_config(inputs.model) else inputs.model
+    system = "system.toml" if is_toml(inputs.system) else inputs.system
     return model, system
 
 
-def command(name: str, asked: Shared, options: Mapping[str, Any], *, pair: bool = True, formats: bool = True) -> str:
+def command(name: str, inputs: Shared, options: Mapping[str, Any], *, pair: bool = True, formats: bool = True) -> str:
     """Return a command of steptime with the options that differ from "".
 
     >>> command("step", Shared(model="llama-3.1-8b", system="hgx-h100"), {"--batch": 64, "--context": 4096})
     'steptime step llama-3.1-8b hgx-h100 --batch 64 --context 4096'
     """
-    words = ["steptime", name, *(said(asked) if pair else ())]
-    given = {option: getattr(asked, field) for field, option in FORMATS.items()} if formats else {}
-    for option, value in {**given, **options}.items():
+    words = ["steptime", name, *(subject_names(inputs) if pair else ())]
+    format_options = {option: getattr(inputs, field) for field, option in FORMATS.items()} if formats else {}
+    for option, value in {**format_options, **options}.items():
         if value is True:
             words.append(option)
         elif value not in ("", None, False):
@@ -45,9 +45,9 @@ def python(call: str) -> str:
     return f"import steptime as st\n\n{call}"
 
 
-def loaded(asked: Shared) -> tuple[str, str]:
+def loaded(inputs: Shared) -> tuple[str, str]:
     """Return the expressions of the model and the system in Python: names where nothing else was chosen."""
-    model, system = said(asked)
-    formats = [f"{field}={getattr(asked, field)!r}" for field in ("weights", "kv") if getattr(asked, field)]
-    named = repr(model)
-    return (f"st.load_model({', '.join([named, *formats])})" if formats else named), repr(system)
+    model, system = subject_names(inputs)
+    formats = [f"{field}={getattr(inputs, field)!r}" for field in ("weights", "kv") if getattr(inputs, field)]
+    model_text = repr(model)
+    return (f"st.load_model({', '.join([model_text, *formats])})" if formats else model_text), repr(system)

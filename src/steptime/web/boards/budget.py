@@ -29,51 +29,51 @@ TERA: Final = 1e12
 PARTS: Final = ("training", "rl", "serving", "total")
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """A quality and what the model will do."""
 
     served: float = slider(200, 0.1, 10_000, "tokens served", "T tokens", "Over its life, read and written.", log=True)
     quality: str = text("100B@200T", "as good as", "A dense model and its training tokens, as llama-3.1-8b@15T.")
     rl: float = slider(0, 0, 1000, "tokens of RL", "T tokens", "Rolled out to learn from.")
     law: str = choice("hoffmann", LAWS, "scaling law", "Which fit says how good a size is on some tokens.")
-    eta: float = slider(3, 1, 10, "cost of a FLOP of decode", "x training", "As chips decode at a third.", more=True)
+    eta: float = slider(3, 1, 10, "cost of a FLOP of decode", "x training", "As chips decode at a third.", is_advanced=True)
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the bill against size at equal quality, and the least of it against the tokens served."""
-    target = _target(asked.quality)
-    tokens, rl = asked.served * TERA, asked.rl * TERA
-    found = _found(asked.quality, asked.law, tokens, rl, asked.eta)
-    shown = dict.fromkeys((asked.law, "hoffmann", "epoch"))
-    ratios = {law: _ratios(asked.quality, law, rl, asked.eta) for law in shown}
+    target = _target(inputs.quality)
+    tokens, rl = inputs.served * TERA, inputs.rl * TERA
+    solution = _solve(inputs.quality, inputs.law, tokens, rl, inputs.eta)
+    law_names = dict.fromkeys((inputs.law, "hoffmann", "epoch"))
+    ratios = {law: _ratios(inputs.quality, law, rl, inputs.eta) for law in law_names}
     served: dict[str, Any] = {"served": SERVED, **ratios}
     command = (
-        f"steptime budget --quality-of {shlex.quote(asked.quality)} --tokens-served {tokens:.0f} --law {asked.law} "
-        f"--eta {asked.eta:g}" + (f" --rl-tokens {rl:.0f}" if rl else "")
+        f"steptime budget --quality-of {shlex.quote(inputs.quality)} --tokens-served {tokens:.0f} --law {inputs.law} "
+        f"--eta {inputs.eta:g}" + (f" --rl-tokens {rl:.0f}" if rl else "")
     )
-    given = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={asked.eta:g})"
-    call = f"best = st.budget({asked.quality!r}, {given}, law={asked.law!r}).choice"
+    demand_call = f"st.Demand(served={tokens!r}, rl_tokens={rl!r}, eta={inputs.eta:g})"
+    call = f"best = st.budget({inputs.quality!r}, {demand_call}, law={inputs.law!r}).choice"
     code = python(f"{call}\nbest.params, best.tokens, best.total_flop")
-    if isinstance(found, str):
+    if isinstance(solution, str):
         empty: dict[str, Any] = {"bill": dict.fromkeys(("params", *PARTS), ()), "ratios": served}
         return Answer(
-            tables=empty, marks=dict.fromkeys(("params", "usd", "ratio", "served")), sentence=found,
+            tables=empty, marks=dict.fromkeys(("params", "usd", "ratio", "served")), sentence=solution,
             command=command, python=code,
         )  # fmt: skip
-    best, law = found.choice, load_law(asked.law)
+    best, law = solution.choice, load_law(inputs.law)
     low, high = min(target.params / 10, best.params / 4), max(target.params * 10, best.params * 4)
     sizes = np.unique(np.append(np.geomspace(low, high, POINTS), best.params))
-    bill = bill_of(found.demand, sizes, np.asarray(tokens_for(law, sizes, best.loss)), best.loss)
+    bill = bill_of(solution.demand, sizes, np.asarray(tokens_for(law, sizes, best.loss)), best.loss)
     price = best.usd / best.total_flop
     curves = {name: np.broadcast_to(getattr(bill, name), sizes.shape) * price for name in PARTS}
-    even = float(tokens_equal_to_serving(tokens, asked.eta))
+    even = float(tokens_equal_to_serving(tokens, inputs.eta))
     return Answer(
         tables={"bill": {"params": sizes, **curves}, "ratios": served},
         marks={
-            "params": best.params, "usd": best.usd, "ratio": best.over_chinchilla, "served": tokens, "law": asked.law,
+            "params": best.params, "usd": best.usd, "ratio": best.over_chinchilla, "served": tokens, "law": inputs.law,
             "equality": best.equality_params, "equality_usd": best.equality_cost * best.usd,
         },
-        sentence=_sentence(asked, best),
+        sentence=_sentence(inputs, best),
         figures=(
             Figure(name="parameters", value=best.params, words="Active, of the cheapest model that is as good."),
             Figure(name="training tokens", value=best.tokens),
@@ -81,19 +81,19 @@ def answer(asked: Asked) -> Answer:
             Figure(name="training", value=best.training_share, unit="%", words="Share of the bill."),
             Figure(name="RL", value=best.rl_flop / best.total_flop, unit="%", words="Share of the bill."),
             Figure(name="serving", value=best.serving_flop / best.total_flop, unit="%", words="Share of the bill."),
-            Figure(name="the whole bill", value=best.usd, unit="USD", words=f"At the rent of {found.system}."),
+            Figure(name="the whole bill", value=best.usd, unit="USD", words=f"At the rent of {solution.system}."),
             Figure(name="bill at equal costs, times", value=best.equality_cost, words="By the lecture's rule, over the least."),
         ),
         formula=(
             f"training 6 N D = 6 x {show(best.params)} x {show(best.tokens)} = {best.training_flop:.3g} FLOP",
             *((f"RL 3 N D_RL eta = {best.rl_flop:.3g} FLOP",) if best.rl_flop else ()),
-            f"serving 2 N D_inf eta = 2 x {show(best.params)} x {show(tokens)} x {asked.eta:g} = {best.serving_flop:.3g} FLOP",
+            f"serving 2 N D_inf eta = 2 x {show(best.params)} x {show(tokens)} x {inputs.eta:g} = {best.serving_flop:.3g} FLOP",
             f"the lecture's rule: D = eta/3 D_inf = {show(even)} tokens; by the law: {show(best.tokens)}",
             f"overtraining = D / 20 N = {show(best.tokens)} / (20 x {show(best.params)}) = {in_digits(best.over_chinchilla)}",
         ),
         command=command,
         python=code,
-        notes=found.warnings,
+        notes=solution.warnings,
     )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def _target(quality: str) -> Target:
 
 
 @lru_cache(maxsize=256)
-def _found(quality: str, law: str, served: float, rl: float, eta: float) -> Budget | str:
+def _solve(quality: str, law: str, served: float, rl: float, eta: float) -> Budget | str:
     try:
         return budget(_target(quality), Demand(served=served, rl_tokens=rl, eta=eta), law=law)
     except Impossible as error:
@@ -116,18 +116,18 @@ def _found(quality: str, law: str, served: float, rl: float, eta: float) -> Budg
 @lru_cache(maxsize=256)
 def _ratios(quality: str, law: str, rl: float, eta: float) -> Array:
     """Return how many times Chinchilla's tokens the cheapest model is trained on, by the tokens served."""
-    known, target = load_law(law), _target(quality)
-    wanted = loss(known, target.params, target.tokens)
-    weights = np.array([Demand(served=float(one), rl_tokens=rl, eta=eta).weight for one in SERVED])
-    params = cheapest(known, wanted, weights)
-    return np.asarray(overtraining(tokens_for(known, params, wanted), params))
+    scaling_law, target = load_law(law), _target(quality)
+    target_loss = loss(scaling_law, target.params, target.tokens)
+    weights = np.array([Demand(served=float(served), rl_tokens=rl, eta=eta).weight for served in SERVED])
+    params = cheapest(scaling_law, target_loss, weights)
+    return np.asarray(overtraining(tokens_for(scaling_law, params, target_loss), params))
 
 
-def _sentence(asked: Asked, best: Any) -> str:
+def _sentence(inputs: Inputs, best: Any) -> str:
     shares = [f"training {100 * best.training_share:.0f} %"]
-    shares += [f"RL {100 * best.rl_flop / best.total_flop:.0f} %"] if asked.rl else []
+    shares += [f"RL {100 * best.rl_flop / best.total_flop:.0f} %"] if inputs.rl else []
     return (
-        f"As good as {asked.quality} and cheapest in all, with {show(asked.served * TERA)} tokens served, are "
+        f"As good as {inputs.quality} and cheapest in all, with {show(inputs.served * TERA)} tokens served, are "
         f"{show(best.params)} parameters on {show(best.tokens)} tokens: {in_digits(best.over_chinchilla, 2)} times "
         f"Chinchilla's. Of the bill {', '.join(shares)} and serving {100 * best.serving_flop / best.total_flop:.0f} %. "
         + (
@@ -139,7 +139,7 @@ def _sentence(asked: Asked, best: Any) -> str:
 
 
 BOARD = Board(
-    name="budget", order=80, section=12, asked=Asked, answer=answer, bar=(),
+    name="budget", order=80, section=12, inputs=Inputs, answer=answer, bar=(),
     title="How long should a model be trained that will serve this much?",
     spoken={"served": 200, "quality": "100B@200T", "rl": 133, "law": "hoffmann"},
     today={"served": 3000, "quality": "37B@14.8T", "rl": 0, "law": "epoch"},

@@ -16,54 +16,55 @@ from steptime.svg import PARTS, in_colours
 from steptime.units import MILLION, show
 from steptime.web.board import Answer, Board, Figure
 from steptime.web.board_inputs import Shared, slider
-from steptime.web.board_layout import layout_of
-from steptime.web.board_steps import decode_call, layout_options, sum_of
-from steptime.web.page_subject import Subject, subject_of
+from steptime.web.board_layout import single_stage_layout
+from steptime.web.board_steps import decode_call, layout_options, show_step_sum
+from steptime.web.page_subject import Subject, load_subject
 from steptime.web.snippets import command, python
 
-LEAST, MOST, POINTS = 64, 4_194_304, 65
+MIN_CONTEXT, MAX_CONTEXT, POINTS = 64, 4_194_304, 65
 SPOKEN: Final = 200_000  # tokens at which prices step up, lecture section 13
 FINER: Final = 257  # points between two neighbours, twice, that find where memory is full
 ROUND: Final = 10.0 ** np.arange(-7, 4)  # seconds, each with its USD: two scales of one axis
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """A context at a batch on some chips."""
 
-    context: int = slider(8192, LEAST, MOST, "context", "tokens", "Tokens of context of each sequence.", log=True)
+    context: int = slider(8192, MIN_CONTEXT, MAX_CONTEXT, "context", "tokens", "Tokens of context of each sequence.", log=True)
     batch: int = slider(256, 1, 65_536, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
-    chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", more=True, step=1)
+    chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", is_advanced=True, step=1)
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the step over all contexts, and at the one that is asked."""
-    subject = subject_of(asked)
+    subject = load_subject(inputs)
     model, system, engine = subject.model, subject.system, subject.engine
-    layout = layout_of(asked, asked.chips)
-    contexts = np.unique(np.append(np.geomspace(LEAST, MOST, POINTS), asked.context))
-    steps = decode_step(model, system, batch=asked.batch, context=contexts, layout=layout, engine=engine)
+    layout = single_stage_layout(inputs, inputs.chips)
+    contexts = np.unique(np.append(np.geomspace(MIN_CONTEXT, MAX_CONTEXT, POINTS), inputs.context))
+    steps = decode_step(model, system, batch=inputs.batch, context=contexts, layout=layout, engine=engine)
     parts = in_colours(steps.resources, np.shape(contexts))
     total = np.asarray(steps.total)
-    usd = np.asarray(cost_per_token(total, asked.batch, layout.chips, float(np.asarray(system.rent.typical)))) * MILLION
-    at = int(np.searchsorted(contexts, asked.context))
-    here, times = float(total[at]), float(total[at] / total[0])
+    usd = np.asarray(cost_per_token(total, inputs.batch, layout.chips, float(np.asarray(system.rent.typical)))) * MILLION
+    index = int(np.searchsorted(contexts, inputs.context))
+    step_seconds, times = float(total[index]), float(total[index] / total[0])
     twice = _first(contexts, total / total[0], 2.0)
-    grown = {name: float(parts[name][at] - parts[name][0]) for name in PARTS}
-    wall, pair = _wall(asked, subject, contexts), pair_of(model, system, context=asked.context)
+    grown = {name: float(parts[name][index] - parts[name][0]) for name in PARTS}
+    wall, pair = _wall(inputs, subject, contexts), pair_of(model, system, context=inputs.context)
     spoken = float(kv_bytes_from_tier(pair.active, SPOKEN, pair.balance, pair.bytes_of_weight))
     return Answer(
         tables={
             "steps": {"context": contexts, **parts, "total": total, "lower": steps.lower, "upper": steps.upper, "usd": usd},
-            "prices": {"seconds": ROUND, "usd": ROUND * float(usd[at]) / here},
+            "prices": {"seconds": ROUND, "usd": ROUND * float(usd[index]) / step_seconds},
         },
         marks={
-            "context": asked.context, "total": here, "usd": float(usd[at]), "knee": pair.knee if pair.knee < MOST else None,
-            "wall": wall if wall < MOST else None,
+            "context": inputs.context, "total": step_seconds, "usd": float(usd[index]),
+            "knee": pair.knee if pair.knee < MAX_CONTEXT else None,
+            "wall": wall if wall < MAX_CONTEXT else None,
         },
-        sentence=_sentence(asked, here, times, float(parts["kv"][at]) / here, grown, wall),
+        sentence=_sentence(inputs, step_seconds, times, float(parts["kv"][index]) / step_seconds, grown, wall),
         figures=(
-            Figure(name="step", value=here, unit="s", words="Time of one decode step of the full model."),
-            Figure(name="a million tokens", value=float(usd[at]), unit="USD", words="Of output, at the typical rent."),
+            Figure(name="step", value=step_seconds, unit="s", words="Time of one decode step of the full model."),
+            Figure(name="a million tokens", value=float(usd[index]), unit="USD", words="Of output, at the typical rent."),
             Figure(name="over a short one", value=times, unit="x", words="Step over that of a short context."),
             Figure(name="L*", value=pair.knee, unit="tokens", words="Knee: reading a cache takes as long as arithmetic."),
             Figure(name="step doubles at", value=twice, unit="tokens", words="Over a short context."),
@@ -74,15 +75,15 @@ def answer(asked: Asked) -> Answer:
             f"L* = b_w N_act / (R kappa) = {pair.bytes_of_weight:.3g} bytes x {pair.active:.3g} / ({pair.balance:,.0f} x "
             f"{pair.kv_bytes:,.0f} bytes) = {pair.knee:,.0f} tokens",
             f"with attention's own arithmetic counted, L* = {pair.knee_with_attention:,.0f} tokens",
-            sum_of({name: float(parts[name][at]) for name in PARTS}, here),
+            show_step_sum({name: float(parts[name][index]) for name in PARTS}, step_seconds),
         ),
         notes=(
             f"a knee at the lecture's {SPOKEN:,} tokens would take a cache of {show(spoken, 'B')} a token; this model reads "
             f"{show(pair.kv_bytes, 'B')}",
-            *((f"the model itself ends at {model.max_context:,.0f} tokens",) if asked.context > model.max_context else ()),
+            *((f"the model itself ends at {model.max_context:,.0f} tokens",) if inputs.context > model.max_context else ()),
         ),
-        command=command("step", asked, {"--batch": asked.batch, "--context": asked.context, **layout_options(layout)}),
-        python=python(decode_call(asked, layout, batch=asked.batch, context=asked.context)),
+        command=command("step", inputs, {"--batch": inputs.batch, "--context": inputs.context, **layout_options(layout)}),
+        python=python(decode_call(inputs, layout, batch=inputs.batch, context=inputs.context)),
     )  # fmt: skip
 
 
@@ -95,25 +96,25 @@ def _first(contexts: Array, values: Array, level: float) -> float:
     return float(np.exp(np.interp(level, values[two], np.log(contexts[two]))))
 
 
-def _wall(asked: Asked, subject: Subject, contexts: Array) -> float:
+def _wall(inputs: Inputs, subject: Subject, contexts: Array) -> float:
     """Return the longest context of which the batch fits [tokens]: 0 where none does, infinite where all do."""
-    layout = layout_of(asked, asked.chips)
+    layout = single_stage_layout(inputs, inputs.chips)
     for _ in range(3):
         room = sequences_that_fit(subject.model, subject.system, context=contexts, layout=layout, engine=subject.engine)
-        fits = int(np.sum(np.asarray(room) >= asked.batch))
+        fits = int(np.sum(np.asarray(room) >= inputs.batch))
         if fits in (0, len(contexts)):
             return np.inf if fits else 0.0
         contexts = np.geomspace(contexts[fits - 1], contexts[fits], FINER)
     return float(np.floor(contexts[0]))
 
 
-def _sentence(asked: Asked, total: float, times: float, share: float, grown: dict[str, float], wall: float) -> str:
-    words = f"At {asked.context:,} tokens a step of {asked.batch:,} sequences takes {show(total, 's')}"
+def _sentence(inputs: Inputs, total: float, times: float, share: float, grown: dict[str, float], wall: float) -> str:
+    words = f"At {inputs.context:,} tokens a step of {inputs.batch:,} sequences takes {show(total, 's')}"
     longer = f"{times:.3g} times that" if times >= 1.05 else "hardly more than that"
     words += f", {longer} of a short context; {share:.0%} of it reads KV caches. "
-    if asked.context > wall:
+    if inputs.context > wall:
         return words + (f"Memory is full at {wall:,.0f} tokens already." if wall else "So many fit at no length at all.")
-    if asked.context <= 4 * LEAST:
+    if inputs.context <= 4 * MIN_CONTEXT:
         return words + "So short a context costs nothing by itself; see what a longer one does."
     if times < 1.1:
         return words + "What no context changes takes nearly all the rest: here context is almost free."
@@ -123,7 +124,7 @@ def _sentence(asked: Asked, total: float, times: float, share: float, grown: dic
 
 
 BOARD = Board(
-    name="context", title="What does a longer context cost?", order=20, section=13, asked=Asked, answer=answer,
+    name="context", title="What does a longer context cost?", order=20, section=13, inputs=Inputs, answer=answer,
     spoken={"system": "gb200-nvl72", "batch": 2000, "context": SPOKEN, "engine": "ideal", "kv": "fp8"},
     today={"system": "gb300-nvl72", "batch": 512, "context": 32_768},
 )  # fmt: skip

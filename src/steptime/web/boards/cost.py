@@ -18,81 +18,88 @@ from steptime.svg import in_colours
 from steptime.units import HOUR, MILLION, in_digits, show
 from steptime.web.board import Answer, Board, Figure
 from steptime.web.board_inputs import Shared, slider
-from steptime.web.board_layout import layout_of
+from steptime.web.board_layout import single_stage_layout
 from steptime.web.board_steps import decode_call, layout_options
-from steptime.web.page_subject import WrongField, subject_of
+from steptime.web.page_subject import WrongField, load_subject
 from steptime.web.snippets import command, python
 
-MOST, POINTS = 65_536, 65
+MAX_BATCH, POINTS = 65_536, 65
 SHARED: Final = {"weights": "each read of the weights", "overhead": "the engine's overheads, which each step pays once"}
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """A batch at a context on some chips, and what a chip rents for."""
 
-    batch: int = slider(256, 1, MOST, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
+    batch: int = slider(256, 1, MAX_BATCH, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
     context: int = slider(8192, 1, 4_194_304, "context", "tokens", "Tokens of context of each sequence.", log=True)
     rent: float = slider(
         0, 0, 40, "rent", "USD an hour; 0: its own", "Of one chip; 0: what is known of the system, with its range."
     )
-    chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", more=True, step=1)
+    chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", is_advanced=True, step=1)
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the cost of a token over all batches, and at the one that is asked."""
-    subject = subject_of(asked)
+    subject = load_subject(inputs)
     model, system = subject.model, subject.system
-    rent, layout = _rent(asked, system), layout_of(asked, asked.chips)
+    rent, layout = _rent(inputs, system), single_stage_layout(inputs, inputs.chips)
     typical = float(np.asarray(rent.typical))
-    batches = np.unique(np.append(np.geomspace(1, MOST, POINTS), asked.batch))
-    steps = decode_step(model, system, batch=batches, context=asked.context, layout=layout, engine=subject.engine)
-    found = sequences_that_fit(model, system, context=asked.context, layout=layout, engine=subject.engine)
-    room = max(float(found), 0.0)
-    seconds, each = np.asarray(steps.total), (batches, float(layout.chips))
-    costs = {name: _million(one, *each, typical) for name, one in in_colours(steps.resources, np.shape(batches)).items()}
-    total, at = _million(seconds, *each, typical), int(np.searchsorted(batches, asked.batch))
-    low, high = (_million(seconds, *each, float(np.nan_to_num(end, nan=typical))) for end in (rent.low, rent.high))
-    able = np.append(batches[batches < room], min(room, MOST)) if room >= 1 else batches[:0]
-    cheap = _million(np.interp(able, batches, seconds), able, each[1], typical)
+    batches = np.unique(np.append(np.geomspace(1, MAX_BATCH, POINTS), inputs.batch))
+    steps = decode_step(model, system, batch=batches, context=inputs.context, layout=layout, engine=subject.engine)
+    max_sequences = sequences_that_fit(model, system, context=inputs.context, layout=layout, engine=subject.engine)
+    room = max(float(max_sequences), 0.0)
+    seconds, batches_and_chips = np.asarray(steps.total), (batches, float(layout.chips))
+    costs = {
+        name: _million(part_seconds, *batches_and_chips, typical)
+        for name, part_seconds in in_colours(steps.resources, np.shape(batches)).items()
+    }
+    total, index = _million(seconds, *batches_and_chips, typical), int(np.searchsorted(batches, inputs.batch))
+    low, high = (_million(seconds, *batches_and_chips, float(np.nan_to_num(end, nan=typical))) for end in (rent.low, rent.high))
+    able = np.append(batches[batches < room], min(room, MAX_BATCH)) if room >= 1 else batches[:0]
+    cheap = _million(np.interp(able, batches, seconds), able, batches_and_chips[1], typical)
     best = int(np.argmin(cheap)) if able.size else -1
-    here, slow = float(total[at]), float(cheap[best]) if best >= 0 else np.nan
-    speed, alone = float(seconds[at] / seconds[0]), float(total[0]) / here
-    shared = max(("weights", "overhead"), key=lambda name: costs[name][at])
-    pair = pair_of(model, system, context=asked.context)
-    own = max(compute_seconds(1, pair.active, pair.mac_rate), kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth))
-    floor = float(cost_per_token(own, 1, pair.chips, typical)) * MILLION  # what no batch shares: arithmetic or cache
+    cost, slow = float(total[index]), float(cheap[best]) if best >= 0 else np.nan
+    speed, cost_ratio = float(seconds[index] / seconds[0]), float(total[0]) / cost
+    shared = max(("weights", "overhead"), key=lambda name: costs[name][index])
+    pair = pair_of(model, system, context=inputs.context)
+    unshared_seconds = max(
+        compute_seconds(1, pair.active, pair.mac_rate), kv_read_seconds(1, pair.context, pair.kv_bytes, pair.bandwidth)
+    )
+    floor = (
+        float(cost_per_token(unshared_seconds, 1, pair.chips, typical)) * MILLION
+    )  # what no batch shares: arithmetic or cache
     hourly = usd(typical * HOUR)
-    options = {"--context": asked.context, **layout_options(layout), "--over": f"batch={asked.batch}"}
-    options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={asked.rent:g} USD/h" if asked.rent else ""}
+    options = {"--context": inputs.context, **layout_options(layout), "--over": f"batch={inputs.batch}"}
+    options |= {"--answer": "usd_per_million_tokens", "--set": f"rent={inputs.rent:g} USD/h" if inputs.rent else ""}
     return Answer(
         tables={"costs": {"batch": batches, **costs, "total": total, "low": low, "high": high, "seconds": seconds}},
         marks={
-            "batch": asked.batch, "total": here, "floor": floor, "room": room if np.isfinite(room) else None,
+            "batch": inputs.batch, "total": cost, "floor": floor, "room": room if np.isfinite(room) else None,
             "slow_batch": float(able[best]) if best >= 0 else None, "slow": slow,
         },
-        sentence=_sentence(asked, here, slow, float(able[best]) if best >= 0 else 0.0, room, shared),
+        sentence=_sentence(inputs, cost, slow, float(able[best]) if best >= 0 else 0.0, room, shared),
         figures=(
-            Figure(name="a million tokens", value=here, unit="USD", words="Of output, at the typical rent."),
-            Figure(name="at the low rent", value=float(low[at]), unit="USD"),
-            Figure(name="at the high rent", value=float(high[at]), unit="USD"),
-            Figure(name="slow mode saves", value=1 - slow / here if slow < here else 0.0 if best >= 0 else np.nan, unit="%",
+            Figure(name="a million tokens", value=cost, unit="USD", words="Of output, at the typical rent."),
+            Figure(name="at the low rent", value=float(low[index]), unit="USD"),
+            Figure(name="at the high rent", value=float(high[index]), unit="USD"),
+            Figure(name="slow mode saves", value=1 - slow / cost if slow < cost else 0.0 if best >= 0 else np.nan, unit="%",
                    words="What the batch that costs least of those that fit would save."),
             Figure(name="floor", value=floor, unit="USD", words="Blackboard: only what no batch shares, at full speed."),
             Figure(name="alone", value=float(total[0]), unit="USD", words="A million tokens of a sequence on its own."),
-            Figure(name="each user gets", value=1 / float(seconds[at]), unit="tok/s"),
+            Figure(name="each user gets", value=1 / float(seconds[index]), unit="tok/s"),
         ),
         formula=(
             f"cost = rent x chips x step / batch = {hourly}/h x {int(layout.chips)} x "
-            f"{show(float(seconds[at]), 's')} / {asked.batch:,} = {usd(here)} a million tokens",
+            f"{show(float(seconds[index]), 's')} / {inputs.batch:,} = {usd(cost)} a million tokens",
             f"floor = rent x chips x max(N_act/F, L kappa/W) = {usd(floor)} a million tokens, on {pair.chips} chips",
-            f"a batch of 1 is {speed:.3g} times as fast for {in_digits(alone)} times the price: {speed:.3g} x "
-            f"{in_digits(alone)} = {float(batch_ratio(alone, speed)):,.0f} times fewer sequences",
+            f"a batch of 1 is {speed:.3g} times as fast for {in_digits(cost_ratio)} times the price: {speed:.3g} x "
+            f"{in_digits(cost_ratio)} = {float(batch_ratio(cost_ratio, speed)):,.0f} times fewer sequences",
         ),
         notes=(f"rent: {hourly} a chip-hour, {rent.kind}, {rent.date}",) if rent.kind else (),
-        command=command("sweep", asked, options).replace("sweep", "sweep step", 1),
+        command=command("sweep", inputs, options).replace("sweep", "sweep step", 1),
         python=python(
-            f"step = {decode_call(asked, layout, batch=asked.batch, context=asked.context)}\n"
-            f"st.blackboard.cost_per_token(step, {asked.batch}, {int(layout.chips)}, {typical!r}) * 1e6"
+            f"step = {decode_call(inputs, layout, batch=inputs.batch, context=inputs.context)}\n"
+            f"st.blackboard.cost_per_token(step, {inputs.batch}, {int(layout.chips)}, {typical!r}) * 1e6"
         ),
     )  # fmt: skip
 
@@ -101,30 +108,30 @@ def _million(seconds: Array, batches: Array, chips: float, rent: float) -> Array
     return np.asarray(cost_per_token(seconds, batches, chips, rent)) * MILLION
 
 
-def _rent(asked: Asked, system: System) -> Rent:
+def _rent(inputs: Inputs, system: System) -> Rent:
     """Return what a chip rents for [USD/s], with its range where it is the system's own."""
-    if asked.rent:
-        return Rent(low=asked.rent / HOUR, typical=asked.rent / HOUR, high=asked.rent / HOUR)
+    if inputs.rent:
+        return Rent(low=inputs.rent / HOUR, typical=inputs.rent / HOUR, high=inputs.rent / HOUR)
     if not np.isfinite(float(np.asarray(system.rent.typical))):
         raise WrongField("rent", f"no rent of {system.name} is known: give one in USD an hour")
     return system.rent
 
 
-def _sentence(asked: Asked, here: float, slow: float, batch: float, room: float, shared: str) -> str:
-    words = f"With {asked.batch:,} sequences a million tokens cost {usd(here)}. "
+def _sentence(inputs: Inputs, cost: float, slow: float, batch: float, room: float, shared: str) -> str:
+    words = f"With {inputs.batch:,} sequences a million tokens cost {usd(cost)}. "
     if room < 1:
         return words + "They do not fit: the weights alone leave no room on these chips."
-    if asked.batch > room:
+    if inputs.batch > room:
         return words + f"They do not fit: memory is full at {room:,.0f} sequences, where a million cost {usd(slow)} or more."
-    if slow >= 0.98 * here:
+    if slow >= 0.98 * cost:
         return words + "A slow mode that waits for more sequences would save nothing: this is the cheapest batch that fits."
-    if slow >= 0.75 * here:
-        return words + f"Waiting for {batch:,.0f} would save {1 - slow / here:.0%}: this is already near the bottom."
+    if slow >= 0.75 * cost:
+        return words + f"Waiting for {batch:,.0f} would save {1 - slow / cost:.0%}: this is already near the bottom."
     return words + f"Waiting for {batch:,.0f} would bring that to {usd(slow)}: too few share {SHARED[shared]}."
 
 
 BOARD = Board(
-    name="cost", title="Why is a token so much cheaper in company?", order=30, section=2, asked=Asked, answer=answer,
+    name="cost", title="Why is a token so much cheaper in company?", order=30, section=2, inputs=Inputs, answer=answer,
     spoken={"system": "gb200-nvl72", "batch": 2000, "context": 1, "engine": "ideal", "rent": 2},
     today={"system": "gb300-nvl72", "batch": 1024, "context": 8192},
 )  # fmt: skip

@@ -31,27 +31,27 @@ LAYERS: Final = np.unique(np.geomspace(1, 512, 73).round())
 VALUE_BYTES: Final = 2.0  # of an activation in bf16
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """A round of ciphers, and a stack of layers."""
 
     rounds: int = slider(3, 1, ROUNDS, "round", "", "After which ciphers are compared.", step=1)
     layers: int = slider(64, 1, 512, "layers", "layers", "Of a network that is trained.", log=True)
     kept: float = slider(16, 4, 64, "a layer keeps", "x its input", "What a plain layer stores for the way back.", log=True)
-    tokens: int = slider(4096, 256, 65_536, "tokens", "tokens", "Of a micro-batch on a chip.", log=True, more=True)
-    width: int = slider(8192, 256, 32_768, "width", "values", "Of what goes from layer to layer.", log=True, more=True)
+    tokens: int = slider(4096, 256, 65_536, "tokens", "tokens", "Of a micro-batch on a chip.", log=True, is_advanced=True)
+    width: int = slider(8192, 256, 32_768, "width", "values", "Of what goes from layer to layer.", log=True, is_advanced=True)
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the share of output bits that one flipped bit flips, by round, and the activations of stacks, by depth."""
     curves = _curves()
     shares = {key: _padded(curve) for key, curve in curves.items()}
-    at = asked.rounds - 1
-    stream = float(stream_bytes(asked.tokens, asked.width, VALUE_BYTES))
-    layer = asked.kept * stream
-    depths = np.unique(np.append(LAYERS, asked.layers))
-    plain, undone = float(plain_bytes(asked.layers, layer)), float(reversible_bytes(stream, layer))
-    checks = float(_checkpointed(asked.layers, stream, layer))
-    more = float(arithmetic_ratio(2))
+    index = inputs.rounds - 1
+    stream = float(stream_bytes(inputs.tokens, inputs.width, VALUE_BYTES))
+    layer = inputs.kept * stream
+    depths = np.unique(np.append(LAYERS, inputs.layers))
+    plain, undone = float(plain_bytes(inputs.layers, layer)), float(reversible_bytes(stream, layer))
+    checks = float(_checkpointed(inputs.layers, stream, layer))
+    flop_ratio = float(arithmetic_ratio(2))
     return Answer(
         tables={
             "rounds": {"round": np.arange(1, ROUNDS + 1), **shares},
@@ -61,33 +61,33 @@ def answer(asked: Asked) -> Answer:
             },
         },
         marks={
-            "rounds": asked.rounds, "feistel": shares["feistel"][at], "layers": asked.layers, "plain": plain,
+            "rounds": inputs.rounds, "feistel": shares["feistel"][index], "layers": inputs.layers, "plain": plain,
             "reversible": undone, "times": plain / undone,
         },
-        sentence=_sentence(asked, shares, plain, undone, more),
+        sentence=_sentence(inputs, shares, plain, undone, flop_ratio),
         figures=(
             *(
-                Figure(name=f"{words} after {asked.rounds}", value=share, unit="%", words=curves[key].name)
+                Figure(name=f"{words} after {inputs.rounds}", value=share, unit="%", words=curves[key].name)
                 for key, words in (("feistel", "Feistel"), ("arx", "Speck (ARX)"), ("aes", "AES"), ("network", "network"))
-                if (share := shares[key][at]) is not None
+                if (share := shares[key][index]) is not None
             ),
             Figure(name="plain layers keep", value=plain, unit="B", words="Activations of a chip at the fullest."),
             Figure(name="with checkpoints", value=checks, unit="B", words="At the best distance, by the root of the depth."),
             Figure(name="reversible layers keep", value=undone, unit="B", words="Two streams and the layer that is undone."),
-            Figure(name="arithmetic more", value=more - 1, unit="%", words="A second forward pass: 8 N D over 6 N D."),
+            Figure(name="arithmetic more", value=flop_ratio - 1, unit="%", words="A second forward pass: 8 N D over 6 N D."),
         ),
         formula=(
             "Feistel: (x, y) -> (x, y + f(x)), undone by y = z - f(x), whatever f is",
-            f"plain: layers x {asked.kept:g} streams = {asked.layers} x {show(layer, 'B')} = {show(plain, 'B')}",
+            f"plain: layers x {inputs.kept:g} streams = {inputs.layers} x {show(layer, 'B')} = {show(plain, 'B')}",
             f"reversible: 2 streams + 1 layer = 2 x {show(stream, 'B')} + {show(layer, 'B')} = {show(undone, 'B')}",
-            f"arithmetic: (2 forward + 2) / (1 forward + 2) = {more:.3g}",
+            f"arithmetic: (2 forward + 2) / (1 forward + 2) = {flop_ratio:.3g}",
         ),
         command=f"steptime reversible mixing --samples {SAMPLES}",
         python=python(
             "from steptime.reversible.avalanche import cipher_curve\n"
             "from steptime.reversible.memory_tradeoff import plain_bytes, reversible_bytes\n\n"
-            f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{at}]\n'
-            f"plain_bytes({asked.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})"
+            f'cipher_curve("{CURVES["feistel"]}", samples={SAMPLES}).shares[{index}]\n'
+            f"plain_bytes({inputs.layers}, {layer:.0f}) / reversible_bytes({stream:.0f}, {layer:.0f})"
         ),
         notes=(f"ciphers by {SAMPLES:,} pairs of blocks each; of the network, the signs that differ after a layer",),
     )  # fmt: skip
@@ -112,9 +112,9 @@ def _checkpointed(layers: Any, stream: float, layer: float) -> Any:
     return checkpointed_bytes(layers, stream, layer, every)
 
 
-def _sentence(asked: Asked, shares: dict[str, list[float | None]], plain: float, undone: float, more: float) -> str:
-    feistel, network = shares["feistel"][asked.rounds - 1] or 0.0, shares["network"][asked.rounds - 1] or 0.0
-    after = "1 round" if asked.rounds == 1 else f"{asked.rounds} rounds"
+def _sentence(inputs: Inputs, shares: dict[str, list[float | None]], plain: float, undone: float, flop_ratio: float) -> str:
+    feistel, network = shares["feistel"][inputs.rounds - 1] or 0.0, shares["network"][inputs.rounds - 1] or 0.0
+    after = "1 round" if inputs.rounds == 1 else f"{inputs.rounds} rounds"
     words = (
         f"After {after} one flipped bit has flipped {100 * feistel:.0f} % of a Feistel cipher's bits, and "
         f"{100 * network:.0f} % of a network's signs: ciphers want half, networks keep like things alike. "
@@ -122,13 +122,13 @@ def _sentence(asked: Asked, shares: dict[str, list[float | None]], plain: float,
     if plain <= undone:
         return words + "A Feistel layer can be undone, but so few layers do not save memory by it."
     return words + (
-        f"A Feistel layer can be undone: {asked.layers} such layers keep {show(undone, 'B')} instead of {show(plain, 'B')}, "
-        f"for {100 * (more - 1):.0f} % more arithmetic."
+        f"A Feistel layer can be undone: {inputs.layers} such layers keep {show(undone, 'B')} instead of {show(plain, 'B')}, "
+        f"for {100 * (flop_ratio - 1):.0f} % more arithmetic."
     )
 
 
 BOARD = Board(
-    name="mixing", order=150, section=18, asked=Asked, answer=answer, bar=(),
+    name="mixing", order=150, section=18, inputs=Inputs, answer=answer, bar=(),
     title="What do ciphers and networks share, and what does undoing save?",
     spoken={"rounds": 3, "layers": 64, "kept": 16},
     today={"rounds": 10, "layers": 126, "kept": 34, "tokens": 8192, "width": 16_384},

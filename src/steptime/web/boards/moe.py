@@ -18,52 +18,54 @@ from steptime.scaling.scaling_laws import DOMAINS, beyond, load_law
 from steptime.units import in_digits, show
 from steptime.web.board import Answer, Board, Figure
 from steptime.web.board_inputs import Shared, choice, slider
-from steptime.web.page_subject import WrongField, subject_of
-from steptime.web.snippets import python, said
+from steptime.web.page_subject import WrongField, load_subject
+from steptime.web.snippets import python, subject_names
 
-BILLION, TRILLION, MOST = 1e9, 1e12, 1024
+BILLION, TRILLION, MAX_EXPERTS = 1e9, 1e12, 1024
 COUNTS: Final = tuple(2.0 ** (n / 2) for n in range(21))
 LAWS: Final = ("clark-s-base", "ludziejewski", "abnar")
 POINT: Final = ("krajewski", 64.0)  # a law that knows one number of experts alone
 MOST_GAIN: Final = 100.0  # beyond, a law is far outside what it was fitted to
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """Experts beside a number of active parameters, by a law, served at a batch."""
 
-    experts: int = slider(64, 1, MOST, "experts", "experts", "Of which a token passes through one.", log=True)
+    experts: int = slider(64, 1, MAX_EXPERTS, "experts", "experts", "Of which a token passes through one.", log=True)
     active: float = slider(37, 0.05, 1000, "active parameters", "billion", "That a token passes through.", log=True)
     batch: int = slider(2048, 1, 65_536, "batch", "sequences", "Sequences that decode together in a replica.", log=True)
     law: str = choice("clark-s-base", LAWS, "law", "The scaling law of experts that leads.")
-    tokens: float = slider(14.8, 0.01, 300, "training tokens", "trillion", "Of all, dense and mixed.", log=True, more=True)
+    tokens: float = slider(
+        14.8, 0.01, 300, "training tokens", "trillion", "Of all, dense and mixed.", log=True, is_advanced=True
+    )
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return mixtures over all numbers of experts by several laws, and the one that is asked."""
-    subject = subject_of(asked)
-    weights = asked.weights or "fp8"
+    subject = load_subject(inputs)
+    weights = inputs.weights or "fp8"
     if not np.isfinite(float(np.asarray(subject.system.rent.typical))):
         raise WrongField("system", f"no rent of {subject.system.name} is known, so that a token has no price")
-    active, tokens = asked.active * BILLION, asked.tokens * TRILLION
-    given: Mapping[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": asked.batch}
-    here = moe_board(active, experts=(1.0, asked.experts), law=asked.law, **given)
-    dense, row = here.rows
-    point = moe_board(active, experts=(POINT[1],), law=POINT[0], **given).rows[0]
+    active, tokens = inputs.active * BILLION, inputs.tokens * TRILLION
+    arguments: Mapping[str, Any] = {"tokens": tokens, "system": subject.system, "weights": weights, "batch": inputs.batch}
+    board = moe_board(active, experts=(1.0, inputs.experts), law=inputs.law, **arguments)
+    dense, row = board.rows
+    point = moe_board(active, experts=(POINT[1],), law=POINT[0], **arguments).rows[0]
     curves = {law: _curve(law, active, tokens) for law in LAWS}
-    sizes = curves[asked.law][1]
-    best = optimal_batch(here.balance, np.append(1.0, sizes))  # first of the dense model
-    used = np.asarray(utilisation(memory_over_compute(asked.batch, 0.0, best, np.inf)))
+    sizes = curves[inputs.law][1]
+    best = optimal_batch(board.balance, np.append(1.0, sizes))  # first of the dense model
+    used = np.asarray(utilisation(memory_over_compute(inputs.batch, 0.0, best, np.inf)))
     return Answer(
         tables={"mixtures": {
             "experts": COUNTS, "weights": sizes, "price": used[0] / used[1:], **{law: curves[law][0] for law in LAWS},
             **{f"{law}, fitted": np.where(inside, gains, np.nan) for law, (gains, _, inside) in curves.items()},
         }},
         marks={
-            "experts": asked.experts, "gain": row.gain if row.gain <= MOST_GAIN else None, "law": asked.law,
-            "names": {law: _named(law) for law in (*LAWS, POINT[0])},
+            "experts": inputs.experts, "gain": row.gain if row.gain <= MOST_GAIN else None, "law": inputs.law,
+            "names": {law: _law_label(law) for law in (*LAWS, POINT[0])},
             "other": {"law": POINT[0], "experts": POINT[1], "gain": point.gain if point.gain <= MOST_GAIN else None},
         },
-        sentence=_sentence(asked, row, price := row.usd_per_million_tokens / dense.usd_per_million_tokens),
+        sentence=_sentence(inputs, row, price := row.usd_per_million_tokens / dense.usd_per_million_tokens),
         figures=(
             Figure(name="worth a dense model of", value=row.equivalent, words="Of equal loss on equal tokens, by the law."),
             Figure(name="all parameters", value=row.total_params, words="As the law's own runs were built."),
@@ -74,16 +76,16 @@ def answer(asked: Asked) -> Answer:
             Figure(name="over that dense model", value=row.cost_over_dense, unit="x", words="Of a token, at equal loss."),
         ),
         formula=(
-            f"worth = {show(row.equivalent)} / {show(here.active)} = {row.gain:.3g} times",
-            f"sigma = N_tot / N_act = {show(row.total_params)} / {show(here.active)} = {row.sparsity:.3g}",
-            f"price = max(1, R sigma / B) / max(1, R / B) = {in_digits(price)}, R = {here.balance:,.0f}, B = {asked.batch:,}",
+            f"worth = {show(row.equivalent)} / {show(board.active)} = {row.gain:.3g} times",
+            f"sigma = N_tot / N_act = {show(row.total_params)} / {show(board.active)} = {row.sparsity:.3g}",
+            f"price = max(1, R sigma / B) / max(1, R / B) = {in_digits(price)}, R = {board.balance:,.0f}, B = {inputs.batch:,}",
         ),
-        notes=_notes(asked, here, row),
-        command=(f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {asked.experts} --batch {asked.batch} "
-                 f"--system {said(asked)[1]} --weights {weights}"),
+        notes=_notes(inputs, board, row),
+        command=(f"steptime laws --moe {active:g} --tokens {tokens:g} --experts {inputs.experts} --batch {inputs.batch} "
+                 f"--system {subject_names(inputs)[1]} --weights {weights}"),
         python=python(
-            f"st.moe_board({here.active:g}, experts=({asked.experts},), tokens={here.tokens:g}, law={asked.law!r},\n"
-            f"             system={said(asked)[1]!r}, weights={weights!r}, batch={asked.batch}).rows[0]"
+            f"st.moe_board({board.active:g}, experts=({inputs.experts},), tokens={board.tokens:g}, law={inputs.law!r},\n"
+            f"             system={subject_names(inputs)[1]!r}, weights={weights!r}, batch={inputs.batch}).rows[0]"
         ),
     )  # fmt: skip
 
@@ -93,39 +95,39 @@ def _curve(name: str, active: float, tokens: float) -> tuple[Array, Array, Array
     """Return of each number of experts the gain, all parameters over active ones, and whether the law had such runs."""
     law = load_law(name)
     every = [asked_of(law, count) or {} for count in COUNTS]
-    more = {key: np.array([one[key] for one in every]) for key in every[0]}
-    sizes = np.array([float(np.asarray(total_parameters(law, active, one))) for one in every]) / active
+    columns = {key: np.array([inputs[key] for inputs in every]) for key in every[0]}
+    sizes = np.array([float(np.asarray(total_parameters(law, active, inputs))) for inputs in every]) / active
     trained = {"tokens": tokens, "compute": TRAINING_FLOP * active * tokens} if law.kind.tokens else {}
-    inside = np.array([not beyond(law, params=active, **trained, **one) for one in every])
-    same = equivalent_dense(law, active, more.pop("experts", 1.0), tokens=tokens, **more)
+    inside = np.array([not beyond(law, params=active, **trained, **inputs) for inputs in every])
+    same = equivalent_dense(law, active, columns.pop("experts", 1.0), tokens=tokens, **columns)
     return np.where(same <= MOST_GAIN * active, same / active, np.nan), sizes, inside
 
 
-def _named(law: str) -> str:
+def _law_label(law: str) -> str:
     return f"{law.partition('-')[0].capitalize()} {load_law(law).year}"
 
 
-def _sentence(asked: Asked, row: MoeRow, price: float) -> str:
-    words = f"{asked.experts:,} experts, {show(asked.active * BILLION)} active, take {row.sparsity:.3g} times the weights "
+def _sentence(inputs: Inputs, row: MoeRow, price: float) -> str:
+    words = f"{inputs.experts:,} experts, {show(inputs.active * BILLION)} active, take {row.sparsity:.3g} times the weights "
     if not row.gain <= MOST_GAIN:
         return words + "and, by this law, are worth more than a hundredfold: far beyond what it was fitted to."
     words += f"and are worth a dense {show(row.equivalent)}, {row.gain:.3g} times as large. "
     if price <= 1.001:
-        return words + f"At {asked.batch:,} sequences they cost no more a token than the active ones alone: a pure win."
+        return words + f"At {inputs.batch:,} sequences they cost no more a token than the active ones alone: a pure win."
     verdict = "less than" if row.cost_over_dense < 0.995 else "more than" if row.cost_over_dense > 1.005 else "equal to"
-    words += f"At {asked.batch:,} sequences a token costs {in_digits(price)} times as much, {verdict} that dense model's; "
+    words += f"At {inputs.batch:,} sequences a token costs {in_digits(price)} times as much, {verdict} that dense model's; "
     return words + (f"from {row.optimal_batch:,.0f} sequences on the extra weights cost nothing.")  # fmt: skip
 
 
-def _notes(asked: Asked, here: MoeBoard, row: MoeRow) -> tuple[str, ...]:
-    told = [f"{_named(asked.law)} was fitted to {here.fitted[asked.law]}"]
-    told += [f"its {DOMAINS[name]} here lie {far:,.3g} times outside those runs" for name, far in row.beyond.items()]
-    told += [f"by this law experts no longer help from {show(size)} active parameters on" for size in here.vanishing.values()]
-    return (*told, "dotted: outside the runs that a law was fitted to")
+def _notes(inputs: Inputs, board: MoeBoard, row: MoeRow) -> tuple[str, ...]:
+    notes = [f"{_law_label(inputs.law)} was fitted to {board.fitted[inputs.law]}"]
+    notes += [f"its {DOMAINS[name]} here lie {far:,.3g} times outside those runs" for name, far in row.beyond.items()]
+    notes += [f"by this law experts no longer help from {show(size)} active parameters on" for size in board.vanishing.values()]
+    return (*notes, "dotted: outside the runs that a law was fitted to")
 
 
 BOARD = Board(
-    name="moe", title="How much model do more experts buy?", order=130, section=6, asked=Asked, answer=answer,
+    name="moe", title="How much model do more experts buy?", order=130, section=6, inputs=Inputs, answer=answer,
     spoken={"system": "gb200-nvl72", "experts": 64, "active": 0.37, "tokens": 0.13, "batch": 2000},
     today={"system": "gb300-nvl72", "experts": 256, "active": 37, "tokens": 14.8, "batch": 8192, "law": "ludziejewski"},
     bar=("system", "weights"),

@@ -8,7 +8,16 @@ from steptime.planning.plan_result import Plan, Point
 from steptime.units import counted, show
 from steptime.web.board import Answer, Board, Figure
 from steptime.web.board_inputs import Shared, coarse, slider
-from steptime.web.plan_cache import Wanted, answered, bars_of, chips_of, price_of, priced, python_of, same_but_speed
+from steptime.web.plan_cache import (
+    PlanSpec,
+    answered,
+    chip_roles,
+    cost_and_unit,
+    plan_call,
+    priced,
+    resource_bars,
+    same_but_speed,
+)
 from steptime.web.snippets import command, loaded, python
 
 ROLES = {"prefill": "read prompts", "decode": "write answers", "serve": "do both"}
@@ -16,56 +25,59 @@ ROLES = {"prefill": "read prompts", "decode": "write answers", "serve": "do both
 WORK = {"prefill": "pass"}
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """Requests, and the limits that they are served within."""
 
     speed: float = slider(50, 2, 1000, "speed of each user", "tok/s", "At least so fast does each user read.", log=True)
     ttft: float = slider(2, 0.05, 60, "first token within", "s", "Longest mean time to the first token.", log=True)
     prompt: int = slider(8192, 16, 262_144, "prompt", "tokens", "Tokens of a prompt.", log=True)
     output: int = slider(1024, 1, 65_536, "answer", "tokens", "Tokens of an answer.", log=True)
-    chips: int = slider(0, 0, 144, "chips", "chips", "Chips that are rented; 0: one scale-up domain.", more=True, step=1)
+    chips: int = slider(0, 0, 144, "chips", "chips", "Chips that are rented; 0: one scale-up domain.", is_advanced=True, step=1)
     coarse: bool = coarse()
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the plan; while a slider moves, a point of a front that is known already."""
-    wanted = Wanted(prompt=asked.prompt, output=asked.output, speed=asked.speed, ttft=asked.ttft, chips=asked.chips)
-    found, point, rough = answered(asked, wanted, rough=asked.coarse)
-    plan = found.plan
+    spec = PlanSpec(prompt=inputs.prompt, output=inputs.output, speed=inputs.speed, ttft=inputs.ttft, chips=inputs.chips)
+    outcome, point, rough = answered(inputs, spec, rough=inputs.coarse)
+    plan = outcome.plan
     front = plan.front if plan else ()
-    costs = [price_of(one)[0] for one in front]
-    cost, unit = price_of(point) if point else (max(costs, default=math.nan), price_of(front[0])[1] if front else "USD")
+    costs = [cost_and_unit(option)[0] for option in front]
+    cost, unit = (
+        cost_and_unit(point) if point else (max(costs, default=math.nan), cost_and_unit(front[0])[1] if front else "USD")
+    )
     sure = plan.cost_range if plan and point and not rough and unit == "USD" else None
     if plan is None:
-        sentence = f"Nothing serves this here: {found.reason}."
+        sentence = f"Nothing serves this here: {outcome.reason}."
     elif point is None:
-        sentence = f"Nothing keeps these limits: {plan.reason or f'nothing here gives each user {asked.speed:g} tok/s'}."
+        sentence = f"Nothing keeps these limits: {plan.reason or f'nothing here gives each user {inputs.speed:g} tok/s'}."
     else:
-        sentence = _sentence(asked, plan, point, rough=rough)
-    if rough and not same_but_speed(found.wanted, wanted):
+        sentence = _sentence(inputs, plan, point, rough=rough)
+    if rough and not same_but_speed(outcome.spec, spec):
         sentence = (
-            f"Of the last plan, for prompts of {found.wanted.prompt:,} and answers of {found.wanted.output:,} tokens: "
+            f"Of the last plan, for prompts of {outcome.spec.prompt:,} and answers of {outcome.spec.output:,} tokens: "
             + sentence
         )
-    options = {"--input": asked.prompt, "--output": asked.output, "--speed": asked.speed, "--ttft": asked.ttft}
+    options = {"--input": inputs.prompt, "--output": inputs.output, "--speed": inputs.speed, "--ttft": inputs.ttft}
     return Answer(
         tables={
             "front": {
-                "speed": [one.tokens_per_second_per_user for one in front], "cost": costs, "ttft": [one.ttft for one in front],
-                "layout": [one.layout_text for one in front], "batch": [one.batch for one in front],
+                "speed": [option.tokens_per_second_per_user for option in front], "cost": costs,
+                "ttft": [option.ttft for option in front],
+                "layout": [option.layout_text for option in front], "batch": [option.batch for option in front],
             },
-            "bars": bars_of(plan), "chips": chips_of(plan),
+            "bars": resource_bars(plan), "chips": chip_roles(plan),
         },
         marks={
-            "limit": asked.speed, "x": point.tokens_per_second_per_user if point else asked.speed, "y": cost, "unit": unit,
+            "limit": inputs.speed, "x": point.tokens_per_second_per_user if point else inputs.speed, "y": cost, "unit": unit,
             "low": sure[0] if sure else None, "high": sure[1] if sure else None, "feasible": point is not None, "rough": rough,
         },
         sentence=sentence.replace("..", "."),
         figures=_figures(plan, point, cost, unit, sure) if plan and point else (),
         formula=_formula(plan, point, cost, unit) if plan and point and not rough else (),
         notes=() if rough or plan is None else plan.warnings,
-        command=command("plan", asked, {**options, "--chips": asked.chips or None}),
-        python=python(python_of("plan", ", ".join(loaded(asked)), wanted, asked.engine)),
+        command=command("plan", inputs, {**options, "--chips": inputs.chips or None}),
+        python=python(plan_call("plan", ", ".join(loaded(inputs)), spec, inputs.engine)),
     )  # fmt: skip
 
 
@@ -89,21 +101,21 @@ def _formula(plan: Plan, point: Point, cost: float, unit: str) -> tuple[str, ...
     return (
         f"cost = rent / output = {rent} / ({output}) = {priced(cost, unit)} a million",
         *(
-            f"{one.role}: {counted(int(one.layout.replicas), 'replica')} of {counted(int(one.layout.chips), 'chip')}, "
-            f"batch {one.batch:,.0f}, {WORK.get(one.role, 'step that only decodes')} {show(float(one.step.total), 's')}"
-            for one in plan.pools
+            f"{pool.role}: {counted(int(pool.layout.replicas), 'replica')} of {counted(int(pool.layout.chips), 'chip')}, "
+            f"batch {pool.batch:,.0f}, {WORK.get(pool.role, 'step that only decodes')} {show(float(pool.step.total), 's')}"
+            for pool in plan.pools
         ),
         f"a token in the mean, with steps that read prompts too: {show(plan.tpot, 's')}",
         f"layout: {plan.layout_text}",
     )
 
 
-def _sentence(asked: Asked, plan: Plan, point: Point, *, rough: bool) -> str:
-    cost = priced(*price_of(point))
-    words = f"{asked.speed:g} tokens a second for each user cost {cost} a million on {counted(plan.chips, 'chip')}"
+def _sentence(inputs: Inputs, plan: Plan, point: Point, *, rough: bool) -> str:
+    cost = priced(*cost_and_unit(point))
+    words = f"{inputs.speed:g} tokens a second for each user cost {cost} a million on {counted(plan.chips, 'chip')}"
     if rough:
         return f"About {words}."
-    pools = ", ".join(f"{one.chips} {ROLES[one.role]}" for one in plan.pools)
+    pools = ", ".join(f"{pool.chips} {ROLES[pool.role]}" for pool in plan.pools)
     return f"{words}: {pools}. {plan.why}"
 
 
@@ -112,7 +124,7 @@ BOARD = Board(
     title="What is the cheapest way to serve it?",
     order=50,
     section=7,
-    asked=Asked,
+    inputs=Inputs,
     answer=answer,
     spoken={"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72", "engine": "ideal", "speed": 50, "ttft": 60},
     today={"model": "deepseek-ai/DeepSeek-V3", "system": "gb300-nvl72", "speed": 50, "ttft": 2},

@@ -22,37 +22,44 @@ BOXES: Final = ("device", "kind", "chunk", "micro", "back", "start", "end")
 FORWARD: Final = 1.0  # the unit of time: a device's forward pass of one micro-batch
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """A schedule of stages and micro-batches."""
 
     schedule: str = choice("1f1b", NAMES, "schedule", "In which order devices go forward and backward.")
     stages: int = slider(4, 2, 16, "stages", "devices", "Devices of the pipeline, each with a part of the layers.", step=1)
     microbatches: int = slider(8, 1, 32, "micro-batches", "", "Parts of the batch of a step.", step=1)
-    virtual: int = slider(2, 2, 4, "virtual stages", "a device", "Of interleaved alone.", more=True, step=1)
-    backward: float = slider(2, 1, 4, "backward pass", "forward passes", "How long it takes.", more=True)
-    weight_share: float = slider(0.5, 0, 0.9, "of it for weights", "", "Share that makes gradients of weights.", more=True)
+    virtual: int = slider(2, 2, 4, "virtual stages", "a device", "Of interleaved alone.", is_advanced=True, step=1)
+    backward: float = slider(2, 1, 4, "backward pass", "forward passes", "How long it takes.", is_advanced=True)
+    weight_share: float = slider(
+        0.5, 0, 0.9, "of it for weights", "", "Share that makes gradients of weights.", is_advanced=True
+    )
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the intervals of a step, its idle time and what it holds, by the walk and by closed forms."""
-    chosen = schedule_named(asked.schedule)
-    p, m, v = asked.stages, asked.microbatches, chosen.virtual or asked.virtual
-    f, b, w = FORWARD, asked.backward, asked.weight_share * asked.backward
-    others = [one for one in map(schedule_named, NAMES) if bool(one.legal(p, m, one.virtual or asked.virtual))]
-    points = [_point(one, p, m, asked.virtual, f, b, w) for one in others]
+    schedule = schedule_named(inputs.schedule)
+    p, m, v = inputs.stages, inputs.microbatches, schedule.virtual or inputs.virtual
+    f, b, w = FORWARD, inputs.backward, inputs.weight_share * inputs.backward
+    schedules = [
+        candidate
+        for candidate in map(schedule_named, NAMES)
+        if bool(candidate.legal(p, m, candidate.virtual or inputs.virtual))
+    ]
+    points = [_point(candidate, p, m, inputs.virtual, f, b, w) for candidate in schedules]
     table = {
-        "name": [one.name for one in others], "idle": [one[0] for one in points], "in_flight": [one[1] for one in points],
-        "copies": [one.copies for one in others],
+        "name": [candidate.name for candidate in schedules], "idle": [point[0] for point in points],
+        "in_flight": [point[1] for point in points],
+        "copies": [candidate.copies for candidate in schedules],
     }  # fmt: skip
-    given = {"devices": p, "chosen": chosen.name}
+    base_marks = {"devices": p, "chosen": schedule.name}
     try:
-        order = chosen.order(p, m, v)
+        order = schedule.order(p, m, v)
     except InputError as error:
-        return _none(f"{error}.", table, given, _command(asked, chosen, v), _python(chosen, p, m, v, f, b, w))
+        return _none(f"{error}.", table, base_marks, _command(inputs, schedule, v), _python(schedule, p, m, v, f, b, w))
     done = timeline(simulate_step(order, f / v, b / v, w / v))
     idle, total = float(done.idle.max()), done.total
-    closed = float(chosen.idle(p, m, v, f, b, w) + chosen.stagger(p, v, f, b, w))
-    held, holds = float(done.in_flight.max()), float(np.max(chosen.in_flight(p, m, v)))
+    closed = float(schedule.idle(p, m, v, f, b, w) + schedule.stagger(p, v, f, b, w))
+    peak, holds = float(done.in_flight.max()), float(np.max(schedule.in_flight(p, m, v)))
     gpipe = float(bubble_fraction(p, m))
     return Answer(
         tables={
@@ -64,77 +71,77 @@ def answer(asked: Asked) -> Answer:
             "kinds": {"kind": list(done.kinds), "words": [KIND_NAMES[KINDS.index(kind)] for kind in done.kinds]},
             "schedules": table,
         },
-        marks={"total": total, "idle": idle, "share": idle / total, "held": held, **given},
-        sentence=_sentence(chosen, idle, total, held, gpipe),
+        marks={"total": total, "idle": idle, "share": idle / total, "held": peak, **base_marks},
+        sentence=_sentence(schedule, idle, total, peak, gpipe),
         figures=(
             Figure(name="step", value=total, unit="forward passes", words="Of one device for one micro-batch."),
             Figure(name="idle, walked", value=idle, unit="forward passes", words="Of the device that waits longest."),
-            Figure(name="idle, closed form", value=closed, unit="forward passes", words=chosen.source),
+            Figure(name="idle, closed form", value=closed, unit="forward passes", words=schedule.source),
             Figure(name="idle share", value=idle / total, unit="%"),
             Figure(name="GPipe's (P-1)/(M+P-1)", value=gpipe, unit="%", words="As the lecture has it."),
-            Figure(name="held at once, walked", value=held, unit="micro-batches", words="Activations of the fullest device."),
+            Figure(name="held at once, walked", value=peak, unit="micro-batches", words="Activations of the fullest device."),
             Figure(name="held, closed form", value=holds, unit="micro-batches"),
-            Figure(name="copies of the weights", value=chosen.copies),
+            Figure(name="copies of the weights", value=schedule.copies),
         ),
         formula=(
             f"step = M (f + b) + idle = {m} x ({f:g} + {b:g}) + {in_digits(total - m * (f + b))} = {in_digits(total)}",
             f"idle share = {in_digits(idle)} / {in_digits(total)} = {100 * idle / total:.1f} %",
             f"GPipe: (P - 1) / (M + P - 1) = {p - 1} / {m + p - 1} = {100 * gpipe:.1f} %",
         ),
-        command=_command(asked, chosen, v),
-        python=_python(chosen, p, m, v, f, b, w),
+        command=_command(inputs, schedule, v),
+        python=_python(schedule, p, m, v, f, b, w),
         notes=("the command walks the same schedule for a real model, whose passes take times of their own",),
     )  # fmt: skip
 
 
-def _point(one: Schedule, p: int, m: int, virtual: int, f: float, b: float, w: float) -> tuple[float, float]:
+def _point(schedule: Schedule, p: int, m: int, virtual: int, f: float, b: float, w: float) -> tuple[float, float]:
     """Return the share of a step in which devices wait, and what is held at once, by the closed forms of a schedule."""
-    v = one.virtual or virtual
-    step = float(one.step(p, m, v, f, b, w))
-    return 1 - m * (f + b) / step, float(np.max(one.in_flight(p, m, v)))
+    v = schedule.virtual or virtual
+    step = float(schedule.step(p, m, v, f, b, w))
+    return 1 - m * (f + b) / step, float(np.max(schedule.in_flight(p, m, v)))
 
 
-def _none(why: str, table: dict[str, Any], given: dict[str, Any], command: str, code: str) -> Answer:
+def _none(why: str, table: dict[str, Any], base_marks: dict[str, Any], command: str, code: str) -> Answer:
     """Return what is left where a schedule cannot run: the others."""
     empty: dict[str, Any] = {"boxes": dict.fromkeys(BOXES, ()), "kinds": {"kind": (), "words": ()}, "schedules": table}
-    marks = {"total": None, "idle": None, "share": None, "held": None, **given}
+    marks = {"total": None, "idle": None, "share": None, "held": None, **base_marks}
     return Answer(tables=empty, marks=marks, sentence=why[0].upper() + why[1:], command=command, python=code)
 
 
-def _command(asked: Asked, chosen: Schedule, v: int) -> str:
-    more = f" --vpp {v}" if v > 1 else ""
-    model = "llama-3-8b" if asked.stages * max(v, 1) <= 32 else "llama-3.1-405b"
+def _command(inputs: Inputs, schedule: Schedule, v: int) -> str:
+    vpp_option = f" --vpp {v}" if v > 1 else ""
+    model = "llama-3-8b" if inputs.stages * max(v, 1) <= 32 else "llama-3.1-405b"
     return (
-        f"steptime train {model} hgx-h100 --engine typical --chips {8 * asked.stages} --tp 8 --pp {asked.stages}{more} "
-        f"--batch {asked.microbatches} --micro-batch 1 --schedule {chosen.name}"
+        f"steptime train {model} hgx-h100 --engine typical --chips {8 * inputs.stages} --tp 8 --pp {inputs.stages}{vpp_option} "
+        f"--batch {inputs.microbatches} --micro-batch 1 --schedule {schedule.name}"
     )
 
 
-def _python(chosen: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> str:
+def _python(schedule: Schedule, p: int, m: int, v: int, f: float, b: float, w: float) -> str:
     return python(
         "from steptime.training.schedules.schedule import schedule_named\n"
         "from steptime.training.pipeline_simulator import simulate_step\n\n"
-        f'order = schedule_named("{chosen.name}").order({p}, {m}, {v})\n'
+        f'order = schedule_named("{schedule.name}").order({p}, {m}, {v})\n'
         f"done = simulate_step(order, {f / v:g}, {b / v:g}, {w / v:g})\n"
         "float(done.total), float(done.idle.max()), float(done.in_flight.max())"
     )
 
 
-def _sentence(chosen: Schedule, idle: float, total: float, held: float, gpipe: float) -> str:
+def _sentence(schedule: Schedule, idle: float, total: float, peak: float, gpipe: float) -> str:
     share = idle / total
     words = (
         f"A step takes as long as {in_digits(total)} forward passes. The device that waits longest is idle for "
-        f"{in_digits(idle)} of them, {100 * share:.0f} %; the fullest holds activations of {in_digits(held)} micro-batches. "
+        f"{in_digits(idle)} of them, {100 * share:.0f} %; the fullest holds activations of {in_digits(peak)} micro-batches. "
     )
     if share > 0.25:
         return words + "More micro-batches make the gap a smaller share, but a larger batch learns less from each token."
-    if chosen.name in ("gpipe", "1f1b"):
+    if schedule.name in ("gpipe", "1f1b"):
         return words + "The gap is the same for GPipe and 1F1B; 1F1B lets go of activations sooner."
     return words + f"GPipe waits {100 * gpipe:.0f} % of the same step."
 
 
 BOARD = Board(
-    name="schedule", order=90, section=10, asked=Asked, answer=answer, bar=(),
+    name="schedule", order=90, section=10, inputs=Inputs, answer=answer, bar=(),
     title="Who waits for whom when layers are spread over machines?",
     spoken={"schedule": "gpipe", "stages": 4, "microbatches": 4},
     today={"schedule": "dualpipe", "stages": 8, "microbatches": 20},

@@ -18,22 +18,22 @@ from steptime.physics.uncertainty import step_and_range
 from steptime.svg import NAMED, PARTS, in_colours
 from steptime.units import counted, in_digits, show
 from steptime.web.board import Answer, Board, Figure
-from steptime.web.board_inputs import Shared, bar_of, slider
-from steptime.web.board_layout import layout_of
-from steptime.web.board_steps import decode_call, layout_options, sum_of
-from steptime.web.page_subject import subject_of
+from steptime.web.board_inputs import Shared, bar_inputs, slider
+from steptime.web.board_layout import single_stage_layout
+from steptime.web.board_steps import decode_call, layout_options, show_step_sum
+from steptime.web.page_subject import load_subject
 from steptime.web.snippets import command, python
 
 POINTS = 65
-MOST = 65_536
+MAX_BATCH = 65_536
 
 
-class Asked(Shared):
+class Inputs(Shared):
     """A batch at a context on some chips."""
 
-    batch: int = slider(256, 1, MOST, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
+    batch: int = slider(256, 1, MAX_BATCH, "batch", "sequences", "Sequences that decode at once in one replica.", log=True)
     context: int = slider(8192, 1, 4_194_304, "context", "tokens", "Tokens of context of each sequence.", log=True)
-    chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", more=True, step=1)
+    chips: int = slider(0, 0, 1024, "chips", "chips", "Chips of the replica; 0: the scale-up domain.", is_advanced=True, step=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,56 +47,56 @@ class Curve:
 
 
 @lru_cache(maxsize=256)
-def curve_of(shared: Shared, context: int, chips: int) -> Curve:
+def step_curve(shared: Shared, context: int, chips: int) -> Curve:
     """Return the curve at a context."""
-    subject = subject_of(shared)
+    subject = load_subject(shared)
     model, system, engine = subject.model, subject.system, subject.engine
-    layout, batches = layout_of(shared, chips), np.geomspace(1, MOST, POINTS)
-    found = decode_step(model, system, batch=batches, context=context, layout=layout, engine=engine)
+    layout, batches = single_stage_layout(shared, chips), np.geomspace(1, MAX_BATCH, POINTS)
+    decode_steps = decode_step(model, system, batch=batches, context=context, layout=layout, engine=engine)
     room = float(sequences_that_fit(model, system, context=context, layout=layout, engine=engine))
-    bounds = {"total": found.total, "lower": found.lower, "upper": found.upper}
-    steps = {"batch": batches, **in_colours(found.resources, np.shape(batches)), **bounds}
+    bounds = {"total": decode_steps.total, "lower": decode_steps.lower, "upper": decode_steps.upper}
+    steps = {"batch": batches, **in_colours(decode_steps.resources, np.shape(batches)), **bounds}
     return Curve(steps, layout, pair_of(model, system, context=context), max(room, 0.0))
 
 
-def answer(asked: Asked) -> Answer:
+def answer(inputs: Inputs) -> Answer:
     """Return the step over all batches, and at the one that is asked."""
-    subject = subject_of(asked)
-    curve = curve_of(bar_of(asked), asked.context, asked.chips)
+    subject = load_subject(inputs)
+    curve = step_curve(bar_inputs(inputs), inputs.context, inputs.chips)
     layout, pair, room = curve.layout, curve.pair, curve.room
-    given: dict[str, Any] = {"batch": asked.batch, "context": asked.context, "layout": layout, "engine": subject.engine}
-    step, limits = step_and_range(subject.model, subject.system, **given)
+    arguments: dict[str, Any] = {"batch": inputs.batch, "context": inputs.context, "layout": layout, "engine": subject.engine}
+    step, limits = step_and_range(subject.model, subject.system, **arguments)
     total = float(step.total)
     low, high = (float(np.ravel(end)[0]) for end in limits) if limits else (total, total)
     parts = {name: float(seconds) for name, seconds in in_colours(step.resources).items()}
-    best, fits = pair.balance * pair.sparsity, asked.batch <= room
-    options = {"--batch": asked.batch, "--context": asked.context, **layout_options(layout)}
+    best, fits = pair.balance * pair.sparsity, inputs.batch <= room
+    options = {"--batch": inputs.batch, "--context": inputs.context, **layout_options(layout)}
     return Answer(
         tables={"steps": curve.steps},
         marks={
-            "batch": asked.batch, "total": total, "low": low, "high": high, "room": room if np.isfinite(room) else None,
-            "best_batch": best if best <= MOST else None, "floor": pair.floor,
+            "batch": inputs.batch, "total": total, "low": low, "high": high, "room": room if np.isfinite(room) else None,
+            "best_batch": best if best <= MAX_BATCH else None, "floor": pair.floor,
         },
-        sentence=_sentence(asked, total, parts, fits=fits),
+        sentence=_sentence(inputs, total, parts, fits=fits),
         figures=(
             Figure(name="step", value=total, unit="s", words="Time of one decode step of the full model."),
             Figure(name="90 % low", value=low, unit="s"),
             Figure(name="90 % high", value=high, unit="s"),
             Figure(name="each user gets", value=1 / total, unit="tok/s"),
-            Figure(name="all of them", value=asked.batch / total, unit="tok/s"),
+            Figure(name="all of them", value=inputs.batch / total, unit="tok/s"),
             Figure(name="B*", value=best, unit="sequences", words="Balance of the machine times the model's sparsity."),
             Figure(name="floor", value=pair.floor, unit="s", words="The board's: every weight read once by the whole domain."),
             Figure(name="memory is full at", value=room, unit="sequences"),
         ),
         formula=(
-            sum_of(parts, total),
+            show_step_sum(parts, total),
             f"B* = R x N_tot/N_act = {pair.balance:,.0f} x {pair.sparsity:.3g} = {best:,.0f} sequences",
             f"floor = b_w N_tot / W = {show(pair.bytes_of_weight * pair.total, 'B')} / {show(pair.bandwidth, 'B/s')} "
             f"= {show(pair.floor, 's')} on {pair.chips} chips",
         ),
-        command=command("step", asked, options),
-        python=python(decode_call(asked, layout, batch=asked.batch, context=asked.context)),
-        notes=tuple(_notes(asked, subject.model, pair, int(layout.chips), total, fits=fits)),
+        command=command("step", inputs, options),
+        python=python(decode_call(inputs, layout, batch=inputs.batch, context=inputs.context)),
+        notes=tuple(_notes(inputs, subject.model, pair, int(layout.chips), total, fits=fits)),
     )  # fmt: skip
 
 
@@ -109,26 +109,28 @@ SHARED: Final = {  # what a larger batch shares, by what takes most
 }
 
 
-def _sentence(asked: Asked, total: float, parts: dict[str, float], *, fits: bool) -> str:
-    most = max(PARTS, key=lambda name: parts[name])
-    others = [name for name in sorted(PARTS, key=lambda name: -parts[name]) if name != most and parts[name] > 0.02 * total]
-    listed = ", ".join(f"{NAMED[name]} {show(parts[name], 's')}" for name in (most, *others))
+def _sentence(inputs: Inputs, total: float, parts: dict[str, float], *, fits: bool) -> str:
+    longest = max(PARTS, key=lambda name: parts[name])
+    other_parts = [
+        name for name in sorted(PARTS, key=lambda name: -parts[name]) if name != longest and parts[name] > 0.02 * total
+    ]
+    listed = ", ".join(f"{NAMED[name]} {show(parts[name], 's')}" for name in (longest, *other_parts))
     words = (
-        f"{counted(asked.batch, 'sequence')} take{'s' if asked.batch == 1 else ''} a step of {show(total, 's')}, "
-        f"{in_digits(1 / total)} tokens a second for each: {listed}. {SHARED[most]}"
+        f"{counted(inputs.batch, 'sequence')} take{'s' if inputs.batch == 1 else ''} a step of {show(total, 's')}, "
+        f"{in_digits(1 / total)} tokens a second for each: {listed}. {SHARED[longest]}"
     )
     return words if fits else words + " They do not fit the memory of these chips."
 
 
-def _notes(asked: Asked, model: Model, pair: Pair, chips: int, total: float, *, fits: bool) -> Iterator[str]:
+def _notes(inputs: Inputs, model: Model, pair: Pair, chips: int, total: float, *, fits: bool) -> Iterator[str]:
     if not fits:
-        yield f"the weights and {counted(asked.batch, 'cache')} do not fit these chips"
+        yield f"the weights and {counted(inputs.batch, 'cache')} do not fit these chips"
     if chips != pair.chips:
         yield f"B* and the floor are of the {counted(pair.chips, 'chip')} that the system joins, the curves of {chips}"
     elif total < pair.floor:
         yield "the board's floor reads every weight; a small batch reads its own experts alone, and no whole embedding table"
-    if asked.context > model.max_context:
-        yield f"a context of {asked.context:,} tokens exceeds the {model.max_context:,.0f} of the model"
+    if inputs.context > model.max_context:
+        yield f"a context of {inputs.context:,} tokens exceeds the {model.max_context:,.0f} of the model"
 
 
 BOARD = Board(
@@ -136,7 +138,7 @@ BOARD = Board(
     title="Why can a token not be faster?",
     order=10,
     section=1,
-    asked=Asked,
+    inputs=Inputs,
     answer=answer,
     spoken={"model": "deepseek-ai/DeepSeek-V3", "system": "gb200-nvl72", "batch": 2000, "context": 1, "engine": "ideal"},
     today={"model": "deepseek-ai/DeepSeek-V3", "system": "gb300-nvl72", "batch": 1024, "context": 8192},
